@@ -1,0 +1,127 @@
+"""How frames move between a broker and its peers: the interface, and endpoint syntax.
+
+Vocabulary only; `zmq_transport.py` and `memory_transport.py` implement it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+from envbus.bus.errors import ConfigError
+
+__all__ = ["Buffer", "Frames", "PeerTransport", "RouterTransport", "check_endpoint", "is_local"]
+
+#: One frame: bytes, or anything with the buffer protocol (a memoryview, a `zmq.Frame`).
+Buffer: TypeAlias = Any
+#: Header, payload, then the raw buffers.
+Frames: TypeAlias = Sequence[Buffer]
+
+
+class RouterTransport(Protocol):
+    """The broker's side: one socket, many peers. Used by one thread only."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """What peers connect to."""
+        ...
+
+    def send(self, peer: bytes, frames: Frames) -> None:
+        """Queue `frames` for `peer`; never blocks.
+
+        Raises:
+            UnknownPeerError: No such peer is connected.
+            QueueFullError: The queue to that peer is full.
+            ClosedError: The transport was closed.
+        """
+        ...
+
+    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+        """Return the next message and who sent it, or None if there is none now."""
+        ...
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
+        ...
+
+    def watch(self, fd: int) -> None:
+        """Let `wait` also return when `fd` is readable or hung up."""
+        ...
+
+    def unwatch(self, fd: int) -> None:
+        """Forget `fd`; no error if it was not watched."""
+        ...
+
+    def close(self) -> None:
+        """Close the socket, giving unsent messages a bounded time. Idempotent."""
+        ...
+
+
+class PeerTransport(Protocol):
+    """A peer's side: one socket to one broker. Used by one thread only."""
+
+    @property
+    def identity(self) -> bytes:
+        """Routing id of this life of the peer."""
+        ...
+
+    def send(self, frames: Frames) -> None:
+        """Queue `frames` for the broker; never blocks.
+
+        Raises:
+            QueueFullError: The queue is full: the broker does not read.
+            ClosedError: The transport was closed.
+        """
+        ...
+
+    def receive(self, timeout: float) -> list[Buffer] | None:
+        """Return the next message, or None after `timeout` seconds."""
+        ...
+
+    def close(self) -> None:
+        """Close the socket, giving unsent messages a bounded time. Idempotent."""
+        ...
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether only this host can reach `endpoint`: ipc, inproc or a loopback address.
+
+    Raises:
+        ConfigError: The endpoint's syntax is unknown.
+    """
+    scheme, separator, address = endpoint.partition("://")
+    if not separator or not address or scheme not in ("ipc", "tcp", "inproc"):
+        raise ConfigError(
+            f"endpoint {endpoint!r} is not understood; use 'ipc:///path' or 'tcp://host:port'"
+        )
+    if scheme != "tcp":
+        return True
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not (port == "*" or port.isdigit()):
+        raise ConfigError(f"endpoint {endpoint!r} has no port; use 'tcp://host:port' or ':*'")
+    host = host.strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a host name or `*`: assume that others can reach it
+
+
+def check_endpoint(endpoint: str, *, encrypted: bool, insecure: bool) -> None:
+    """Refuse to bind wider than this host without keys, unless asked for by name.
+
+    Args:
+        endpoint: What is to be bound.
+        encrypted: Whether CURVE keys are set.
+        insecure: Whether the caller accepts that anybody who reaches it may join.
+
+    Raises:
+        ConfigError: The syntax is wrong, or the bind is wide and neither flag is set.
+    """
+    if not is_local(endpoint) and not encrypted and not insecure:
+        raise ConfigError(
+            f"binding {endpoint} lets other hosts join without a key; pass CURVE keys, "
+            "bind to 127.0.0.1 instead, or say insecure=True"
+        )
