@@ -1,0 +1,120 @@
+# envbus: everything from a fresh clone, on a machine with Python >= 3.10 (with pip) and make.
+#
+#   make run                      the main job, on 64 CartPole envs
+#   make test                     lint, type check, tests
+#   make PYTHON=python3.12 run    with another interpreter
+#
+# Paths below are relative, so the clone may stand in any folder, also one with spaces.
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint typing format bench clean install-run install-test install-bench
+
+# Interpreter to make .venv with; empty: the first suitable one found.
+PYTHON ?=
+# More arguments for pytest, `make test PYTEST_ARGS="-k arena"`, and for `envbus bench`.
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := bus actors runner bench
+
+# Settings of the surrounding shell that would send pip or Python to other places.
+unexport PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+export PIP_USER := 0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# Makes .venv if it is missing, broken, made elsewhere (an environment cannot be moved), or made
+# with another interpreter than PYTHON asks for. Python without ensurepip (Debian without
+# python3-venv) gets its pip from the pip that is there.
+define make_venv
+	@set -e; \
+	identity='import os, sys; print(os.getcwd(), sys.version)'; \
+	if [ -x $(BIN)/python ] && [ -f $(VENV)/.identity ] \
+	    && have="$$($(BIN)/python -c "$$identity" 2>/dev/null)" \
+	    && [ "$$have" = "$$(cat $(VENV)/.identity)" ] \
+	    && { [ -z "$(PYTHON)" ] || [ "$$have" = "$$("$(PYTHON)" -c "$$identity")" ]; }; \
+	then exit 0; fi; \
+	enough='import sys; sys.exit(sys.version_info < (3, 10))'; \
+	python=''; \
+	for candidate in $(if $(PYTHON),"$(PYTHON)",python3 python python3.13 python3.12 python3.11 \
+	    python3.10); do \
+	  if "$$candidate" -c "$$enough" >/dev/null 2>&1; then python="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "envbus needs Python 3.10 or newer$(if $(PYTHON), and $(PYTHON) is not);" \
+	    "name one: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; \
+	  exit 1; \
+	fi; \
+	echo "Creating $(VENV) with $$("$$python" -V)"; \
+	rm -rf $(VENV); \
+	if ! "$$python" -m venv $(VENV) >/dev/null 2>&1; then \
+	  rm -rf $(VENV); \
+	  if ! { "$$python" -m venv --without-pip $(VENV) && "$$python" -m pip install -qq \
+	      --target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	      pip; }; \
+	  then \
+	    rm -rf $(VENV); \
+	    echo "Cannot make a virtual environment with $$python: it has neither ensurepip nor pip." \
+	      "On Debian and Ubuntu: apt install python3-venv" >&2; \
+	    exit 1; \
+	  fi; \
+	fi; \
+	$(BIN)/python -c "$$identity" > $(VENV)/.identity
+endef
+
+# $(call install,NAME,WHAT): installs unless it was done with this very pyproject.toml.
+define install
+	@set -e; \
+	if ! cmp -s pyproject.toml $(VENV)/.installed-$(1); then \
+	  echo "Installing envbus$(if $(filter-out .,$(2)), with $(2)) into $(VENV)"; \
+	  $(BIN)/python -m pip install -qq --editable '$(2)'; \
+	  cp pyproject.toml $(VENV)/.installed-$(1); \
+	fi
+endef
+
+help: ## List the targets.
+	@echo "envbus: make TARGET [PYTHON=python3.12]"
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
+
+run: install-run ## The main job: 64 CartPole envs, one actor killed on the way.
+	@$(BIN)/python -m envbus.runner.cli run CartPole-v1 --num-envs 64 --seconds 5 \
+	  --kill-one --compare
+
+test: lint ## Install, lint, type-check and run the tests.
+	@$(BIN)/python -m pytest --no-header $(PYTEST_ARGS)
+
+lint: install-test typing ## Ruff (rules and format) and mypy --strict.
+	@$(BIN)/python -m ruff check --quiet .
+	@$(BIN)/python -m ruff format --check --quiet .
+	@$(BIN)/python -m mypy
+
+# The envbus namespace as folders, for tools that read no import hooks.
+typing:
+	@mkdir -p .typing/envbus
+	@for package in $(PACKAGES); do \
+	  [ -L .typing/envbus/$$package ] || ln -s ../../$$package .typing/envbus/$$package; \
+	done
+
+format: install-test ## Rewrite the sources as ruff would have them.
+	@$(BIN)/python -m ruff check --fix --quiet .
+	@$(BIN)/python -m ruff format .
+
+bench: install-bench ## Measure; see bench/README.md. BENCH_ARGS are handed on.
+	@$(BIN)/python -m envbus.runner.cli bench $(BENCH_ARGS)
+
+clean: ## Remove the environment and everything generated.
+	@rm -rf $(VENV) .typing build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+install-run:
+	$(make_venv)
+	$(call install,run,.)
+
+install-test:
+	$(make_venv)
+	$(call install,test,.[test])
+
+install-bench:
+	$(make_venv)
+	$(call install,bench,.[mujoco,atari,plot])
