@@ -1,0 +1,236 @@
+"""How an env is given, and how it is made in the actor that hosts it.
+
+No env is made in the process that only passes a source on.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+
+from envbus.bus.errors import ConfigError
+
+__all__ = [
+    "AnyEnv",
+    "EntryPoint",
+    "EnvSource",
+    "GymId",
+    "from_plain",
+    "make",
+    "parse_source",
+    "register_missing",
+    "to_plain",
+]
+
+#: What an actor hosts: one env, or a vector env that fills `num_envs` slots.
+AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class GymId:
+    """An id of Gymnasium's registry, made by `gymnasium.make` or `gymnasium.make_vec`."""
+
+    #: `"Env-v0"`, `"namespace/Env-v0"`, or `"module:Env-v0"`, which imports the module first.
+    id: str
+    #: Keyword arguments of `gymnasium.make`.
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    #: Modules whose import registers the id.
+    modules: tuple[str, ...] = ()
+    #: None: one env. Else the id's own vector env (its `vector_entry_point`) with so many.
+    num_envs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPoint:
+    """Something callable at an import path, `"module:function"` or `"module:Class.method"`."""
+
+    target: str
+    #: Keyword arguments of the call.
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    #: Modules to import first.
+    modules: tuple[str, ...] = ()
+
+
+#: The first two can go over a socket; a callable only over the pipe of a local actor.
+EnvSource: TypeAlias = GymId | EntryPoint | Callable[[], AnyEnv]
+
+
+def parse_source(
+    value: object, kwargs: Mapping[str, Any] | None = None, *, modules: Iterable[str] = ()
+) -> EnvSource:
+    """Return what a user gave as a source.
+
+    A string with a colon is an entry point if a (dotted) Python name follows the colon, as in
+    `"package.module:make_env"`, and else an id with the module that registers it, as in
+    `"module:Env-v0"`.
+
+    Args:
+        value: An id, an import path, an `EnvSpec`, a callable that returns an env, or a source.
+        kwargs: Keyword arguments of the constructor; they win over those of `value`.
+        modules: Modules whose import registers the id.
+
+    Raises:
+        ConfigError: `value` is none of these.
+    """
+    extra = dict(kwargs or {})
+    also = tuple(modules)
+    if isinstance(value, GymId):
+        return GymId(value.id, {**value.kwargs, **extra}, value.modules + also, value.num_envs)
+    if isinstance(value, EntryPoint):
+        return EntryPoint(value.target, {**value.kwargs, **extra}, value.modules + also)
+    if isinstance(value, str):
+        module, colon, name = value.partition(":")
+        if not (name if colon else value) or (colon and not _is_dotted_name(module)):
+            raise ConfigError(
+                f"{value!r} is neither a Gymnasium id ('Env-v0', 'module:Env-v0') nor an import "
+                f"path ('module:function')"
+            )
+        if colon and _is_dotted_name(name):
+            return EntryPoint(value, extra, also)
+        return GymId(value, extra, also)
+    if isinstance(value, EnvSpec):
+        return functools.partial(gymnasium.make, value, **extra)
+    if callable(value):
+        factory = cast("Callable[..., AnyEnv]", value)
+        return functools.partial(factory, **extra) if extra else factory
+    raise ConfigError(
+        f"an env is given as a Gymnasium id, 'module:function', or a callable that returns an "
+        f"env; got {_name(value)}{_hint(value)}"
+    )
+
+
+def to_plain(source: EnvSource) -> Any:
+    """Return `source` as plain data, or, a callable, as it is."""
+    if isinstance(source, GymId):
+        return {
+            "gym": source.id,
+            "kwargs": dict(source.kwargs),
+            "modules": list(source.modules),
+            "num_envs": source.num_envs,
+        }
+    if isinstance(source, EntryPoint):
+        return {
+            "call": source.target,
+            "kwargs": dict(source.kwargs),
+            "modules": list(source.modules),
+        }
+    return source
+
+
+def from_plain(plain: Any) -> EnvSource:
+    """Return the source that `to_plain` described.
+
+    Raises:
+        ValueError: `plain` does not describe a source.
+    """
+    if isinstance(plain, Mapping):
+        kwargs = dict(plain.get("kwargs") or {})
+        modules = tuple(plain.get("modules") or ())
+        if isinstance(plain.get("gym"), str):
+            return GymId(plain["gym"], kwargs, modules, plain.get("num_envs"))
+        if isinstance(plain.get("call"), str):
+            return EntryPoint(plain["call"], kwargs, modules)
+    elif callable(plain):
+        return cast("Callable[[], AnyEnv]", plain)
+    raise ValueError(f"not the plain form of an env source: {str(plain)[:200]}")
+
+
+def make(source: EnvSource) -> AnyEnv:
+    """Make the env. What its import or its constructor raises passes through.
+
+    Raises:
+        TypeError: What came is no `gymnasium.Env` and no `gymnasium.vector.VectorEnv`.
+    """
+    env: object
+    if isinstance(source, GymId):
+        _import_all(source.modules)
+        env = _make_id(source)
+    elif isinstance(source, EntryPoint):
+        _import_all(source.modules)
+        env = _call_target(source)
+    else:
+        env = source()
+    if isinstance(env, gymnasium.Env | VectorEnv):
+        return env
+    raise TypeError(
+        f"expected a gymnasium.Env or a gymnasium.vector.VectorEnv from {_name(source)}, got "
+        f"{_name(env)}{_hint(env)}"
+    )
+
+
+def register_missing(specs: Iterable[EnvSpec] | Mapping[str, EnvSpec]) -> None:
+    """Register the env specs that this process does not know yet; others are left alone."""
+    for spec in specs.values() if isinstance(specs, Mapping) else specs:
+        gymnasium.registry.setdefault(spec.id, spec)
+
+
+def _is_dotted_name(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _import_all(modules: Iterable[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+
+
+def _make_id(source: GymId) -> object:
+    if source.num_envs is None:
+        return gymnasium.make(source.id, **source.kwargs)
+    return gymnasium.make_vec(
+        source.id,
+        num_envs=source.num_envs,
+        vectorization_mode="vector_entry_point",
+        **source.kwargs,
+    )
+
+
+def _call_target(source: EntryPoint) -> object:
+    module_name, _, name = source.target.partition(":")
+    target: Any = importlib.import_module(module_name)
+    try:
+        for part in name.split("."):
+            target = getattr(target, part)
+    except AttributeError:
+        # "module:Env" may also be an id without its version, as `gymnasium.make` takes it.
+        if name in gymnasium.registry or any(
+            spec.name == name and spec.namespace is None for spec in gymnasium.registry.values()
+        ):
+            return gymnasium.make(name, **source.kwargs)
+        raise AttributeError(
+            f"module {module_name!r} has no attribute {name!r}, and no Gymnasium id has that name"
+        ) from None
+    if not callable(target):
+        raise TypeError(f"{source.target!r} is not callable: it is {_name(target)}")
+    return target(**source.kwargs)
+
+
+def _name(value: object) -> str:
+    if isinstance(value, GymId):
+        return f"id {value.id!r}"
+    if isinstance(value, EntryPoint):
+        return f"{value.target!r}"
+    if isinstance(value, type):
+        return f"the class {value.__module__}.{value.__qualname__}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{getattr(value, '__module__', '?')}.{value.__qualname__}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _hint(value: object) -> str:
+    """What to do about the usual mistakes."""
+    if value is None:
+        return "; does the factory lack a `return`?"
+    if isinstance(value, type):
+        return "; return an instance, not the class"
+    if isinstance(value, gymnasium.Env | VectorEnv):
+        return "; give a function that makes the env, not the env itself"
+    if type(value).__module__.partition(".")[0] == "gym":
+        return "; gym is incompatible with gymnasium, derive from gymnasium.Env instead"
+    return ""

@@ -1,0 +1,270 @@
+"""Gymnasium spaces as plain data, and the arrays that fixed-size spaces consist of.
+
+Pure: no socket, process or env in this file. What a space means for shared memory (offsets,
+rows) is in `blocks.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector.utils import concatenate
+
+__all__ = ["Leaf", "Space", "from_plain", "is_fixed_size", "leaves", "structure", "to_plain"]
+
+Space: TypeAlias = gymnasium.Space[Any]
+
+#: One entry per space class that has a plain form: its attributes as plain data.
+_DESCRIBE: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
+    spaces.Box: lambda space: {
+        "dtype": space.dtype.str,
+        "low": space.low,
+        "high": space.high,
+        "bounded_below": space.bounded_below,
+        "bounded_above": space.bounded_above,
+    },
+    spaces.Discrete: lambda space: {
+        "dtype": space.dtype.str,
+        "n": int(space.n),
+        "start": int(space.start),
+    },
+    spaces.MultiDiscrete: lambda space: {
+        "dtype": space.dtype.str,
+        "nvec": space.nvec,
+        "start": space.start,
+    },
+    spaces.MultiBinary: lambda space: {"shape": list(space.shape), "flat": type(space.n) is int},
+    spaces.Text: lambda space: {
+        "min_length": space.min_length,
+        "max_length": space.max_length,
+        "characters": "".join(space.character_list),
+    },
+    spaces.Dict: lambda space: {
+        "items": [[key, _describe(sub)] for key, sub in space.spaces.items()],
+        "sort_keys": getattr(space, "sort_keys", True),  # since Gymnasium 1.4
+    },
+    spaces.Tuple: lambda space: {"items": [_describe(sub) for sub in space.spaces]},
+    spaces.OneOf: lambda space: {"items": [_describe(sub) for sub in space.spaces]},
+    spaces.Sequence: lambda space: {
+        "item": _describe(space.feature_space),
+        "stack": space.stack,
+    },
+    spaces.Graph: lambda space: {
+        "node": _describe(space.node_space),
+        "edge": None if space.edge_space is None else _describe(space.edge_space),
+    },
+}
+
+
+def _build_box(plain: Mapping[str, Any]) -> Space:
+    space = spaces.Box(
+        np.array(plain["low"]), np.array(plain["high"]), dtype=np.dtype(plain["dtype"])
+    )
+    # An integer box with an infinite bound stores the dtype's limit: it cannot be told again.
+    space.bounded_below = np.array(plain["bounded_below"], dtype=np.bool_)
+    space.bounded_above = np.array(plain["bounded_above"], dtype=np.bool_)
+    return space
+
+
+def _build_dict(plain: Mapping[str, Any]) -> Space:
+    # Pairs keep their order; a mapping would be sorted.
+    space = spaces.Dict([(key, from_plain(sub)) for key, sub in plain["items"]])
+    if hasattr(space, "sort_keys"):
+        space.sort_keys = plain["sort_keys"]
+    return space
+
+
+def _build_discrete(plain: Mapping[str, Any]) -> Space:
+    space = spaces.Discrete(
+        int(plain["n"]), start=int(plain["start"]), dtype=np.dtype(plain["dtype"]).type
+    )
+    space.dtype = np.dtype(plain["dtype"])
+    return space
+
+
+#: The way back, by class name.
+_BUILD: dict[str, Callable[[Mapping[str, Any]], Space]] = {
+    "Box": _build_box,
+    "Discrete": _build_discrete,
+    "MultiDiscrete": lambda plain: spaces.MultiDiscrete(
+        np.array(plain["nvec"]),
+        dtype=np.dtype(plain["dtype"]),
+        start=np.array(plain["start"]),
+    ),
+    "MultiBinary": lambda plain: spaces.MultiBinary(
+        plain["shape"][0] if plain["flat"] else list(plain["shape"])
+    ),
+    "Text": lambda plain: spaces.Text(
+        plain["max_length"], min_length=plain["min_length"], charset=plain["characters"]
+    ),
+    "Dict": _build_dict,
+    "Tuple": lambda plain: spaces.Tuple([from_plain(sub) for sub in plain["items"]]),
+    "OneOf": lambda plain: spaces.OneOf([from_plain(sub) for sub in plain["items"]]),
+    "Sequence": lambda plain: spaces.Sequence(from_plain(plain["item"]), stack=plain["stack"]),
+    "Graph": lambda plain: spaces.Graph(
+        from_plain(plain["node"]),
+        None if plain["edge"] is None else from_plain(plain["edge"]),
+    ),
+}
+
+
+def to_plain(space: Space) -> Any:
+    """Return `space` as dicts, lists, numbers, strings and arrays, or as it is.
+
+    Only the very classes of `gymnasium.spaces` have a plain form. An instance of a subclass, and
+    one with attributes of its own, stays the object it is (also inside a container): it can go
+    over a local actor's pipe, not over a socket. The state of the space's random generator
+    travels too, so that both sides sample the same.
+
+    Raises:
+        TypeError: `space` is not a Gymnasium space.
+    """
+    if not isinstance(space, gymnasium.Space):
+        raise TypeError(f"expected a gymnasium.Space, got {type(space).__qualname__}: {space!r}")
+    return _describe(space)
+
+
+def from_plain(plain: Any) -> Space:
+    """Return the space that `to_plain` described.
+
+    Raises:
+        ValueError: `plain` does not describe a space.
+    """
+    if isinstance(plain, gymnasium.Space):
+        return plain
+    if not isinstance(plain, Mapping) or plain.get("space") not in _BUILD:
+        raise ValueError(f"not the plain form of a space: {str(plain)[:200]}")
+    try:
+        space = _BUILD[plain["space"]](plain)
+        if plain.get("random") is not None:
+            space._np_random = _build_generator(plain["random"])
+    except (KeyError, IndexError, TypeError, AssertionError) as error:
+        raise ValueError(f"bad plain form of a {plain['space']} space: {error!r}") from error
+    return space
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of a fixed-size space."""
+
+    #: Keys (of Dict) and positions (of Tuple) that lead to it; `()` for the space itself.
+    path: tuple[Any, ...]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+def is_fixed_size(space: Space) -> bool:
+    """Return whether each element of `space` is made of arrays of one shape and dtype.
+
+    True for Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those, and for
+    subclasses for which Gymnasium itself uses these classes' functions.
+    """
+    kind = concatenate.dispatch(type(space))
+    if kind is _STACKED:
+        return space.shape is not None and space.dtype is not None and not space.dtype.hasobject
+    if kind is _OF_DICT or kind is _OF_TUPLE:
+        return all(is_fixed_size(sub) for _, sub in _children(space))
+    return False
+
+
+def leaves(space: Space) -> list[Leaf]:
+    """Return the arrays that an element of the fixed-size `space` consists of, depth first.
+
+    Raises:
+        TypeError: `space` is not of fixed size.
+    """
+    if not is_fixed_size(space):
+        raise TypeError(f"{space} is not of fixed size: its elements have no fixed arrays")
+    return _leaves(space, ())
+
+
+def structure(space: Space, arrays: Sequence[npt.NDArray[Any]]) -> Any:
+    """Return `arrays`, one per leaf of `space`, as nested dicts and tuples.
+
+    For arrays of shape `(n, *leaf_shape)` this is what Gymnasium's `create_empty_array(space,
+    n)` gives; nothing is copied.
+
+    Raises:
+        ValueError: The number of arrays is not the number of leaves.
+    """
+    remaining = iter(arrays)
+    try:
+        nested = _structure(space, remaining)
+    except StopIteration:
+        raise ValueError(f"{len(arrays)} arrays are too few for {space}") from None
+    if next(remaining, None) is not None:
+        raise ValueError(f"{len(arrays)} arrays are too many for {space}")
+    return nested
+
+
+# Gymnasium chooses by `singledispatch`, to which users may add: ask it, not the class tree.
+_STACKED = concatenate.dispatch(spaces.Box)
+_OF_DICT = concatenate.dispatch(spaces.Dict)
+_OF_TUPLE = concatenate.dispatch(spaces.Tuple)
+
+
+def _describe(space: Space) -> Any:
+    describe = _DESCRIBE.get(type(space))
+    if describe is None:
+        return space
+    plain = {"space": type(space).__name__, **describe(space)}
+    generator = space._np_random
+    if generator is not None:
+        plain["random"] = _describe_generator(generator)
+        if plain["random"] is None:
+            return space
+    rebuilt = from_plain(plain)
+    return plain if vars(space).keys() <= vars(rebuilt).keys() else space
+
+
+def _describe_generator(generator: Any) -> list[Any] | None:
+    """State of a generator of Gymnasium's kind, or None for another kind.
+
+    The two 128-bit numbers go as hexadecimal text: MessagePack's integers have 64 bits.
+    """
+    bits = getattr(generator, "bit_generator", None)
+    if type(generator) is not np.random.Generator or type(bits) is not np.random.PCG64:
+        return None
+    state: Any = bits.state
+    inner = state["state"]
+    return [hex(inner["state"]), hex(inner["inc"]), state["has_uint32"], state["uinteger"]]
+
+
+def _build_generator(plain: Sequence[Any]) -> np.random.Generator:
+    state, inc, has_uint32, uinteger = plain
+    bits = np.random.PCG64(0)
+    bits.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": int(state, 16), "inc": int(inc, 16)},
+        "has_uint32": has_uint32,
+        "uinteger": uinteger,
+    }
+    return np.random.Generator(bits)
+
+
+def _children(space: Any) -> list[tuple[Any, Space]]:
+    if concatenate.dispatch(type(space)) is _OF_DICT:
+        return list(space.spaces.items())
+    return list(enumerate(space.spaces))
+
+
+def _leaves(space: Space, path: tuple[Any, ...]) -> list[Leaf]:
+    if concatenate.dispatch(type(space)) is _STACKED:
+        assert space.shape is not None and space.dtype is not None
+        return [Leaf(path, np.dtype(space.dtype), tuple(space.shape))]
+    return [leaf for key, sub in _children(space) for leaf in _leaves(sub, (*path, key))]
+
+
+def _structure(space: Space, arrays: Any) -> Any:
+    kind = concatenate.dispatch(type(space))
+    if kind is _OF_DICT:
+        return {key: _structure(sub, arrays) for key, sub in _children(space)}
+    if kind is _OF_TUPLE:
+        return tuple([_structure(sub, arrays) for _, sub in _children(space)])
+    return next(arrays)
