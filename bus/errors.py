@@ -71,7 +71,17 @@ class EncodeError(ProtocolError, TypeError):
 
 
 class VersionMismatchError(ProtocolError):
-    """The two sides speak different protocol versions; the message names both."""
+    """The two sides speak different protocol versions; the message names both.
+
+    Attributes:
+        version: The other side's protocol version.
+        request_id: Id of the refused message, so that it can be answered; 0 if not readable.
+    """
+
+    def __init__(self, message: str, *, version: int = 0, request_id: int = 0) -> None:
+        super().__init__(message)
+        self.version = version
+        self.request_id = request_id
 
 
 class TransportError(EnvbusError):

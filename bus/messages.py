@@ -95,15 +95,39 @@ class Notice(Payload, frozen=True, kw_only=True):
     """Base of what wants no answer."""
 
 
-class Tree(msgspec.Struct, frozen=True):
+class Tree:
     """A free-form value inside a typed payload: infos, ragged observations, arguments.
 
     May hold None, bool, int, float, complex, str, bytes, list, tuple, dict with any hashable
     keys, NumPy scalars and arrays, nested. What else may be in it depends on the receiver
     (`codec.py`): over a local actor's pipe any object that cloudpickle takes.
+
+    Immutable, though not a struct: msgspec hands only classes that it does not know to the
+    codec's hooks, and must not encode `value` itself, as it would turn tuples into lists.
     """
 
+    __match_args__ = ("value",)
+    __slots__ = ("value",)
+
     value: Any
+
+    def __init__(self, value: Any) -> None:
+        object.__setattr__(self, "value", value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Tree is immutable; make a new one instead of setting {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.value == other.value) if isinstance(other, Tree) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((Tree, self.value))
+
+    def __repr__(self) -> str:
+        return f"Tree({self.value!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Tree, (self.value,)
 
 
 class Hello(Request["Welcome"], frozen=True, kw_only=True):

@@ -1,0 +1,200 @@
+"""NumPy arrays as a descriptor plus raw bytes, for every dtype that holds no references.
+
+Pure: turns arrays into descriptors and memory views, and back. Which frame the bytes travel in
+is decided in `tree.py`. Whatever a descriptor says is checked before NumPy sees it; `object`
+dtype has no spelling here, so it cannot come in.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from envbus.bus.errors import DecodeError
+
+__all__ = ["SCALAR_TYPES", "describe", "from_parts", "parse_dtype", "to_parts"]
+
+#: What a dtype looks like on the wire: `"<f4"`, or a map for structured dtypes and subarrays.
+Descriptor: TypeAlias = "str | dict[str, Any]"
+Array: TypeAlias = npt.NDArray[Any]
+
+#: Scalar types whose `dtype.str` says everything there is to say. Leaves out `object_`, NumPy's
+#: variable-width strings, and dtypes of other packages such as bfloat16.
+SCALAR_TYPES: frozenset[type[np.generic]] = frozenset(
+    np.dtype(code).type for code in np.typecodes["All"] if code != "O"
+)
+#: `dtype.str` of those types, and nothing else: no `O`, no `"i4,O"`, no `"(2,)f8"`.
+_PLAIN_DTYPE = re.compile(r"[<>|](?:[biufc]\d{1,2}|[SUV]\d{1,10}|[mM]8(?:\[\d{0,10}[A-Za-z]{1,2}\])?)")
+#: NumPy 1 allows 32 dimensions, NumPy 2 allows 64.
+_MAX_DIMENSIONS = 64
+#: Structured dtypes within structured dtypes; real ones have two or three.
+_MAX_DTYPE_DEPTH = 16
+#: Elements of an array whose items have no bytes, which no byte count bounds.
+_MAX_EMPTY_ITEMS = 2**31
+
+
+def describe(dtype: np.dtype[Any]) -> Descriptor | None:
+    """Return the wire's spelling of `dtype`, or None if it cannot be spelled."""
+    if dtype.hasobject:
+        return None
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        inner = describe(base)
+        return None if inner is None else {"base": inner, "shape": list(shape)}
+    if dtype.names is not None:
+        return _describe_fields(dtype)
+    return dtype.str if dtype.type in SCALAR_TYPES else None
+
+
+def _describe_fields(dtype: np.dtype[Any]) -> Descriptor | None:
+    names = dtype.names or ()
+    fields: Any = dtype.fields or {}
+    formats = [describe(fields[name][0]) for name in names]
+    titles = [fields[name][2] if len(fields[name]) > 2 else None for name in names]
+    if dtype.type is not np.void or None in formats:  # np.record would come back as np.void
+        return None
+    if not all(title is None or type(title) is str for title in titles):
+        return None
+    descriptor: dict[str, Any] = {
+        "names": list(names),
+        "formats": formats,
+        "offsets": [fields[name][1] for name in names],
+        "itemsize": dtype.itemsize,
+    }
+    if dtype.isalignedstruct:
+        descriptor["aligned"] = True
+    if any(title is not None for title in titles):
+        descriptor["titles"] = titles
+    return descriptor
+
+
+def parse_dtype(descriptor: object, depth: int = 0) -> np.dtype[Any]:
+    """Return the dtype that `descriptor` spells.
+
+    Raises:
+        DecodeError: It spells none, or one that holds references.
+    """
+    if type(descriptor) is str:
+        return _parse_plain(descriptor)
+    if type(descriptor) is not dict or depth >= _MAX_DTYPE_DEPTH:
+        raise DecodeError(f"not a dtype: {_short(descriptor)}")
+    try:
+        dtype = _parse_map(descriptor, depth)
+    except (KeyError, TypeError, ValueError, OverflowError) as exc:
+        raise DecodeError(f"not a dtype: {_short(descriptor)} ({exc})") from exc
+    if dtype.hasobject:  # cannot be spelled; stands here in case NumPy learns a new spelling
+        raise DecodeError(f"dtype {dtype} holds Python objects; these are never decoded")
+    return dtype
+
+
+@lru_cache(maxsize=256)  # a run has a handful
+def _parse_plain(text: str) -> np.dtype[Any]:
+    if not _PLAIN_DTYPE.fullmatch(text):
+        hint = "; object dtype is never decoded" if "O" in text else ""
+        raise DecodeError(f"not a dtype: {_short(text)}{hint}")
+    try:
+        return np.dtype(text)
+    except (TypeError, ValueError) as exc:  # e.g. float128 on a machine without it
+        raise DecodeError(f"dtype {_short(text)} does not exist on this machine") from exc
+
+
+def _parse_map(fields: dict[Any, Any], depth: int) -> np.dtype[Any]:
+    if set(fields) == {"base", "shape"}:
+        return np.dtype((parse_dtype(fields["base"], depth + 1), _checked_shape(fields["shape"])))
+    if not fields.keys() <= {"names", "formats", "offsets", "itemsize", "aligned", "titles"}:
+        raise ValueError("unknown keys")
+    spec: dict[str, Any] = {
+        "names": [_checked(str, name) for name in _checked(list, fields["names"])],
+        "formats": [parse_dtype(f, depth + 1) for f in _checked(list, fields["formats"])],
+        "offsets": [_checked(int, offset) for offset in _checked(list, fields["offsets"])],
+        "itemsize": _checked(int, fields["itemsize"]),
+        "aligned": _checked(bool, fields.get("aligned", False)),
+    }
+    titles = fields.get("titles")
+    if titles is not None:
+        spec["titles"] = [None if t is None else _checked(str, t) for t in titles]
+    if any(offset < 0 for offset in spec["offsets"]) or spec["itemsize"] < 0:
+        raise ValueError("negative offset or size")
+    return np.dtype(spec)
+
+
+def to_parts(array: Array) -> tuple[list[int], str, memoryview | bytes]:
+    """Return shape, order (`"C"` or `"F"`) and the raw bytes of `array`.
+
+    The bytes are a view of the array's memory, one-dimensional and of format `B`, if the array
+    is contiguous in either order, else a copy. `describe(array.dtype)` must not be None.
+    """
+    shape = list(array.shape)
+    flags = array.flags
+    order = "C"
+    if not flags.c_contiguous:
+        if flags.f_contiguous:
+            array, order = array.T, "F"
+        else:
+            array = array.copy(order="C")
+    if array.nbytes == 0:
+        return shape, order, b""
+    return shape, order, memoryview(array.reshape(-1).view(np.uint8))
+
+
+def from_parts(
+    dtype: np.dtype[Any], shape: object, order: object, data: Any, *, writable: bool = False
+) -> Array:
+    """Return an array over `data`.
+
+    Args:
+        dtype: Of the elements.
+        shape: List of sizes as it came over the wire.
+        order: `"C"` or `"F"`.
+        data: Contiguous buffer of exactly the bytes that dtype and shape ask for.
+        writable: Return a copy that the caller owns. Otherwise the array is a read-only view,
+            or, where `data` is not aligned for the dtype, a read-only copy.
+
+    Raises:
+        DecodeError: The parts do not fit each other.
+    """
+    sizes = _checked_shape(shape)
+    if order != "C" and order != "F":
+        raise DecodeError(f"array order must be C or F, not {_short(order)}")
+    count = math.prod(sizes)
+    size = len(data) if type(data) is bytes else memoryview(data).nbytes
+    if count * dtype.itemsize != size or count > _MAX_EMPTY_ITEMS and not size:
+        raise DecodeError(
+            f"array of {dtype}, shape {_short(sizes)} needs {_short(count * dtype.itemsize)} "
+            f"bytes, got {size}"
+        )
+    try:
+        array: Array = np.ndarray(sizes, dtype, data, order=order)
+    except (TypeError, ValueError, OverflowError) as exc:
+        raise DecodeError(f"no array of {dtype} has shape {_short(sizes)}: {exc}") from exc
+    if writable or not array.flags.aligned:
+        array = array.copy(order="K")
+    if not writable:
+        array.flags.writeable = False
+    return array
+
+
+def _checked_shape(shape: object) -> tuple[int, ...]:
+    if type(shape) is not list or len(shape) > _MAX_DIMENSIONS:
+        raise DecodeError(f"not a shape: {_short(shape)}")
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise DecodeError(f"not a shape: {_short(shape)}")
+    return tuple(shape)
+
+
+def _checked(kind: type[Any], value: object) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{_short(value)} is not {kind.__name__}")
+    return value
+
+
+def _short(value: object) -> str:
+    """`repr` for an error message, cut: the value came from somebody else."""
+    return reprlib.repr(value)

@@ -1,0 +1,98 @@
+"""The vocabulary of free-form values: ext codes, objects that go another way, placeholders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+import msgspec
+
+from envbus.bus.errors import EncodeError
+
+__all__ = ["PLACEHOLDERS", "Ext", "Inbox", "Outbox", "Placeholder", "Placeholders"]
+
+
+class Ext:
+    """MessagePack ext types of this protocol. Numbers are part of the wire; never reuse one.
+
+    Plain ints: both MessagePack libraries refuse members of an `IntEnum`.
+    """
+
+    TREE: Final = 1  # in a typed payload: one free-form value, MessagePack
+    ARRAY: Final = 2  # [dtype, shape, order, bytes or index of a buffer frame]
+    NUMPY: Final = 3  # msgpack-numpy's map: a scalar or a small array of a plain dtype
+    TUPLE: Final = 4  # empty; first item of an array: the others are a tuple
+    STRUCT: Final = 5  # a registered name; first item of an array of two: the other is its content
+    BIG_INT: Final = 6  # two's complement, big endian: beyond 64 bit
+    COMPLEX: Final = 7  # two float64, big endian
+    BYTES: Final = 8  # MessagePack int: index of the buffer frame
+    SCALAR: Final = 9  # like ARRAY with an empty shape: NumPy scalars that NUMPY cannot express
+    NUMPY_STR: Final = 10  # UTF-8
+    NUMPY_BYTES = 11
+    OBJECT: Final = 12  # [number of the parcel, index in it]
+    PLACEHOLDER: Final = 13  # [type name, text]
+
+
+class Outbox(Protocol):
+    """Takes what MessagePack cannot express, e.g. to send it over a local actor's pipe."""
+
+    @property
+    def number(self) -> int:
+        """Number of the parcel that the objects of this message go in."""
+        ...
+
+    def add(self, obj: object) -> int:
+        """Take `obj` and return its index in the parcel.
+
+        Raises:
+            EncodeError: It cannot be taken; the codec puts the place before the message.
+        """
+        ...
+
+
+class Inbox(Protocol):
+    """Hands out what an `Outbox` took."""
+
+    def get(self, number: int, index: int) -> object:
+        """Return object `index` of parcel `number`; the same object when asked again.
+
+        Raises:
+            DecodeError: There is no such object, or it could not be rebuilt here.
+        """
+        ...
+
+
+class Placeholder(msgspec.Struct, frozen=True, gc=False):
+    """Stands where an object was that could not cross a socket."""
+
+    #: Module and qualified name of the object's class.
+    type_name: str
+    #: Beginning of the object's `repr`.
+    text: str
+
+
+class Placeholders:
+    """An `Outbox` that takes nothing: the codec puts a `Placeholder` instead of each object.
+
+    Args:
+        fields: Names of the payload's fields in which that is done; in others an object is an
+            `EncodeError`. None: everywhere.
+    """
+
+    number = 0
+
+    def __init__(self, fields: Iterable[str] | None = None) -> None:
+        self.fields = None if fields is None else frozenset(fields)
+
+    def covers(self, place: str) -> bool:
+        """Whether what stands at `place`, e.g. `infos[3]['env']`, is to be replaced."""
+        return self.fields is None or re.split(r"[.\[ ,]", place, maxsplit=1)[0] in self.fields
+
+    def add(self, obj: object) -> int:
+        """Refuse; the codec never asks."""
+        raise EncodeError(f"placeholders cannot hold a {type(obj).__qualname__}")
+
+
+#: Replace what cannot be expressed by placeholders, wherever it stands.
+PLACEHOLDERS = Placeholders()
