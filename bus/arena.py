@@ -1,0 +1,135 @@
+"""Shared memory without a name: made by one process, mapped by those it is handed to.
+
+Leaves out what is stored where (`actors/blocks.py`) and how the descriptor reaches another
+process (`pipe.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+
+from envbus.bus.anonymous import anonymous_file
+from envbus.bus.errors import ClosedError, ConfigError
+
+__all__ = ["Arena"]
+
+
+class Arena:
+    """A piece of memory that several processes of one host read and write.
+
+    Attributes:
+        size: Bytes that were asked for; the buffer is exactly that long.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.size = size
+        self._fd = fd
+        self._map: mmap.mmap | None = mmap.mmap(fd, size)
+        self._buffer: memoryview | None = memoryview(self._map)
+
+    @classmethod
+    def create(cls, size: int) -> Arena:
+        """Return a new arena of `size` zero bytes.
+
+        All its memory is reserved here, so that a full machine shows as an error now and not
+        as a SIGBUS at some later write.
+
+        Raises:
+            ConfigError: `size` is not positive, or there is not that much shared memory.
+        """
+        if size <= 0:
+            raise ConfigError(f"an arena needs at least one byte, not {size}")
+        fd = anonymous_file("envbus-arena")
+        try:
+            _reserve(fd, size)
+            return cls(fd, size)
+        except OSError as error:
+            os.close(fd)
+            raise ConfigError(
+                f"no {size} bytes of shared memory: {error.strerror}; use fewer envs per run, "
+                "give the container more memory (docker run --shm-size), or shared_memory=False"
+            ) from error
+
+    @classmethod
+    def attach(cls, fd: int, size: int) -> Arena:
+        """Return a view of an arena that another process made; takes over `fd`.
+
+        Raises:
+            ConfigError: The memory behind `fd` is smaller than `size`.
+        """
+        try:
+            found = os.fstat(fd).st_size
+            if not 0 < size <= found:
+                raise ConfigError(f"an arena of {size} bytes was announced, {found} are there")
+            return cls(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def buffer(self) -> memoryview:
+        """The memory, writable. Arrays made from it keep the mapping alive after `close`.
+
+        Raises:
+            ClosedError: The arena was closed.
+        """
+        if self._buffer is None:
+            raise ClosedError("this arena was closed")
+        return self._buffer
+
+    @property
+    def fd(self) -> int:
+        """Descriptor to hand to another process; it stays this arena's own.
+
+        Raises:
+            ClosedError: The arena was closed.
+        """
+        if self._fd < 0:
+            raise ClosedError("this arena was closed")
+        return self._fd
+
+    def close(self) -> None:
+        """Let go of the memory. Idempotent.
+
+        Arrays that still look into it stay valid: the mapping goes with the last of them.
+        """
+        buffer, mapping, fd = self._buffer, self._map, self._fd
+        self._buffer, self._map, self._fd = None, None, -1
+        if fd >= 0:
+            os.close(fd)
+        if buffer is None or mapping is None:
+            return
+        try:
+            buffer.release()
+            mapping.close()
+        except BufferError:
+            pass  # somebody's array looks into it; garbage collection unmaps it later
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._fd < 0 else f"fd={self._fd}"
+        return f"<Arena {self.size} bytes, {state}>"
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Make the file behind `fd` `size` bytes long and back all of them with memory."""
+    os.ftruncate(fd, size)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        # Nobody, by accident or not, can shrink it under another process' feet (SIGBUS). Files
+        # that are no memfds take no seals.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

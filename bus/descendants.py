@@ -1,0 +1,166 @@
+"""Find and kill what a process has left behind.
+
+Processes carry a *mark* in their environment, which their own children inherit, also those that
+left the session and the process group. Leaves out who is to be killed, and when
+(`forkserver.py`, `server_process.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple
+
+__all__ = [
+    "MARK_VARIABLE",
+    "Orphan",
+    "adopt_orphans",
+    "die_with_parent",
+    "kill_marked",
+    "orphans",
+]
+
+#: Environment variable that holds a process' marks, the innermost last.
+MARK_VARIABLE: Final = "ENVBUS_ACTOR"
+_LINUX: Final = sys.platform.startswith("linux")
+#: Numbers of <linux/prctl.h>.
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+class Orphan(NamedTuple):
+    """A process whose parent has died."""
+
+    pid: int
+    #: Session that it is in; 0 if unknown.
+    session: int
+    #: Its environment at its start; empty if unknown.
+    environ: bytes
+
+
+def adopt_orphans() -> bool:
+    """Make descendants whose parents die children of this process; False where impossible."""
+    return _LINUX and _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when the *thread* that forked it ends; exit if it has already.
+
+    Only for children of a process with one thread: a thread that ends in a parent with several
+    would take its children with it.
+
+    Args:
+        parent: The process id that `os.getppid` gives while the parent lives.
+    """
+    if _LINUX:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def orphans(known: Collection[int], mark: bytes) -> list[Orphan]:
+    """Return the processes below this one that are not among its `known` children.
+
+    On Linux, with `adopt_orphans`, these are this process' other children, whatever they carry.
+    Elsewhere it is whoever carries `mark`.
+    """
+    if not _LINUX:
+        return [Orphan(pid, 0, environ) for pid, environ in _marked(mark) if pid not in known]
+    return [Orphan(pid, _stat(pid)[1], _environ(pid)) for pid in _children() if pid not in known]
+
+
+def kill_marked(mark: bytes, timeout: float) -> bool:
+    """Kill every process that carries `mark`, but for this one, until none is left.
+
+    Returns:
+        Whether all were gone within `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        found = False
+        for pid, _ in _marked(mark):
+            found = True
+            _kill_if_marked(pid, mark)
+        if not found:
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        select.select([], [], [], 0.01)  # the killed ones need a moment to be gone
+
+
+def _prctl(option: int, value: int) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
+
+
+def _children() -> list[int]:
+    """Return the process ids of all children of this process, which has one thread."""
+    pid = os.getpid()
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+    # Kernels without CONFIG_PROC_CHILDREN: look at everybody's parent.
+    return [other for other in _all_pids() if _stat(other)[0] == pid]
+
+
+def _all_pids() -> Iterator[int]:
+    with contextlib.suppress(OSError), os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                yield int(entry.name)
+
+
+def _stat(pid: int) -> tuple[int, int]:
+    """Return parent and session of a process, zeros if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The second field is the program's name in brackets, which may hold anything.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0, 0
+    return int(fields[1]), int(fields[3])
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read()
+    except OSError:  # gone, or of another user
+        return b""
+
+
+def _marked(mark: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield pid and environment of all other processes of this user that carry `mark`."""
+    own = os.getpid()
+    if _LINUX:
+        for pid in _all_pids():
+            if pid != own and mark in (environ := _environ(pid)):
+                yield pid, environ
+        return
+    import psutil  # only here: Linux's /proc is read directly, several times as fast
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            environ = process.environ().get(MARK_VARIABLE, "").encode(errors="replace")
+            if process.pid != own and mark in environ:
+                yield process.pid, environ
+
+
+def _kill_if_marked(pid: int, mark: bytes) -> None:
+    """Kill a process found before, unless its id has passed to another one since."""
+    with contextlib.suppress(OSError):
+        try:
+            fd = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # not this system, a sandbox, or it is gone
+            os.kill(pid, signal.SIGKILL)
+            return
+        try:
+            if mark in _environ(pid):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        finally:
+            os.close(fd)

@@ -1,0 +1,438 @@
+"""The fork server: a small process that starts children, reports their ends, and leaves none.
+
+It has one thread, no ZeroMQ context, and the heavy imports done, so a child is a fork of it: there
+in milliseconds, and safe, which a fork of the driver with its threads and sockets is not. It is the
+parent of all children, so their deaths are its to see; and it outlives a killed driver for the
+moment that it takes to kill all that the driver has started.
+
+Runs in its own process; the driver's side is `server_process.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import select
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Container, Iterator
+from typing import Any, Final, NoReturn
+
+from envbus.bus.channel import (
+    Attach,
+    Attached,
+    Channel,
+    Exited,
+    Kill,
+    Message,
+    NotStarted,
+    Ping,
+    Pong,
+    Start,
+    Started,
+)
+from envbus.bus.child import ChildPlace, become_child
+from envbus.bus.descendants import MARK_VARIABLE, Orphan, adopt_orphans, orphans
+from envbus.bus.errors import EnvbusError
+
+__all__ = ["BOOTSTRAP", "ForkServer", "main"]
+
+#: First code of a fresh interpreter: `argv[1]` is an open file that says where to look for
+#: modules, so that envbus is found wherever the driver found it. `{module}` is filled in.
+BOOTSTRAP: Final = """\
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+import json
+with open(int(sys.argv[1]), encoding="ascii") as file:
+    config = json.load(file)
+sys.path[:] = config["path"]
+from envbus.bus.{module} import main
+main(config)
+"""
+#: Seconds between looks at the driver's process id, should its pidfd not be available.
+_DRIVER_CHECK_INTERVAL: Final = 1.0
+#: Seconds that a child's end may be held back while what it left is being killed.
+_SWEEP_TIMEOUT: Final = 2.0
+#: Seconds between sweeps while something is still dying.
+_SWEEP_INTERVAL: Final = 0.02
+#: Seconds for all children to be gone after the driver is.
+_END_TIMEOUT: Final = 5.0
+
+
+def main(config: dict[str, Any]) -> NoReturn:
+    """Entry of the server's process; `config` is what `ServerProcess` wrote."""
+    server = ForkServer(
+        socket.socket(fileno=config["main_fd"]), config["driver_pid"], config["token"]
+    )
+    status = 0
+    try:
+        server.preload(config["preload"])
+        server.serve()
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    finally:
+        server.end()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+class _Child:
+    """One child process, until its end is reported."""
+
+    def __init__(self, nursery: _Nursery, number: int, pid: int, mark: bytes) -> None:
+        self.nursery = nursery
+        self.number = number
+        self.pid = pid
+        self.mark = mark
+        #: Exit code or minus the signal's number, once it has ended.
+        self.status: int | None = None
+        self.report_at = 0.0
+
+
+class _Nursery:
+    """One nursery of the driver: its sockets and its children."""
+
+    def __init__(self, control: Channel, news: Channel, directory: bytes) -> None:
+        self.control = control
+        self.news = news
+        self.directory = directory
+        #: Those whose ends are not reported yet.
+        self.children: dict[int, _Child] = {}
+
+    @property
+    def ended(self) -> bool:
+        return self.control.ended
+
+
+class ForkServer:
+    """The server's state and loop."""
+
+    def __init__(self, main_socket: socket.socket, driver_pid: int, token: str) -> None:
+        self._main = Channel(main_socket)
+        self._driver_pid = driver_pid
+        self._driver_fd = _open_pidfd(driver_pid)
+        self._token = token
+        self._marks, self._marks_address = _find_marks(token)
+        self._failures: list[str] = []
+        self._nurseries: list[_Nursery] = []
+        #: Children that run, by process id.
+        self._running: dict[int, _Child] = {}
+        #: Children that have ended, and whose descendants are being looked for.
+        self._dying: list[_Child] = []
+        self._started = 0
+        self._stopping = False
+        self._wakeup, self._wakeup_out = socket.socketpair()
+        self._take_signals()
+        adopt_orphans()
+
+    def preload(self, modules: list[str]) -> None:
+        """Import modules once, for all children. One that fails is left to the children."""
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                traceback.print_exc()
+                self._failures.append(f"{module}: {type(error).__name__}: {error}")
+        gc.collect()
+        gc.freeze()  # children then do not copy these objects' pages by collecting them
+
+    def serve(self) -> None:
+        """Serve until the driver hangs up or is gone."""
+        while not self._stopping and not self._main.ended and self._driver_lives():
+            self._wait()
+            self._reap()
+            for message, fds in self._main.read():
+                self._on_main(message, fds)
+            for nursery in list(self._nurseries):
+                self._serve_nursery(nursery)
+            self._sweep()
+
+    def end(self) -> None:
+        """Kill all children and what they started, remove registered directories."""
+        for nursery in self._nurseries:
+            nursery.control.ended = True
+        for child in self._running.values():
+            _kill(child.pid)
+        deadline = time.monotonic() + _END_TIMEOUT
+        while time.monotonic() < deadline:
+            self._reap()
+            self._sweep()
+            left = self._orphans()
+            for orphan in left:
+                _kill(orphan.pid)
+            if not (self._running or self._dying or left):
+                break
+            self._pause()
+        for nursery in self._nurseries:
+            _remove(nursery.directory)
+
+    # --- the loop's parts --------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Wait until there is something to do."""
+        poller = select.poll()
+        poller.register(self._main, select.POLLIN)
+        poller.register(self._wakeup, select.POLLIN)
+        if self._driver_fd >= 0:
+            poller.register(self._driver_fd, select.POLLIN)
+        for nursery in self._nurseries:
+            if not nursery.ended:
+                poller.register(nursery.control, select.POLLIN | _if_unsent(nursery.control))
+            if nursery.news.has_unsent:
+                poller.register(nursery.news, select.POLLOUT)
+        timeout = _SWEEP_INTERVAL if self._dying else _DRIVER_CHECK_INTERVAL
+        poller.poll(timeout * 1000)
+        self._clear_wakeup()
+
+    def _driver_lives(self) -> bool:
+        return os.getppid() == self._driver_pid
+
+    def _on_main(self, message: Message, fds: list[int]) -> None:
+        if not isinstance(message, Attach) or len(fds) != 2:
+            raise AssertionError(f"{message} with {len(fds)} descriptors on the main socket")
+        control, news = (Channel(socket.socket(fileno=fd)) for fd in fds)
+        self._nurseries.append(_Nursery(control, news, message.directory))
+        control.queue(Attached(self._failures))
+
+    def _serve_nursery(self, nursery: _Nursery) -> None:
+        nursery.news.flush()
+        nursery.control.flush()
+        try:
+            for message, fds in nursery.control.read():
+                self._on_control(nursery, message, fds)
+        except EnvbusError:
+            traceback.print_exc()
+            nursery.control.ended = True
+        if nursery.ended:
+            for child in nursery.children.values():
+                if child.status is None:
+                    _kill(child.pid)
+            if not nursery.children:
+                self._nurseries.remove(nursery)
+                nursery.control.close()
+                nursery.news.close()
+                _remove(nursery.directory)
+
+    def _on_control(self, nursery: _Nursery, message: Message, fds: list[int]) -> None:
+        match message:
+            case Start():
+                try:
+                    self._start(nursery, message, fds)
+                finally:
+                    for fd in fds:
+                        os.close(fd)
+            case Kill(number):
+                child = nursery.children.get(number)
+                if child is not None and child.status is None:
+                    _kill(child.pid)
+            case Ping():
+                nursery.control.queue(Pong())
+            case _:
+                raise AssertionError(f"{message} on a control socket")
+
+    def _start(self, nursery: _Nursery, start: Start, fds: list[int]) -> None:
+        self._started += 1
+        mark = f"{self._token}-{self._started % 1_000_000:06d}"
+        try:
+            pipe_fd, stdout_fd, stderr_fd = fds
+            place = ChildPlace(
+                pipe_fd=pipe_fd,
+                stdout_fd=stdout_fd,
+                stderr_fd=stderr_fd,
+                driver_fd=self._driver_fd,
+                server_pid=os.getpid(),
+                marks=self._marks.replace(f"{self._token}-000000", mark),
+                marks_address=self._marks_address,
+            )
+            sys.stdout.flush()
+            sys.stderr.flush()
+            with warnings.catch_warnings():
+                # Python warns that the process has threads: those of OpenBLAS, which prepares
+                # for forks. None of them is Python's, and none holds a lock meanwhile.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except (OSError, ValueError) as error:
+            nursery.control.queue(NotStarted(start.number, f"{type(error).__name__}: {error}"))
+            return
+        if pid == 0:
+            with _never_returning():
+                self._let_go()
+                become_child(start, place, _spawn_command())
+        child = _Child(nursery, start.number, pid, mark.encode())
+        nursery.children[start.number] = child
+        self._running[pid] = child
+        nursery.control.queue(Started(start.number, pid))
+
+    def _reap(self) -> None:
+        """Take note of each process below this one that has ended."""
+        while (ended := _reap_one(self._running)) is not None:
+            pid, status = ended
+            child = self._running.pop(pid, None)
+            if child is not None:
+                child.status = status
+                child.report_at = time.monotonic() + _SWEEP_TIMEOUT
+                self._dying.append(child)
+
+    def _sweep(self) -> None:
+        """Kill what ended children have left; report those that have nothing left."""
+        if not self._dying:
+            return
+        left = self._orphans()
+        now = time.monotonic()
+        for child in list(self._dying):
+            mine = [
+                orphan
+                for orphan in left
+                if child.mark in orphan.environ
+                or orphan.session == child.pid
+                # Nobody else could have started those that hide their origin.
+                or not (self._running or self._token.encode() in orphan.environ)
+            ]
+            for orphan in mine:
+                _kill(orphan.pid)
+            if not mine or now >= child.report_at:
+                self._dying.remove(child)
+                del child.nursery.children[child.number]
+                assert child.status is not None
+                child.nursery.news.queue(Exited(child.number, child.status))
+                if child.nursery.ended:
+                    self._serve_nursery(child.nursery)
+
+    # --- the rest ----------------------------------------------------------------------------
+
+    def _orphans(self) -> list[Orphan]:
+        """Return living orphans; dead ones are reaped by the next `_reap`."""
+        found = orphans(self._running, self._token.encode())
+        return [orphan for orphan in found if orphan.environ or orphan.session]
+
+    def _pause(self) -> None:
+        """Wait a moment, or until a child has ended."""
+        select.select([self._wakeup], [], [], _SWEEP_INTERVAL)
+        self._clear_wakeup()
+
+    def _clear_wakeup(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wakeup.recv(4096):
+                pass
+
+    def _take_signals(self) -> None:
+        self._wakeup.setblocking(False)
+        self._wakeup_out.setblocking(False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the driver's thread may block some
+        signal.set_wakeup_fd(self._wakeup_out.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _do_nothing)
+        # A handler, not SIG_IGN: an ignored signal stays ignored in all that is started from here.
+        signal.signal(signal.SIGINT, _do_nothing)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+
+    def _on_terminate(self, signum: int, frame: object) -> None:
+        del signum, frame
+        self._stopping = True
+
+    def _let_go(self) -> None:
+        """In a forked child: close what is the server's."""
+        self._main.close(hang_up=False)
+        self._wakeup.close()
+        self._wakeup_out.close()
+        for nursery in self._nurseries:
+            nursery.control.close(hang_up=False)
+            nursery.news.close(hang_up=False)
+
+
+def _do_nothing(signum: int, frame: object) -> None:
+    """Wake the loop up, through the wake-up descriptor."""
+
+
+@contextlib.contextmanager
+def _never_returning() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os._exit(1)
+
+
+def _spawn_command() -> list[str]:
+    # What multiprocessing passes on too: -W, -X, -E, -I and their like.
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-c", BOOTSTRAP.format(module="child")]
+
+
+def _if_unsent(channel: Channel) -> int:
+    return select.POLLOUT if channel.has_unsent else 0
+
+
+def _open_pidfd(pid: int) -> int:
+    """Return a descriptor that tells when the driver ends, -1 where there is no such thing."""
+    if not hasattr(os, "pidfd_open"):
+        return -1
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:  # a sandbox or an old kernel
+        return -1
+    if os.getppid() != pid:
+        os._exit(1)  # it is gone already, and `fd` may be somebody else's
+    return fd
+
+
+def _find_marks(token: str) -> tuple[str, int]:
+    """Return this process' marks, and where in memory the last one's digits stand."""
+    marks = os.environ[MARK_VARIABLE]
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    address = getenv(MARK_VARIABLE.encode())
+    own = f"{token}-000000"
+    if not address or not marks.endswith(own):
+        return marks, 0
+    return marks, address + len(os.fsencode(marks)) - len("000000")
+
+
+def _reap_one(leaders: Container[int]) -> tuple[int, int] | None:
+    """Reap a child that has ended; kill its process group if it is one of `leaders`.
+
+    Returns:
+        Its id, and its exit code or minus the signal's number; None if no child has ended.
+    """
+    try:
+        if hasattr(os, "waitid"):
+            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if info is not None and info.si_pid in leaders:
+                _kill_group(info.si_pid)  # while the id is certain to be still its own
+            pid, status = os.waitpid(info.si_pid, 0) if info is not None else (0, 0)
+        else:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid in leaders:
+                _kill_group(pid)
+    except ChildProcessError:
+        return None
+    return (pid, os.waitstatus_to_exitcode(status)) if pid else None
+
+
+def _kill(pid: int) -> None:
+    """Kill a child that is not reaped yet, and its process group."""
+    _kill_group(pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _remove(directory: bytes) -> None:
+    """Remove a registered directory, if it is one and this user's own."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(directory)
+        if directory and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,427 @@
+"""The inherited pipe between a driver and its local child: parcels beside the bus.
+
+A parcel is a file descriptor with a number. What it holds (an arena, or the bytes of pickled
+objects) is in memory that both sides share, so a parcel of any size costs 16 bytes on the
+socket and never waits for the other side to read it. Nobody but the two processes can reach the
+pipe, which is why pickles may go here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import pickle
+import select
+import socket
+import struct
+import time
+from typing import Final
+
+import cloudpickle
+
+from envbus.bus.anonymous import anonymous_file
+from envbus.bus.errors import (
+    ClosedError,
+    DecodeError,
+    EncodeError,
+    QueueFullError,
+    TransportError,
+)
+
+__all__ = ["Pipe", "PipeInbox", "PipeOutbox"]
+
+#: Magic, kind, number of the parcel.
+_HEADER: Final = struct.Struct("<4sIQ")
+_MAGIC: Final = b"EBP1"
+_BYTES, _DESCRIPTOR = 1, 2
+_CLOEXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+#: Undelivered parcels kept per side. Each is a descriptor, of which a process may have 1024 by
+#: default on Linux.
+MAX_UNDELIVERED: Final = 64
+#: How far below the last one asked for a parcel may be and still be asked for. One message refers
+#: to one or two; what is further back belongs to messages that were dropped.
+_WINDOW: Final = 16
+#: Seconds that a send may wait for the other side to take parcels from a full socket. A socket
+#: holds some 250 of them, so a wait at all means that the other side has stopped reading.
+SEND_TIMEOUT: Final = 10.0
+
+
+class Pipe:
+    """One end of the pipe. Used by one thread at a time.
+
+    Attributes:
+        dropped: Parcels that nobody asked for in time.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.dropped = 0
+        self._sock = sock
+        self._numbers = 0
+        self._hung_up = False
+        self._partial = b""
+        self._partial_fds: list[int] = []
+        #: Number -> (kind, descriptor), in order of arrival.
+        self._stash: dict[int, tuple[int, int]] = {}
+        self._oldest_wanted = 0
+
+    @classmethod
+    def pair(cls) -> tuple[Pipe, Pipe]:
+        """Return two connected ends."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(one), cls(other)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Pipe:
+        """Return the end whose descriptor was inherited as `fd`; takes it over."""
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        """Return the descriptor: readable when a parcel came or the other side is gone."""
+        self._check_open()
+        return self._sock.fileno()
+
+    def next_number(self) -> int:
+        """Return a number that this end has not used yet; they count up from 1."""
+        self._numbers += 1
+        return self._numbers
+
+    def send_bytes(self, number: int, data: bytes | bytearray | memoryview) -> None:
+        """Send a parcel of bytes.
+
+        Raises:
+            ClosedError: The other side is gone, or this end was closed.
+            QueueFullError: The other side has not read for `SEND_TIMEOUT` seconds.
+            TransportError: There is no memory or descriptor left for it.
+        """
+        try:
+            fd = anonymous_file("envbus-parcel")
+        except OSError as error:
+            raise TransportError(f"no parcel could be made: {error}") from error
+        try:
+            _write_all(fd, memoryview(data).cast("B"))
+            self._send(number, _BYTES, fd)
+        finally:
+            os.close(fd)
+
+    def send_fd(self, number: int, fd: int) -> None:
+        """Send a duplicate of the descriptor `fd`, e.g. an arena's; the caller keeps its own.
+
+        Raises:
+            ClosedError: The other side is gone, or this end was closed.
+            QueueFullError: The other side has not read for `SEND_TIMEOUT` seconds.
+        """
+        self._send(number, _DESCRIPTOR, fd)
+
+    def receive_bytes(self, number: int, timeout: float) -> bytes:
+        """Return the bytes of parcel `number`.
+
+        Parcels of messages that were dropped are forgotten once later ones are asked for.
+
+        Args:
+            number: As the other side sent it. Ask in the order of the messages.
+            timeout: Seconds to wait for it.
+
+        Raises:
+            ClosedError: The other side is gone and the parcel did not come before.
+            TransportError: It did not come in time, or is not a parcel of bytes.
+        """
+        fd = self._take(number, _BYTES, timeout)
+        try:
+            return _read_all(fd)
+        finally:
+            os.close(fd)
+
+    def receive_fd(self, number: int, timeout: float) -> int:
+        """Return the descriptor that came as parcel `number`; the caller closes it.
+
+        Raises as `receive_bytes` does.
+        """
+        return self._take(number, _DESCRIPTOR, timeout)
+
+    def drain(self) -> None:
+        """Take in what has come, without waiting, so that the other side never has to.
+
+        Keeps the newest `MAX_UNDELIVERED` parcels. A hang-up is not an error here: the next
+        `receive_bytes` tells.
+        """
+        self._check_open()
+        while self._read_one():
+            pass
+
+    def close(self) -> None:
+        """Close this end; the other side sees a hang-up. Idempotent."""
+        self._sock.close()
+        for _, fd in self._stash.values():
+            os.close(fd)
+        for fd in self._partial_fds:
+            os.close(fd)
+        self._stash.clear()
+        self._partial_fds.clear()
+
+    def __del__(self) -> None:
+        # Dropping a pipe is a way to close it, as dropping a multiprocessing.Connection is; the
+        # socket inside would warn.
+        if hasattr(self, "_stash"):
+            self.close()
+
+    def __enter__(self) -> Pipe:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        closed = self._sock.fileno() < 0
+        state = "closed" if closed else "hung up" if self._hung_up else "open"
+        return f"<Pipe {state}, undelivered={len(self._stash)}, dropped={self.dropped}>"
+
+    def _check_open(self) -> None:
+        if self._sock.fileno() < 0:
+            raise ClosedError("this pipe was closed")
+
+    def _send(self, number: int, kind: int, fd: int) -> None:
+        self._check_open()
+        self._numbers = max(self._numbers, number)
+        data = _HEADER.pack(_MAGIC, kind, number)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        deadline = time.monotonic() + SEND_TIMEOUT
+        while data:
+            try:
+                data = data[self._sock.sendmsg([data], rights) :]
+                rights = []  # the descriptor went with the first byte
+            except BlockingIOError:
+                self._wait_until_writable(number, deadline)
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise ClosedError("the other side of the pipe is gone") from error
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise TransportError(f"parcel {number} was not sent: {error}") from error
+                raise QueueFullError(f"parcel {number}: too many parcels under way") from error
+
+    def _wait_until_writable(self, number: int, deadline: float) -> None:
+        if time.monotonic() >= deadline:
+            raise QueueFullError(
+                f"parcel {number} was not sent: the other side has not read its pipe "
+                f"for {SEND_TIMEOUT} s"
+            )
+        events = _poll(self._sock, select.POLLIN | select.POLLOUT, deadline)
+        if events & select.POLLIN and not events & select.POLLOUT:
+            # Both sides may be sending: taking in what came keeps that from being a deadlock.
+            self.drain()
+
+    def _take(self, number: int, kind: int, timeout: float) -> int:
+        self._check_open()
+        deadline = time.monotonic() + timeout
+        self._oldest_wanted = max(self._oldest_wanted, number - _WINDOW)
+        for old in [known for known in self._stash if known < self._oldest_wanted]:
+            self._drop(old)
+        while number not in self._stash:
+            if self._read_one():
+                continue
+            if self._hung_up:
+                raise ClosedError(f"the other side of the pipe left before parcel {number} came")
+            if time.monotonic() >= deadline:
+                raise TransportError(f"parcel {number} did not come within {timeout} s")
+            _poll(self._sock, select.POLLIN, deadline)
+        found, fd = self._stash.pop(number)
+        if found != kind:
+            os.close(fd)
+            raise TransportError(f"parcel {number} is of kind {found}, {kind} was expected")
+        return fd
+
+    def _read_one(self) -> bool:
+        """Take one parcel from the socket; False if there is none now."""
+        if self._hung_up:
+            return False
+        missing = _HEADER.size - len(self._partial)
+        try:
+            data, ancillary, flags, _ = self._sock.recvmsg(missing, _RIGHTS_SPACE, _CLOEXEC)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            data, ancillary, flags = b"", [], 0
+        self._partial_fds += _descriptors(ancillary)
+        if not data:
+            self._hung_up = True
+            return False
+        if flags & socket.MSG_CTRUNC:
+            raise TransportError("a parcel was lost: too many open files in this process")
+        self._partial += data
+        if len(self._partial) < _HEADER.size:
+            return True  # the rest follows at once
+        magic, kind, number = _HEADER.unpack(self._partial)
+        self._partial = b""
+        fds, self._partial_fds = self._partial_fds, []
+        if magic != _MAGIC or len(fds) != 1:
+            for fd in fds:
+                os.close(fd)
+            raise TransportError("something else than a parcel came over the pipe")
+        self._keep(number, kind, fds[0])
+        return True
+
+    def _keep(self, number: int, kind: int, fd: int) -> None:
+        if number < self._oldest_wanted or number in self._stash:
+            os.close(fd)
+            self.dropped += 1
+            return
+        self._stash[number] = (kind, fd)
+        if len(self._stash) > MAX_UNDELIVERED:
+            self._drop(next(iter(self._stash)))
+
+    def _drop(self, number: int) -> None:
+        os.close(self._stash.pop(number)[1])
+        self.dropped += 1
+
+
+class PipeOutbox:
+    """Collects the objects of one message that the codec cannot express; pickles each by itself.
+
+    One outbox serves one message after the other: `add` while it is encoded, then `flush`
+    before it is sent (or `discard` if it is not), so that the parcel is there first.
+    """
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._pickles: list[bytes] = []
+        self._number = 0
+
+    @property
+    def number(self) -> int:
+        """Number of the parcel that the objects of this message will be in."""
+        if not self._number:  # not before it is needed: numbers count up in the order of sending
+            self._number = self._pipe.next_number()
+        return self._number
+
+    def add(self, obj: object) -> int:
+        """Pickle `obj` and return its index in the parcel.
+
+        Raises:
+            EncodeError: It cannot be pickled; what was added before stays.
+        """
+        try:
+            self._pickles.append(cloudpickle.dumps(obj))
+        except Exception as error:  # any object's own code may run here
+            kind = type(obj)
+            raise EncodeError(
+                f"{kind.__module__}.{kind.__qualname__} cannot be pickled: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return len(self._pickles) - 1
+
+    def flush(self) -> None:
+        """Send the parcel, if anything was added. Raises as `Pipe.send_bytes` does."""
+        if not self._pickles:
+            return
+        number, pickles = self.number, self._pickles
+        self.discard()
+        lengths = [len(pickles), *map(len, pickles)]
+        self._pipe.send_bytes(
+            number, struct.pack(f"<{len(lengths)}Q", *lengths) + b"".join(pickles)
+        )
+
+    def discard(self) -> None:
+        """Forget what was added; its message is not sent."""
+        self._pickles = []
+        self._number = 0
+
+
+class PipeInbox:
+    """Hands out the objects of parcels by number and index, unpickling each once per `get`."""
+
+    def __init__(self, pipe: Pipe, *, timeout: float = 10.0) -> None:
+        """Read from `pipe`, waiting at most `timeout` seconds for a parcel.
+
+        A parcel is sent before the message that names it, so it is there already unless its
+        sender died between the two.
+        """
+        self._pipe = pipe
+        self._timeout = timeout
+        self._number = 0
+        self._pickles: list[memoryview] = []
+
+    def get(self, number: int, index: int) -> object:
+        """Return object `index` of parcel `number`.
+
+        Raises:
+            DecodeError: The parcel has no such object, or it cannot be unpickled here.
+            ClosedError: The sender is gone and the parcel did not come before.
+            TransportError: The parcel did not come in time.
+        """
+        if number != self._number:
+            self._pickles = _split(self._pipe.receive_bytes(number, self._timeout))
+            self._number = number
+        if not 0 <= index < len(self._pickles):
+            raise DecodeError(f"parcel {number} has no object {index}")
+        try:
+            return pickle.loads(self._pickles[index])  # noqa: S301 (own child's pipe only)
+        except Exception as error:  # any object's own code may run here
+            raise DecodeError(
+                f"object {index} of parcel {number} cannot be rebuilt here: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def forget(self) -> None:
+        """Free the last parcel; it is kept until another one is asked for."""
+        self._number, self._pickles = 0, []
+
+
+def _split(data: bytes) -> list[memoryview]:
+    """Return the pickles of one parcel."""
+    try:
+        (count,) = struct.unpack_from("<Q", data)
+        lengths = struct.unpack_from(f"<{count}Q", data, 8)
+    except struct.error as error:
+        raise DecodeError(f"a parcel of objects has no readable table: {error}") from error
+    view, start, pickles = memoryview(data), 8 * (count + 1), []
+    for length in lengths:
+        pickles.append(view[start : start + length])
+        start += length
+    if start != len(data):
+        raise DecodeError(f"a parcel of objects has {len(data)} bytes, not {start}")
+    return pickles
+
+
+#: Room for more descriptors than a parcel has, so that a surplus one is seen and closed.
+_RIGHTS_SPACE: Final = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    if not _CLOEXEC:
+        for fd in fds:
+            os.set_inheritable(fd, False)
+    return list(fds)
+
+
+def _poll(sock: socket.socket, events: int, deadline: float) -> int:
+    """Wait for `events` on `sock` until `deadline`; return those that are there."""
+    poller = select.poll()
+    poller.register(sock, events)
+    found = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+    return found[0][1] if found else 0
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError as error:
+        raise TransportError(f"a parcel of {len(data)} bytes found no memory: {error}") from error
+
+
+def _read_all(fd: int) -> bytes:
+    """Return the whole file; its own offset, shared with the sender, is not touched."""
+    size = os.fstat(fd).st_size
+    chunks, start = [], 0
+    while start < size:
+        chunk = os.pread(fd, size - start, start)
+        if not chunk:
+            raise TransportError("a parcel was cut short while it was read")
+        chunks.append(chunk)
+        start += len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)

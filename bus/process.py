@@ -1,0 +1,465 @@
+"""Child processes of a driver: start, watch, kill, and never leave one behind.
+
+Leaves out what a child is told to do (it gets one end of a pipe), and whether one that ended is
+started again (`supervision.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from envbus.bus.channel import (
+    Attached,
+    Channel,
+    Exited,
+    Kill,
+    Message,
+    NotStarted,
+    Ping,
+    Pong,
+    Start,
+    Started,
+)
+from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
+from envbus.bus.pipe import Pipe
+from envbus.bus.server_process import ServerProcess, server_for
+
+__all__ = ["DEFAULT_METHOD", "Child", "ExitStatus", "Nursery", "NurseryStatistics"]
+
+logger = logging.getLogger("envbus.bus.process")
+
+#: How children start unless told otherwise. macOS' frameworks crash in processes that were
+#: forked after they were loaded, and numpy alone loads one (Accelerate).
+DEFAULT_METHOD: Final = "spawn" if sys.platform == "darwin" else "fork"
+#: Seconds for a killed child to be reported. Only one that the kernel holds (a dead network
+#: disk, a broken driver) takes longer.
+_KILL_TIMEOUT: Final = 5.0
+#: Seconds for a server that is not importing to take or answer a message.
+_ANSWER_TIMEOUT: Final = 10.0
+
+
+class ExitStatus(msgspec.Struct, frozen=True):
+    """How a child ended: by its own exit code, or by a signal."""
+
+    code: int | None = None
+    signal: int | None = None
+    #: What else is known, e.g. that its fork server died.
+    note: str = ""
+
+    def describe(self) -> str:
+        """Return it in words: `"exit code 9"`, `"signal SIGKILL"`."""
+        if self.signal is not None:
+            try:
+                what = f"signal {signal.Signals(self.signal).name}"
+            except ValueError:  # a real-time signal has a number only
+                what = f"signal {self.signal}"
+        else:
+            what = f"exit code {self.code}"
+        return f"{what} ({self.note})" if self.note else what
+
+
+class Child:
+    """One child process.
+
+    Attributes:
+        name: As given to `start`.
+        pid: Its process id; also that of its session and process group.
+        pipe: The driver's end of its pipe. Closed by `Nursery.close`, or once its end has been
+            reported and this object is dropped.
+        exit_status: How it ended; None until `exits` or `close` has reported it.
+    """
+
+    def __init__(self, name: str, pid: int, pipe: Pipe, number: int) -> None:
+        self.name = name
+        self.pid = pid
+        self.pipe = pipe
+        self.exit_status: ExitStatus | None = None
+        self._number = number
+
+    def __repr__(self) -> str:
+        state = self.exit_status.describe() if self.exit_status else "running"
+        return f"<Child {self.name} pid={self.pid} {state}>"
+
+
+class NurseryStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since the nursery was made."""
+
+    started: int
+    running: int
+    #: Ended by themselves or by somebody else.
+    exited: int
+    #: Killed by `kill` or `close`.
+    killed: int
+    #: Times that the fork server died under it.
+    lost_servers: int
+
+
+class Nursery:
+    """A set of child processes that end with it. Used by one thread at a time.
+
+    The children are those of a *fork server*, one process per driver and set of `preload`,
+    started by the first nursery. Whatever becomes of the driver (a normal end, an exception,
+    SIGKILL), of this object (closed, or dropped without) or of a child (also in the middle of a C
+    call that never returns): the processes below it are killed, with all that they started
+    themselves, and `directory` is removed.
+
+    Args:
+        preload: Modules that the server imports once for all children. One that cannot be
+            imported is logged and left to the children.
+        directory: Removed, with what is in it, when the nursery ends.
+    """
+
+    def __init__(
+        self, preload: Sequence[str] = (), directory: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._preload = tuple(preload) if not isinstance(preload, str) else preload
+        self._directory = os.path.abspath(directory) if directory is not None else None
+        self._owner = os.getpid()
+        self._children: dict[int, Child] = {}
+        self._numbers = 0
+        self._killed: set[int] = set()
+        self._exited = 0
+        self._lost_servers = 0
+        self._closed = False
+        self._links = _Links()
+        self._server: ServerProcess | None = None
+        self._finalizer = weakref.finalize(self, _abandon, self._links, self._children, self._owner)
+        try:
+            self._attach()  # the server's imports then run while the driver goes on
+        except BaseException:
+            self._finalizer()
+            raise
+
+    # --- start -------------------------------------------------------------------------------
+
+    def start(
+        self,
+        name: str,
+        entry: str,
+        *,
+        method: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+    ) -> Child:
+        """Start a child that calls `entry` with its end of a pipe (an `envbus.bus.pipe.Pipe`).
+
+        It has the driver's working directory, environment, `sys.path`, `sys.argv`, stdout and
+        stderr as they are now, `/dev/null` as stdin, and a session of its own. An exception from
+        `entry` is printed to stderr and gives exit code 1.
+
+        Args:
+            name: For messages to people.
+            entry: `"module:function"`.
+            method: `"fork"`: a copy of the server, with its imports; `"spawn"`: a fresh
+                interpreter. None: `DEFAULT_METHOD`.
+            cwd: Working directory instead of the driver's.
+            environ: Environment instead of the driver's.
+            timeout: Seconds to wait. The first start waits for the server's imports; later ones
+                take milliseconds.
+
+        Raises:
+            ConfigError: `entry` or `method` is malformed.
+            StartError: The child did not come up; says why.
+            ClosedError: The nursery was closed, or belongs to another process.
+        """
+        self._check_usable()
+        method = method or DEFAULT_METHOD
+        if method not in ("fork", "spawn"):
+            raise ConfigError(f"method is 'fork' or 'spawn', not {method!r}")
+        if not all(entry.partition(":")):
+            raise ConfigError(f"an entry is 'module:function', not {entry!r}")
+        deadline = time.monotonic() + timeout
+        if self._server is None or not self._server.is_alive():
+            self._lose_server()
+            self._attach()
+        self._numbers += 1
+        number = self._numbers
+        message = Start(
+            number=number,
+            entry=entry,
+            method=method,
+            cwd=_current_directory() if cwd is None else os.fsencode(cwd),
+            environ=_encode_environ(os.environ if environ is None else environ),
+            path=[os.fsencode(part) for part in sys.path if isinstance(part, str)],
+            argv=[os.fsencode(part) for part in getattr(sys, "argv", ["-c"])],
+        )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        pipe = Pipe(ours)
+        try:
+            with theirs, _standard_streams() as streams:
+                self._send(message, [theirs.fileno(), *streams], timeout)
+            pid = self._wait_for_start(number, deadline)
+        except BaseException:
+            pipe.close()
+            with contextlib.suppress(EnvbusError):
+                self._links.control.send(Kill(number), timeout=0.0)
+            raise
+        child = Child(name, pid, pipe, number)
+        self._children[number] = child
+        return child
+
+    # --- watch -------------------------------------------------------------------------------
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        """The children whose ends have not been reported."""
+        return tuple(self._children.values())
+
+    def fileno(self) -> int:
+        """Return a descriptor, always the same, that is readable when `exits` has news."""
+        self._check_usable()
+        return self._links.news.fileno()
+
+    def exits(self) -> list[tuple[Child, ExitStatus]]:
+        """Return the children that have ended since the last call, without waiting.
+
+        When a child is reported, nothing that it started is left either.
+        """
+        self._check_usable()
+        news = self._links.news.read()
+        ended = [self._on_exit(message) for message, _ in news]
+        if self._links.news.ended:
+            ended += self._lose_server()
+        return [(child, status) for child, status in filter(None, ended)]
+
+    def statistics(self) -> NurseryStatistics:
+        """Return counts since the nursery was made."""
+        return NurseryStatistics(
+            started=self._exited + len(self._children),
+            running=len(self._children),
+            exited=self._exited,
+            killed=len(self._killed),
+            lost_servers=self._lost_servers,
+        )
+
+    # --- end ---------------------------------------------------------------------------------
+
+    def kill(self, child: Child) -> None:
+        """Kill a child and all that it started, at once; `exits` reports its end."""
+        self._check_usable()
+        if child._number in self._children:
+            self._killed.add(child._number)
+            with contextlib.suppress(EnvbusError):  # a dead server's children are dead
+                self._links.control.send(Kill(child._number), timeout=_ANSWER_TIMEOUT)
+
+    def close(self, timeout: float = 5.0) -> list[Child]:
+        """Wait until all children have ended, kill those that have not. Idempotent.
+
+        Whoever wants them to end by themselves asks them before.
+
+        Args:
+            timeout: Seconds to wait before killing.
+
+        Returns:
+            Those that had to be killed.
+        """
+        if self._closed or self._owner != os.getpid():
+            return []
+        self._wait_for_exits(time.monotonic() + timeout)
+        late = list(self._children.values())
+        try:
+            for child in late:
+                self.kill(child)
+            self._wait_for_exits(time.monotonic() + _KILL_TIMEOUT)
+            if self._children and not self._server_answers():
+                assert self._server is not None
+                self._server.bury()  # stopped or stuck: its death is its children's
+                self._lose_server()
+            for child in self._children.values():
+                logger.warning("%s (pid %d) was killed and has not ended", child.name, child.pid)
+        finally:
+            self._closed = True
+            for child in late:
+                child.pipe.close()
+            self._finalizer()
+        return late
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._children)} children"
+        return f"<Nursery {state}, {self._server}>"
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("this nursery was closed")
+        if self._owner != os.getpid():
+            raise ClosedError(f"this nursery belongs to process {self._owner}; make a new one here")
+
+    def _attach(self) -> None:
+        """Give the far ends of new links to a server that lives."""
+        self._server = server_for(self._preload)
+        self._links.renew()
+        self._server.attach(*self._links.far_ends(), self._directory)
+        self._links.drop_far_ends()
+
+    def _send(self, message: Message, fds: Sequence[int], timeout: float) -> None:
+        try:
+            self._links.control.send(message, fds, timeout=timeout)
+        except EnvbusError as error:
+            raise StartError(f"{error}: {self._describe_server()}") from error
+
+    def _wait_for_start(self, number: int, deadline: float) -> int:
+        while True:
+            try:
+                message, _ = self._links.control.receive(deadline)
+            except EnvbusError as error:
+                raise StartError(f"{error}: {self._describe_server()}") from error
+            match message:
+                case Started(answered, pid) if answered == number:
+                    return pid
+                case NotStarted(answered, text) if answered == number:
+                    raise StartError(f"the fork server could not start a child: {text}")
+                case Attached(failures):
+                    for failure in failures:
+                        logger.warning("the fork server could not import %s", failure)
+                case _:
+                    pass  # the answer to a start that was given up
+
+    def _describe_server(self) -> str:
+        assert self._server is not None
+        return self._server.describe_end()
+
+    def _on_exit(self, message: Message) -> tuple[Child, ExitStatus] | None:
+        assert isinstance(message, Exited)
+        child = self._children.pop(message.number, None)
+        if child is None:
+            return None  # its start was given up
+        if message.status >= 0:
+            status = ExitStatus(code=message.status)
+        else:
+            status = ExitStatus(signal=-message.status)
+        child.exit_status = status
+        self._exited += 1
+        return child, status
+
+    def _lose_server(self) -> list[tuple[Child, ExitStatus] | None]:
+        """Take note that the server is gone, and with it all children."""
+        if self._server is None:
+            return []
+        note = self._server.describe_end().splitlines()[0]
+        self._server.bury()
+        self._server = None
+        self._lost_servers += 1
+        logger.warning("%s; its children are killed", note)
+        ended: list[tuple[Child, ExitStatus] | None] = [
+            self._on_exit(message) for message, _ in self._links.news.read()
+        ]
+        for child in list(self._children.values()):
+            del self._children[child._number]
+            child.exit_status = ExitStatus(signal=signal.SIGKILL, note=note)
+            self._exited += 1
+            ended.append((child, child.exit_status))
+        self._links.renew()
+        return ended
+
+    def _wait_for_exits(self, deadline: float) -> None:
+        while self._children:
+            poller = select.poll()
+            poller.register(self._links.news, select.POLLIN)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            poller.poll(left * 1000)
+            for child, _ in self.exits():
+                child.pipe.close()
+
+    def _server_answers(self) -> bool:
+        deadline = time.monotonic() + _ANSWER_TIMEOUT
+        try:
+            self._links.control.send(Ping(), timeout=_ANSWER_TIMEOUT)
+            while not isinstance(self._links.control.receive(deadline)[0], Pong):
+                pass
+        except EnvbusError:
+            return False
+        return True
+
+
+class _Links:
+    """A nursery's two sockets to its server.
+
+    Commands and their answers have one, news has another: an end that is reported while an
+    answer is waited for stays visible on the news socket's descriptor, which a caller polls.
+    """
+
+    def __init__(self) -> None:
+        self.control, self._far_control = _channel_pair()
+        self.news, self._far_news = _channel_pair()
+
+    def renew(self) -> None:
+        """Replace both sockets; the descriptor of the news stays the same number."""
+        self.control.close()
+        self.drop_far_ends()
+        self.control, self._far_control = _channel_pair()
+        near, self._far_news = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.news.replace(near)
+
+    def far_ends(self) -> tuple[int, int]:
+        """Return the descriptors that are the server's to be."""
+        return self._far_control.fileno(), self._far_news.fileno()
+
+    def drop_far_ends(self) -> None:
+        """Close this process' copies of the server's ends."""
+        self._far_control.close()
+        self._far_news.close()
+
+    def close(self, *, hang_up: bool) -> None:
+        self.control.close(hang_up=hang_up)
+        self.news.close(hang_up=hang_up)
+        self.drop_far_ends()
+
+
+def _channel_pair() -> tuple[Channel, socket.socket]:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return Channel(near), far
+
+
+def _abandon(links: _Links, children: dict[int, Child], owner: int) -> None:
+    """Hang up, so that the server kills what is left. In a forked process: only let go."""
+    links.close(hang_up=os.getpid() == owner)
+    for child in children.values():
+        child.pipe.close()
+
+
+def _current_directory() -> bytes:
+    try:
+        return os.getcwdb()
+    except FileNotFoundError:  # it was removed; the server stands in it too
+        return b""
+
+
+def _encode_environ(environ: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
+
+
+@contextlib.contextmanager
+def _standard_streams() -> Iterator[list[int]]:
+    """Yield descriptors for a child's stdout and stderr: the driver's, or the null device."""
+    with open(os.devnull, "wb", buffering=0) as null:
+        streams = []
+        for fd in (1, 2):
+            try:
+                os.fstat(fd)
+                streams.append(fd)
+            except OSError:  # closed, as in a daemon
+                streams.append(null.fileno())
+        yield streams

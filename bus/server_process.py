@@ -1,0 +1,223 @@
+"""The driver's hold on its fork server: start it once, share it, bury it.
+
+Leaves out what the server does (`forkserver.py`) and what is asked of it (`process.py`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import IO, Final
+
+from envbus.bus.channel import Attach, Channel
+from envbus.bus.descendants import MARK_VARIABLE, kill_marked
+from envbus.bus.errors import ConfigError, EnvbusError, StartError
+from envbus.bus.forkserver import BOOTSTRAP
+
+__all__ = ["ServerProcess", "server_for"]
+
+#: Seconds for the server to take a message of some hundred bytes. It reads while it is not
+#: importing, and the socket has room for hundreds of them meanwhile.
+_SEND_TIMEOUT: Final = 10.0
+#: Seconds for the server to kill its children and go, before it is killed itself.
+_STOP_TIMEOUT: Final = 8.0
+#: Seconds for killed processes to be gone.
+_KILL_TIMEOUT: Final = 2.0
+#: Characters of the server's stderr that an error shows.
+_TAIL_CHARACTERS: Final = 4000
+
+
+class ServerProcess:
+    """One fork server process. Safe to use from several threads.
+
+    Attributes:
+        pid: Its process id.
+    """
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        """Start it, without waiting for its imports.
+
+        Raises:
+            StartError: No process could be started.
+        """
+        if not hasattr(socket, "AF_UNIX") or os.name != "posix":
+            raise StartError("child processes need a POSIX system: Linux, macOS, or WSL")
+        if not sys.executable:
+            raise StartError("sys.executable is empty: there is no interpreter to start")
+        self._owner = os.getpid()
+        self._token = f"envbus-{secrets.token_hex(8)}"
+        self._lock = threading.Lock()
+        self._buried = False
+        #: What the server writes itself, most of it while importing; children write to the
+        #: driver's own streams.
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `bury`)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._main = Channel(ours)
+        try:
+            self._process = self._start(theirs, list(preload))
+        except OSError as error:
+            self._main.close()
+            self._log.close()
+            raise StartError(f"the fork server could not be started: {error}") from error
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+
+    def attach(self, control_fd: int, news_fd: int, directory: str | None) -> None:
+        """Hand a nursery's sockets to the server; the caller closes its copies.
+
+        Raises:
+            StartError: The server is gone.
+        """
+        message = Attach(os.fsencode(directory) if directory else b"")
+        try:
+            with self._lock:
+                self._main.send(message, [control_fd, news_fd], timeout=_SEND_TIMEOUT)
+        except EnvbusError as error:
+            raise StartError(self.describe_end()) from error
+
+    def is_alive(self) -> bool:
+        """Whether its process runs, and is this process' own."""
+        return self._owner == os.getpid() and not self._buried and self._process.poll() is None
+
+    def describe_end(self) -> str:
+        """Return how the server ended and the last it wrote; waits a moment for its end."""
+        try:
+            code: int | None = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            code = None
+        what = "does not answer" if code is None else f"ended with {_describe_code(code)}"
+        tail = self._read_log()
+        return f"the fork server (pid {self.pid}) {what}" + (f"; it wrote:\n{tail}" if tail else "")
+
+    def stop(self) -> None:
+        """Ask it to kill all children and end; kill it if it does not. Idempotent."""
+        with self._lock:
+            self._main.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_TIMEOUT)
+        self.bury()
+
+    def bury(self) -> None:
+        """Kill it if it lives, and all that it or its children have left. Idempotent."""
+        with self._lock:
+            if self._buried:
+                return
+            self._buried = True
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_KILL_TIMEOUT)
+            kill_marked(self._token.encode(), _KILL_TIMEOUT)
+            self._main.close()
+            self._log.close()
+
+    def disown(self) -> None:
+        """In a process forked from the driver: let go of what is the driver's."""
+        self._lock = threading.Lock()  # a thread that does not exist here may hold the old one
+        self._buried = True
+        self._process.returncode = 0  # it is not this process' child: nothing to wait for
+        self._main.close(hang_up=False)
+        self._log.close()
+
+    def __repr__(self) -> str:
+        return f"<ServerProcess pid={self.pid} {'alive' if self.is_alive() else 'ended'}>"
+
+    def _start(self, theirs: socket.socket, preload: list[str]) -> subprocess.Popen[bytes]:
+        marks = os.environ.get(MARK_VARIABLE, "")
+        environ = {
+            **os.environ,
+            # As long as the marks of any child, which are written over it (`child.py`).
+            MARK_VARIABLE: f"{marks},{self._token}-000000".lstrip(","),
+        }
+        config = {
+            "path": [entry for entry in sys.path if isinstance(entry, str)],
+            "preload": preload,
+            "main_fd": theirs.fileno(),
+            "driver_pid": self._owner,
+            "token": self._token,
+        }
+        # What multiprocessing passes on too: -W, -X, -E, -I and their like.
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        with tempfile.TemporaryFile() as file:
+            file.write(json.dumps(config).encode())
+            file.flush()
+            file.seek(0)
+            code = BOOTSTRAP.format(module="forkserver")
+            return subprocess.Popen(  # noqa: S603 (our own interpreter)
+                [sys.executable, *flags, "-c", code, str(file.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=environ,
+                pass_fds=(theirs.fileno(), file.fileno()),
+                start_new_session=True,  # Ctrl-C in a terminal is not for it
+            )
+
+    def _read_log(self) -> str:
+        if self._log.closed:
+            return ""
+        size = os.fstat(self._log.fileno()).st_size
+        start = max(0, size - _TAIL_CHARACTERS)
+        return os.pread(self._log.fileno(), size - start, start).decode(errors="replace").strip()
+
+
+def server_for(preload: Sequence[str]) -> ServerProcess:
+    """Return this process' fork server with these imports, started if need be.
+
+    Raises:
+        ConfigError: `preload` is not a sequence of module names.
+        StartError: No process could be started.
+    """
+    if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
+        raise ConfigError(f"preload is a sequence of module names, not {preload!r}")
+    key = tuple(preload)
+    with _registry.lock:
+        server = _registry.servers.get(key)
+        if server is not None and not server.is_alive():
+            server.bury()
+            server = None
+        if server is None:
+            server = _registry.servers[key] = ServerProcess(key)
+        return server
+
+
+class _Registry:
+    """This process' fork servers."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.servers: dict[tuple[str, ...], ServerProcess] = {}
+
+    def stop_all(self) -> None:
+        """At the interpreter's end: leave no process, not even for a moment."""
+        with self.lock:
+            servers = list(self.servers.values())
+            self.servers.clear()
+        for server in servers:
+            server.stop()
+
+    def disown_all(self) -> None:
+        """In a forked process: the servers are its parent's."""
+        self.lock = threading.Lock()
+        for server in self.servers.values():
+            server.disown()
+        self.servers.clear()
+
+
+def _describe_code(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+_registry: Final = _Registry()
+atexit.register(_registry.stop_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_registry.disown_all)
