@@ -93,34 +93,26 @@ class Peers:
         return self._names.get(name)
 
     def add(self, peer: Peer) -> None:
-        """Add a peer. Its identity and name must be free."""
-        if peer.identity in self._peers or peer.name in self._names:
-            raise AssertionError(f"peer {peer.name} or its identity is there already")
+        """Add a joining peer. Its identity and name must be free."""
+        expect(peer.state is PeerState.JOINING, f"{peer.name} is {peer.state.value} already")
+        expect(peer.identity not in self._peers, f"the identity of {peer.name} is in use")
+        expect(peer.name not in self._names, f"the name {peer.name} is in use")
         self._peers[peer.identity] = peer
         self._names[peer.name] = peer
-        if peer.state is not PeerState.JOINING:
-            self._start_lease(peer)
 
     def on_hello(
-        self,
-        peer: Peer,
-        *,
-        incarnation: int,
-        services: tuple[str, ...],
-        capacity: int,
-        lease: float,
-        now: float,
+        self, peer: Peer, *, services: tuple[str, ...], capacity: int, lease: float, now: float
     ) -> None:
-        """An expected peer is there now."""
-        if peer.state is not PeerState.JOINING:
-            raise AssertionError(f"hello is not legal in state {peer.state.value}")
+        """A joining peer is there now."""
+        expect(peer.state is PeerState.JOINING, f"hello is not legal in state {peer.state.value}")
         peer.state = PeerState.READY
-        peer.incarnation = incarnation
         peer.services = services
         peer.capacity = capacity
         peer.lease = lease
         peer.heard = now
-        self._start_lease(peer)
+        if lease > 0:
+            self._leased[peer.identity] = peer
+            self._next_check = min(self._next_check, _next_check(peer))
 
     def remove(self, peer: Peer) -> None:
         """Forget a peer; it is GONE."""
@@ -184,11 +176,6 @@ class Peers:
             if leased:
                 expect(self._next_check <= _next_check(peer), f"{peer.name} is checked too late")
         expect(self._leased.keys() <= self._peers.keys(), "a peer that is gone has a lease")
-
-    def _start_lease(self, peer: Peer) -> None:
-        if peer.lease > 0:
-            self._leased[peer.identity] = peer
-            self._next_check = min(self._next_check, _next_check(peer))
 
 
 def _next_check(peer: Peer) -> float:

@@ -1,0 +1,98 @@
+"""Whether a peer that says hello may join those who are there.
+
+Pure: no socket, clock, thread or process in this file, and nothing is changed by asking.
+"""
+
+from __future__ import annotations
+
+import math
+
+from envbus.bus.messages import Hello
+from envbus.bus.peers import Peers, PeerState
+from envbus.bus.routing import Router
+
+__all__ = ["objection", "services_of"]
+
+#: Longest name of a peer or service, and most services of one peer: more is a mistake, or meant
+#: to fill our memory.
+_MAX_NAME_CHARS = 256
+_MAX_SERVICES = 64
+
+
+def services_of(hello: Hello) -> tuple[str, ...]:
+    """Return what the peer offers, each once."""
+    return tuple(dict.fromkeys(hello.services))
+
+
+def objection(
+    hello: Hello, identity: bytes, incarnation: int, peers: Peers, router: Router
+) -> str | None:
+    """Return why the peer cannot join, for people, or None if it can.
+
+    A name belongs to one peer at a time. A higher incarnation takes it over, unless the
+    broker's owner started the holder. Services and names are told apart by nothing but
+    themselves, so none may be both, except that a peer may be called like its own service.
+
+    Args:
+        hello: What it says of itself.
+        identity: Its routing id.
+        incarnation: From its header.
+        peers: Those who are there.
+        router: The services that are there.
+    """
+    return (
+        _malformed(hello)
+        or _other_self(hello, identity, incarnation, peers)
+        or _name_taken(hello, identity, incarnation, peers)
+        or _name_is_service(hello, peers, router)
+    )
+
+
+def _malformed(hello: Hello) -> str | None:
+    if not all(0 < len(name) <= _MAX_NAME_CHARS for name in (hello.name, *hello.services)):
+        return f"names of peers and services have 1 to {_MAX_NAME_CHARS} characters"
+    if len(hello.services) > _MAX_SERVICES:
+        return f"a peer offers at most {_MAX_SERVICES} services, not {len(hello.services)}"
+    if hello.capacity < 1:
+        return f"the capacity must be 1 or more, not {hello.capacity}"
+    if not 0.0 <= hello.heartbeat < math.inf:
+        return f"the heartbeat must be finite and not negative, not {hello.heartbeat}"
+    return None
+
+
+def _other_self(hello: Hello, identity: bytes, incarnation: int, peers: Peers) -> str | None:
+    peer = peers.find(identity)
+    if peer is None:
+        return None
+    if peer.name != hello.name:
+        return f"this identity belongs to {peer.name!r}, not to {hello.name!r}"
+    if peer.state is PeerState.JOINING:
+        if incarnation != peer.incarnation:
+            return (
+                f"{peer.name!r} is expected with incarnation {peer.incarnation}, not {incarnation}"
+            )
+    elif peer.services != services_of(hello) or incarnation != peer.incarnation:
+        return f"{peer.name!r} said hello before, with other services or incarnation"
+    return None
+
+
+def _name_taken(hello: Hello, identity: bytes, incarnation: int, peers: Peers) -> str | None:
+    holder = peers.by_name(hello.name)
+    if holder is None or holder.identity == identity:
+        return None
+    if holder.expected or incarnation <= holder.incarnation:
+        return (
+            f"the name {hello.name!r} is taken by incarnation {holder.incarnation} of it; "
+            "choose another name, or raise the incarnation"
+        )
+    return None
+
+
+def _name_is_service(hello: Hello, peers: Peers, router: Router) -> str | None:
+    if hello.name in router and hello.name not in hello.services:
+        return f"the name {hello.name!r} is that of a service; choose another name"
+    for service in hello.services:
+        other = peers.by_name(service)
+        if other is not None and service != hello.name and service not in other.services:
+            return f"the service {service!r} has the name of a peer; choose another name"
+    return None
