@@ -84,7 +84,9 @@ class BlockLayout:
         offsets = iter(self.offsets)
 
         def view(dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-            return np.ndarray((self.num_envs, *shape), dtype, buffer, next(offsets))
+            array: npt.NDArray[Any]
+            array = np.ndarray((self.num_envs, *shape), dtype, buffer, next(offsets))
+            return array
 
         def views(block: tuple[Leaf, ...] | None) -> list[npt.NDArray[Any]] | None:
             return None if block is None else [view(leaf.dtype, leaf.shape) for leaf in block]

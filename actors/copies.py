@@ -7,41 +7,47 @@ may go on changing.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 __all__ = ["own", "own_deeply"]
 
+T = TypeVar("T")
+
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
-def own(value: Any) -> Any:
+def own(value: T) -> T:
     """Return `value` with its containers and arrays copied; arrays are writable.
 
     Other objects stay what they are: they may not be copyable, or not be meant to be.
     """
+    return cast("T", _own(value))
+
+
+def own_deeply(value: T) -> T:
+    """Return a deep copy of `value`, or, where an object in it refuses, what `own` gives."""
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return cast("T", value.copy())
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # __deepcopy__ is anybody's code; the value is usable as it is
+        return own(value)
+
+
+def _own(value: Any) -> object:  # noqa: ANN401 - narrowed by hand, step by step
     kind = type(value)
     if kind in _ATOMS or isinstance(value, np.generic):
         return value
     if isinstance(value, np.ndarray):
         return value.copy()
     if kind is dict:
-        return {key: own(item) for key, item in value.items()}
+        return {key: _own(item) for key, item in value.items()}
     if kind is list:
-        return [own(item) for item in value]
+        return [_own(item) for item in value]
     if kind is tuple:
-        return tuple([own(item) for item in value])
+        return tuple([_own(item) for item in value])
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return kind(*[own(item) for item in value])  # a named tuple, e.g. a GraphInstance
+        return kind(*[_own(item) for item in value])  # a named tuple, e.g. a GraphInstance
     return value
-
-
-def own_deeply(value: Any) -> Any:
-    """Return a deep copy of `value`, or, where an object in it refuses, what `own` gives."""
-    if type(value) is np.ndarray and not value.dtype.hasobject:
-        return value.copy()
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001 - __deepcopy__ is anybody's code; the value is usable as it is
-        return own(value)

@@ -106,7 +106,7 @@ def parse_source(
     )
 
 
-def to_plain(source: EnvSource) -> Any:
+def to_plain(source: EnvSource) -> object:
     """Return `source` as plain data, or, a callable, as it is."""
     if isinstance(source, GymId):
         return {
@@ -124,7 +124,7 @@ def to_plain(source: EnvSource) -> Any:
     return source
 
 
-def from_plain(plain: Any) -> EnvSource:
+def from_plain(plain: object) -> EnvSource:
     """Return the source that `to_plain` described.
 
     Raises:

@@ -38,14 +38,14 @@ def slot_error(slot: int, phase: str, error: BaseException) -> SlotError:
 def _message(error: BaseException) -> str:
     try:
         return _text(str(error))
-    except Exception as second:  # noqa: BLE001 - __str__ is anybody's code
+    except Exception as second:  # __str__ is anybody's code
         return f"(its text cannot be shown: {type(second).__qualname__} in __str__)"
 
 
 def _traceback(error: BaseException) -> str:
     try:
         return _text("".join(traceback.format_exception(error)))
-    except Exception as second:  # noqa: BLE001 - formatting calls anybody's __str__ and __repr__
+    except Exception as second:  # formatting calls anybody's __str__ and __repr__
         frames = "".join(traceback.format_tb(error.__traceback__))
         return _text(
             f"Traceback (most recent call last):\n{frames}{type(error).__qualname__} (not shown: "
@@ -58,17 +58,17 @@ def _arguments(error: BaseException) -> Tree | None:
     return Tree(args) if type(args) is tuple and all(map(_is_plain, args)) else None
 
 
-def _is_plain(value: Any) -> bool:
-    kind = type(value)
-    if kind is str:
+def _is_plain(value: object) -> bool:
+    # Exact types only: a subclass may be anything, and would arrive as its base.
+    if type(value) is str:
         return len(value) <= _MAX_TEXT and _text(value) == value
-    if kind is bytes:
+    if type(value) is bytes:
         return len(value) <= _MAX_TEXT
-    if kind is int:
+    if type(value) is int:
         return value in _INT64
-    if kind is tuple:
+    if type(value) is tuple:
         return all(map(_is_plain, value))
-    return kind in (bool, float, type(None))
+    return value is None or type(value) in (bool, float)
 
 
 def _text(value: object) -> str:

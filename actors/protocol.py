@@ -98,7 +98,7 @@ class MapBlocks(Request[Mapped], frozen=True, kw_only=True):
 class StepResult(Reply, frozen=True, kw_only=True):
     """Outcome of `Step` or `Reset`, one row per addressed slot, in their order.
 
-    Rows of slots named in `errors` hold what was there before.
+    Slots named in `errors` keep their former observation, with reward 0 and no flag.
     """
 
     #: Leaves of the observation space, each `(len(slots), *leaf_shape)`, if not in the arena.

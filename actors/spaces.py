@@ -6,9 +6,9 @@ rows) is in `blocks.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import gymnasium
 import numpy as np
@@ -16,9 +16,23 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate
 
-__all__ = ["Leaf", "Space", "from_plain", "is_fixed_size", "leaves", "structure", "to_plain"]
+__all__ = [
+    "Element",
+    "Leaf",
+    "Plain",
+    "Space",
+    "from_plain",
+    "is_fixed_size",
+    "leaves",
+    "structure",
+    "to_plain",
+]
 
 Space: TypeAlias = gymnasium.Space[Any]
+#: An element of a space, or a batch of elements: arrays, numbers, nested dicts and tuples.
+Element: TypeAlias = Any
+#: Dicts, lists, numbers, strings and arrays; or an object that has no such form.
+Plain: TypeAlias = Any
 
 #: One entry per space class that has a plain form: its attributes as plain data.
 _DESCRIBE: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
@@ -114,7 +128,7 @@ _BUILD: dict[str, Callable[[Mapping[str, Any]], Space]] = {
 }
 
 
-def to_plain(space: Space) -> Any:
+def to_plain(space: Space) -> Plain:
     """Return `space` as dicts, lists, numbers, strings and arrays, or as it is.
 
     Only the very classes of `gymnasium.spaces` have a plain form. An instance of a subclass, and
@@ -130,7 +144,7 @@ def to_plain(space: Space) -> Any:
     return _describe(space)
 
 
-def from_plain(plain: Any) -> Space:
+def from_plain(plain: Plain) -> Space:
     """Return the space that `to_plain` described.
 
     Raises:
@@ -184,7 +198,7 @@ def leaves(space: Space) -> list[Leaf]:
     return _leaves(space, ())
 
 
-def structure(space: Space, arrays: Sequence[npt.NDArray[Any]]) -> Any:
+def structure(space: Space, arrays: Sequence[npt.NDArray[Any]]) -> Element:
     """Return `arrays`, one per leaf of `space`, as nested dicts and tuples.
 
     For arrays of shape `(n, *leaf_shape)` this is what Gymnasium's `create_empty_array(space,
@@ -209,7 +223,7 @@ _OF_DICT = concatenate.dispatch(spaces.Dict)
 _OF_TUPLE = concatenate.dispatch(spaces.Tuple)
 
 
-def _describe(space: Space) -> Any:
+def _describe(space: Space) -> Plain:
     describe = _DESCRIBE.get(type(space))
     if describe is None:
         return space
@@ -223,7 +237,7 @@ def _describe(space: Space) -> Any:
     return plain if vars(space).keys() <= vars(rebuilt).keys() else space
 
 
-def _describe_generator(generator: Any) -> list[Any] | None:
+def _describe_generator(generator: object) -> list[Any] | None:
     """State of a generator of Gymnasium's kind, or None for another kind.
 
     The two 128-bit numbers go as hexadecimal text: MessagePack's integers have 64 bits.
@@ -248,20 +262,21 @@ def _build_generator(plain: Sequence[Any]) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
-def _children(space: Any) -> list[tuple[Any, Space]]:
+def _children(space: Space) -> list[tuple[Any, Space]]:
     if concatenate.dispatch(type(space)) is _OF_DICT:
-        return list(space.spaces.items())
-    return list(enumerate(space.spaces))
+        return list(cast("spaces.Dict", space).spaces.items())
+    return list(enumerate(cast("spaces.Tuple[Any]", space).spaces))
 
 
 def _leaves(space: Space, path: tuple[Any, ...]) -> list[Leaf]:
     if concatenate.dispatch(type(space)) is _STACKED:
-        assert space.shape is not None and space.dtype is not None
+        assert space.shape is not None
+        assert space.dtype is not None
         return [Leaf(path, np.dtype(space.dtype), tuple(space.shape))]
     return [leaf for key, sub in _children(space) for leaf in _leaves(sub, (*path, key))]
 
 
-def _structure(space: Space, arrays: Any) -> Any:
+def _structure(space: Space, arrays: Iterator[npt.NDArray[Any]]) -> Element:
     kind = concatenate.dispatch(type(space))
     if kind is _OF_DICT:
         return {key: _structure(sub, arrays) for key, sub in _children(space)}

@@ -1,0 +1,449 @@
+"""Slots that each hold one `gymnasium.Env`, stepped one after the other.
+
+No message, socket or process in this file. The loop in `EnvSlots.step` is the hottest code of
+the project: what it costs is paid once per env and step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, NoReturn, Protocol, TypeAlias
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector.utils import batch_space, iterate
+
+from envbus.actors.autoreset import Autoreset, AutoresetMode, same_step_info
+from envbus.actors.blocks import Blocks
+from envbus.actors.copies import own, own_deeply
+from envbus.actors.failures import slot_error
+from envbus.actors.protocol import SlotError
+from envbus.actors.rows import ObservationRows
+from envbus.actors.spaces import Element, Space, structure
+
+__all__ = [
+    "EnvSlots",
+    "Exchange",
+    "Info",
+    "Options",
+    "Outcome",
+    "SlotGroup",
+    "check_callable_name",
+    "info_list",
+]
+
+#: What `reset(options=...)` takes: a dict as a rule, but that is the env's business.
+Options: TypeAlias = Any
+#: What an env returned as its info: a dict, if the env is right.
+Info: TypeAlias = Any
+
+#: Names that `Call` refuses, as Gymnasium does: they have requests of their own.
+_REFUSED = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Where a group of slots finds its actions and leaves its results."""
+
+    #: Single spaces of the whole pool.
+    observation_space: Space
+    action_space: Space
+    #: The group's rows only: row i belongs to its slot i.
+    blocks: Blocks
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a group's reset or step leaves outside the blocks; one entry per addressed slot."""
+
+    #: None if all are empty.
+    infos: list[dict[str, Any]] | None = None
+    #: None if the observations are in the blocks.
+    observations: list[Any] | None = None
+    errors: list[SlotError] = field(default_factory=list)
+
+
+class SlotGroup(Protocol):
+    """Consecutive slots of an actor that are stepped by the same code.
+
+    Slots count from 0 within the group; those in `SlotError` count within the actor.
+    """
+
+    num_slots: int
+
+    def bind(self, exchange: Exchange | None) -> None:
+        """Exchange arrays here from now on; None lets go of all views."""
+
+    def reset(
+        self, slots: Sequence[int] | None, seeds: Sequence[int | None] | None, options: Options
+    ) -> Outcome:
+        """Reset the addressed slots; None addresses all."""
+
+    def step(
+        self,
+        slots: Sequence[int] | None,
+        leaves: Sequence[npt.NDArray[Any]] | None,
+        items: Sequence[Any] | None,
+    ) -> Outcome:
+        """Step the addressed slots with `items`, else `leaves`, else the blocks' actions."""
+
+    def call(
+        self, slots: Sequence[int] | None, name: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[SlotError]]:
+        """Call a method or read an attribute."""
+
+    def set_attr(
+        self, slots: Sequence[int] | None, name: str, values: Sequence[Any]
+    ) -> tuple[list[Any], list[SlotError]]:
+        """Set an attribute, one value per addressed slot."""
+
+    def execute(
+        self,
+        slots: Sequence[int] | None,
+        function: object,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> tuple[list[Any], list[SlotError]]:
+        """Run `function(env, *args, **kwargs)`."""
+
+    def close(self) -> list[SlotError]:
+        """Close what the slots hold. Idempotent; never raises."""
+
+
+class EnvSlots:
+    """k envs in k slots.
+
+    A failing env costs the others nothing: whatever it raises, also SystemExit, becomes the
+    `SlotError` of its slot, whose observation keeps its former value, with reward 0 and no flag.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        mode: AutoresetMode,
+        *,
+        first_slot: int = 0,
+        first_env_id: int = 0,
+    ) -> None:
+        """Take over `envs`.
+
+        Args:
+            envs: One per slot.
+            mode: When to reset them without being asked.
+            first_slot: Number of the first of these slots in the actor, for errors.
+            first_env_id: Its number in the pool, for messages to people.
+        """
+        self.num_slots = len(envs)
+        self._envs = list(envs)
+        self._first_slot = first_slot
+        self._first_env_id = first_env_id
+        self._autoreset = Autoreset(mode, self.num_slots)
+        #: SAME_STEP only: the episode is over and its reset failed; only a reset helps.
+        self._stuck = [False] * self.num_slots
+        #: The slot that the present step resets, or -1: tells the phase of an error.
+        self._resetting = -1
+        self._resets = [self._reset_instead(slot) for slot in range(self.num_slots)]
+        #: What a step of each slot calls: the env's `step`, or, at times, something else.
+        self._calls: list[Callable[[Any], Any]] = []
+        self._refresh(range(self.num_slots))
+        self._rows: ObservationRows | None = None
+        self._exchange: Exchange | None = None
+
+    def bind(self, exchange: Exchange | None) -> None:
+        """Exchange arrays here from now on; None lets go of all views."""
+        self._exchange = exchange
+        self._rows = None
+        if exchange is None:
+            return
+        self._rows = ObservationRows(
+            exchange.observation_space,
+            exchange.blocks.observations,
+            self.num_slots,
+            self._first_env_id,
+        )
+        # `iterate` looks at the kind of the batched space only, not at its size.
+        self._batched_action_space = (
+            None if exchange.blocks.actions is None else batch_space(exchange.action_space, 1)
+        )
+
+    def reset(
+        self, slots: Sequence[int] | None, seeds: Sequence[int | None] | None, options: Options
+    ) -> Outcome:
+        """Reset the addressed slots, each with its own copy of `options`."""
+        rows, _ = self._bound()
+        addressed = range(self.num_slots) if slots is None else slots
+        infos: dict[int, Any] = {}
+        outcome = Outcome()
+        for position, slot in enumerate(addressed):
+            seed = None if seeds is None else seeds[position]
+            try:
+                observation, info = self._envs[slot].reset(seed=seed, options=own_deeply(options))
+                self._on_reset(slot)
+                rows.rows[slot][...] = rows.convert(slot, observation)
+                if info or info is None:
+                    infos[slot] = info
+            except BaseException as error:
+                outcome.errors.append(slot_error(self._first_slot + slot, "reset", error))
+        return self._finish(outcome, addressed, infos, "reset")
+
+    def step(
+        self,
+        slots: Sequence[int] | None,
+        leaves: Sequence[npt.NDArray[Any]] | None,
+        items: Sequence[Any] | None,
+    ) -> Outcome:
+        """Step the addressed slots, in order.
+
+        Args:
+            slots: Which; None: all.
+            leaves: Leaves of the action space, `(len(slots), *leaf_shape)` each.
+            items: Single actions, if not None; they win over `leaves`.
+                If both are None the actions are in the blocks.
+        """
+        prepared, exchange = self._bound()
+        actions = self._actions(exchange, slots, leaves, items)
+        addressed: Sequence[int]
+        if slots is None:
+            addressed, calls, rows = range(self.num_slots), self._calls, prepared.rows
+        else:
+            addressed = slots
+            calls = [self._calls[slot] for slot in slots]
+            rows = [prepared.rows[slot] for slot in slots]
+        rewards = exchange.blocks.rewards
+        terminations = exchange.blocks.terminations
+        truncations = exchange.blocks.truncations
+        dtype, shape, ndarray = prepared.dtype, prepared.shape, np.ndarray
+        infos: dict[int, Any] = {}
+        outcome = Outcome()
+        self._resetting = -1
+        # Cleared at once and then written where True: two writes per env less.
+        if slots is None:
+            terminations[...] = truncations[...] = False
+        else:
+            terminations[list(slots)] = truncations[list(slots)] = False
+        for slot, call, action, row in zip(addressed, calls, actions, rows, strict=False):
+            try:
+                observation, reward, terminated, truncated, info = call(action)
+                if terminated or truncated:
+                    observation, info = self._on_end(slot, observation, info)
+                if (
+                    type(observation) is not ndarray
+                    or observation.dtype is not dtype
+                    or observation.shape != shape
+                ):
+                    observation = prepared.convert(slot, observation)
+                rewards[slot] = reward
+                if terminated is not False:
+                    terminations[slot] = terminated
+                if truncated is not False:
+                    truncations[slot] = truncated
+                row[...] = observation
+                if info or info is None:
+                    infos[slot] = info
+            except BaseException as error:
+                phase = "autoreset" if self._resetting == slot else "step"
+                rewards[slot] = 0.0
+                terminations[slot] = truncations[slot] = False
+                outcome.errors.append(slot_error(self._first_slot + slot, phase, error))
+        return self._finish(outcome, addressed, infos, "step")
+
+    def call(
+        self, slots: Sequence[int] | None, name: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[SlotError]]:
+        """Call a method of each env, or read an attribute.
+
+        Looks through wrappers; in a dotted name the first part does so, the others are plain
+        attributes. Refuses the names that have requests of their own.
+        """
+
+        def call_one(slot: int, _position: int) -> object:
+            check_callable_name(name)
+            first, _, rest = name.partition(".")
+            found = self._envs[slot].get_wrapper_attr(first)
+            if rest:
+                found = attrgetter(rest)(found)
+            return found(*own_deeply(args), **own_deeply(kwargs)) if callable(found) else found
+
+        return self._each(slots, call_one)
+
+    def set_attr(
+        self, slots: Sequence[int] | None, name: str, values: Sequence[Any]
+    ) -> tuple[list[Any], list[SlotError]]:
+        """Set an attribute where a wrapper or the env has it, else on the outermost wrapper.
+
+        In a dotted name all parts but the last lead to the object whose attribute is set.
+        """
+
+        def set_one(slot: int, position: int) -> None:
+            path, _, last = name.rpartition(".")
+            value = own(values[position])
+            if not path:
+                self._envs[slot].set_wrapper_attr(last, value)
+                return
+            first, _, rest = path.partition(".")
+            target = self._envs[slot].get_wrapper_attr(first)
+            setattr(attrgetter(rest)(target) if rest else target, last, value)
+
+        return self._each(slots, set_one)
+
+    def execute(
+        self,
+        slots: Sequence[int] | None,
+        function: object,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> tuple[list[Any], list[SlotError]]:
+        """Run `function(env, *args, **kwargs)`; what is not callable is returned as it is."""
+
+        def run_one(slot: int, _position: int) -> object:
+            if not callable(function):
+                return function
+            return function(self._envs[slot], *own_deeply(args), **own_deeply(kwargs))
+
+        return self._each(slots, run_one)
+
+    def close(self) -> list[SlotError]:
+        """Close the envs. Idempotent; never raises."""
+        envs, self._envs, self._calls, self._resets = self._envs, [], [], []
+        self.num_slots = 0
+        errors = []
+        for slot, env in enumerate(envs):
+            try:
+                env.close()
+            except BaseException as error:
+                errors.append(slot_error(self._first_slot + slot, "close", error))
+        self.bind(None)
+        return errors
+
+    def _bound(self) -> tuple[ObservationRows, Exchange]:
+        if self._rows is None or self._exchange is None:
+            raise RuntimeError("no place to exchange arrays yet: ask MapBlocks first")
+        return self._rows, self._exchange
+
+    def _actions(
+        self,
+        exchange: Exchange,
+        slots: Sequence[int] | None,
+        leaves: Sequence[npt.NDArray[Any]] | None,
+        items: Sequence[Any] | None,
+    ) -> Iterator[Any]:
+        """Single actions as `gymnasium.vector.utils.iterate` hands them out, each env's own."""
+        if items is not None:
+            return iter([own(item) for item in items])
+        source = exchange.blocks.actions if leaves is None else leaves
+        if source is None or self._batched_action_space is None:
+            raise ValueError("actions of a space without a fixed size must come as a list")
+        # Copies: an env may keep its action, and change it.
+        if slots is None or leaves is not None:
+            copies = [array.copy() for array in source]
+        else:
+            copies = [array[list(slots)] for array in source]
+        return iterate(self._batched_action_space, structure(exchange.action_space, copies))
+
+    def _on_end(self, slot: int, observation: Element, info: Info) -> tuple[Element, Info]:
+        """An episode ended: return the observation and the info that its step reports."""
+        if self._autoreset.on_end(slot):
+            # Copies: the env may go on using the same objects.
+            final_obs, final_info = own_deeply(observation), own(info)
+            self._resetting = slot
+            self._stuck[slot] = True
+            self._refresh([slot])
+            observation, reset_info = self._envs[slot].reset()
+            self._on_reset(slot)
+            return observation, same_step_info(final_obs, final_info, reset_info)
+        self._refresh([slot])
+        return observation, info
+
+    def _on_reset(self, slot: int) -> None:
+        self._autoreset.on_reset(slot)
+        self._stuck[slot] = False
+        self._refresh([slot])
+
+    def _reset_instead(self, slot: int) -> Callable[[Any], Any]:
+        """What is called instead of `step` after the end of an episode in NEXT_STEP."""
+
+        def reset_instead(_action: Element) -> tuple[Element, float, bool, bool, Info]:
+            self._resetting = slot
+            observation, info = self._envs[slot].reset()
+            self._on_reset(slot)
+            return observation, 0.0, False, False, info
+
+        return reset_instead
+
+    def _refresh(self, slots: Iterable[int]) -> None:
+        """Look again what a step of each of `slots` is to call."""
+        if not self._calls:
+            self._calls = [_refuse_step] * self.num_slots
+        for slot in slots:
+            if self._autoreset.waiting[slot]:
+                self._calls[slot] = self._resets[slot]
+            elif self._stuck[slot]:
+                self._calls[slot] = _refuse_step
+            else:
+                self._calls[slot] = self._envs[slot].step
+
+    def _each(
+        self, slots: Sequence[int] | None, function: Callable[[int, int], Any]
+    ) -> tuple[list[Any], list[SlotError]]:
+        """Return `function(slot, position)` of each addressed slot, and the errors."""
+        addressed = range(self.num_slots) if slots is None else slots
+        values: list[Any] = [None] * len(addressed)
+        errors = []
+        for position, slot in enumerate(addressed):
+            try:
+                values[position] = function(slot, position)
+            except BaseException as error:
+                errors.append(slot_error(self._first_slot + slot, "call", error))
+        # Any of these may have given an env another `step`.
+        self._refresh(addressed)
+        return values, errors
+
+    def _finish(
+        self, outcome: Outcome, addressed: Sequence[int], infos: dict[int, Any], phase: str
+    ) -> Outcome:
+        if infos:
+            outcome.infos = info_list(
+                addressed, infos, outcome.errors, first_slot=self._first_slot, phase=phase
+            )
+        if self._rows is not None and self._rows.is_ragged:
+            outcome.observations = [self._rows.rows[slot].value for slot in addressed]
+        return outcome
+
+
+def check_callable_name(name: str) -> None:
+    """Refuse names that have requests of their own, in Gymnasium's words.
+
+    Raises:
+        ValueError: `name` is one of them.
+    """
+    if name in _REFUSED:
+        raise ValueError(
+            f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
+        )
+
+
+def info_list(
+    addressed: Sequence[int],
+    infos: dict[int, Any],
+    errors: list[SlotError],
+    *,
+    first_slot: int,
+    phase: str,
+) -> list[dict[str, Any]] | None:
+    """Return one info dict per addressed slot, or None if all are empty.
+
+    An info that is no dict is added to `errors`.
+    """
+    for slot, info in list(infos.items()):
+        if not isinstance(info, dict):
+            del infos[slot]
+            wrong = TypeError(f"an env's info must be a dict, got {type(info).__qualname__}")
+            errors.append(slot_error(first_slot + slot, phase, wrong))
+    return [infos.get(slot, {}) for slot in addressed] if any(infos.values()) else None
+
+
+def _refuse_step(_action: Element) -> NoReturn:
+    raise RuntimeError("the episode is over and its automatic reset failed; reset this env")
