@@ -11,17 +11,19 @@ import math
 import re
 import reprlib
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from envbus.bus.errors import DecodeError
+from envbus.bus.transport import Buffer
 
-__all__ = ["SCALAR_TYPES", "describe", "from_parts", "parse_dtype", "to_parts"]
+__all__ = ["SCALAR_TYPES", "checked_shape", "describe", "from_parts", "parse_dtype", "to_parts"]
 
 #: What a dtype looks like on the wire: `"<f4"`, or a map for structured dtypes and subarrays.
 Descriptor: TypeAlias = "str | dict[str, Any]"
+T = TypeVar("T")
 Array: TypeAlias = npt.NDArray[Any]
 
 #: Scalar types whose `dtype.str` says everything there is to say. Leaves out `object_`, NumPy's
@@ -30,7 +32,9 @@ SCALAR_TYPES: frozenset[type[np.generic]] = frozenset(
     np.dtype(code).type for code in np.typecodes["All"] if code != "O"
 )
 #: `dtype.str` of those types, and nothing else: no `O`, no `"i4,O"`, no `"(2,)f8"`.
-_PLAIN_DTYPE = re.compile(r"[<>|](?:[biufc]\d{1,2}|[SUV]\d{1,10}|[mM]8(?:\[\d{0,10}[A-Za-z]{1,2}\])?)")
+_PLAIN_DTYPE = re.compile(
+    r"[<>|](?:[biufc]\d{1,2}|[SUV]\d{1,10}|[mM]8(?:\[\d{0,10}[A-Za-z]{1,2}\])?)"
+)
 #: NumPy 1 allows 32 dimensions, NumPy 2 allows 64.
 _MAX_DIMENSIONS = 64
 #: Structured dtypes within structured dtypes; real ones have two or three.
@@ -121,7 +125,8 @@ def _parse_map(fields: dict[Any, Any], depth: int) -> np.dtype[Any]:
         spec["titles"] = [None if t is None else _checked(str, t) for t in titles]
     if any(offset < 0 for offset in spec["offsets"]) or spec["itemsize"] < 0:
         raise ValueError("negative offset or size")
-    return np.dtype(spec)
+    dtype: np.dtype[Any] = np.dtype(spec)  # type: ignore[call-overload]  # wants a TypedDict
+    return dtype
 
 
 def to_parts(array: Array) -> tuple[list[int], str, memoryview | bytes]:
@@ -140,11 +145,11 @@ def to_parts(array: Array) -> tuple[list[int], str, memoryview | bytes]:
             array = array.copy(order="C")
     if array.nbytes == 0:
         return shape, order, b""
-    return shape, order, memoryview(array.reshape(-1).view(np.uint8))
+    return shape, order, array.reshape(-1).view(np.uint8).data
 
 
 def from_parts(
-    dtype: np.dtype[Any], shape: object, order: object, data: Any, *, writable: bool = False
+    dtype: np.dtype[Any], shape: object, order: object, data: Buffer, *, writable: bool = False
 ) -> Array:
     """Return an array over `data`.
 
@@ -159,16 +164,9 @@ def from_parts(
     Raises:
         DecodeError: The parts do not fit each other.
     """
-    sizes = _checked_shape(shape)
+    sizes = checked_shape(dtype, shape, data)
     if order != "C" and order != "F":
         raise DecodeError(f"array order must be C or F, not {_short(order)}")
-    count = math.prod(sizes)
-    size = len(data) if type(data) is bytes else memoryview(data).nbytes
-    if count * dtype.itemsize != size or count > _MAX_EMPTY_ITEMS and not size:
-        raise DecodeError(
-            f"array of {dtype}, shape {_short(sizes)} needs {_short(count * dtype.itemsize)} "
-            f"bytes, got {size}"
-        )
     try:
         array: Array = np.ndarray(sizes, dtype, data, order=order)
     except (TypeError, ValueError, OverflowError) as exc:
@@ -180,6 +178,23 @@ def from_parts(
     return array
 
 
+def checked_shape(dtype: np.dtype[Any], shape: object, data: Buffer) -> tuple[int, ...]:
+    """Return `shape` as a tuple, if an array of it and `dtype` has the size of `data`.
+
+    Raises:
+        DecodeError: It is no shape, or does not fit `data`.
+    """
+    sizes = _checked_shape(shape)
+    count = math.prod(sizes)
+    size = len(data) if type(data) is bytes else memoryview(data).nbytes
+    if count * dtype.itemsize != size or (not size and count > _MAX_EMPTY_ITEMS):
+        raise DecodeError(
+            f"array of {dtype}, shape {_short(sizes)} needs {count * dtype.itemsize} bytes, "
+            f"got {size}"
+        )
+    return sizes
+
+
 def _checked_shape(shape: object) -> tuple[int, ...]:
     if type(shape) is not list or len(shape) > _MAX_DIMENSIONS:
         raise DecodeError(f"not a shape: {_short(shape)}")
@@ -189,7 +204,7 @@ def _checked_shape(shape: object) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _checked(kind: type[Any], value: object) -> Any:
+def _checked(kind: type[T], value: object) -> T:
     if type(value) is not kind:
         raise TypeError(f"{_short(value)} is not {kind.__name__}")
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 import msgspec
@@ -55,7 +55,7 @@ class Inbox(Protocol):
     """Hands out what an `Outbox` took."""
 
     def get(self, number: int, index: int) -> object:
-        """Return object `index` of parcel `number`; the same object when asked again.
+        """Return object `index` of parcel `number`; asked once per message for each object.
 
         Raises:
             DecodeError: There is no such object, or it could not be rebuilt here.
@@ -78,12 +78,19 @@ class Placeholders:
     Args:
         fields: Names of the payload's fields in which that is done; in others an object is an
             `EncodeError`. None: everywhere.
+        on_replace: Called with place and type name of each object that is replaced, e.g. to
+            warn once.
     """
 
     number = 0
 
-    def __init__(self, fields: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        fields: Iterable[str] | None = None,
+        on_replace: Callable[[str, str], None] | None = None,
+    ) -> None:
         self.fields = None if fields is None else frozenset(fields)
+        self.on_replace = on_replace
 
     def covers(self, place: str) -> bool:
         """Whether what stands at `place`, e.g. `infos[3]['env']`, is to be replaced."""

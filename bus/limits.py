@@ -27,10 +27,10 @@ class CodecLimits:
     #: Frames of one message behind the header: the payload, then raw buffers. What has no
     #: frame left for it is put into the payload instead.
     max_frames: int = 1024
-    #: Bytes of one frame. 1 GiB: 150,000 stacked Atari observations of 84x84 bytes.
+    #: Bytes of one frame. 1 GiB: 38,000 Atari observations of 4x84x84 bytes.
     max_frame_bytes: int = 2**30
-    #: Bytes of all frames of one message together.
-    max_message_bytes: int = 2**31
+    #: Bytes of all frames of one message together; as in `BrokerConfig`.
+    max_message_bytes: int = 2**30
     #: Nested lists, tuples and dicts in one `Tree`, counted as in `[[]]`: 2.
     max_depth: int = 64
 
