@@ -1,0 +1,83 @@
+"""What an adapter gives the harness: something to step, timed the same way for all.
+
+Needs NumPy only: it runs in every library's own virtual environment.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Measurement", "Opening", "Stepper", "measurement_of"]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What to construct: a workload, how many envs of it, and the variant's options."""
+
+    workload: str
+    num_envs: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One timed run. Durations in seconds, latencies in microseconds of one vector step."""
+
+    env_steps: int
+    seconds: float
+    vector_steps: int
+    latency_p50_us: float
+    latency_p99_us: float
+
+
+class Stepper(ABC):
+    """An opened vector of envs, after its first reset."""
+
+    @abstractmethod
+    def step(self, actions: npt.NDArray[Any]) -> int:
+        """Make one vector step, with whatever the library needs for autoreset.
+
+        Args:
+            actions: `(num_envs, *action_shape)`.
+
+        Returns:
+            How many envs were stepped: all of them, or fewer where the library hands back the
+            first that are ready.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the library's processes."""
+
+    def run(self, ring: Sequence[npt.NDArray[Any]], seconds: float) -> Measurement:
+        """Step for `seconds` of wall time with the actions of `ring`, round and round."""
+        step, clock = self.step, time.perf_counter_ns
+        latencies: list[int] = []
+        env_steps, count, length = 0, 0, len(ring)
+        start = now = clock()
+        end = start + int(seconds * 1e9)
+        while now < end:
+            env_steps += step(ring[count % length])
+            count += 1
+            before, now = now, clock()
+            latencies.append(now - before)
+        return measurement_of(env_steps, latencies, (now - start) / 1e9)
+
+
+def measurement_of(env_steps: int, latencies_ns: Sequence[int], seconds: float) -> Measurement:
+    """Return the measurement of a run whose vector steps took `latencies_ns`."""
+    p50, p99 = np.percentile(np.asarray(latencies_ns, np.float64), [50, 99]) / 1e3
+    return Measurement(
+        env_steps=env_steps,
+        seconds=seconds,
+        vector_steps=len(latencies_ns),
+        latency_p50_us=round(float(p50), 2),
+        latency_p99_us=round(float(p99), 2),
+    )

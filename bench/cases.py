@@ -1,0 +1,84 @@
+"""Which workload is stepped with how many envs, and how often it is timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from envbus.bench.variants import Role, Variant
+from envbus.bench.workloads import WORKLOADS
+
+__all__ = ["ALL_CASES", "FULL", "QUICK", "QUICK_CASES", "Case", "Schedule", "parse_case"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One block of rows: a workload with a number of envs."""
+
+    workload: str
+    num_envs: int
+
+    @property
+    def name(self) -> str:
+        """Short name, as on the command line: `null:64`."""
+        return f"{self.workload}:{self.num_envs}"
+
+    def options(self, variant: Variant) -> dict[str, Any]:
+        """Return the variant's options in this case.
+
+        Envs that wait rather than compute want a process each; the number of actors is the
+        caller's choice, and a user would make it. Every other case runs with the default.
+        """
+        if variant.role is Role.OURS and self.workload == "jitter":
+            return {**variant.options, "num_actors": "num_envs"}
+        return variant.options
+
+
+def parse_case(text: str) -> Case:
+    """Return the case named `text`, e.g. `"null:64"`.
+
+    Raises:
+        ValueError: No such workload, or no number of envs.
+    """
+    workload, _, number = text.partition(":")
+    if workload not in WORKLOADS or not number.isdigit() or int(number) < 1:
+        raise ValueError(
+            f"case {text!r} is not understood; write WORKLOAD:NUM_ENVS with one of "
+            f"{', '.join(WORKLOADS)}"
+        )
+    return Case(workload, int(number))
+
+
+_NUM_ENVS = {
+    "null": (1, 8, 64, 256),
+    "cartpole": (1, 8, 64, 256),
+    "pixels": (1, 8, 64, 256),
+    "dict": (1, 8, 16, 64),
+    # Heavier envs: at 256 a start alone takes long, and the picture is that of 64.
+    "halfcheetah": (1, 8, 64),
+    "pong": (1, 8, 64),
+    "burn": (16,),
+    "jitter": (16, 64),
+}
+ALL_CASES = tuple(Case(workload, n) for workload, numbers in _NUM_ENVS.items() for n in numbers)
+QUICK_CASES = (Case("null", 1), Case("null", 8), Case("null", 64), Case("cartpole", 8))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how often everything is timed."""
+
+    #: Rounds per case; in each, every variant runs once.
+    rounds: int
+    #: Seconds of one timed run, and of the untimed steps before it: caches and cores wake up.
+    seconds: float
+    warm_up: float
+    #: Starts of each variant in the start-up benchmark.
+    starts: int
+    #: Decides the order within each round.
+    seed: int = 0
+
+
+#: 7 rounds: quartiles mean something, and one bad round cannot move the median.
+FULL = Schedule(rounds=7, seconds=1.0, warm_up=0.2, starts=5)
+QUICK = Schedule(rounds=3, seconds=0.3, warm_up=0.05, starts=2)

@@ -1,0 +1,202 @@
+"""What is compared: each library in the ways that its users run it, and the bounds."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["BASELINE", "OURS", "VARIANTS", "Role", "Variant", "variants_named"]
+
+
+class Role(enum.Enum):
+    """In which comparison a variant counts."""
+
+    #: envbus.
+    OURS = "ours"
+    #: A library that steps envs in other processes and blocks while it waits.
+    PEER = "peer"
+    #: A library that does so and spins on flags: it burns a core per process while it waits.
+    SPINNING = "spinning"
+    #: First-come batches: another contract than lockstep, shown beside it.
+    FIRST_COME = "first_come"
+    #: Everything in the caller's process: nothing is parallel and nothing is isolated.
+    IN_PROCESS = "in_process"
+    #: Not a library: what the machine could do.
+    BOUND = "bound"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the tables."""
+
+    name: str
+    label: str
+    role: Role
+    #: Key of `environments.LIBRARIES`.
+    library: str
+    #: Module below `adapters/`.
+    adapter: str
+    options: dict[str, Any] = field(default_factory=dict)
+    #: More envs than this are not tried, for the reason given.
+    max_envs: int | None = None
+    max_envs_reason: str = ""
+    #: Fewer envs than this leave it no work to share; then it would equal another variant.
+    min_envs: int = 1
+    #: Only for these workloads; empty: for all.
+    workloads: tuple[str, ...] = ()
+    #: Not part of the step benchmark, only of start-up.
+    startup_only: bool = False
+
+    def takes_part(self, workload: str, num_envs: int) -> bool:
+        """Whether this variant is meant for a workload and a number of envs."""
+        return num_envs >= self.min_envs and (not self.workloads or workload in self.workloads)
+
+    def left_out(self, num_envs: int) -> str | None:
+        """Return why this variant is not run with so many envs, or None if it is."""
+        if self.max_envs is not None and num_envs > self.max_envs:
+            return self.max_envs_reason
+        return None
+
+
+#: Row that the issue's ratios refer to.
+BASELINE = "gym_async_shm"
+#: Row that is meant by "envbus".
+OURS = "envbus_shm"
+
+_WAITING = ("jitter",)
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant(
+            "envbus_shm",
+            "envbus BusVectorEnv",
+            Role.OURS,
+            "envbus",
+            "envbus_vector",
+            {"shared_memory": True, "num_actors": "auto"},
+        ),
+        Variant(
+            "envbus_frames",
+            "envbus BusVectorEnv, no shared memory",
+            Role.OURS,
+            "envbus",
+            "envbus_vector",
+            {"shared_memory": False, "num_actors": "auto"},
+        ),
+        Variant(
+            "gym_async_shm",
+            "Gymnasium AsyncVectorEnv",
+            Role.PEER,
+            "gymnasium",
+            "gymnasium_vector",
+            {"kind": "async", "shared_memory": True},
+        ),
+        Variant(
+            "gym_async_pipe",
+            "Gymnasium AsyncVectorEnv, no shared memory",
+            Role.PEER,
+            "gymnasium",
+            "gymnasium_vector",
+            {"kind": "async", "shared_memory": False},
+        ),
+        Variant(
+            "sb3_subproc",
+            "Stable-Baselines3 SubprocVecEnv",
+            Role.PEER,
+            "sb3",
+            "sb3",
+            {"start_method": "fork"},
+        ),
+        Variant(
+            "sb3_subproc_default",
+            "Stable-Baselines3 SubprocVecEnv, its default start method",
+            Role.PEER,
+            "sb3",
+            "sb3",
+            {"start_method": None},
+            startup_only=True,
+        ),
+        Variant(
+            "tianshou_shmem",
+            "Tianshou ShmemVectorEnv",
+            Role.PEER,
+            "tianshou",
+            "tianshou",
+            {},
+        ),
+        Variant(
+            "tianshou_first",
+            "Tianshou ShmemVectorEnv, wait_num=1",
+            Role.FIRST_COME,
+            "tianshou",
+            "tianshou",
+            {"wait_num": 1},
+            workloads=_WAITING,
+        ),
+        Variant(
+            "ray_actors",
+            "Ray actors, as RLlib's RemoteVectorEnv",
+            Role.PEER,
+            "ray",
+            "ray_actors",
+            {},
+            max_envs=64,
+            max_envs_reason="one Ray worker per env: over 64 start for minutes and fill the memory",
+        ),
+        Variant(
+            "puffer_w1",
+            "PufferLib Multiprocessing, 1 worker (spins)",
+            Role.SPINNING,
+            "pufferlib",
+            "puffer",
+            {"num_workers": 1},
+        ),
+        Variant(
+            "puffer_w2",
+            "PufferLib Multiprocessing, 2 workers (spin)",
+            Role.SPINNING,
+            "pufferlib",
+            "puffer",
+            {"num_workers": 2},
+            min_envs=2,
+        ),
+        Variant(
+            "gym_sync",
+            "Gymnasium SyncVectorEnv (one process)",
+            Role.IN_PROCESS,
+            "gymnasium",
+            "gymnasium_vector",
+            {"kind": "sync"},
+        ),
+        Variant(
+            "loop",
+            "plain loop in one process",
+            Role.BOUND,
+            "gymnasium",
+            "in_process",
+            {"processes": 1},
+        ),
+        Variant(
+            "independent_2",
+            "2 independent processes, plain loops",
+            Role.BOUND,
+            "gymnasium",
+            "in_process",
+            {"processes": 2},
+            min_envs=2,
+        ),
+    )
+}
+
+
+def variants_named(names: list[str] | None, *, startup: bool = False) -> list[Variant]:
+    """Return the variants of these names, or all that take part in a benchmark.
+
+    Raises:
+        KeyError: A name is unknown.
+    """
+    if names:
+        return [VARIANTS[name] for name in names]
+    return [variant for variant in VARIANTS.values() if startup or not variant.startup_only]

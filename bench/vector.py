@@ -1,0 +1,175 @@
+"""Env steps per second and step latency, interleaved: noise hits every variant alike.
+
+In each case all variants are opened; then, round after round in a shuffled order, each is let
+run alone for a while, the others stopped; at last all are closed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from envbus.bench.adapter_process import AdapterError, AdapterProcess
+from envbus.bench.cases import Case, Schedule
+from envbus.bench.environments import Environments
+from envbus.bench.record import Record, new_record
+from envbus.bench.summary import spread_of
+from envbus.bench.variants import Variant
+
+__all__ = ["OPEN_TIMEOUT", "Contender", "measure_case", "measure_vector", "start"]
+
+#: Seconds to construct and reset: 256 processes that import torch one by one take minutes.
+OPEN_TIMEOUT = 400.0
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Contender:
+    """One variant in one case: its process, if it runs, or the reason why not."""
+
+    variant: Variant
+    process: AdapterProcess | None = None
+    failure: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    rounds: list[dict[str, float]] = field(default_factory=list)
+
+    def fail(self, reason: str) -> None:
+        """Take it out of the case, for the reason given."""
+        self.failure = reason
+        if self.process is not None:
+            self.process.close()
+            self.process = None
+
+    def row(self, case: Case) -> dict[str, Any]:
+        """Return the result row."""
+        row: dict[str, Any] = {
+            "workload": case.workload,
+            "num_envs": case.num_envs,
+            "variant": self.variant.name,
+            "role": self.variant.role.value,
+            "options": case.options(self.variant),
+        }
+        if self.failure or not self.rounds:
+            return {**row, "status": "failed", "reason": self.failure or "no round was run"}
+        rates = [measured["env_steps"] / measured["seconds"] for measured in self.rounds]
+        row["status"] = "ok"
+        row["env_steps_per_second"] = asdict(spread_of(rates))
+        for key in ("latency_p50_us", "latency_p99_us", "cores"):
+            row[key] = asdict(spread_of([measured[key] for measured in self.rounds]))
+        row["rounds"] = [float(f"{rate:.5g}") for rate in rates]
+        return row
+
+
+def measure_vector(
+    cases: Sequence[Case],
+    variants: Sequence[Variant],
+    schedule: Schedule,
+    environments: Environments,
+    say: Say = print,
+) -> Record:
+    """Measure all cases; return the record with one row per case and variant."""
+    rows: list[dict[str, Any]] = []
+    versions: dict[str, dict[str, str]] = {}
+    for case in cases:
+        contenders = measure_case(case, variants, schedule, environments, say)
+        for contender in contenders:
+            if contender.versions:
+                versions[contender.variant.library] = contender.versions
+            rows.append(contender.row(case))
+    record = new_record("vector", schedule, versions)
+    record["rows"] = rows
+    return record
+
+
+def measure_case(
+    case: Case,
+    variants: Sequence[Variant],
+    schedule: Schedule,
+    environments: Environments,
+    say: Say = print,
+) -> list[Contender]:
+    """Measure one case with all variants, interleaved."""
+    contenders = [
+        start(variant, case.num_envs, environments)
+        for variant in variants
+        if variant.takes_part(case.workload, case.num_envs)
+    ]
+    try:
+        for contender in contenders:
+            _open(contender, case, say)
+        order = random.Random(f"{schedule.seed} {case.name}")  # noqa: S311 - not for secrets
+        for number in range(schedule.rounds):
+            running = [contender for contender in contenders if contender.process is not None]
+            order.shuffle(running)
+            for contender in running:
+                _run(contender, schedule)
+            say(f"{case.name}: round {number + 1} of {schedule.rounds}")
+    finally:
+        for contender in contenders:
+            if contender.process is not None:
+                contender.process.close()
+    for contender in contenders:
+        say(_line(contender.row(case)))
+    return contenders
+
+
+def start(variant: Variant, num_envs: int, environments: Environments) -> Contender:
+    """Start a variant's process, or keep the reason why it is left out."""
+    contender = Contender(variant)
+    left_out = variant.left_out(num_envs)
+    status = environments.status(variant.library)
+    if left_out is not None:
+        contender.failure = left_out
+    elif status is None:
+        contender.failure = f"not installed: run `envbus bench install {variant.library}`"
+    elif status.failure:
+        contender.failure = f"could not be installed: {status.failure}"
+    else:
+        contender.process = AdapterProcess(variant, environments)
+    return contender
+
+
+def _open(contender: Contender, case: Case, say: Say) -> None:
+    if contender.process is None:
+        return
+    try:
+        contender.versions = contender.process.wait_started()
+        options = case.options(contender.variant)
+        seconds = contender.process.open(case.workload, case.num_envs, options, OPEN_TIMEOUT)
+    except AdapterError as error:
+        contender.fail(str(error))
+        say(f"{case.name}: {contender.variant.name} failed: {error}")
+        return
+    contender.process.pause()
+    say(f"{case.name}: {contender.variant.name} opened in {seconds:.2f} s")
+
+
+def _run(contender: Contender, schedule: Schedule) -> None:
+    process = contender.process
+    if process is None:
+        return
+    try:
+        with process.awake():
+            before = process.cpu_seconds()
+            measured = process.run(schedule.seconds, schedule.warm_up)
+            used = process.cpu_seconds() - before
+    except AdapterError as error:
+        contender.fail(str(error))
+        return
+    measured["cores"] = round(used / (measured["seconds"] + schedule.warm_up), 2)
+    contender.rounds.append(measured)
+
+
+def _line(row: dict[str, Any]) -> str:
+    name = f"{row['workload']}:{row['num_envs']} {row['variant']:20}"
+    if row["status"] != "ok":
+        return f"{name} - ({row['reason']})"
+    rate = row["env_steps_per_second"]
+    return (
+        f"{name} {rate['median']:>12,.0f} env steps/s "
+        f"({rate['min']:,.0f} to {rate['max']:,.0f}), one step p50 "
+        f"{row['latency_p50_us']['median']:,.0f} us, p99 {row['latency_p99_us']['median']:,.0f} us"
+    )

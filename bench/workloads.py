@@ -1,0 +1,177 @@
+"""The environments that are stepped, and the actions they are stepped with.
+
+Imported in every library's own virtual environment, so it needs NumPy and Gymnasium only and
+imports nothing else of envbus. Free envs return preallocated things: what is then measured is
+the library that steps them, not the env.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "WORKLOADS",
+    "BurnEnv",
+    "DictEnv",
+    "JitterEnv",
+    "NullEnv",
+    "PixelsEnv",
+    "action_ring",
+    "env_fns",
+    "make_env",
+]
+
+AnyEnv: TypeAlias = gym.Env[Any, Any]
+StepResult: TypeAlias = tuple[Any, float, bool, bool, dict[str, Any]]
+
+#: CPU seconds that one step of `BurnEnv` takes; the issue's number.
+BURN_SECONDS = 200e-6
+#: Lognormal of `JitterEnv`: mean 2 ms and 99th percentile 20 ms fix both parameters.
+JITTER_MU, JITTER_SIGMA = -7.236, 1.429
+#: Durations per jitter env before they repeat: enough that the tail of each env shows.
+JITTER_RING = 512
+#: Batches of actions before they repeat; a power of two, small enough to stay in cache.
+ACTION_RING = 32
+
+
+class FreeEnv(gym.Env[Any, Any]):
+    """An env whose step costs nothing: it returns `self.observation` and never ends."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own convention
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any] = gym.spaces.Discrete(2)
+    observation: Any
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return `observation`."""
+        super().reset(seed=seed, options=options)
+        return self.observation, {}
+
+    def step(self, action: object) -> StepResult:  # noqa: ARG002 - Gymnasium's signature
+        """Return `observation`, no reward, and that the episode goes on."""
+        return self.observation, 0.0, False, False, {}
+
+
+class NullEnv(FreeEnv):
+    """Observes 4 float32; nothing else."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.observation = np.zeros(4, np.float32)
+
+
+class PixelsEnv(FreeEnv):
+    """Observes a stack of 4 grey frames of 84 x 84, uint8: 28 kB."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        self.action_space = gym.spaces.Discrete(6)
+        self.observation = np.zeros((4, 84, 84), np.uint8)
+
+
+class DictEnv(FreeEnv):
+    """Observes an image (3 x 64 x 64 uint8), 17 float32 and one Discrete."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Dict(
+            {
+                "image": gym.spaces.Box(0, 255, (3, 64, 64), np.uint8),
+                "state": gym.spaces.Box(-1.0, 1.0, (17,), np.float32),
+                "task": gym.spaces.Discrete(5),
+            }
+        )
+        self.action_space = gym.spaces.Discrete(6)
+        self.observation = {
+            "image": np.zeros((3, 64, 64), np.uint8),
+            "state": np.zeros(17, np.float32),
+            "task": np.int64(1),
+        }
+
+
+class BurnEnv(NullEnv):
+    """Burns `BURN_SECONDS` of this thread's CPU time per step; waiting does not count."""
+
+    def step(self, action: object) -> StepResult:  # noqa: ARG002 - Gymnasium's signature
+        """Burn, then as `FreeEnv`."""
+        end = time.thread_time() + BURN_SECONDS
+        while time.thread_time() < end:
+            pass
+        return self.observation, 0.0, False, False, {}
+
+
+class JitterEnv(NullEnv):
+    """Sleeps a lognormal time per step, as an env that waits for something outside does.
+
+    Args:
+        index: Which env of the vector this is. It seeds the durations, so that every library
+            meets the same ones.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        generator = np.random.default_rng(index)
+        self._durations = generator.lognormal(JITTER_MU, JITTER_SIGMA, JITTER_RING).tolist()
+        self._steps = 0
+
+    def step(self, action: object) -> StepResult:  # noqa: ARG002 - Gymnasium's signature
+        """Sleep, then as `FreeEnv`."""
+        time.sleep(self._durations[self._steps % JITTER_RING])
+        self._steps += 1
+        return self.observation, 0.0, False, False, {}
+
+
+def _pong() -> AnyEnv:
+    import ale_py  # only where this workload is run: others need not have it installed
+
+    gym.register_envs(ale_py)
+    return gym.make("ALE/Pong-v5")
+
+
+#: Name of the workload -> constructor of its env number `index`.
+WORKLOADS: dict[str, Callable[[int], AnyEnv]] = {
+    "null": lambda _: NullEnv(),
+    "cartpole": lambda _: gym.make("CartPole-v1"),
+    "pixels": lambda _: PixelsEnv(),
+    "dict": lambda _: DictEnv(),
+    "halfcheetah": lambda _: gym.make("HalfCheetah-v5"),
+    "pong": lambda _: _pong(),
+    "burn": lambda _: BurnEnv(),
+    "jitter": JitterEnv,
+}
+
+
+def make_env(workload: str, index: int = 0) -> AnyEnv:
+    """Return env number `index` of a workload.
+
+    Raises:
+        KeyError: There is no such workload.
+    """
+    return WORKLOADS[workload](index)
+
+
+def env_fns(workload: str, num_envs: int) -> list[Callable[[], AnyEnv]]:
+    """Return one constructor per env; plain pickle can carry them."""
+    return [functools.partial(make_env, workload, index) for index in range(num_envs)]
+
+
+def action_ring(workload: str, num_envs: int) -> list[npt.NDArray[Any]]:
+    """Return `ACTION_RING` batches of actions, `(num_envs, *action_shape)` each.
+
+    Sampled before the clock runs, from a fixed seed: every library gets the same ones.
+    """
+    env = make_env(workload)
+    space = gym.vector.utils.batch_space(env.action_space, num_envs)
+    env.close()
+    space.seed(0)
+    return [np.asarray(space.sample()) for _ in range(ACTION_RING)]
