@@ -109,19 +109,18 @@ def is_local(endpoint: str) -> bool:
         return False  # a host name or `*`: assume that others can reach it
 
 
-def check_endpoint(endpoint: str, *, encrypted: bool, insecure: bool) -> None:
-    """Refuse to bind wider than this host without keys, unless asked for by name.
+def check_endpoint(endpoint: str, *, insecure: bool) -> None:
+    """Refuse to bind wider than this host, unless asked for by name.
 
     Args:
         endpoint: What is to be bound.
-        encrypted: Whether CURVE keys are set.
         insecure: Whether the caller accepts that anybody who reaches it may join.
 
     Raises:
-        ConfigError: The syntax is wrong, or the bind is wide and neither flag is set.
+        ConfigError: The syntax is wrong, or the bind is wide and `insecure` is False.
     """
-    if not is_local(endpoint) and not encrypted and not insecure:
+    if not is_local(endpoint) and not insecure:
         raise ConfigError(
-            f"binding {endpoint} lets other hosts join without a key; pass CURVE keys, "
-            "bind to 127.0.0.1 instead, or say insecure=True"
+            f"binding {endpoint} lets other hosts join without a key; bind to 127.0.0.1 "
+            "instead, or say insecure=True"
         )

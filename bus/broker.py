@@ -1,0 +1,267 @@
+"""The broker's shell: performs what `broker_core.py` decides, over one transport.
+
+Embedded, its owner calls `ask` and `poll` from one thread and no thread is added. Standalone
+(`run`), the same loop serves peers only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import (
+    Accepted,
+    Ask,
+    BrokerStatistics,
+    Cancel,
+    Complete,
+    Event,
+    Expect,
+    FailLocal,
+    Log,
+    Malformed,
+    Notify,
+    PeerGone,
+    PeerLeft,
+    PeerReady,
+    Received,
+    Refused,
+    Send,
+    Tick,
+    Unsendable,
+)
+from envbus.bus.codec import decode_header, encode, encode_header
+from envbus.bus.errors import (
+    ConfigError,
+    NoPeerError,
+    OverloadedError,
+    PeerLostError,
+    ProtocolError,
+    QueueFullError,
+    RemoteError,
+    RequestError,
+    RequestTimeoutError,
+    UnknownPeerError,
+    VersionMismatchError,
+)
+from envbus.bus.messages import (
+    PROTOCOL_VERSION,
+    Failed,
+    FailureCode,
+    Header,
+    Kind,
+    Notice,
+    Shutdown,
+)
+from envbus.bus.transport import Frames, RouterTransport
+
+__all__ = ["NO_DEADLINE", "Broker", "Outcome", "failure_to_error"]
+
+logger = logging.getLogger("envbus.bus.broker")
+
+#: What "no deadline" becomes on the bus, where each request has one: some 30 years, in seconds.
+NO_DEADLINE = 1e9
+
+#: What `poll` returns: ends of local requests, and news of peers.
+Outcome: TypeAlias = Complete | FailLocal | PeerReady | PeerLeft | Notify
+
+
+class Broker:
+    """One ROUTER socket, the requests pending on it, and the peers behind it.
+
+    Not thread-safe: one thread creates, uses and closes it.
+
+    Args:
+        transport: The socket; the broker closes it.
+        core: What decides.
+        clock: Seconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        transport: RouterTransport,
+        core: BrokerCore,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
+        self._core = core
+        self._clock = clock
+        self._outcomes: list[Outcome] = []
+        self._accepted = 0
+        self._stopping = False
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """What peers connect to."""
+        return self._transport.endpoints
+
+    def ask(
+        self,
+        to: bytes | str,
+        payload_type: str,
+        frames: Frames,
+        *,
+        timeout: float,
+        idempotent: bool = False,
+    ) -> int:
+        """Send a request and return its id; `poll` returns its end, exactly once.
+
+        Args:
+            to: Routing id of a peer, or the name of a peer or service.
+            payload_type: Name of the payload's class.
+            frames: Payload and buffers. Buffers are sent without a copy: do not write to them
+                until the end of the request.
+            timeout: Seconds until it fails, counted from now; positive. `NO_DEADLINE` lifts it.
+            idempotent: Whether another peer of the service may be asked if the first is lost.
+
+        Raises:
+            OverloadedError: A limit of requests in flight is reached. Nothing was sent.
+            NoPeerError: No ready peer has that name or offers that service.
+        """
+        if not timeout > 0:
+            raise ConfigError(f"timeout must be positive, not {timeout}")
+        self._accepted = 0
+        self._handle(Ask(to, payload_type, timeout, frames, idempotent))
+        return self._accepted
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a local request; its reply will be dropped and counted as late."""
+        self._handle(Cancel(request_id))
+
+    def tell(self, peer: bytes, notice: Notice) -> None:
+        """Send a notice; if the peer cannot be reached it is dropped, with a log line."""
+        header = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, type(notice).__name__)
+        try:
+            self._transport.send(peer, [encode_header(header), *encode(notice)])
+        except (UnknownPeerError, QueueFullError) as exc:
+            logger.info("%s to %r was not sent: %s", type(notice).__name__, peer, exc)
+
+    def shut_down(self, peer: bytes) -> None:
+        """Ask a peer to finish what it does and leave."""
+        self.tell(peer, Shutdown())
+
+    def expect(self, peer: bytes, name: str, incarnation: int) -> None:
+        """Announce that a child process will say hello under this identity."""
+        self._handle(Expect(peer, name, incarnation))
+
+    def peer_gone(self, peer: bytes, reason: str) -> None:
+        """Report that a peer's process has ended; everything it held fails."""
+        self._handle(PeerGone(peer, reason))
+
+    def watch(self, fd: int) -> None:
+        """Let `poll` return early when `fd` is readable; the caller reads it."""
+        self._transport.watch(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Forget `fd`."""
+        self._transport.unwatch(fd)
+
+    def poll(self, timeout: float) -> list[Outcome]:
+        """Wait up to `timeout` seconds for news and return them; 0 looks without waiting.
+
+        All messages that are there are taken before deadlines and leases are judged, so that
+        an owner that was away for minutes finds answers, not time-outs. May return an empty
+        list before the time is up, when a watched file descriptor has news.
+        """
+        if not self._drain() and not self._outcomes and timeout > 0:
+            now = self._clock()
+            wake_at = self._core.wake_at()
+            if wake_at is not None:
+                timeout = min(timeout, max(wake_at - now, 0.0))
+            if self._transport.wait(timeout):
+                self._drain()
+        self._handle(Tick())
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def run(self) -> None:
+        """Serve peers until `stop`; for a standalone broker."""
+        while not self._stopping:
+            for outcome in self.poll(1.0):
+                if isinstance(outcome, PeerReady | PeerLeft):
+                    logger.info("%s", outcome)
+
+    def stop(self) -> None:
+        """Let `run` return within a second. May be called from a signal handler."""
+        self._stopping = True
+
+    def statistics(self) -> BrokerStatistics:
+        """Return counts since the start, as a frozen struct."""
+        return self._core.statistics()
+
+    def close(self) -> None:
+        """Close the socket. Idempotent; pending requests get no outcome any more."""
+        self._transport.close()
+
+    def _drain(self) -> bool:
+        """Take all messages that are there; return whether there was one."""
+        receive = self._transport.receive
+        any_message = False
+        while (message := receive()) is not None:
+            any_message = True
+            peer, frames = message
+            try:
+                header = decode_header(frames[0])
+            except IndexError:
+                self._handle(Malformed(peer, "a message without a header frame"))
+            except VersionMismatchError as exc:
+                self._handle(Malformed(peer, str(exc), FailureCode.VERSION, exc.request_id))
+            except ProtocolError as exc:
+                self._handle(Malformed(peer, str(exc)))
+            else:
+                self._handle(Received(peer, header, frames[1:]))
+        return any_message
+
+    def _handle(self, event: Event) -> None:
+        for effect in self._core.handle(event, self._clock()):
+            if type(effect) is Send:
+                self._send(effect)
+            elif type(effect) is Accepted:
+                self._accepted = effect.wire_id
+            elif type(effect) is Refused:
+                raise failure_to_error(Failed(code=effect.code, message=effect.message), 0)
+            elif type(effect) is Log:
+                logger.log(effect.level, "%s", effect.message)
+            else:
+                self._outcomes.append(effect)
+
+    def _send(self, effect: Send) -> None:
+        try:
+            self._transport.send(effect.peer, [encode_header(effect.header), *effect.frames])
+        except UnknownPeerError as exc:
+            code, message = FailureCode.PEER_LOST, str(exc)
+        except QueueFullError as exc:
+            code, message = FailureCode.OVERLOADED, str(exc)
+        else:
+            return
+        if effect.wire_id:
+            self._handle(Unsendable(effect.peer, effect.wire_id, code, message))
+        else:
+            logger.info("%s was not sent: %s", effect.header.payload_type, message)
+
+
+def failure_to_error(failed: Failed, request_id: int) -> RequestError | ProtocolError:
+    """Return the exception that a failure stands for, ready to be raised."""
+    peer = failed.peer or None
+    match failed.code:
+        case FailureCode.TIMEOUT:
+            return RequestTimeoutError(failed.message, request_id=request_id, peer=peer)
+        case FailureCode.PEER_LOST:
+            return PeerLostError(failed.message, request_id=request_id, peer=peer)
+        case FailureCode.OVERLOADED:
+            return OverloadedError(failed.message, request_id=request_id, peer=peer)
+        case FailureCode.NO_PEER:
+            return NoPeerError(failed.message, request_id=request_id, peer=peer)
+        case FailureCode.REMOTE:
+            return RemoteError(
+                failed.message,
+                request_id=request_id,
+                peer=peer,
+                remote_type=failed.remote_type,
+                remote_traceback=failed.remote_traceback,
+            )
+        case FailureCode.VERSION | FailureCode.PROTOCOL:
+            return ProtocolError(failed.message)

@@ -1,0 +1,257 @@
+"""The worker's side of the bus: say hello, answer requests one by one, leave.
+
+Leaves out what requests mean (the handlers are the caller's) and how the process was started.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from envbus.bus.codec import decode, decode_header, encode, encode_header
+from envbus.bus.errors import (
+    ClosedError,
+    EnvbusError,
+    ProtocolError,
+    QueueFullError,
+    RequestTimeoutError,
+    VersionMismatchError,
+)
+from envbus.bus.messages import (
+    PROTOCOL_VERSION,
+    Failed,
+    FailureCode,
+    Goodbye,
+    Header,
+    Heartbeat,
+    Hello,
+    Kind,
+    Payload,
+    Reply,
+    Request,
+    Shutdown,
+    Welcome,
+)
+from envbus.bus.transport import Frames, PeerTransport
+
+__all__ = ["Codec", "Handlers", "Heartbeats", "PlainCodec", "Worker", "describe"]
+
+logger = logging.getLogger("envbus.bus.serve")
+
+P = TypeVar("P", bound=Payload)
+Handlers = Mapping[type[Request[Any]], Callable[[Any], Reply]]
+
+#: Seconds between looks at whether the worker was told to stop.
+_IDLE_WAIT = 1.0
+
+
+class Codec(Protocol):
+    """Turns payloads into frames and back; a local worker's also uses its pipe."""
+
+    def encode(self, payload: Payload) -> Frames:
+        """Return payload and buffer frames."""
+        ...
+
+    def decode(self, payload_type: type[P], frames: Frames) -> P:
+        """Return the payload; raises `DecodeError`."""
+        ...
+
+
+class PlainCodec:
+    """What can cross a socket and nothing else."""
+
+    def encode(self, payload: Payload) -> Frames:
+        """Return payload and buffer frames; raises `EncodeError` for what cannot cross."""
+        return encode(payload)
+
+    def decode(self, payload_type: type[P], frames: Frames) -> P:
+        """Return the payload; raises `DecodeError`."""
+        return decode(payload_type, frames)
+
+
+class Worker:
+    """Answers requests in the order in which they come, in the thread that calls `run`.
+
+    Args:
+        transport: Connected to the broker; the worker closes it.
+        hello: Who this is and what it offers.
+        handlers: One function per request type. What it raises fails that request, with type
+            and traceback as text, and nothing else.
+        incarnation: Which life of this peer this is, from 0.
+        codec: How payloads become frames.
+    """
+
+    def __init__(
+        self,
+        transport: PeerTransport,
+        hello: Hello,
+        handlers: Handlers,
+        *,
+        incarnation: int = 0,
+        codec: Codec | None = None,
+    ) -> None:
+        self._transport = transport
+        self._hello = hello
+        self._handlers = {cls.__name__: (cls, handler) for cls, handler in handlers.items()}
+        self._incarnation = incarnation
+        self._codec = codec or PlainCodec()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Let `run` return after the present request. May be called from a handler."""
+        self._stopping = True
+
+    def join(self, timeout: float) -> Welcome:
+        """Say hello and return the broker's answer.
+
+        Raises:
+            RequestTimeoutError: No broker answered within `timeout` seconds.
+            VersionMismatchError: The broker speaks another protocol version.
+            ProtocolError: The broker refuses this peer; the message says why.
+        """
+        self._send(Kind.REQUEST, 0, self._hello, ttl=timeout)
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            frames = self._transport.receive(left)
+            if frames is None:
+                continue
+            header = decode_header(frames[0])
+            if header.kind is Kind.REPLY and header.payload_type == "Welcome":
+                return decode(Welcome, frames[1:])
+            if header.kind is Kind.FAILURE:
+                failed = decode(Failed, frames[1:])
+                if failed.code is FailureCode.VERSION:
+                    raise VersionMismatchError(failed.message)
+                raise ProtocolError(f"the broker refuses {self._hello.name}: {failed.message}")
+        raise RequestTimeoutError(
+            f"no broker answered within {timeout} s; is it running, and is the endpoint right?",
+            request_id=0,
+            peer="broker",
+        )
+
+    def run(self) -> None:
+        """Serve until `stop`, a `Shutdown`, or the loss of the transport; then say goodbye."""
+        try:
+            while not self._stopping:
+                frames = self._transport.receive(_IDLE_WAIT)
+                if frames is not None:
+                    self._take(frames)
+            self._send(Kind.NOTICE, 0, Goodbye())
+        except ClosedError:
+            pass
+        finally:
+            self._transport.close()
+
+    def _take(self, frames: Frames) -> None:
+        try:
+            header = decode_header(frames[0])
+        except (ProtocolError, IndexError) as exc:
+            logger.warning("%s dropped a message: %s", self._hello.name, exc)
+            return
+        if header.kind is Kind.REQUEST:
+            self._answer(header, frames)
+        elif header.kind is Kind.NOTICE and header.payload_type == Shutdown.__name__:
+            self._stopping = True
+        elif header.kind is Kind.FAILURE:
+            failed = decode(Failed, frames[1:])
+            logger.warning("%s was told: %s", self._hello.name, failed.message)
+
+    def _answer(self, header: Header, frames: Frames) -> None:
+        try:
+            request_type, handler = self._handlers[header.payload_type]
+        except KeyError:
+            known = ", ".join(sorted(self._handlers))
+            message = f"{self._hello.name} does not answer {header.payload_type}; it does: {known}"
+            self._fail(header, Failed(code=FailureCode.PROTOCOL, message=message))
+            return
+        try:
+            reply = handler(self._codec.decode(request_type, frames[1:]))
+            self._send(Kind.REPLY, header.request_id, reply)
+        except ClosedError:
+            raise
+        except QueueFullError:
+            logger.error(
+                "%s: the broker does not read; the reply to request %d is lost",
+                self._hello.name,
+                header.request_id,
+            )
+        except Exception as exc:  # the border: a handler's exception fails its request only
+            self._fail(header, describe(exc))
+
+    def _fail(self, header: Header, failed: Failed) -> None:
+        try:
+            self._send(Kind.FAILURE, header.request_id, failed)
+        except QueueFullError:
+            logger.error("%s: the broker does not read; lost: %s", self._hello.name, failed)
+
+    def _send(self, kind: Kind, request_id: int, payload: Payload, ttl: float = 0.0) -> None:
+        frames = self._codec.encode(payload)
+        header = Header(
+            PROTOCOL_VERSION, kind, request_id, type(payload).__name__, ttl, self._incarnation
+        )
+        self._transport.send([encode_header(header), *frames])
+
+
+def describe(exc: BaseException) -> Failed:
+    """Return what of an exception may cross: its type, text and traceback."""
+    cls = type(exc)
+    code = FailureCode.PROTOCOL if isinstance(exc, ProtocolError) else FailureCode.REMOTE
+    try:
+        message = str(exc)
+    except Exception:  # a broken __str__ must not hide the failure
+        message = f"<{cls.__qualname__} whose str() raises>"
+    return Failed(
+        code=code,
+        message=message,
+        remote_type=f"{cls.__module__}.{cls.__qualname__}",
+        remote_traceback="".join(traceback.format_exception(exc)),
+    )
+
+
+class Heartbeats:
+    """Signs of life from a thread with a socket of its own, while the worker is busy.
+
+    Args:
+        connect: Makes the thread's transport; called in the thread that uses it.
+        identity: Routing id of the peer that is alive.
+        interval: Seconds between two.
+    """
+
+    def __init__(
+        self, connect: Callable[[], PeerTransport], identity: bytes, interval: float
+    ) -> None:
+        self._connect = connect
+        self._identity = identity
+        self._interval = interval
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="envbus-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop sending; returns when the thread's socket is closed."""
+        self._stopped.set()
+        self._thread.join(timeout=self._interval + _IDLE_WAIT)
+
+    def _run(self) -> None:
+        header = encode_header(Header(PROTOCOL_VERSION, Kind.NOTICE, 0, Heartbeat.__name__))
+        frames = [header, *encode(Heartbeat(identity=self._identity))]
+        try:
+            transport = self._connect()
+        except EnvbusError as exc:
+            logger.error("no heartbeats: %s", exc)
+            return
+        try:
+            while not self._stopped.wait(self._interval):
+                try:
+                    transport.send(frames)
+                except QueueFullError:
+                    logger.debug("heartbeat skipped: the broker does not read")
+        finally:
+            transport.close()

@@ -1,0 +1,243 @@
+"""ROUTER and DEALER sockets behind the interface of `transport.py`.
+
+Leaves out what frames mean. Each object has a ZeroMQ context of its own, is used by one thread,
+and must be created in the process that uses it: neither survives a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from envbus.bus.errors import (
+    ClosedError,
+    ConfigError,
+    QueueFullError,
+    TransportError,
+    UnknownPeerError,
+)
+from envbus.bus.transport import Buffer, Frames, check_endpoint
+
+__all__ = ["HIGH_WATER_MARK", "ZmqPeer", "ZmqRouter"]
+
+#: Messages queued per peer and direction. The broker allows far fewer requests in flight, so
+#: that only a peer that ignores the protocol can fill it.
+HIGH_WATER_MARK = 1000
+#: Milliseconds that unsent messages get when a socket is closed.
+LINGER_MS = 500
+#: Longest path of a Unix socket, without the closing zero byte.
+_IPC_PATH_BYTES = 107
+
+
+class ZmqRouter:
+    """The broker's ROUTER socket, bound to one or more endpoints.
+
+    Args:
+        endpoints: What to bind: `"ipc:///path"`, `"tcp://127.0.0.1:*"`; may be mixed.
+        max_frame_bytes: A peer that sends a larger frame is disconnected by libzmq.
+        insecure: Allow binding wider than this host without encryption.
+
+    Raises:
+        ConfigError: An endpoint is malformed, too long, or wider than this host.
+        TransportError: An endpoint cannot be bound, e.g. is in use.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        max_frame_bytes: int = 1 << 30,
+        insecure: bool = False,
+    ) -> None:
+        if not endpoints:
+            raise ConfigError("no endpoint to bind; name at least one")
+        for endpoint in endpoints:
+            check_endpoint(endpoint, insecure=insecure)
+            _check_ipc_path(endpoint)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._extra = select.epoll() if hasattr(select, "epoll") else None
+        self._extra_fds: set[int] = set()
+        self._closed = False
+        _set_limits(self._socket, max_frame_bytes)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        bound = []
+        for endpoint in endpoints:
+            try:
+                self._socket.bind(endpoint)
+            except zmq.ZMQError as exc:
+                self.close()
+                raise TransportError(f"cannot bind {endpoint}: {exc}") from exc
+            bound.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        self._endpoints = tuple(bound)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """What peers connect to; a `*` port is replaced by the real one."""
+        return self._endpoints
+
+    def send(self, peer: bytes, frames: Frames) -> None:
+        """Queue `frames` for `peer`; never blocks. Large buffers are not copied: see `codec`."""
+        try:
+            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.Again as exc:
+            raise QueueFullError(
+                f"the queue to {peer!r} holds {HIGH_WATER_MARK} messages: it does not read"
+            ) from exc
+        except zmq.ZMQError as exc:
+            if exc.errno == zmq.EHOSTUNREACH:
+                raise UnknownPeerError(f"no peer {peer!r} is connected") from exc
+            raise self._translate(exc) from exc
+
+    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+        """Return the next message and who sent it, or None if there is none now."""
+        try:
+            peer, *frames = _receive(self._socket, zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        except zmq.ZMQError as exc:
+            raise self._translate(exc) from exc
+        return peer, frames
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
+        watched: list[tuple[Any, int]] = [(self._socket, zmq.POLLIN)]
+        if self._extra_fds:
+            if self._extra is not None:  # one descriptor stands for all: polling stays flat
+                watched.append((self._extra.fileno(), zmq.POLLIN))
+            else:
+                watched += [(fd, zmq.POLLIN) for fd in self._extra_fds]
+        try:
+            return bool(zmq.zmq_poll(watched, math.ceil(timeout * 1000)))
+        except zmq.ZMQError as exc:
+            raise self._translate(exc) from exc
+
+    def watch(self, fd: int) -> None:
+        """Let `wait` also return when `fd` is readable or hung up."""
+        if fd in self._extra_fds:
+            return
+        self._extra_fds.add(fd)
+        if self._extra is not None:
+            self._extra.register(fd, select.EPOLLIN | select.EPOLLHUP)
+
+    def unwatch(self, fd: int) -> None:
+        """Forget `fd`; no error if it was not watched."""
+        if fd not in self._extra_fds:
+            return
+        self._extra_fds.discard(fd)
+        if self._extra is not None:
+            with contextlib.suppress(OSError, ValueError):  # closed by its owner: gone already
+                self._extra.unregister(fd)
+
+    def close(self) -> None:
+        """Close the socket, giving unsent messages a bounded time. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._extra is not None:
+            self._extra.close()
+        self._socket.close(LINGER_MS)
+        self._context.term()
+
+    def _translate(self, exc: zmq.ZMQError) -> TransportError:
+        if self._closed or exc.errno in (zmq.ENOTSOCK, zmq.ETERM):
+            return ClosedError("the broker's socket is closed")
+        return TransportError(f"the broker's socket failed: {exc}")
+
+
+class ZmqPeer:
+    """A peer's DEALER socket, connected to one broker.
+
+    Args:
+        endpoint: What the broker is bound to.
+        identity: Routing id of this life of the peer; must be fresh for each life.
+        max_frame_bytes: A broker that sends a larger frame is disconnected by libzmq.
+    """
+
+    def __init__(self, endpoint: str, identity: bytes, *, max_frame_bytes: int = 1 << 30) -> None:
+        _check_ipc_path(endpoint)
+        self._identity = identity
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._timeout_ms = -1
+        self._closed = False
+        _set_limits(self._socket, max_frame_bytes)
+        self._socket.setsockopt(zmq.IDENTITY, identity)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as exc:
+            self.close()
+            raise TransportError(f"cannot connect to {endpoint}: {exc}") from exc
+
+    @property
+    def identity(self) -> bytes:
+        """Routing id of this life of the peer."""
+        return self._identity
+
+    def send(self, frames: Frames) -> None:
+        """Queue `frames` for the broker; never blocks. Large buffers are not copied."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again as exc:
+            raise QueueFullError("the queue to the broker is full: it does not read") from exc
+        except zmq.ZMQError as exc:
+            raise self._translate(exc) from exc
+
+    def receive(self, timeout: float) -> list[Buffer] | None:
+        """Return the next message, or None after `timeout` seconds."""
+        timeout_ms = math.ceil(timeout * 1000)
+        if timeout_ms != self._timeout_ms:  # a call into libzmq: only when it changes
+            self._socket.setsockopt(zmq.RCVTIMEO, timeout_ms)
+            self._timeout_ms = timeout_ms
+        try:
+            return _receive(self._socket, 0)
+        except zmq.Again:
+            return None
+        except zmq.ZMQError as exc:
+            raise self._translate(exc) from exc
+
+    def close(self) -> None:
+        """Close the socket, giving unsent messages a bounded time. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._socket.close(LINGER_MS)
+        self._context.term()
+
+    def _translate(self, exc: zmq.ZMQError) -> TransportError:
+        if self._closed or exc.errno in (zmq.ENOTSOCK, zmq.ETERM):
+            return ClosedError("this peer's socket is closed")
+        return TransportError(f"this peer's socket failed: {exc}")
+
+
+def _receive(socket: zmq.Socket[bytes], flags: int) -> list[Any]:
+    """Return one message; its first three frames as bytes, the rest as `zmq.Frame` (no copy).
+
+    The first ones (routing id, header, payload) are small; making a `Frame` of them costs more
+    than the copy.
+    """
+    frames: list[Any] = [socket.recv(flags)]
+    while socket.getsockopt(zmq.RCVMORE):
+        frames.append(socket.recv(copy=True) if len(frames) < 3 else socket.recv(copy=False))
+    return frames
+
+
+def _set_limits(socket: zmq.Socket[bytes], max_frame_bytes: int) -> None:
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+
+
+def _check_ipc_path(endpoint: str) -> None:
+    scheme, _, path = endpoint.partition("://")
+    if scheme == "ipc" and len(path.encode()) > _IPC_PATH_BYTES:
+        raise ConfigError(
+            f"the path of {endpoint} is longer than {_IPC_PATH_BYTES} bytes, the limit of Unix "
+            "sockets; set TMPDIR to a shorter folder"
+        )
