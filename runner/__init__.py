@@ -1,4 +1,27 @@
-"""Drives env actors: a drop-in vector env, an asynchronous pool, the command line."""
+"""Drives env actors: a drop-in vector env, an asynchronous pool, the command line.
+
+Reading order: `make.py`, `vector_env.py`, `lockstep.py`, `fleet.py`.
+"""
 
 if __name__ != "envbus.runner":
     raise ImportError("import envbus.runner, not runner: two copies would keep two registries")
+
+from envbus.bus.restart import RestartPolicy
+from envbus.runner.config import Timeouts
+from envbus.runner.faults import ActorLostError, EnvError, Fault, FaultCause
+from envbus.runner.make import make_vec
+from envbus.runner.pool import ActorPool, Batch
+from envbus.runner.vector_env import BusVectorEnv
+
+__all__ = [
+    "ActorLostError",
+    "ActorPool",
+    "Batch",
+    "BusVectorEnv",
+    "EnvError",
+    "Fault",
+    "FaultCause",
+    "RestartPolicy",
+    "Timeouts",
+    "make_vec",
+]

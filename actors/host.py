@@ -1,0 +1,63 @@
+"""Entry of an env actor's process: read the bootstrap parcel, join the bus, serve."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from envbus.actors.env_actor import EnvActor
+from envbus.actors.protocol import StepResult
+from envbus.bus.messages import Hello
+from envbus.bus.pipe import Pipe
+from envbus.bus.pipe_codec import PipeCodec
+from envbus.bus.serve import Worker
+from envbus.bus.zmq_transport import ZmqPeer
+
+__all__ = ["BOOTSTRAP_PARCEL", "ENTRY", "HOST_MODULE", "Bootstrap", "main"]
+
+#: What the fork server imports before it forks actors.
+HOST_MODULE = __name__
+#: What it runs in the child.
+ENTRY = f"{HOST_MODULE}:main"
+#: Number of the first parcel on the pipe.
+BOOTSTRAP_PARCEL = 1
+#: Seconds to wait for the runner's side of a hand-over that it has begun.
+_HANDOVER_TIMEOUT = 30.0
+
+
+class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a child must know to join its runner's bus."""
+
+    endpoint: str
+    #: Routing id of this life.
+    identity: bytes
+    name: str
+    incarnation: int
+    #: Most requests that its runner has in flight to it at one time.
+    capacity: int
+
+
+def main(pipe: Pipe) -> None:
+    """Serve the runner at the other end of `pipe` until it says to stop."""
+    bootstrap = msgspec.msgpack.decode(
+        pipe.receive_bytes(BOOTSTRAP_PARCEL, _HANDOVER_TIMEOUT), type=Bootstrap
+    )
+    actor = EnvActor(receive_fd=lambda number: pipe.receive_fd(number, _HANDOVER_TIMEOUT))
+    worker = Worker(
+        ZmqPeer(bootstrap.endpoint, bootstrap.identity),
+        Hello(
+            name=bootstrap.name,
+            services=["env"],
+            capacity=bootstrap.capacity,
+            pid=os.getpid(),
+        ),
+        actor.handlers,
+        incarnation=bootstrap.incarnation,
+        codec=PipeCodec(pipe, lenient=(StepResult,)),
+    )
+    try:
+        worker.join(_HANDOVER_TIMEOUT)
+        worker.run()
+    finally:
+        actor.close()

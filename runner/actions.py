@@ -1,0 +1,89 @@
+"""How a batch of actions reaches the envs: through the blocks if it fits them as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector.utils import iterate
+
+__all__ = ["ActionStore"]
+
+
+class ActionStore:
+    """Writes batches of actions into the blocks, or splits them into single actions.
+
+    An env must see its action as `gymnasium.vector.utils.iterate` hands it out: same type,
+    dtype and shape. A batch goes through the blocks only where that follows from its arrays
+    having exactly the batched space's dtype and shape.
+
+    Args:
+        action_space: The batched space.
+        num_envs: Actions in a batch.
+        leaves: The blocks' arrays, one per leaf of the space, each `(num_envs, *leaf_shape)`;
+            None if the space has no fixed size.
+    """
+
+    def __init__(
+        self,
+        action_space: gymnasium.Space[Any],
+        num_envs: int,
+        leaves: Sequence[npt.NDArray[Any]] | None,
+    ) -> None:
+        self._space = action_space
+        self._num_envs = num_envs
+        self._leaves = leaves
+
+    def store(self, actions: Any, rows: Any = slice(None)) -> list[Any] | None:
+        """Write `actions` into `rows` of the blocks; if they do not fit, return them one by one.
+
+        Args:
+            actions: A batch, or a sequence of single actions.
+            rows: Slice or index array of as many rows as there are actions.
+
+        Returns:
+            None if all were written, else the list of single actions; nothing was written then.
+
+        Raises:
+            ValueError: There are not `num_envs` actions.
+            TypeError: `actions` is not a batch at all, e.g. a scalar.
+        """
+        count = self._num_envs if isinstance(rows, slice) else len(rows)
+        if self._leaves is not None:
+            arrays: list[Any] = []
+            if _collect(self._space, actions, arrays) and all(
+                type(array) is np.ndarray
+                and array.dtype == leaf.dtype
+                and array.shape == (count, *leaf.shape[1:])
+                for array, leaf in zip(arrays, self._leaves, strict=True)
+            ):
+                for array, leaf in zip(arrays, self._leaves, strict=True):
+                    leaf[rows] = array
+                return None
+        singles = list(iterate(self._space, actions))
+        if len(singles) != count:
+            raise ValueError(f"expected {count} actions, one per env, but got {len(singles)}")
+        return singles
+
+
+def _collect(space: gymnasium.Space[Any], actions: Any, arrays: list[Any]) -> bool:
+    """Append the batch's leaves in the order of the space's; False if it has another form."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        if not isinstance(actions, dict):
+            return False
+        return all(
+            key in actions and _collect(subspace, actions[key], arrays)
+            for key, subspace in space.spaces.items()
+        )
+    if isinstance(space, gymnasium.spaces.Tuple):
+        if not isinstance(actions, tuple) or len(actions) != len(space.spaces):
+            return False
+        return all(
+            _collect(subspace, part, arrays)
+            for subspace, part in zip(space.spaces, actions, strict=True)
+        )
+    arrays.append(actions)
+    return True

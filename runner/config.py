@@ -1,0 +1,106 @@
+"""Settings of the runner's parts, checked when they are made. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from envbus.bus.errors import ConfigError
+from envbus.bus.restart import RestartPolicy
+
+__all__ = ["FleetConfig", "Timeouts", "choose_num_actors", "choose_start_method"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeouts:
+    """Default deadline of each verb, in seconds. None lifts it; a dead process is still noticed.
+
+    Starting and resetting may load a simulator, so that theirs are far larger than a step's.
+    """
+
+    #: From the start of an actor's process until its envs are built.
+    start: float | None = 300.0
+    reset: float | None = 300.0
+    step: float | None = 60.0
+    #: `call`, `get_attr`, `set_attr`, `render`, `exec_func`.
+    call: float | None = 60.0
+    #: For all envs to close and their processes to exit, before they are killed.
+    close: float = 10.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is None and item.name != "close":
+                continue
+            if not isinstance(value, int | float) or math.isnan(value) or not 0 < value:
+                raise ConfigError(
+                    f"Timeouts.{item.name} must be a positive number of seconds, not {value!r}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetConfig:
+    """How env actors are started and watched."""
+
+    #: Processes; `"auto"`: one per CPU core that this process may use, at most one per env.
+    num_actors: int | Literal["auto"] = "auto"
+    #: Exchange arrays of fixed size through shared memory instead of messages.
+    shared_memory: bool = True
+    #: None, "fork", "forkserver" or "spawn", as in `multiprocessing`.
+    context: str | None = None
+    #: Most envs that may step at one time; None: no limit.
+    max_concurrency: int | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    #: Whether, and how often, actors that died are started again; None: they are not.
+    restart: RestartPolicy | None = None
+    #: Modules that the fork server imports before it forks actors, for a quicker start.
+    preload: tuple[str, ...] = ()
+
+
+def choose_num_actors(
+    num_sources: int,
+    requested: int | Literal["auto"],
+    *,
+    cores: int,
+    max_concurrency: int | None,
+) -> int:
+    """Return how many actors host `num_sources` envs.
+
+    Envs in one actor step one after another, so that a limit of concurrent envs is a limit of
+    actors.
+
+    Raises:
+        ConfigError: `requested` is neither `"auto"` nor from 1 to `num_sources`.
+    """
+    if requested == "auto":
+        chosen = min(cores, num_sources)
+    elif isinstance(requested, bool) or not isinstance(requested, int) or requested < 1:
+        raise ConfigError(f"num_actors must be 'auto' or a positive integer, not {requested!r}")
+    elif requested > num_sources:
+        raise ConfigError(
+            f"num_actors={requested} is more than the {num_sources} env(s); each actor needs one"
+        )
+    else:
+        chosen = requested
+    return chosen if max_concurrency is None else min(chosen, max_concurrency)
+
+
+def choose_start_method(context: str | None) -> Literal["fork", "spawn"] | None:
+    """Return how children are started: forked from a clean server, or a fresh interpreter.
+
+    "fork" is served by the fork server too: this process, which may have threads and ZeroMQ
+    contexts, is never forked. None leaves the choice to the platform.
+
+    Raises:
+        ValueError: An unknown context, in the words of `multiprocessing`.
+    """
+    match context:
+        case None:
+            return None
+        case "fork" | "forkserver":
+            return "fork"
+        case "spawn":
+            return "spawn"
+        case _:
+            raise ValueError(f"cannot find context for {context!r}")

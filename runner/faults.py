@@ -1,0 +1,154 @@
+"""What the caller gets when an env or its actor fails: errors, and the record of a fault."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import enum
+import sys
+from collections.abc import Sequence
+
+import gymnasium
+import msgspec
+
+from envbus.actors.protocol import SlotError
+from envbus.bus.errors import EnvbusError
+
+__all__ = [
+    "ActorLostError",
+    "EnvError",
+    "Fault",
+    "FaultCause",
+    "raise_env_errors",
+    "to_exception",
+]
+
+
+class FaultCause(enum.Enum):
+    """Why an env could not go on."""
+
+    ERROR = "error"
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """An env or its actor failed, and its episode is over."""
+
+    env_id: int
+    cause: FaultCause
+    #: What happened, to which process; for people.
+    message: str
+    #: Restarts of this env's actor so far, the one for this fault not counted.
+    restarts: int
+
+
+class EnvError(EnvbusError):
+    """An env raised; the message holds the complete remote traceback.
+
+    It is the `__cause__` of the original exception where that could be rebuilt from its class
+    and plain arguments, and is raised itself where it could not.
+
+    Attributes:
+        env_id: Which env of the pool.
+        actor: Name of the actor that hosts it.
+        incarnation: Which life of that actor, from 0.
+        phase: What the env was doing: build, reset, step, autoreset, call.
+        remote_type: Qualified name of the exception's class.
+        remote_traceback: Formatted traceback, with causes.
+    """
+
+    def __init__(self, error: SlotError, *, env_id: int, actor: str, incarnation: int) -> None:
+        self.env_id = env_id
+        self.actor = actor
+        self.incarnation = incarnation
+        self.phase = error.phase
+        self.remote_type = f"{error.type_module}.{error.type_name}"
+        self.remote_traceback = error.traceback
+        super().__init__(
+            f"env {env_id} ({actor}, incarnation {incarnation}) failed in {error.phase}: "
+            f"{self.remote_type}: {error.message}\n\nRemote traceback:\n{error.traceback}"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args), self.__dict__
+
+
+class ActorLostError(EnvbusError):
+    """An actor's process ended while its envs were needed.
+
+    Attributes:
+        env_ids: The envs that it hosted.
+        actor: Its name.
+    """
+
+    def __init__(self, message: str, *, env_ids: Sequence[int], actor: str) -> None:
+        super().__init__(message)
+        self.env_ids = list(env_ids)
+        self.actor = actor
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args), self.__dict__
+
+
+def raise_env_errors(errors: Sequence[EnvError], originals: Sequence[Exception | None]) -> None:
+    """Log each error as Gymnasium's AsyncVectorEnv does, then raise the last one.
+
+    The last one is raised as its own type where that could be rebuilt. All of them stand in its
+    `__cause__`: the one `EnvError`, or, for several, an `ExceptionGroup` of them (before Python
+    3.11 the last one's).
+
+    Args:
+        errors: At least one.
+        originals: For each, the rebuilt original exception or None.
+    """
+    # Under `-W error` a log line must not take the place of the error that it announces.
+    with contextlib.suppress(UserWarning):
+        for error in errors:
+            gymnasium.logger.error(
+                f"Received the following error from Worker-{error.env_id} - Shutting it down"
+            )
+            gymnasium.logger.error(error.remote_traceback.replace("%", "%%"))
+        gymnasium.logger.error("Raising the last exception back to the main process.")
+    last, original = errors[-1], originals[-1]
+    cause: Exception = last
+    if len(errors) > 1 and sys.version_info >= (3, 11):
+        cause = ExceptionGroup(f"{len(errors)} envs failed", list(errors))
+    if original is not None:
+        raise original from cause
+    if cause is last:
+        raise last
+    raise last from cause
+
+
+def to_exception(
+    error: SlotError, *, env_id: int, actor: str, incarnation: int
+) -> tuple[EnvError, Exception | None]:
+    """Return the error, and the env's own exception if class and arguments give it back.
+
+    The class is looked up by name; an exception that is not an `Exception` (SystemExit,
+    KeyboardInterrupt) is not rebuilt, since raising it would end the caller's program.
+    """
+    env_error = EnvError(error, env_id=env_id, actor=actor, incarnation=incarnation)
+    cls = _find_class(error.type_module, error.type_name)
+    if cls is None or error.args is None:
+        return env_error, None
+    try:
+        original = cls(*error.args.value)
+        same = type(original) is cls and str(original) == error.message
+    except Exception:  # a constructor that wants something else: the text must do
+        return env_error, None
+    return env_error, original if same else None
+
+
+def _find_class(module_name: str, qualified_name: str) -> type[Exception] | None:
+    # Only what is imported already: who writes `except ThatType` has imported it, and a name
+    # from a message never makes this process import a module.
+    found: object = builtins if module_name == "builtins" else sys.modules.get(module_name)
+    for part in qualified_name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _rebuild(cls: type[EnvbusError], args: tuple[object, ...]) -> EnvbusError:
+    return cls.__new__(cls, *args)

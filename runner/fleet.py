@@ -1,0 +1,566 @@
+"""The env actors of one pool: start, ask, watch, start again, stop.
+
+What `BusVectorEnv` and `ActorPool` share. Leaves out what a step means to its caller: it carries
+requests to actors and returns what became of each.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import random
+import secrets
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import gymnasium
+import msgspec
+
+from envbus.actors import env_source, spaces
+from envbus.actors.blocks import BlockLayout, Blocks
+from envbus.actors.host import BOOTSTRAP_PARCEL, ENTRY, HOST_MODULE, Bootstrap
+from envbus.actors.protocol import Build, Built, MapBlocks, Mapped
+from envbus.bus.arena import Arena
+from envbus.bus.broker import NO_DEADLINE, Broker, failure_to_error
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import BrokerConfig, Complete, FailLocal, PeerReady
+from envbus.bus.errors import NoPeerError, StartError
+from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request, Tree
+from envbus.bus.pipe_codec import PipeCodec
+from envbus.bus.process import Child, ExitStatus, Nursery
+from envbus.bus.restart import Exit
+from envbus.bus.supervision import (
+    ChildExited,
+    ChildReady,
+    StartChild,
+    Supervision,
+    SupervisionEffect,
+    SupervisionTick,
+)
+from envbus.bus.transport import Frames
+from envbus.bus.zmq_transport import ZmqRouter
+from envbus.runner.config import FleetConfig, choose_num_actors, choose_start_method
+from envbus.runner.faults import to_exception
+
+__all__ = ["Actor", "ActorState", "Answer", "Fleet", "Gone", "Lost", "News", "Ready"]
+
+logger = logging.getLogger("envbus.runner.fleet")
+
+#: Requests that one actor may have in flight: one per slot in the pool, and some for calls.
+_IN_FLIGHT_PER_ACTOR = 4096
+#: Seconds between looks for exited processes while messages keep coming.
+_EXIT_CHECK_INTERVAL = 0.05
+
+
+class ActorState(enum.Enum):
+    """Where an actor is in its life, as its runner sees it."""
+
+    STARTING = "starting"  # its process runs and has not said hello
+    BUILDING = "building"  # its envs are being made
+    BUILT = "built"  # its envs exist; no blocks yet
+    READY = "ready"
+    DOWN = "down"  # its process ended; it may be started again
+    LOST = "lost"  # it ended and will not be started again
+
+
+class Actor:
+    """What the runner knows of one env actor."""
+
+    def __init__(self, index: int, sources: list[object], first_source: int) -> None:
+        self.name = f"actor-{index}"
+        self.index = index
+        self.sources = sources
+        #: Number of its first source among the pool's; its first env's id where each source is
+        #: one env.
+        self.first_source = first_source
+        #: Ids of its envs; its rows in the blocks.
+        self.env_ids = range(first_source, first_source + len(sources))
+        #: For each source, how many slots it fills.
+        self.counts: list[int] = []
+        self.state = ActorState.STARTING
+        self.incarnation = 0
+        self.identity = b""
+        self.child: Child | None = None
+        self.codec: PipeCodec | None = None
+        self.built: Built | None = None
+        #: Id of the last request that was given up, or 0 once a later one was answered.
+        self.abandoned = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it may still be at work on a request that was given up.
+
+        It would then take what is written into the blocks now for that request's.
+        """
+        return self.abandoned > 0
+
+    @property
+    def rows(self) -> slice:
+        """Its rows in the blocks."""
+        return slice(self.env_ids.start, self.env_ids.stop)
+
+    def __repr__(self) -> str:
+        return f"Actor({self.name}, {self.describe()}, {self.state.value})"
+
+    def describe(self) -> str:
+        """Return name, process and envs, for messages to people."""
+        first, last = self.env_ids.start, self.env_ids.stop - 1
+        envs = f"env {first}" if first == last else f"envs {first}-{last}"
+        pid = self.child.pid if self.child else "none"
+        return f"{self.name} (pid {pid}, incarnation {self.incarnation}, {envs})"
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """A request got its reply."""
+
+    actor: Actor
+    #: What the caller gave to `ask`.
+    tag: Any
+    reply: Any
+
+
+class Lost(msgspec.Struct, frozen=True, gc=False):
+    """A request ended without a reply."""
+
+    actor: Actor
+    tag: Any
+    failed: Failed
+
+
+class Gone(msgspec.Struct, frozen=True, gc=False):
+    """An actor's process ended. What it held is reported as `Lost` besides."""
+
+    actor: Actor
+    reason: str
+
+
+class Ready(msgspec.Struct, frozen=True, gc=False):
+    """An actor that had ended runs again; its envs are built and not reset."""
+
+    actor: Actor
+
+
+News: TypeAlias = Answer | Lost | Gone | Ready
+
+
+class FleetStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since the start."""
+
+    actors: int
+    actors_ready: int
+    #: Actor processes started again after they ended.
+    restarts: int
+    #: Requests to actors that wait for their end now.
+    in_flight: int
+    #: Replies dropped because their request had ended already.
+    late_replies: int
+
+
+class _Internal(enum.Enum):
+    BUILD = "build"
+    MAP = "map"
+
+
+class Fleet:
+    """The actors of one pool. One thread creates, uses and closes it.
+
+    Args:
+        env_sources: One per env: anything that `env_source.parse_source` takes.
+        autoreset_mode: What all actors do at the end of an episode.
+        config: How actors are started and watched.
+    """
+
+    def __init__(
+        self,
+        env_sources: Sequence[object],
+        autoreset_mode: gymnasium.vector.AutoresetMode,
+        config: FleetConfig,
+    ) -> None:
+        self.config = config
+        self._autoreset_mode = autoreset_mode
+        self._method = choose_start_method(config.context)
+        num_actors = choose_num_actors(
+            len(env_sources),
+            config.num_actors,
+            cores=_usable_cores(),
+            max_concurrency=config.max_concurrency,
+        )
+        plain = [env_source.to_plain(env_source.parse_source(source)) for source in env_sources]
+        bounds = [index * len(plain) // num_actors for index in range(num_actors + 1)]
+        self.actors = [
+            Actor(index, plain[first:last], first)
+            for index, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False))
+        ]
+        self._registry = env_source.local_registry()
+        self._supervision = Supervision(random.random) if config.restart is not None else None
+        self._calls: dict[int, tuple[Actor, Any]] = {}
+        self._by_identity: dict[bytes, Actor] = {}
+        self._news: list[News] = []
+        self._restarts = 0
+        self._next_exit_check = 0.0
+        self._arena: Arena | None = None
+        self._map: MapBlocks | None = None
+        self.blocks: Blocks | None = None
+        self._closed = False
+        self._directory = Path(tempfile.mkdtemp(prefix="envbus-"))  # mode 0700
+        self._nursery = Nursery((HOST_MODULE, *config.preload), directory=self._directory)
+        self._broker = Broker(
+            ZmqRouter([f"ipc://{self._directory}/bus"]),
+            BrokerCore(BrokerConfig(max_in_flight_per_peer=_IN_FLIGHT_PER_ACTOR)),
+        )
+        self._broker.watch(self._nursery.fileno())
+
+    # --- start -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start all actors and have their envs built, side by side.
+
+        Raises:
+            StartError: An actor's process ended, or was not ready within `timeouts.start`.
+            Exception: What an env's constructor raised, as its own type where possible.
+        """
+        timeout = self.config.timeouts.start
+        deadline = time.monotonic() + (NO_DEADLINE if timeout is None else timeout)
+        for actor in self.actors:
+            if self._supervision is not None and self.config.restart is not None:
+                self._supervision.add(actor.name, self.config.restart)
+            self._launch(actor)
+        while late := [a for a in self.actors if a.state is not ActorState.BUILT]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise StartError(
+                    f"not started within {timeout} s: {', '.join(a.describe() for a in late)}; "
+                    "raise Timeouts.start if their envs need longer"
+                )
+            for news in self.poll(left):
+                if isinstance(news, Gone):
+                    raise StartError(f"{news.actor.describe()} ended while starting: {news.reason}")
+                if isinstance(news, Lost):
+                    raise failure_to_error(news.failed, 0)
+        next_row = 0
+        for actor in self.actors:
+            actor.env_ids = range(next_row, next_row + sum(actor.counts))
+            next_row = actor.env_ids.stop
+
+    @property
+    def num_envs(self) -> int:
+        """Envs in all actors, once started."""
+        return self.actors[-1].env_ids.stop
+
+    def env_spaces(self) -> list[tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
+        """Return each env's observation and action space, once started."""
+        pairs: list[tuple[gymnasium.Space[Any], gymnasium.Space[Any]]] = []
+        for actor in self.actors:
+            assert actor.built is not None
+            distinct = [
+                (spaces.from_plain(observation), spaces.from_plain(action))
+                for observation, action in actor.built.spaces.value
+            ]
+            for count, which in zip(actor.counts, actor.built.space_of, strict=True):
+                pairs += [distinct[which]] * count
+        return pairs
+
+    def map_blocks(
+        self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    ) -> Blocks:
+        """Lay out the arrays that runner and actors exchange, and return the runner's views.
+
+        With shared memory they are the very arrays that the actors write; without it, they are
+        private, of the same layout, and the caller fills them from the replies.
+
+        Raises:
+            StartError: An actor ended, or there is not enough shared memory.
+        """
+        layout = BlockLayout.of(observation_space, action_space, self.num_envs)
+        if self.config.shared_memory:
+            self._arena = Arena.create(layout.size)
+            self.blocks = layout.views(self._arena.buffer)
+        else:
+            self.blocks = layout.views(bytearray(layout.size))
+        self._map = MapBlocks(
+            observation_space=Tree(spaces.to_plain(observation_space)),
+            action_space=Tree(spaces.to_plain(action_space)),
+            num_envs=self.num_envs,
+            first_row=0,
+        )
+        for actor in self.actors:
+            self._ask_map(actor)
+        while any(actor.state is not ActorState.READY for actor in self.actors):
+            for news in self.poll(1.0):
+                if isinstance(news, Gone):
+                    raise StartError(f"{news.actor.describe()} ended while starting: {news.reason}")
+                if isinstance(news, Lost):
+                    raise failure_to_error(news.failed, 0)
+        return self.blocks
+
+    # --- ask ---------------------------------------------------------------------------------
+
+    def ask(
+        self, actor: Actor, request: Request[Any], *, timeout: float | None, tag: object
+    ) -> int:
+        """Send a request; `poll` returns its end, with `tag`.
+
+        Returns:
+            An id for `cancel`.
+
+        Raises:
+            EncodeError: Something in it cannot be sent; nothing was.
+            NoPeerError: The actor is not running.
+        """
+        assert actor.codec is not None
+        frames = actor.codec.encode(request)
+        return self.ask_encoded(actor, frames, type(request).__name__, timeout=timeout, tag=tag)
+
+    def ask_encoded(
+        self, actor: Actor, frames: Frames, name: str, *, timeout: float | None, tag: object
+    ) -> int:
+        """Send a request that was encoded before; as `ask` else."""
+        try:
+            request_id = self._broker.ask(
+                actor.identity, name, frames, timeout=NO_DEADLINE if timeout is None else timeout
+            )
+        except NoPeerError:
+            self._end(actor)
+            raise
+        self._calls[request_id] = (actor, tag)
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request; its reply will be dropped."""
+        call = self._calls.pop(request_id, None)
+        if call is not None:
+            call[0].abandoned = request_id
+            self._broker.cancel(request_id)
+
+    def poll(self, timeout: float) -> list[News]:
+        """Wait up to `timeout` seconds for news; may return an empty list before.
+
+        The driver may stay away between calls for as long as it likes: what came meanwhile is
+        taken before anything is judged late.
+        """
+        if self._supervision is not None:
+            wake_at = self._supervision.wake_at()
+            if wake_at is not None:
+                timeout = min(timeout, max(wake_at - time.monotonic(), 0.0))
+        taken = self._take_outcomes(timeout)
+        now = time.monotonic()
+        if not taken or now >= self._next_exit_check:
+            self._next_exit_check = now + _EXIT_CHECK_INTERVAL
+            self._look_after_children(now)
+        news, self._news = self._news, []
+        return news
+
+    # --- end ---------------------------------------------------------------------------------
+
+    def kill(self, actor: Actor) -> None:
+        """Kill an actor's process tree; `poll` reports its end."""
+        if actor.child is not None:
+            self._nursery.kill(actor.child)
+
+    def statistics(self) -> FleetStatistics:
+        """Return counts since the start."""
+        return FleetStatistics(
+            actors=len(self.actors),
+            actors_ready=sum(actor.state is ActorState.READY for actor in self.actors),
+            restarts=self._restarts,
+            in_flight=len(self._calls),
+            late_replies=self._broker.statistics().late_replies,
+        )
+
+    def close(self, *, timeout: float | None = None, terminate: bool = False) -> None:
+        """Ask all actors to close their envs and leave; kill those that do not. Idempotent.
+
+        Args:
+            timeout: Seconds that they have; None: `timeouts.close`.
+            terminate: Do not ask, kill.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        allowed = 0.0
+        if not terminate:
+            allowed = self.config.timeouts.close if timeout is None else max(timeout, 0.0)
+            for actor in self.actors:
+                if actor.identity and actor.state is not ActorState.DOWN:
+                    self._broker.shut_down(actor.identity)
+        for child in self._nursery.close(allowed):
+            if not terminate:
+                logger.warning("%s did not leave within %s s and was killed", child.name, allowed)
+        self._broker.close()
+        if self._arena is not None:
+            self._arena.close()
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _launch(self, actor: Actor) -> None:
+        """Start an actor's process; its hello, and all that follows, comes through `poll`."""
+        actor.state = ActorState.STARTING
+        actor.abandoned = 0
+        actor.identity = f"{actor.name}.{actor.incarnation}.{secrets.token_hex(4)}".encode()
+        self._broker.expect(actor.identity, actor.name, actor.incarnation)
+        actor.child = self._nursery.start(actor.name, ENTRY, method=self._method)
+        actor.codec = PipeCodec(actor.child.pipe, writable=True)
+        self._by_identity[actor.identity] = actor
+        bootstrap = Bootstrap(
+            endpoint=self._broker.endpoints[0],
+            identity=actor.identity,
+            name=actor.name,
+            incarnation=actor.incarnation,
+            capacity=_IN_FLIGHT_PER_ACTOR,
+        )
+        number = actor.child.pipe.next_number()
+        assert number == BOOTSTRAP_PARCEL
+        actor.child.pipe.send_bytes(number, msgspec.msgpack.encode(bootstrap))
+
+    def _take_outcomes(self, timeout: float) -> bool:
+        """Take what the broker has; return whether it had anything."""
+        outcomes = self._broker.poll(timeout)
+        for outcome in outcomes:
+            if type(outcome) is Complete:
+                self._on_reply(outcome)
+            elif type(outcome) is FailLocal:
+                self._on_failure(outcome)
+            elif type(outcome) is PeerReady:
+                self._on_hello(outcome)
+        return bool(outcomes)
+
+    def _on_hello(self, outcome: PeerReady) -> None:
+        actor = self._by_identity.get(outcome.peer)
+        if actor is None:
+            return
+        actor.state = ActorState.BUILDING
+        build = Build(
+            sources=Tree(actor.sources),
+            autoreset_mode=self._autoreset_mode.value,
+            first_env_id=actor.env_ids.start,
+            registry=Tree(self._registry) if self._registry else None,
+        )
+        self.ask(actor, build, timeout=self.config.timeouts.start, tag=_Internal.BUILD)
+
+    def _on_reply(self, outcome: Complete) -> None:
+        call = self._calls.pop(outcome.wire_id, None)
+        if call is None:
+            return
+        actor, tag = call
+        if actor.abandoned < outcome.wire_id:
+            actor.abandoned = 0
+        assert actor.codec is not None
+        reply_type = Payload.registry.get(outcome.header.payload_type, Reply)
+        reply = actor.codec.decode(reply_type, outcome.frames)
+        if type(tag) is not _Internal:
+            self._news.append(Answer(actor, tag, reply))
+        elif isinstance(reply, Built):
+            self._on_built(actor, reply)
+        elif isinstance(reply, Mapped):
+            self._on_mapped(actor)
+
+    def _on_failure(self, outcome: FailLocal) -> None:
+        call = self._calls.pop(outcome.wire_id, None)
+        if call is None:
+            return
+        actor, tag = call
+        if outcome.failed.code is FailureCode.PEER_LOST:
+            self._end(actor)
+        elif outcome.failed.code is FailureCode.TIMEOUT:
+            actor.abandoned = outcome.wire_id
+        if type(tag) is not _Internal or self._map is None:
+            self._news.append(Lost(actor, tag, outcome.failed))
+        else:
+            logger.error("%s did not come up: %s", actor.describe(), outcome.failed.message)
+            self.kill(actor)
+
+    def _on_built(self, actor: Actor, built: Built) -> None:
+        if built.errors:
+            if self._map is None:
+                self._raise_build_error(actor, built)
+            logger.error("%s: %s", actor.describe(), built.errors[0].traceback)
+            self.kill(actor)
+            return
+        actor.built = built
+        actor.counts = built.counts
+        actor.state = ActorState.BUILT
+        if self._map is not None:
+            self._ask_map(actor)
+
+    def _on_mapped(self, actor: Actor) -> None:
+        again = actor.incarnation > 0
+        actor.state = ActorState.READY
+        if self._supervision is not None:
+            self._supervision.handle(ChildReady(actor.name, actor.incarnation), time.monotonic())
+        if again:
+            logger.info("%s runs again", actor.describe())
+            self._news.append(Ready(actor))
+
+    def _ask_map(self, actor: Actor) -> None:
+        assert self._map is not None and actor.child is not None
+        request = msgspec.structs.replace(self._map, first_row=actor.env_ids.start)
+        if self._arena is not None:
+            number = actor.child.pipe.next_number()
+            actor.child.pipe.send_fd(number, self._arena.fd)
+            request = msgspec.structs.replace(request, parcel=number)
+        self.ask(actor, request, timeout=self.config.timeouts.start, tag=_Internal.MAP)
+
+    def _look_after_children(self, now: float) -> None:
+        for child, status in self._nursery.exits():
+            for actor in self.actors:
+                if actor.child is child:
+                    self._on_exit(actor, status, now)
+        if self._supervision is not None and self._supervision.wake_at() is not None:
+            self._perform(self._supervision.handle(SupervisionTick(), now))
+
+    def _on_exit(self, actor: Actor, status: ExitStatus, now: float) -> None:
+        self._take_outcomes(0.0)  # what it sent before it ended counts
+        reason = f"{actor.describe()} ended: {status.describe()}"
+        self._by_identity.pop(actor.identity, None)
+        self._broker.peer_gone(actor.identity, reason)
+        self._take_outcomes(0.0)
+        actor.state = ActorState.DOWN if self._supervision is not None else ActorState.LOST
+        self._news.append(Gone(actor, reason))
+        if self._supervision is not None:
+            logger.warning("%s", reason)
+            exited = ChildExited(actor.name, actor.incarnation, Exit.CRASH, status.describe())
+            self._perform(self._supervision.handle(exited, now))
+
+    def _end(self, actor: Actor) -> None:
+        """Treat an actor that cannot be reached as ended, and see to it that it is."""
+        if actor.state not in (ActorState.DOWN, ActorState.LOST):
+            actor.state = ActorState.DOWN
+            self.kill(actor)
+
+    def _perform(self, effects: Sequence[SupervisionEffect]) -> None:
+        for effect in effects:
+            actor = next(actor for actor in self.actors if actor.name == effect.name)
+            if isinstance(effect, StartChild):
+                actor.incarnation = effect.incarnation
+                self._restarts += 1
+                self._launch(actor)
+            else:
+                actor.state = ActorState.LOST
+                reason = (
+                    f"{actor.describe()} failed again after {effect.restarts} restarts: "
+                    f"{effect.cause}"
+                )
+                logger.error("%s; giving up on it", reason)
+                self._news.append(Gone(actor, reason))
+
+    def _raise_build_error(self, actor: Actor, built: Built) -> None:
+        error = built.errors[0]
+        env_error, original = to_exception(
+            error,
+            env_id=actor.env_ids.start + error.slot,
+            actor=actor.name,
+            incarnation=actor.incarnation,
+        )
+        if original is not None:
+            raise original from env_error
+        raise env_error
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

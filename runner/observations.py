@@ -1,0 +1,72 @@
+"""How a batch of observations is put together from the blocks, or from single observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from envbus.actors import spaces
+
+__all__ = ["ObservationStore"]
+
+
+class ObservationStore:
+    """The latest observation of each env, batched as Gymnasium batches them.
+
+    Args:
+        space: The single observation space.
+        num_envs: Envs in the batch.
+        leaves: The blocks' arrays, one per leaf of the space, each `(num_envs, *leaf_shape)`;
+            None if the space has no fixed size: then `put` collects single observations.
+    """
+
+    def __init__(
+        self,
+        space: gymnasium.Space[Any],
+        num_envs: int,
+        leaves: Sequence[npt.NDArray[Any]] | None,
+    ) -> None:
+        self._space = space
+        self._num_envs = num_envs
+        self._leaves = leaves
+        self._singles: list[Any] = [None] * num_envs
+        self._batch = spaces.structure(space, leaves) if leaves is not None else None
+
+    def put_arrays(self, rows: Any, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Write leaves that came in a message, each `(len(rows), *leaf_shape)`."""
+        assert self._leaves is not None
+        for leaf, array in zip(self._leaves, arrays, strict=True):
+            leaf[rows] = array
+
+    def put_singles(self, env_ids: Sequence[int], observations: Sequence[Any]) -> None:
+        """Remember single observations of a space without a fixed size."""
+        for env_id, observation in zip(env_ids, observations, strict=True):
+            self._singles[env_id] = observation
+
+    def batch(self, *, copy: bool) -> Any:
+        """Return the observations of all envs.
+
+        Args:
+            copy: Return arrays of the caller's own; else views that the next step overwrites.
+        """
+        if self._leaves is None:
+            empty = create_empty_array(self._space, n=self._num_envs, fn=np.zeros)
+            batch = concatenate(self._space, self._singles, empty)
+            return deepcopy(batch) if copy else batch
+        if not copy:
+            return self._batch
+        return spaces.structure(self._space, [leaf.copy() for leaf in self._leaves])
+
+    def select(self, env_ids: npt.NDArray[np.int64]) -> Any:
+        """Return a batch of the observations of `env_ids`, the caller's own."""
+        if self._leaves is not None:
+            return spaces.structure(self._space, [leaf[env_ids] for leaf in self._leaves])
+        empty = create_empty_array(self._space, n=len(env_ids), fn=np.zeros)
+        singles = [self._singles[env_id] for env_id in env_ids]
+        return deepcopy(concatenate(self._space, singles, empty))

@@ -1,0 +1,572 @@
+"""`ActorPool`: envs that are stepped whenever their actions are there, first ready first served.
+
+Leaves out processes and messages (`fleet.py`).
+"""
+
+from __future__ import annotations
+
+import enum
+import multiprocessing
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import gymnasium
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from envbus.actors.protocol import Reset, Step, StepResult
+from envbus.bus.broker import failure_to_error
+from envbus.bus.errors import NoPeerError, RestartLimitError
+from envbus.bus.messages import FailureCode, Tree
+from envbus.bus.restart import RestartPolicy
+from envbus.runner.actions import ActionStore
+from envbus.runner.config import FleetConfig, Timeouts
+from envbus.runner.faults import ActorLostError, Fault, FaultCause, raise_env_errors, to_exception
+from envbus.runner.fleet import (
+    Actor,
+    ActorState,
+    Answer,
+    Fleet,
+    FleetStatistics,
+    Gone,
+    Lost,
+    News,
+    Ready,
+)
+from envbus.runner.observations import ObservationStore
+from envbus.runner.seeding import restart_seed, spread_seeds
+from envbus.runner.vector_spaces import check_max_concurrency, choose_spaces
+
+__all__ = ["ActorPool", "Batch"]
+
+#: Longest single wait, in seconds; without a time-out the pool waits again.
+_LONGEST_WAIT = 3600.0
+
+
+class _EnvState(enum.Enum):
+    IDLE = "idle"  # its last result was received: it may be sent an action
+    PENDING = "pending"  # a step or reset is under way
+    READY = "ready"  # its result waits to be received
+    RECOVERING = "recovering"  # its actor died; a new episode will come by itself
+    LOST = "lost"  # its actor died and is not started again
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """What `ActorPool.recv` returns: one row per env that was ready. Arrays are the caller's."""
+
+    #: `(n,)` int64: which envs; pass them to `send` with the actions.
+    env_ids: npt.NDArray[np.int64]
+    #: As Gymnasium batches `n` observations: an array `(n, *shape)`, or a dict or tuple of them.
+    observations: Any
+    #: `(n,)` float64; 0 after a reset.
+    rewards: npt.NDArray[np.float64]
+    #: `(n,)` bool.
+    terminations: npt.NDArray[np.bool_]
+    #: `(n,)` bool.
+    truncations: npt.NDArray[np.bool_]
+    #: Merged as a vector env of `n` envs merges them: rows are those of this batch.
+    infos: dict[str, Any]
+    #: `(n,)` int64: which life of its actor each row comes from.
+    incarnations: npt.NDArray[np.int64]
+    #: Envs whose actor died since the last batch: their episodes are over, without a last row.
+    #: The first observation of their next episode comes by itself.
+    faults: list[Fault]
+    #: Envs that were asked and have not answered, if the time-out ended this `recv`.
+    late: list[int]
+
+
+class ActorPool:
+    """Env actors that are stepped asynchronously: `send` actions, `recv` whoever is ready.
+
+    A slow env does not hold up the others, apart from those in the same actor: choose
+    `num_actors=len(env_fns)` where envs differ much in speed, or wait rather than compute.
+
+        pool = ActorPool(["CartPole-v1"] * 16)
+        pool.reset(seed=0)
+        while training:
+            batch = pool.recv(min_envs=4)
+            pool.send(policy(batch.observations), batch.env_ids)
+
+    One thread creates, uses and closes it.
+
+    Args:
+        env_fns: As in `BusVectorEnv`.
+        shared_memory: Exchange arrays of fixed size through shared memory.
+        context: None, "fork", "forkserver" or "spawn".
+        autoreset_mode: What happens at the end of an episode. DISABLED: reset the env yourself.
+        max_concurrency: Most envs that step at one time.
+        num_actors: Processes; "auto": as many as there are usable CPU cores.
+        restart_failed_sub_environments: Start actors again that died, and their envs anew, while
+            the others go on. Off, `recv` raises `ActorLostError`.
+        restart_policy: How often and how soon; None: the default policy.
+        timeouts: Default deadline of each verb, in seconds.
+        preload: Modules that are imported once, before actors are forked.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+        RuntimeError: The envs' spaces differ; the message names which.
+        StartError: An actor did not come up.
+        Exception: What an env's constructor raised. No process is left.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]] | str | Any],
+        *,
+        shared_memory: bool = True,
+        context: str | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        num_actors: int | Literal["auto"] = "auto",
+        restart_failed_sub_environments: bool = False,
+        restart_policy: RestartPolicy | None = None,
+        timeouts: Timeouts | None = None,
+        preload: Sequence[str] = (),
+    ) -> None:
+        sources = list(env_fns)
+        if not sources:
+            raise ValueError("`env_fns` is empty; pass one factory or id per env")
+        self.closed = False
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.timeouts = timeouts or Timeouts()
+        self._restarts = restart_failed_sub_environments
+        self._fleet = Fleet(
+            sources,
+            self.autoreset_mode,
+            FleetConfig(
+                num_actors=num_actors,
+                shared_memory=shared_memory,
+                context=context,
+                max_concurrency=check_max_concurrency(max_concurrency),
+                timeouts=self.timeouts,
+                restart=(restart_policy or RestartPolicy()) if self._restarts else None,
+                preload=tuple(preload),
+            ),
+        )
+        try:
+            self._fleet.start()
+            self._set_up(shared_memory)
+        except BaseException:
+            self.close(terminate=True)
+            raise
+
+    def _set_up(self, shared_memory: bool) -> None:
+        fleet = self._fleet
+        self.num_envs = fleet.num_envs
+        spaces = choose_spaces(fleet.env_spaces(), "same", shared_memory=False)
+        self.single_observation_space = spaces.single_observation_space
+        self.single_action_space = spaces.single_action_space
+        self.action_space = spaces.action_space
+        self._blocks = fleet.map_blocks(self.single_observation_space, self.single_action_space)
+        self._shared_memory = shared_memory
+        self._observations = ObservationStore(
+            self.single_observation_space, self.num_envs, self._blocks.observations
+        )
+        self._actions = ActionStore(self.action_space, self.num_envs, self._blocks.actions)
+        self._merger = VectorEnv[Any, Any, Any]()
+        self._states = [_EnvState.IDLE] * self.num_envs
+        self._ready: deque[int] = deque()
+        self._num_pending = 0
+        self._infos: dict[int, dict[str, Any]] = {}
+        self._faults: list[Fault] = []
+        self._error: Exception | None = None
+        #: Actors whose loss for good was raised already.
+        self._told: set[int] = set()
+        self._incarnations = np.zeros(self.num_envs, np.int64)
+        self._seeds: list[int | None] = [None] * self.num_envs
+        self._actor_of = [actor for actor in fleet.actors for _ in actor.env_ids]
+        #: Number of the current reset; results that were asked for before it are dropped.
+        self._round = 0
+        #: Ids of requests in flight, by their first env.
+        self._requests: dict[int, int] = {}
+
+    # --- use ---------------------------------------------------------------------------------
+
+    def reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        *,
+        env_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
+    ) -> None:
+        """Ask envs to begin new episodes; their first observations come from `recv`.
+
+        Args:
+            seed: Env i gets `seed + i`; or one seed, or None, per env of the pool.
+            options: Handed to each env.
+            env_ids: Which envs; None: all, and what they were asked before is dropped.
+
+        Raises:
+            AlreadyPendingCallError: `env_ids` names an env that has not answered yet.
+        """
+        self._assert_open()
+        seeds = spread_seeds(seed, self.num_envs)
+        if env_ids is None:
+            self._drop_everything()
+            chosen = [i for i in range(self.num_envs) if self._states[i] is _EnvState.IDLE]
+        else:
+            chosen = self._check_env_ids(env_ids)
+        for env_id in range(self.num_envs) if env_ids is None else chosen:
+            if seeds[env_id] is not None:
+                self._seeds[env_id] = seeds[env_id]
+        for actor, members in self._by_actor(chosen):
+            own = [seeds[env_id] for env_id in members]
+            request = Reset(
+                slots=self._slots(actor, members),
+                seeds=None if all(s is None for s in own) else own,
+                options=None if options is None else Tree(options),
+            )
+            self._ask(actor, request, members, self.timeouts.reset)
+
+    def send(
+        self, actions: Any, env_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None
+    ) -> None:
+        """Ask envs to step; their results come from `recv`.
+
+        Args:
+            actions: As many actions as `env_ids`, batched as Gymnasium batches them, or a
+                sequence of single actions.
+            env_ids: Which envs, in the order of the actions; None: all. Those whose actor died
+                meanwhile are skipped: their next episode begins by itself.
+
+        Raises:
+            ValueError: An unknown env id, or another number of actions. Nothing was sent.
+            AlreadyPendingCallError: An env has not answered yet. Nothing was sent.
+        """
+        self._assert_open()
+        chosen = self._check_env_ids(range(self.num_envs) if env_ids is None else env_ids)
+        index = np.asarray(chosen, np.int64)
+        rows = slice(None) if env_ids is None else index
+        singles = self._actions.store(actions, rows)
+        position = {env_id: place for place, env_id in enumerate(chosen)}
+        active = [i for i in chosen if self._states[i] is _EnvState.IDLE]
+        for actor, members in self._by_actor(active):
+            slots = self._slots(actor, members)
+            if singles is not None:
+                picked = [singles[position[env_id]] for env_id in members]
+                request = Step(slots=slots, actions=Tree(picked))
+            elif self._shared_memory and not actor.is_behind:
+                request = Step(slots=slots)
+            else:
+                assert self._blocks.actions is not None
+                arrays = [leaf[members] for leaf in self._blocks.actions]
+                request = Step(slots=slots, action_arrays=arrays)
+            self._ask(actor, request, members, self.timeouts.step)
+
+    def recv(
+        self,
+        min_envs: int = 1,
+        max_envs: int | None = None,
+        timeout: float | None = None,
+    ) -> Batch:
+        """Wait until `min_envs` envs are ready, and return those that are, oldest first.
+
+        Returns early when nothing is pending any more, when an env's actor has died, and with
+        fewer rows, or none, when `timeout` is over: `late` then names who has not answered.
+
+        Args:
+            min_envs: From 1 to `num_envs`.
+            max_envs: Most rows; what is over waits for the next call. None: no limit.
+            timeout: Seconds; None: until the requests' own deadlines.
+
+        Raises:
+            NoAsyncCallError: Nothing is pending, ready or recovering.
+            ActorLostError: An actor died and is not started again. What others returned can
+                still be received.
+            RestartLimitError: The last actor died too often.
+            multiprocessing.TimeoutError: An env passed the deadline of its step or reset.
+            Exception: What an env raised, as its own type where possible.
+        """
+        self._assert_open()
+        if not 1 <= min_envs <= self.num_envs:
+            raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
+        if max_envs is not None and max_envs < min_envs:
+            raise ValueError(f"max_envs={max_envs} is less than min_envs={min_envs}")
+        if not self._ready and not self._awaited() and not self._faults and self._error is None:
+            raise NoAsyncCallError("Nothing to receive: call `reset` or `send` first.", "recv")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        timed_out = False
+        self._take_news(0.0)
+        while len(self._ready) < min_envs and self._awaited():
+            if self._faults or self._error is not None:
+                break
+            left = _LONGEST_WAIT if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if deadline is not None and left <= 0:
+                timed_out = True
+                break
+            self._take_news(min(left, _LONGEST_WAIT))
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        count = len(self._ready) if max_envs is None else min(len(self._ready), max_envs)
+        return self._make_batch([self._ready.popleft() for _ in range(count)], timed_out)
+
+    def statistics(self) -> FleetStatistics:
+        """Return counts since the start: actors, restarts, late replies."""
+        return self._fleet.statistics()
+
+    def actor_pids(self) -> list[int]:
+        """Return the process id of each actor that runs."""
+        return [actor.child.pid for actor in self._fleet.actors if actor.child is not None]
+
+    def close(self, *, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close all envs and end their processes. Idempotent.
+
+        Args:
+            timeout: Seconds for the envs to close before they are killed; None:
+                `timeouts.close`.
+            terminate: Kill the processes at once.
+        """
+        if not self.closed:
+            self.closed = True
+            self._fleet.close(timeout=timeout, terminate=terminate)
+
+    def __enter__(self) -> ActorPool:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close(terminate=exc is not None)
+
+    def __del__(self) -> None:
+        """End the processes if nobody closed it."""
+        if not getattr(self, "closed", True) and hasattr(self, "_fleet"):
+            self.close(terminate=True)
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "ActorPool(closed)"
+        return f"ActorPool(num_envs={self.num_envs}, ready={len(self._ready)})"
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _ask(
+        self, actor: Actor, request: Reset | Step, members: list[int], timeout: float | None
+    ) -> None:
+        try:
+            request_id = self._fleet.ask(
+                actor, request, timeout=timeout, tag=(self._round, members, type(request))
+            )
+        except NoPeerError:  # it left, and its exit has not been told yet
+            self._on_gone(actor, f"{actor.describe()} has ended")
+            return
+        self._requests[members[0]] = request_id
+        for env_id in members:
+            self._states[env_id] = _EnvState.PENDING
+        self._num_pending += len(members)
+
+    def _awaited(self) -> bool:
+        return self._num_pending > 0 or _EnvState.RECOVERING in self._states
+
+    def _take_news(self, timeout: float) -> None:
+        for news in self._fleet.poll(timeout):
+            self._on_news(news)
+
+    def _on_news(self, news: News) -> None:
+        if type(news) is Answer:
+            self._on_answer(news)
+        elif type(news) is Lost:
+            self._on_lost(news)
+        elif type(news) is Gone:
+            self._on_gone(news.actor, news.reason)
+        elif type(news) is Ready:
+            self._on_ready(news.actor)
+
+    def _on_answer(self, news: Answer) -> None:
+        round_number, members, kind = news.tag
+        if round_number != self._round:
+            return
+        self._settle(members)
+        result: StepResult = news.reply
+        failed = {error.slot for error in result.errors}
+        first = news.actor.env_ids.start
+        if result.errors:
+            self._keep_errors(news.actor, result)
+        if result.observation_arrays is not None:
+            self._observations.put_arrays(members, result.observation_arrays)
+        if result.observations is not None:
+            self._observations.put_singles(members, result.observations.value)
+        blocks = self._blocks
+        if kind is Reset:
+            blocks.rewards[members] = 0.0
+            blocks.terminations[members] = False
+            blocks.truncations[members] = False
+        elif result.rewards is not None:
+            blocks.rewards[members] = result.rewards
+            blocks.terminations[members] = result.terminations
+            blocks.truncations[members] = result.truncations
+        if result.infos is not None:
+            for env_id, info in zip(members, result.infos.value, strict=True):
+                if info:
+                    self._infos[env_id] = info
+        for env_id in members:
+            if env_id - first in failed:
+                self._states[env_id] = _EnvState.IDLE
+            else:
+                self._states[env_id] = _EnvState.READY
+                self._ready.append(env_id)
+
+    def _settle(self, members: list[int]) -> None:
+        self._requests.pop(members[0], None)
+        self._num_pending -= len(members)
+
+    def _keep_errors(self, actor: Actor, result: StepResult) -> None:
+        rebuilt = [
+            to_exception(
+                error,
+                env_id=actor.env_ids[error.slot],
+                actor=actor.name,
+                incarnation=actor.incarnation,
+            )
+            for error in result.errors
+        ]
+        try:
+            raise_env_errors([error for error, _ in rebuilt], [found for _, found in rebuilt])
+        except Exception as exc:  # raised by the next `recv`, after this news is all taken
+            self._error = exc
+
+    def _on_lost(self, news: Lost) -> None:
+        round_number, members, _ = news.tag
+        if round_number != self._round:
+            return
+        self._settle(members)
+        for env_id in members:
+            self._states[env_id] = _EnvState.IDLE
+        if news.failed.code is FailureCode.PEER_LOST:
+            self._on_gone(news.actor, news.failed.message)
+        elif news.failed.code is FailureCode.TIMEOUT:
+            names = ", ".join(map(str, members))
+            self._error = multiprocessing.TimeoutError(
+                f"env(s) {names} did not answer in time: {news.failed.message}"
+            )
+        else:
+            self._error = failure_to_error(news.failed, 0)
+
+    def _on_gone(self, actor: Actor, reason: str) -> None:
+        """An actor died: all its episodes are over. May be told more than once."""
+        lost_for_good = actor.state is ActorState.LOST
+        state = _EnvState.LOST if lost_for_good else _EnvState.RECOVERING
+        restarts = self._fleet.statistics().restarts
+        for env_id in actor.env_ids:
+            if self._states[env_id] is _EnvState.PENDING:
+                continue  # its request's own failure is still to come, and tells again
+            if self._states[env_id] is _EnvState.READY:
+                self._ready.remove(env_id)
+                self._infos.pop(env_id, None)
+            if self._states[env_id] not in (_EnvState.RECOVERING, _EnvState.LOST):
+                self._faults.append(
+                    Fault(
+                        env_id=env_id,
+                        cause=FaultCause.CRASH,
+                        message=reason,
+                        restarts=restarts,
+                    )
+                )
+            self._states[env_id] = state
+        if lost_for_good and not self._restarts and actor.index not in self._told:
+            self._told.add(actor.index)
+            self._faults = [f for f in self._faults if f.env_id not in actor.env_ids]
+            self._error = ActorLostError(
+                f"{reason}; close the pool and make a new one, or pass "
+                "restart_failed_sub_environments=True to have its envs started again",
+                env_ids=actor.env_ids,
+                actor=actor.name,
+            )
+        elif lost_for_good and all(a.state is ActorState.LOST for a in self._fleet.actors):
+            self._error = RestartLimitError(f"{reason}; no actor is left")
+
+    def _on_ready(self, actor: Actor) -> None:
+        """An actor runs again: its envs begin new episodes."""
+        members = list(actor.env_ids)
+        for env_id in members:
+            self._incarnations[env_id] = actor.incarnation
+            self._states[env_id] = _EnvState.IDLE
+        seeds = [restart_seed(self._seeds[i], i, actor.incarnation) for i in members]
+        request = Reset(seeds=None if all(seed is None for seed in seeds) else seeds)
+        self._ask(actor, request, members, self.timeouts.reset)
+
+    def _drop_everything(self) -> None:
+        self._round += 1
+        for request_id in self._requests.values():
+            self._fleet.cancel(request_id)
+        self._requests.clear()
+        self._ready.clear()
+        self._infos.clear()
+        self._num_pending = 0
+        for env_id, state in enumerate(self._states):
+            if state in (_EnvState.PENDING, _EnvState.READY):
+                self._states[env_id] = _EnvState.IDLE
+
+    def _make_batch(self, env_ids: list[int], timed_out: bool) -> Batch:
+        index = np.asarray(env_ids, np.int64)
+        infos: dict[str, Any] = {}
+        self._merger.num_envs = len(env_ids)
+        for row, env_id in enumerate(env_ids):
+            self._states[env_id] = _EnvState.IDLE
+            info = self._infos.pop(env_id, None) if self._infos else None
+            if info:
+                infos = self._merger._add_info(infos, info, row)
+        faults, self._faults = self._faults, []
+        late = (_EnvState.PENDING, _EnvState.RECOVERING)
+        return Batch(
+            env_ids=index,
+            observations=self._observations.select(index),
+            rewards=self._blocks.rewards[index],
+            terminations=self._blocks.terminations[index],
+            truncations=self._blocks.truncations[index],
+            infos=infos,
+            incarnations=self._incarnations[index],
+            faults=faults,
+            late=[i for i, state in enumerate(self._states) if state in late] if timed_out else [],
+        )
+
+    def _check_env_ids(
+        self, env_ids: Sequence[int] | range | npt.NDArray[np.integer[Any]]
+    ) -> list[int]:
+        chosen = [int(env_id) for env_id in env_ids]
+        unknown = [i for i in chosen if not 0 <= i < self.num_envs]
+        if unknown:
+            raise ValueError(f"unknown env ids {unknown}; there are envs 0 to {self.num_envs - 1}")
+        if len(set(chosen)) != len(chosen):
+            twice = sorted({i for i in chosen if chosen.count(i) > 1})
+            raise ValueError(f"env ids {twice} are named more than once")
+        busy = [i for i in chosen if self._states[i] in (_EnvState.PENDING, _EnvState.READY)]
+        if busy:
+            raise AlreadyPendingCallError(
+                f"envs {busy} have a result that was not received yet; call `recv` first", "recv"
+            )
+        gone = [i for i in chosen if self._states[i] is _EnvState.LOST]
+        if gone and not self._restarts:
+            raise ActorLostError(
+                f"the actor of envs {gone} has ended; close the pool and make a new one",
+                env_ids=gone,
+                actor=self._actor_of[gone[0]].name,
+            )
+        return chosen
+
+    def _by_actor(self, env_ids: Sequence[int]) -> list[tuple[Actor, list[int]]]:
+        """Group env ids by actor, keeping their order."""
+        groups: dict[int, list[int]] = {}
+        for env_id in env_ids:
+            groups.setdefault(self._actor_of[env_id].index, []).append(env_id)
+        return [(self._fleet.actors[index], members) for index, members in groups.items()]
+
+    def _slots(self, actor: Actor, members: list[int]) -> list[int] | None:
+        """Return the members' slots; None for all of them in their order."""
+        if members == list(actor.env_ids):
+            return None
+        return [env_id - actor.env_ids.start for env_id in members]
+
+    def _assert_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError("Trying to operate on `ActorPool`, after `close()`.")

@@ -1,0 +1,42 @@
+"""How seeds are spread over envs, and what an env gets after a restart. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = ["restart_seed", "spread_seeds"]
+
+
+def spread_seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
+    """Return one seed per env: `seed + i`, as Gymnasium does, or the sequence's.
+
+    Raises:
+        ValueError: The sequence has another length than there are envs.
+        TypeError: `seed` is neither an integer nor a sequence of integers and None.
+    """
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, int | np.integer):
+        return [int(seed) + index for index in range(num_envs)]
+    if len(seed) != num_envs:
+        raise ValueError(
+            f"If seeds are passed as a list the length must match num_envs={num_envs} but got "
+            f"length={len(seed)}."
+        )
+    for item in seed:
+        if item is not None and not isinstance(item, int | np.integer):
+            raise TypeError(f"a seed must be an integer or None, not {item!r}")
+    return [None if item is None else int(item) for item in seed]
+
+
+def restart_seed(seed: int | None, env_id: int, incarnation: int) -> int | None:
+    """Return the seed for an env's life `incarnation`, from the one it was last given.
+
+    A run with the same faults repeats, and the episode that ended in a fault does not come
+    back for ever. None if the env was never seeded.
+    """
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence([seed, env_id, incarnation]).generate_state(1)[0])
