@@ -1,0 +1,196 @@
+"""Router and peers in one process and one thread, for tests: no sockets, no waiting, no chance.
+
+Behaves like `zmq_transport.py` where that matters: frames arrive as bytes of their own, queues
+are bounded, an unknown or closed peer is an error to the sender. Leaves out what is about real
+time and other processes: `wait` and `receive` do not wait, and watched file descriptors are
+never reported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from envbus.bus.errors import ClosedError, QueueFullError, TransportError, UnknownPeerError
+from envbus.bus.transport import Buffer, Frames
+
+__all__ = ["MemoryNetwork", "MemoryPeer", "MemoryRouter"]
+
+#: Longest routing id that ZeroMQ takes, in bytes.
+_MAX_IDENTITY_BYTES = 255
+
+
+class MemoryNetwork:
+    """One router and its peers.
+
+    Args:
+        queue_size: Messages that fit into the queue to each peer, and into that from each peer.
+        idle: Called with the seconds that somebody would have to wait, for each such wait; may
+            advance a `FakeClock` or let others run. None: nothing happens.
+    """
+
+    def __init__(
+        self, *, queue_size: int = 1000, idle: Callable[[float], None] | None = None
+    ) -> None:
+        if queue_size < 1:
+            raise ValueError(f"queue_size must be positive, not {queue_size}")
+        self.queue_size = queue_size
+        self.idle = idle
+        self._router: MemoryRouter | None = None
+        self.peers: dict[bytes, MemoryPeer] = {}
+
+    def router(self) -> MemoryRouter:
+        """Return the router, the same each time."""
+        if self._router is None:
+            self._router = MemoryRouter(self)
+        return self._router
+
+    def peer(self, identity: bytes) -> MemoryPeer:
+        """Connect a new peer.
+
+        Raises:
+            TransportError: The identity is in use, or none that ZeroMQ would take.
+        """
+        if not 0 < len(identity) <= _MAX_IDENTITY_BYTES or identity[0] == 0:
+            raise TransportError(
+                f"{identity!r} is no routing id: it has 1 to {_MAX_IDENTITY_BYTES} bytes and does "
+                "not begin with a zero byte"
+            )
+        if identity in self.peers:
+            raise TransportError(f"the routing id {identity!r} is in use")
+        peer = MemoryPeer(self, identity)
+        self.peers[identity] = peer
+        return peer
+
+
+class MemoryRouter:
+    """The broker's side; a `RouterTransport`."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self._network = network
+        self._inbox: deque[tuple[bytes, list[Buffer]]] = deque()
+        self._queued: dict[bytes, int] = {}
+        self.watched: set[int] = set()
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<MemoryRouter peers={len(self._network.peers)} inbox={len(self._inbox)}>"
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """A name that nothing can connect to."""
+        return ("inproc://memory",)
+
+    def send(self, peer: bytes, frames: Frames) -> None:
+        """Put `frames` into the peer's inbox.
+
+        Raises:
+            UnknownPeerError: No such peer is connected.
+            QueueFullError: Its inbox is full.
+            ClosedError: The transport was closed.
+        """
+        self._check_open()
+        receiver = self._network.peers.get(peer)
+        if receiver is None:
+            raise UnknownPeerError(f"no peer with the routing id {peer!r} is connected")
+        if len(receiver.inbox) >= self._network.queue_size:
+            raise QueueFullError(f"{len(receiver.inbox)} messages wait for {peer!r} already")
+        receiver.inbox.append(_copy(frames))
+
+    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+        """Return the next message and who sent it, or None if there is none."""
+        self._check_open()
+        if not self._inbox:
+            return None
+        peer, frames = self._inbox.popleft()
+        self._queued[peer] -= 1
+        if not self._queued[peer]:
+            del self._queued[peer]
+        return peer, frames
+
+    def wait(self, timeout: float) -> bool:
+        """Return whether a message is there; if none is, `idle` is called before."""
+        self._check_open()
+        if not self._inbox and self._network.idle is not None:
+            self._network.idle(timeout)
+        return bool(self._inbox)
+
+    def watch(self, fd: int) -> None:
+        """Keep `fd` in `watched`, for tests to look at."""
+        self.watched.add(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Forget `fd`."""
+        self.watched.discard(fd)
+
+    def close(self) -> None:
+        """Refuse all further use. Idempotent."""
+        self.closed = True
+
+    def put(self, peer: bytes, frames: Frames) -> None:
+        """Take a message from a peer, or from a test that wants to send nonsense.
+
+        Raises:
+            QueueFullError: The broker does not read.
+        """
+        queued = self._queued.get(peer, 0)
+        if queued >= self._network.queue_size:
+            raise QueueFullError(f"{queued} messages of {peer!r} wait for the broker already")
+        self._queued[peer] = queued + 1
+        self._inbox.append((peer, _copy(frames)))
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the router was closed")
+
+
+class MemoryPeer:
+    """A peer's side; a `PeerTransport`."""
+
+    def __init__(self, network: MemoryNetwork, identity: bytes) -> None:
+        self._network = network
+        self._identity = identity
+        self.inbox: deque[list[Buffer]] = deque()
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<MemoryPeer {self._identity!r} inbox={len(self.inbox)}>"
+
+    @property
+    def identity(self) -> bytes:
+        """Routing id of this life of the peer."""
+        return self._identity
+
+    def send(self, frames: Frames) -> None:
+        """Put `frames` into the router's inbox.
+
+        Raises:
+            QueueFullError: The broker does not read.
+            ClosedError: The transport was closed.
+        """
+        self._check_open()
+        self._network.router().put(self._identity, frames)
+
+    def receive(self, timeout: float) -> list[Buffer] | None:
+        """Return the next message; if there is none, `idle` is called before None is returned."""
+        self._check_open()
+        if not self.inbox and self._network.idle is not None:
+            self._network.idle(timeout)
+        return self.inbox.popleft() if self.inbox else None
+
+    def close(self) -> None:
+        """Disconnect; what was sent still arrives. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            del self._network.peers[self._identity]
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"the peer {self._identity!r} was closed")
+
+
+def _copy(frames: Frames) -> list[Buffer]:
+    """Return frames as the wire delivers them: bytes that the sender cannot change any more."""
+    if not frames:
+        raise ValueError("a message has at least one frame")
+    return [bytes(frame) for frame in frames]

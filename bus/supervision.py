@@ -1,0 +1,209 @@
+"""The set of supervised children: who is started, when, and who is given up.
+
+Each child lives and dies for itself (OTP's one-for-one). Pure: no socket, clock, thread or
+process in this file; the policy of one child is in `restart.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import msgspec
+
+from envbus.bus.invariants import expect
+from envbus.bus.restart import Child, ChildState, Exit, GiveUp, RestartPolicy, StartAfter
+
+__all__ = [
+    "ChildExited",
+    "ChildGivenUp",
+    "ChildReady",
+    "StartChild",
+    "Supervision",
+    "SupervisionEffect",
+    "SupervisionEvent",
+    "SupervisionStatistics",
+    "SupervisionTick",
+]
+
+
+class ChildReady(msgspec.Struct, frozen=True, gc=False):
+    """Event: the child said hello."""
+
+    name: str
+    incarnation: int
+
+
+class ChildExited(msgspec.Struct, frozen=True, gc=False):
+    """Event: the child's process, and all that it started, is gone."""
+
+    name: str
+    incarnation: int
+    exit: Exit
+    #: For people, e.g. `"signal SIGKILL"`; the last one is in `ChildGivenUp`.
+    detail: str = ""
+
+
+class SupervisionTick(msgspec.Struct, frozen=True, gc=False):
+    """Event: time has passed."""
+
+
+class StartChild(msgspec.Struct, frozen=True, gc=False):
+    """Effect: start the child, as this incarnation."""
+
+    name: str
+    incarnation: int
+
+
+class ChildGivenUp(msgspec.Struct, frozen=True, gc=False):
+    """Effect: the child is not started again; tell the owner (`RestartLimitError`)."""
+
+    name: str
+    #: Restarts within the policy's window.
+    restarts: int
+    #: Detail of the last exit.
+    cause: str
+
+
+class SupervisionStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of children now, and of restarts so far."""
+
+    starting_now: int
+    ready_now: int
+    backing_off_now: int
+    stopped_now: int
+    given_up_now: int
+    restarts: int
+
+
+SupervisionEvent: TypeAlias = ChildReady | ChildExited | SupervisionTick
+SupervisionEffect: TypeAlias = StartChild | ChildGivenUp
+
+
+class Supervision:
+    """Children by name.
+
+    Events of a former incarnation are dropped: a late exit says nothing about the new life.
+
+    Args:
+        random: Returns a number from [0, 1), for the policies' jitter; None: none.
+    """
+
+    def __init__(self, random: Callable[[], float] | None = None) -> None:
+        self._random = random
+        self._children: dict[str, Child] = {}
+        self._starts: dict[str, float] = {}
+        self._removed_restarts = 0
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._children
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._children)
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def add(self, name: str, policy: RestartPolicy) -> list[SupervisionEffect]:
+        """Add a child and start it.
+
+        Raises:
+            ValueError: The name is taken.
+        """
+        if name in self._children:
+            raise ValueError(f"there is a child {name!r} already")
+        self._children[name] = Child(policy, self._random)
+        return [StartChild(name, 0)]
+
+    def stop(self, name: str) -> None:
+        """Do not start the child again; ending its process is the caller's."""
+        self._children[name].on_stop()
+        self._starts.pop(name, None)
+
+    def remove(self, name: str) -> None:
+        """Forget a child."""
+        self._starts.pop(name, None)
+        self._removed_restarts += self._children.pop(name).restarts
+
+    def state(self, name: str) -> ChildState:
+        """Return where a child is in its life."""
+        return self._children[name].state
+
+    def incarnation(self, name: str) -> int:
+        """Return which life of the child this is, from 0."""
+        return self._children[name].incarnation
+
+    def restarts(self, name: str) -> int:
+        """Return how often the child was restarted, over its whole life."""
+        return self._children[name].restarts
+
+    def handle(self, event: SupervisionEvent, now: float) -> list[SupervisionEffect]:
+        """Return what to do about `event`; `now` is in seconds of a clock that never goes back.
+
+        Events of unknown children and former incarnations, and those that come too late to
+        matter (ready after stop), change nothing.
+        """
+        match event:
+            case ChildReady(name, incarnation):
+                child = self._living(name, incarnation)
+                if child is not None and child.state is ChildState.STARTING:
+                    child.on_ready()
+                return []
+            case ChildExited(name, incarnation, reason, detail):
+                child = self._living(name, incarnation)
+                if child is None:
+                    return []
+                return self._on_exit(name, child, reason, detail, now)
+            case SupervisionTick():
+                return self._due(now)
+
+    def wake_at(self) -> float | None:
+        """Return by when a `SupervisionTick` is due, or None if nothing will be."""
+        return min(self._starts.values(), default=None)
+
+    def statistics(self) -> SupervisionStatistics:
+        """Return numbers of children and restarts."""
+        states = [child.state for child in self._children.values()]
+        return SupervisionStatistics(
+            starting_now=states.count(ChildState.STARTING),
+            ready_now=states.count(ChildState.READY),
+            backing_off_now=states.count(ChildState.BACKING_OFF),
+            stopped_now=states.count(ChildState.STOPPED),
+            given_up_now=states.count(ChildState.GIVEN_UP),
+            restarts=self._removed_restarts
+            + sum(child.restarts for child in self._children.values()),
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if a child backs off without end, or starts without reason."""
+        waiting = {
+            name for name, child in self._children.items() if child.state is ChildState.BACKING_OFF
+        }
+        expect(waiting == self._starts.keys(), "those who back off are not those with a start")
+
+    def _living(self, name: str, incarnation: int) -> Child | None:
+        child = self._children.get(name)
+        if child is None or child.incarnation != incarnation:
+            return None
+        return child if child.state in (ChildState.STARTING, ChildState.READY) else None
+
+    def _on_exit(
+        self, name: str, child: Child, reason: Exit, detail: str, now: float
+    ) -> list[SupervisionEffect]:
+        for effect in child.on_exit(reason, now):
+            match effect:
+                case StartAfter(delay):
+                    self._starts[name] = now + delay
+                case GiveUp(restarts):
+                    return [ChildGivenUp(name, restarts, detail or reason.value)]
+        return self._due(now)  # without a pause it is started at once
+
+    def _due(self, now: float) -> list[SupervisionEffect]:
+        due = sorted((at, name) for name, at in self._starts.items() if at <= now)
+        effects: list[SupervisionEffect] = []
+        for _, name in due:
+            del self._starts[name]
+            child = self._children[name]
+            child.on_started_again()
+            effects.append(StartChild(name, child.incarnation))
+        return effects

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from envbus.bus.restart import ChildState, Exit, RestartPolicy
+from envbus.bus.supervision import (
+    ChildExited,
+    ChildGivenUp,
+    ChildReady,
+    StartChild,
+    Supervision,
+    SupervisionTick,
+)
+
+POLICY = RestartPolicy(max_restarts=2, window=10.0, backoff=1.0)
+
+
+def supervision_of(*names: str) -> Supervision:
+    supervision = Supervision()
+    for name in names:
+        assert supervision.add(name, POLICY) == [StartChild(name, 0)]
+        supervision.handle(ChildReady(name, 0), 0.0)
+    return supervision
+
+
+def test_one_child_is_restarted_and_the_others_go_on() -> None:
+    supervision = supervision_of("a", "b")
+    assert supervision.handle(ChildExited("a", 0, Exit.CRASH, "exit code 9"), 5.0) == []
+    assert supervision.state("a") is ChildState.BACKING_OFF
+    assert supervision.wake_at() == 6.0
+    assert supervision.handle(SupervisionTick(), 5.9) == []
+    assert supervision.handle(SupervisionTick(), 6.0) == [StartChild("a", 1)]
+    assert supervision.wake_at() is None
+    supervision.handle(ChildReady("a", 1), 6.1)
+    assert (supervision.state("a"), supervision.incarnation("a")) == (ChildState.READY, 1)
+    assert (supervision.state("b"), supervision.incarnation("b")) == (ChildState.READY, 0)
+    assert (supervision.restarts("a"), supervision.restarts("b")) == (1, 0)
+
+
+def test_giving_up_names_child_count_and_last_cause() -> None:
+    supervision = supervision_of("a")
+    for incarnation in range(2):
+        supervision.handle(ChildExited("a", incarnation, Exit.CRASH, "exit code 9"), incarnation)
+        supervision.handle(SupervisionTick(), incarnation + 5.0)
+    exited = ChildExited("a", 2, Exit.CRASH, "signal SIGKILL")
+    assert supervision.handle(exited, 6.0) == [ChildGivenUp("a", 2, "signal SIGKILL")]
+    assert supervision.handle(SupervisionTick(), 1e9) == []
+    assert supervision.statistics().given_up_now == 1
+
+
+def test_an_exit_of_a_former_life_is_dropped() -> None:
+    supervision = supervision_of("a")
+    supervision.handle(ChildExited("a", 0, Exit.CRASH), 0.0)
+    supervision.handle(SupervisionTick(), 1.0)
+    assert supervision.handle(ChildExited("a", 0, Exit.CRASH), 1.1) == []
+    assert supervision.state("a") is ChildState.STARTING
+    supervision.handle(ChildReady("a", 0), 1.2)
+    assert supervision.state("a") is ChildState.STARTING
+
+
+def test_a_stopped_child_is_not_started_again() -> None:
+    supervision = supervision_of("a", "b")
+    supervision.handle(ChildExited("a", 0, Exit.CRASH), 0.0)
+    supervision.stop("a")
+    supervision.stop("b")
+    assert supervision.handle(ChildExited("b", 0, Exit.CRASH), 0.0) == []
+    assert supervision.handle(SupervisionTick(), 1e9) == []
+    assert supervision.statistics().stopped_now == 2
+
+
+def test_without_a_pause_the_start_is_immediate() -> None:
+    supervision = Supervision()
+    supervision.add("a", RestartPolicy(backoff=0.0))
+    assert supervision.handle(ChildExited("a", 0, Exit.CRASH), 3.0) == [StartChild("a", 1)]
+
+
+def test_a_removed_child_is_forgotten_but_its_restarts_stay_counted() -> None:
+    supervision = supervision_of("a")
+    supervision.handle(ChildExited("a", 0, Exit.CRASH), 0.0)
+    supervision.remove("a")
+    assert "a" not in supervision
+    assert supervision.handle(ChildExited("a", 0, Exit.CRASH), 0.0) == []
+    assert supervision.wake_at() is None
+    assert supervision.statistics().restarts == 1
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(ValueError, match="'a'"):
+        supervision_of("a").add("a", POLICY)
+
+
+class SupervisionMachine(RuleBasedStateMachine):
+    """Random exits, hellos, stops and waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.supervision = Supervision(random=lambda: 0.5)
+        self.now = 0.0
+        self.started: list[tuple[str, int]] = []
+
+    names = st.sampled_from(["a", "b", "c"])
+
+    def note(self, effects: list[object]) -> None:
+        for effect in effects:
+            if isinstance(effect, StartChild):
+                assert (effect.name, effect.incarnation) not in self.started
+                self.started.append((effect.name, effect.incarnation))
+
+    @rule(name=names)
+    def add(self, name: str) -> None:
+        if name not in self.supervision and not any(name == other for other, _ in self.started):
+            self.note([*self.supervision.add(name, POLICY)])
+
+    @rule(name=names, incarnation=st.integers(0, 4))
+    def ready(self, name: str, incarnation: int) -> None:
+        self.note([*self.supervision.handle(ChildReady(name, incarnation), self.now)])
+
+    @rule(name=names, incarnation=st.integers(0, 4), reason=st.sampled_from(list(Exit)))
+    def exit(self, name: str, incarnation: int, reason: Exit) -> None:
+        event = ChildExited(name, incarnation, reason)
+        self.note([*self.supervision.handle(event, self.now)])
+
+    @rule(name=names)
+    def stop(self, name: str) -> None:
+        if name in self.supervision:
+            self.supervision.stop(name)
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, 20.0]))
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.note([*self.supervision.handle(SupervisionTick(), self.now)])
+        wake_at = self.supervision.wake_at()
+        assert wake_at is None or wake_at > self.now
+
+    @invariant()
+    def agrees(self) -> None:
+        self.supervision.check_invariants()
+
+
+TestSupervisionMachine = SupervisionMachine.TestCase
