@@ -8,6 +8,7 @@ express goes to an `Outbox`, if there is one. Leaves out sockets, and who gets w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
@@ -249,11 +250,20 @@ def _checked(kind: object, value: Value) -> Value:
         raise TypeError(f"expected a tree, got {type(value).__name__}")
     if type(value) is not np.ndarray:
         raise TypeError(f"expected an array, got {type(value).__name__}")
-    arguments = get_args(kind)  # (shape, dtype[scalar type])
-    expected = get_args(arguments[1])[0] if len(arguments) == 2 else Any
-    if isinstance(expected, type) and not issubclass(value.dtype.type, expected):
+    expected = _scalar_type(kind)
+    if not issubclass(value.dtype.type, expected):
         raise TypeError(f"expected an array of {expected.__name__}, got {value.dtype}")
     return value
+
+
+@lru_cache(maxsize=256)  # a process has some dozens of array fields
+def _scalar_type(kind: object) -> type[np.generic]:
+    """Return the scalar type that an `NDArray[...]` annotation asks for."""
+    arguments = get_args(kind)  # (shape, dtype[scalar type])
+    expected = get_args(arguments[1])[0] if len(arguments) == 2 else None
+    if isinstance(expected, type) and issubclass(expected, np.generic):
+        return expected
+    return np.generic  # NDArray[Any]
 
 
 def _size(frame: Buffer) -> int:

@@ -12,7 +12,7 @@ import msgspec
 
 from envbus.bus.messages import Tree
 
-__all__ = ["place_of"]
+__all__ = ["place_of", "short_repr"]
 
 
 def place_of(root: object, target: object) -> str | None:
@@ -43,8 +43,17 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
             yield f".{name}", getattr(value, name)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield f"[{reprlib.repr(key)}]", item
-            yield f", in the key {reprlib.repr(key)}", key
+            yield f"[{short_repr(key)}]", item
+            yield f", in the key {short_repr(key)}", key
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             yield f"[{index}]", item
+
+
+def short_repr(value: object) -> str:
+    """Return the beginning of `repr(value)`, valid as UTF-8; never fails."""
+    try:
+        text = reprlib.repr(value)
+    except Exception as exc:  # its `__repr__` is anybody's code; big ints refuse, too
+        return f"<repr failed: {type(exc).__name__}>"
+    return text.encode("utf-8", "backslashreplace").decode()[:200]

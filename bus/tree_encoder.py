@@ -6,7 +6,6 @@ pickled here, nor by msgpack-numpy, which only sees plain dtypes.
 
 from __future__ import annotations
 
-import reprlib
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,7 @@ from envbus.bus import arrays
 from envbus.bus.errors import EncodeError
 from envbus.bus.ext import Ext, Outbox, Placeholder, Placeholders
 from envbus.bus.limits import CodecLimits
-from envbus.bus.places import place_of
+from envbus.bus.places import place_of, short_repr
 from envbus.bus.registry import struct_by_class
 from envbus.bus.transport import Buffer
 from envbus.bus.tree import (
@@ -202,7 +201,7 @@ class TreeEncoder:
             if outbox is not None and outbox.covers(place):
                 if outbox.on_replace is not None:
                     outbox.on_replace(place, name)
-                return self._placeholder(Placeholder(name, _text(value)))
+                return self._placeholder(Placeholder(name, short_repr(value)))
             raise EncodeError(
                 f"{place}: {reason or f'a {name} cannot cross a socket'}; use numbers, str, "
                 "bytes, lists, tuples, dicts or NumPy arrays there, or a local actor"
@@ -263,12 +262,3 @@ def _unfit(array: np.ndarray[Any, Any]) -> str:
 
 def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _text(value: object) -> str:
-    """Beginning of `repr(value)`; the class is not ours, so its `__repr__` may do anything."""
-    try:
-        text = reprlib.repr(value)
-    except Exception as exc:
-        return f"<repr failed: {type(exc).__name__}>"
-    return text.encode("utf-8", "backslashreplace").decode()[:200]
