@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import NoReturn, TypeVar, get_args
 
 import msgspec
 import numpy as np
