@@ -114,3 +114,14 @@ def test_watched_descriptors_are_kept() -> None:
     router.unwatch(5)
     router.unwatch(7)
     assert router.watched == {6}
+
+
+def test_a_network_has_one_router_with_room_in_its_queues() -> None:
+    network = MemoryNetwork()
+    assert network.router() is network.router()
+    assert network.router().endpoints == ("inproc://memory",)
+    network.peer(b"a").send([b"x"])
+    assert repr(network.router()) == "<MemoryRouter peers=1 inbox=1>"
+    assert repr(network.peers[b"a"]) == "<MemoryPeer b'a' inbox=0>"
+    with pytest.raises(ValueError, match="queue_size"):
+        MemoryNetwork(queue_size=0)

@@ -119,7 +119,7 @@ class PeersMachine(RuleBasedStateMachine):
         if peer is not None:
             self.peers.remove(peer)
 
-    @rule(seconds=st.sampled_from([0.0, 0.4, 0.5, 1.0, 3.0]))
+    @rule(seconds=st.sampled_from([0.0, 0.375, 0.5, 1.0, 3.0]))
     def judge(self, seconds: float) -> None:
         self.now += seconds
         _, expired = self.peers.judge(self.now)

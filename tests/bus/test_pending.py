@@ -128,7 +128,7 @@ class PendingMachine(RuleBasedStateMachine):
         else:
             assert self.requests.settle(wire_id, holder) is None
 
-    @rule(seconds=st.sampled_from([0.0, 0.3, 2.0]))
+    @rule(seconds=st.sampled_from([0.0, 0.25, 2.0]))
     def expire(self, seconds: float) -> None:
         self.now += seconds
         late = {number for number, entry in self.model.items() if entry.deadline <= self.now}

@@ -86,6 +86,11 @@ def test_a_removed_child_is_forgotten_but_its_restarts_stay_counted() -> None:
     assert supervision.statistics().restarts == 1
 
 
+def test_children_are_listed_in_the_order_of_their_start() -> None:
+    supervision = supervision_of("b", "a")
+    assert (len(supervision), list(supervision)) == (2, ["b", "a"])
+
+
 def test_a_name_is_given_once() -> None:
     with pytest.raises(ValueError, match="'a'"):
         supervision_of("a").add("a", POLICY)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from envbus.bus.broker_core import (
+    BrokerCore,
+    Expect,
+    Log,
+    PeerLeft,
+    PeerReady,
+    Received,
+    Send,
+)
+from envbus.bus.messages import (
+    FailureCode,
+)
+from envbus.bus.peers import PeerState
+from envbus.bus.testing import (
+    drive,
+    hello_from,
+)
+from tests.bus.scenes import ask, core_with, failure_in, only, sends
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        hello_from(b"a", services=["env", "more"]),
+        hello_from(b"a", name="other"),
+        hello_from(b"a", services=["env"], incarnation=5),
+        hello_from(b"b", name="a"),
+        hello_from(b"b", name=""),
+        hello_from(b"b", name="x" * 257),
+        hello_from(b"b", services=["y"] * 65),
+        hello_from(b"b", services=[""]),
+        hello_from(b"b", capacity=0),
+        hello_from(b"b", heartbeat=-1.0),
+        hello_from(b"b", heartbeat=float("nan")),
+        hello_from(b"b", name="env"),
+        hello_from(b"b", services=["a"]),
+        Received(b"b", hello_from(b"b").header, [b"\xc1"]),
+        Received(b"b", hello_from(b"b").header, []),
+        Received(b"b", hello_from(b"b").header, [b"", b""]),
+        Received(b"b", hello_from(b"b").header, [b"\x81\xa4name\x01"]),
+    ],
+)
+def test_a_hello_that_cannot_be_is_refused_and_changes_nothing(hello: Received) -> None:
+    core = core_with("a")
+    effects = drive(core, [hello])
+    assert [type(effect) for effect in effects] == [Log, Send]
+    assert failure_in(only(effects, Send)).code is FailureCode.PROTOCOL
+    assert core.statistics().ready_peers_now == 1
+    assert core.peer_state(b"a") is PeerState.READY
+    assert core.statistics().malformed == 1
+
+
+def test_a_higher_incarnation_takes_the_name_over() -> None:
+    core = core_with("a")
+    effects = drive(core, [hello_from(b"a2", name="a", incarnation=1)])
+    assert [type(effect) for effect in effects] == [PeerLeft, Send, PeerReady]
+    assert core.peer_state(b"a") is PeerState.GONE
+    assert sends(drive(core, [ask("a")])) == [(b"a2", 1)]
+
+
+def test_a_peer_may_be_called_like_its_service() -> None:
+    core = BrokerCore()
+    drive(core, [hello_from(b"1", name="policy", services=["policy"])])
+    drive(core, [hello_from(b"2", name="policy-2", services=["policy"])])
+    assert sends(drive(core, [ask("policy"), ask("policy")])) == [(b"1", 1), (b"2", 2)]
+
+
+def test_the_name_of_an_expected_child_is_taken_over_by_nobody() -> None:
+    core = BrokerCore()
+    drive(core, [Expect(b"a", "actor-0", 0)])
+    stranger = hello_from(b"evil", name="actor-0", incarnation=99)
+    assert "taken" in failure_in(only(drive(core, [stranger]), Send)).message
+    drive(core, [hello_from(b"a", name="actor-0"), stranger])
+    assert core.peer_state(b"a") is PeerState.READY
+    assert core.peer_state(b"evil") is PeerState.GONE
+
+
+def test_a_child_with_another_incarnation_than_expected_is_refused() -> None:
+    core = BrokerCore()
+    drive(core, [Expect(b"a", "actor-0", 1)])
+    effects = drive(core, [hello_from(b"a", name="actor-0", incarnation=0)])
+    assert "incarnation 1" in failure_in(only(effects, Send)).message

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from envbus.bus.control import failure, read_failed, read_heartbeat, read_hello
+from envbus.bus.errors import DecodeError
+from envbus.bus.messages import (
+    Failed,
+    FailureCode,
+    Heartbeat,
+    Hello,
+    Kind,
+)
+from envbus.bus.testing import (
+    frames_of,
+)
+
+
+def test_what_the_core_writes_it_can_read() -> None:
+    hello = Hello(name="a", services=["env"], capacity=3, pid=7, heartbeat=0.5)
+    assert read_hello(frames_of(hello)) == hello
+    heartbeat = Heartbeat(identity=b"a")
+    assert read_heartbeat(frames_of(heartbeat)) == heartbeat
+    send = failure(b"a", 7, FailureCode.NO_PEER, "nobody")
+    assert (send.peer, send.header.request_id, send.header.kind) == (b"a", 7, Kind.FAILURE)
+    assert read_failed(send.frames) == Failed(code=FailureCode.NO_PEER, message="nobody")
+
+
+@pytest.mark.parametrize("buffer", [bytearray, memoryview])
+def test_any_buffer_is_read(buffer: type) -> None:
+    assert read_hello([buffer(frames_of(Hello(name="a"))[0])]).name == "a"
+
+
+@pytest.mark.parametrize("read", [read_hello, read_heartbeat, read_failed])
+@pytest.mark.parametrize("frames", [[], [b""], [b"\xc1"], [b"\x80"], [b"\x80", b"\x80"]])
+def test_junk_is_a_decode_error(read: Callable[[Any], object], frames: list[bytes]) -> None:
+    with pytest.raises(DecodeError, match="unreadable"):
+        read(frames)
+
+
+@given(junk=st.binary(max_size=40))
+def test_random_bytes_are_read_or_refused(junk: bytes) -> None:
+    for read in (read_hello, read_heartbeat, read_failed):
+        with contextlib.suppress(DecodeError):
+            read([junk])
