@@ -38,6 +38,16 @@ class Blocks:
     #: `(num_envs,)`
     truncations: npt.NDArray[np.bool_]
 
+    def part(self, rows: slice) -> Blocks:
+        """Return views of some rows."""
+        return Blocks(
+            observations=_rows_of(self.observations, rows),
+            actions=_rows_of(self.actions, rows),
+            rewards=self.rewards[rows],
+            terminations=self.terminations[rows],
+            truncations=self.truncations[rows],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
@@ -102,6 +112,10 @@ class BlockLayout:
 
 def _leaves_or_none(space: Space) -> tuple[Leaf, ...] | None:
     return tuple(leaves(space)) if is_fixed_size(space) else None
+
+
+def _rows_of(arrays: list[npt.NDArray[Any]] | None, rows: slice) -> list[npt.NDArray[Any]] | None:
+    return None if arrays is None else [array[rows] for array in arrays]
 
 
 def _count(shape: tuple[int, ...]) -> int:

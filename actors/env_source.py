@@ -22,7 +22,9 @@ __all__ = [
     "EntryPoint",
     "EnvSource",
     "GymId",
+    "LocalRegistry",
     "from_plain",
+    "local_registry",
     "make",
     "parse_source",
     "register_missing",
@@ -162,6 +164,19 @@ def make(source: EnvSource) -> AnyEnv:
     raise TypeError(
         f"expected a gymnasium.Env or a gymnasium.vector.VectorEnv from {_name(source)}, got "
         f"{_name(env)}{_hint(env)}"
+    )
+
+
+class LocalRegistry(list[EnvSpec]):
+    """Env specs in one object, so that the pipe carries one pickle and not a thousand."""
+
+
+def local_registry() -> LocalRegistry:
+    """Return what is registered in this process and is not Gymnasium's own."""
+    return LocalRegistry(
+        spec
+        for spec in gymnasium.registry.values()
+        if not str(spec.entry_point).startswith("gymnasium.envs.")
     )
 
 

@@ -7,9 +7,8 @@ the project: what it costs is paid once per env and step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
@@ -17,100 +16,21 @@ import numpy.typing as npt
 from gymnasium.vector.utils import batch_space, iterate
 
 from envbus.actors.autoreset import Autoreset, AutoresetMode, same_step_info
-from envbus.actors.blocks import Blocks
 from envbus.actors.copies import own, own_deeply
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import SlotError
 from envbus.actors.rows import ObservationRows
-from envbus.actors.spaces import Element, Space, structure
+from envbus.actors.slot_group import (
+    Exchange,
+    Info,
+    Options,
+    Outcome,
+    check_callable_name,
+    info_list,
+)
+from envbus.actors.spaces import Element, structure
 
-__all__ = [
-    "EnvSlots",
-    "Exchange",
-    "Info",
-    "Options",
-    "Outcome",
-    "SlotGroup",
-    "check_callable_name",
-    "info_list",
-]
-
-#: What `reset(options=...)` takes: a dict as a rule, but that is the env's business.
-Options: TypeAlias = Any
-#: What an env returned as its info: a dict, if the env is right.
-Info: TypeAlias = Any
-
-#: Names that `Call` refuses, as Gymnasium does: they have requests of their own.
-_REFUSED = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Where a group of slots finds its actions and leaves its results."""
-
-    #: Single spaces of the whole pool.
-    observation_space: Space
-    action_space: Space
-    #: The group's rows only: row i belongs to its slot i.
-    blocks: Blocks
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a group's reset or step leaves outside the blocks; one entry per addressed slot."""
-
-    #: None if all are empty.
-    infos: list[dict[str, Any]] | None = None
-    #: None if the observations are in the blocks.
-    observations: list[Any] | None = None
-    errors: list[SlotError] = field(default_factory=list)
-
-
-class SlotGroup(Protocol):
-    """Consecutive slots of an actor that are stepped by the same code.
-
-    Slots count from 0 within the group; those in `SlotError` count within the actor.
-    """
-
-    num_slots: int
-
-    def bind(self, exchange: Exchange | None) -> None:
-        """Exchange arrays here from now on; None lets go of all views."""
-
-    def reset(
-        self, slots: Sequence[int] | None, seeds: Sequence[int | None] | None, options: Options
-    ) -> Outcome:
-        """Reset the addressed slots; None addresses all."""
-
-    def step(
-        self,
-        slots: Sequence[int] | None,
-        leaves: Sequence[npt.NDArray[Any]] | None,
-        items: Sequence[Any] | None,
-    ) -> Outcome:
-        """Step the addressed slots with `items`, else `leaves`, else the blocks' actions."""
-
-    def call(
-        self, slots: Sequence[int] | None, name: str, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], list[SlotError]]:
-        """Call a method or read an attribute."""
-
-    def set_attr(
-        self, slots: Sequence[int] | None, name: str, values: Sequence[Any]
-    ) -> tuple[list[Any], list[SlotError]]:
-        """Set an attribute, one value per addressed slot."""
-
-    def execute(
-        self,
-        slots: Sequence[int] | None,
-        function: object,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-    ) -> tuple[list[Any], list[SlotError]]:
-        """Run `function(env, *args, **kwargs)`."""
-
-    def close(self) -> list[SlotError]:
-        """Close what the slots hold. Idempotent; never raises."""
+__all__ = ["EnvSlots"]
 
 
 class EnvSlots:
@@ -188,6 +108,9 @@ class EnvSlots:
             except BaseException as error:
                 outcome.errors.append(slot_error(self._first_slot + slot, "reset", error))
         return self._finish(outcome, addressed, infos, "reset")
+
+    def check_step(self, slots: Sequence[int] | None) -> None:
+        """Any slots can be stepped together."""
 
     def step(
         self,
@@ -411,38 +334,6 @@ class EnvSlots:
         if self._rows is not None and self._rows.is_ragged:
             outcome.observations = [self._rows.rows[slot].value for slot in addressed]
         return outcome
-
-
-def check_callable_name(name: str) -> None:
-    """Refuse names that have requests of their own, in Gymnasium's words.
-
-    Raises:
-        ValueError: `name` is one of them.
-    """
-    if name in _REFUSED:
-        raise ValueError(
-            f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
-        )
-
-
-def info_list(
-    addressed: Sequence[int],
-    infos: dict[int, Any],
-    errors: list[SlotError],
-    *,
-    first_slot: int,
-    phase: str,
-) -> list[dict[str, Any]] | None:
-    """Return one info dict per addressed slot, or None if all are empty.
-
-    An info that is no dict is added to `errors`.
-    """
-    for slot, info in list(infos.items()):
-        if not isinstance(info, dict):
-            del infos[slot]
-            wrong = TypeError(f"an env's info must be a dict, got {type(info).__qualname__}")
-            errors.append(slot_error(first_slot + slot, phase, wrong))
-    return [infos.get(slot, {}) for slot in addressed] if any(infos.values()) else None
 
 
 def _refuse_step(_action: Element) -> NoReturn:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate
 
+from envbus.bus.codec import register_struct
+
 __all__ = [
     "Element",
     "Leaf",
@@ -152,14 +154,15 @@ def from_plain(plain: Plain) -> Space:
     """
     if isinstance(plain, gymnasium.Space):
         return plain
-    if not isinstance(plain, Mapping) or plain.get("space") not in _BUILD:
+    name = plain.get("space") if isinstance(plain, Mapping) else None
+    if not isinstance(name, str) or name not in _BUILD:
         raise ValueError(f"not the plain form of a space: {str(plain)[:200]}")
     try:
-        space = _BUILD[plain["space"]](plain)
+        space = _BUILD[name](plain)
         if plain.get("random") is not None:
             space._np_random = _build_generator(plain["random"])
     except (KeyError, IndexError, TypeError, AssertionError) as error:
-        raise ValueError(f"bad plain form of a {plain['space']} space: {error!r}") from error
+        raise ValueError(f"bad plain form of a {name} space: {error!r}") from error
     return space
 
 
@@ -283,3 +286,12 @@ def _structure(space: Space, arrays: Iterator[npt.NDArray[Any]]) -> Element:
     if kind is _OF_TUPLE:
         return tuple([_structure(sub, arrays) for _, sub in _children(space)])
     return next(arrays)
+
+
+def _build_graph_instance(plain: Sequence[Any]) -> spaces.GraphInstance:
+    nodes, edges, edge_links = plain
+    return spaces.GraphInstance(nodes, edges, edge_links)
+
+
+# Elements of Graph spaces keep their class on the wire; a bare tuple is not in the space.
+register_struct(spaces.GraphInstance, "gymnasium.GraphInstance", tuple, _build_graph_instance)

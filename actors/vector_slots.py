@@ -21,7 +21,7 @@ from envbus.actors.failures import slot_error
 from envbus.actors.infos import split_infos
 from envbus.actors.protocol import SlotError
 from envbus.actors.rows import as_array
-from envbus.actors.slots import Exchange, Options, Outcome, check_callable_name
+from envbus.actors.slot_group import Exchange, Options, Outcome, check_callable_name
 from envbus.actors.spaces import Element, Space, is_fixed_size, leaves, structure
 
 __all__ = ["VectorSlots"]
@@ -100,6 +100,18 @@ class VectorSlots:
 
         return self._run("reset", addressed, run)
 
+    def check_step(self, slots: Sequence[int] | None) -> None:
+        """See that all envs are to be stepped.
+
+        Raises:
+            ValueError: They are not, or in another order.
+        """
+        if slots is not None and list(slots) != list(range(self.num_slots)):
+            raise ValueError(
+                f"the {self.num_slots} envs of a {type(self._env).__qualname__} are stepped "
+                f"together and in order, but slots {list(slots)} of it were addressed"
+            )
+
     def step(
         self,
         slots: Sequence[int] | None,
@@ -118,12 +130,8 @@ class VectorSlots:
             ValueError: Some slots only were addressed; nothing was stepped.
         """
         exchange = self._bound()
+        self.check_step(slots)
         addressed = self._addressed(slots)
-        if addressed != list(range(self.num_slots)):
-            raise ValueError(
-                f"the {self.num_slots} envs of a {type(self._env).__qualname__} are stepped "
-                f"together and in order, but slots {addressed} of it were addressed"
-            )
         actions = self._actions(exchange, leaves, items)
 
         def run(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""Makes an actor's envs from their sources and describes them to the runner.
+
+Leaves out how they are stepped (`slots.py`, `vector_slots.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import cloudpickle
+import gymnasium
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from envbus.actors import env_source, spaces
+from envbus.actors.env_source import AnyEnv
+from envbus.actors.failures import slot_error
+from envbus.actors.protocol import Build, Built, SlotError
+from envbus.actors.slot_group import SlotGroup
+from envbus.actors.slots import EnvSlots
+from envbus.actors.spaces import Space
+from envbus.actors.vector_slots import VectorSlots
+from envbus.bus.messages import Tree
+
+__all__ = ["construct"]
+
+T = TypeVar("T")
+
+
+def construct(request: Build) -> tuple[list[SlotGroup], Built]:
+    """Return the groups of slots, and the reply.
+
+    If an env cannot be made, there are no groups, the reply holds the error of the first one
+    that failed, and those made before it are closed.
+
+    Raises:
+        ValueError: The autoreset mode is unknown.
+    """
+    mode = AutoresetMode(request.autoreset_mode)
+    envs: list[AnyEnv] = []
+    try:
+        if request.registry is not None:
+            env_source.register_missing(request.registry.value)
+        for plain in request.sources.value:
+            envs.append(env_source.make(env_source.from_plain(plain)))
+        groups = list(_group(envs, mode, request.first_env_id))
+        found, space_of = _distinct_spaces(envs)
+        return groups, _describe(envs, found, space_of)
+    except BaseException as error:
+        failed = slot_error(sum(map(_count, envs)), "build", error)
+        return [], _not_built([failed, *_close_all(envs)])
+
+
+def _describe(
+    envs: Sequence[AnyEnv], found: Sequence[tuple[Space, Space]], space_of: list[int]
+) -> Built:
+    first = envs[0] if envs else gymnasium.Env[Any, Any]()
+    metadata = {key: _portable(value) for key, value in (first.metadata or {}).items()}
+    if isinstance(first, VectorEnv):
+        metadata.pop("autoreset_mode", None)  # the runner asked for it and knows
+    return Built(
+        counts=[_count(env) for env in envs],
+        spaces=Tree([[spaces.to_plain(space) for space in pair] for pair in found]),
+        space_of=space_of,
+        metadata=Tree(metadata),
+        render_mode=first.render_mode if isinstance(first.render_mode, str) else None,
+        spec=Tree(_portable(first.spec)),
+    )
+
+
+def _portable(value: T) -> T | None:
+    """`value`, or None if it cannot leave this process: nobody steps an env by its metadata."""
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # pickling calls anybody's code
+        return None
+    return value
+
+
+def _group(envs: Sequence[AnyEnv], mode: AutoresetMode, first_env_id: int) -> Iterator[SlotGroup]:
+    """Yield vector envs by themselves and the envs between them together."""
+    first = 0
+    singles: list[gymnasium.Env[Any, Any]] = []
+    for env in [*envs, None]:
+        if isinstance(env, gymnasium.Env):
+            singles.append(env)
+            continue
+        if singles:
+            yield EnvSlots(singles, mode, first_slot=first, first_env_id=first_env_id + first)
+            first += len(singles)
+            singles = []
+        if env is not None:
+            yield VectorSlots(env, mode, first_slot=first, first_env_id=first_env_id + first)
+            first += _count(env)
+
+
+def _count(env: AnyEnv) -> int:
+    return int(env.num_envs) if isinstance(env, VectorEnv) else 1
+
+
+def _distinct_spaces(envs: Sequence[AnyEnv]) -> tuple[list[tuple[Space, Space]], list[int]]:
+    """Return the distinct pairs of spaces, and which of them each env has."""
+    found: list[tuple[Space, Space]] = []
+    space_of = []
+    for env in envs:
+        if isinstance(env, VectorEnv):
+            pair = (env.single_observation_space, env.single_action_space)
+        else:
+            pair = (env.observation_space, env.action_space)
+        for space in pair:
+            if not isinstance(space, gymnasium.Space):
+                raise TypeError(
+                    f"expected a gymnasium.Space as a space of {env}, got "
+                    f"{type(space).__module__}.{type(space).__qualname__}"
+                )
+        for number, (observation_space, action_space) in enumerate(found):
+            if pair[0] == observation_space and pair[1] == action_space:
+                space_of.append(number)
+                break
+        else:
+            space_of.append(len(found))
+            found.append(pair)
+    return found, space_of
+
+
+def _not_built(errors: list[SlotError]) -> Built:
+    return Built(
+        counts=[],
+        spaces=Tree([]),
+        space_of=[],
+        metadata=Tree({}),
+        render_mode=None,
+        spec=Tree(None),
+        errors=errors,
+    )
+
+
+def _close_all(envs: Sequence[AnyEnv]) -> list[SlotError]:
+    errors = []
+    slot = 0
+    for env in envs:
+        try:
+            env.close()
+        except BaseException as error:
+            errors.append(slot_error(slot, "close", error))
+        slot += _count(env)
+    return errors

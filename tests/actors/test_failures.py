@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from envbus.actors.failures import slot_error
+from envbus.actors.protocol import CallResult, SlotError
+from envbus.bus.messages import Tree
+from tests.actors.driver import carry
+
+
+class TwoArgumentsError(Exception):
+    def __init__(self, what: str, *, code: int) -> None:
+        super().__init__(what, code)
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+    __repr__ = __str__
+
+
+def caught(error: BaseException) -> SlotError:
+    """The error as the runner gets it."""
+    try:
+        raise error
+    except BaseException as raised:
+        record = slot_error(3, "step", raised)
+    return carry(CallResult(values=Tree([]), errors=[record])).errors[0]
+
+
+def test_type_message_and_traceback_are_told() -> None:
+    record = caught(ValueError("bad action"))
+    assert (record.slot, record.phase) == (3, "step")
+    assert (record.type_module, record.type_name) == ("builtins", "ValueError")
+    assert record.message == "bad action"
+    assert "in caught" in record.traceback
+    assert record.traceback.endswith("ValueError: bad action\n")
+    assert record.args == Tree(("bad action",))
+
+
+def test_an_exception_with_an_odd_constructor_is_told() -> None:
+    record = caught(TwoArgumentsError("x", code=5))
+    assert record.type_name == "TwoArgumentsError"
+    assert record.args == Tree(("x", 5))
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_exceptions_that_would_end_a_program_are_told(error: BaseException) -> None:
+    assert caught(error).type_name == type(error).__name__
+
+
+def test_an_exception_without_arguments_is_told() -> None:
+    record = caught(RuntimeError())
+    assert record.message == ""
+    assert record.args == Tree(())
+
+
+def test_an_exception_without_a_text_is_told() -> None:
+    record = caught(UnprintableError())
+    assert record.message == "(its text cannot be shown: KeyError in __str__)"
+    assert "UnprintableError" in record.traceback
+
+
+def test_causes_are_told() -> None:
+    error = RuntimeError("outer")
+    error.__cause__ = ValueError("the cause")
+    record = caught(error)
+    assert "ValueError: the cause" in record.traceback
+    assert "direct cause" in record.traceback
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
+def test_groups_are_told() -> None:
+    group = eval("ExceptionGroup('both', [ValueError('one'), TypeError('two')])")  # noqa: S307
+    record = caught(group)
+    assert "ValueError: one" in record.traceback
+    assert "TypeError: two" in record.traceback
+    assert record.args is None
+
+
+@pytest.mark.parametrize(
+    "args", [(object(),), ([1],), (2**70,), (1, (object(),)), ("\udc80",), (b"x" * 10**6,)]
+)
+def test_arguments_that_are_not_plain_are_left_out(args: tuple[Any, ...]) -> None:
+    assert caught(ValueError(*args)).args is None
+
+
+def test_plain_arguments_keep_their_types() -> None:
+    args = ("a", 1, 2.5, True, None, b"x", (1, ("y",)))
+    assert caught(ValueError(*args)).args == Tree(args)
+
+
+def test_a_text_that_utf8_cannot_express_is_escaped() -> None:
+    assert caught(ValueError("file \udc80")).message == "file \\udc80"
+
+
+def test_a_huge_text_is_cut() -> None:
+    record = caught(ValueError("x" * 10**7))
+    assert len(record.message) < 70_000
+    assert "characters left out" in record.message
+    assert len(record.traceback) < 70_000
+
+
+def test_a_recursion_is_told() -> None:
+    def deeper() -> None:
+        deeper()
+
+    try:
+        deeper()
+    except RecursionError as error:
+        record = slot_error(0, "step", error)
+    assert record.type_name == "RecursionError"
+    assert "deeper" in record.traceback
