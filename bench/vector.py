@@ -24,6 +24,11 @@ __all__ = ["OPEN_TIMEOUT", "Contender", "measure_case", "measure_vector", "start
 OPEN_TIMEOUT = 400.0
 
 Say = Callable[[str], None]
+Keep = Callable[[Record], None]
+
+
+def _forget(_: Record) -> None:
+    """Keep nothing."""
 
 
 @dataclass
@@ -69,18 +74,25 @@ def measure_vector(
     schedule: Schedule,
     environments: Environments,
     say: Say = print,
+    keep: Keep = _forget,
 ) -> Record:
-    """Measure all cases; return the record with one row per case and variant."""
-    rows: list[dict[str, Any]] = []
-    versions: dict[str, dict[str, str]] = {}
+    """Measure all cases; return the record with one row per case and variant.
+
+    Args:
+        cases: In this order.
+        variants: Those that are not meant for a case are passed over there.
+        schedule: How long and how often.
+        environments: Where the libraries are installed.
+        say: Takes lines of progress.
+        keep: Takes the record after each case: a run of an hour should survive its end.
+    """
+    record = new_record("vector", schedule, {})
     for case in cases:
-        contenders = measure_case(case, variants, schedule, environments, say)
-        for contender in contenders:
+        for contender in measure_case(case, variants, schedule, environments, say):
             if contender.versions:
-                versions[contender.variant.library] = contender.versions
-            rows.append(contender.row(case))
-    record = new_record("vector", schedule, versions)
-    record["rows"] = rows
+                record["versions"][contender.variant.library] = contender.versions
+            record["rows"].append(contender.row(case))
+        keep(record)
     return record
 
 
@@ -92,12 +104,13 @@ def measure_case(
     say: Say = print,
 ) -> list[Contender]:
     """Measure one case with all variants, interleaved."""
-    contenders = [
-        start(variant, case.num_envs, environments)
-        for variant in variants
-        if variant.takes_part(case.workload, case.num_envs)
-    ]
+    contenders: list[Contender] = []
     try:
+        contenders += [
+            start(variant, case.num_envs, environments)
+            for variant in variants
+            if variant.takes_part(case.workload, case.num_envs)
+        ]
         for contender in contenders:
             _open(contender, case, say)
         order = random.Random(f"{schedule.seed} {case.name}")  # noqa: S311 - not for secrets

@@ -1,0 +1,238 @@
+"""The command `envbus bench`: install the peers, measure, report, check against the targets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from envbus.bench.cases import ALL_CASES, FULL, QUICK, QUICK_CASES, Case, Schedule, parse_case
+from envbus.bench.environments import LIBRARIES, PACKAGE, Environments
+from envbus.bench.record import Record, load, save
+from envbus.bench.report import render_details, render_summary
+from envbus.bench.startup import FULL_STARTS, QUICK_STARTS, measure_startup
+from envbus.bench.targets import check, render_verdicts
+from envbus.bench.variants import VARIANTS, Variant, variants_named
+from envbus.bench.vector import measure_vector
+
+__all__ = ["app", "main"]
+
+RESULTS = PACKAGE / "results"
+KINDS = ("vector", "startup", "bus", "profile")
+
+app = typer.Typer(
+    name="bench",
+    help="Measure envbus side by side with the libraries a user would pick instead.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # errors on plain lines
+)
+
+Quick = Annotated[bool, typer.Option(help="Few cases and short rounds: a look, not a result.")]
+Out = Annotated[Path, typer.Option(help="Folder of the result files.", file_okay=False)]
+Here = Annotated[
+    bool,
+    typer.Option(help="Use this interpreter for every library instead of isolated environments."),
+]
+Names = Annotated[
+    list[str] | None, typer.Option("--variant", help="Only these variants; repeat the option.")
+]
+
+T = TypeVar("T")
+
+
+@app.command()
+def install(
+    libraries: Annotated[
+        list[str] | None, typer.Argument(help=f"Of {', '.join(LIBRARIES)}; none: all.")
+    ] = None,
+) -> None:
+    """Make each library's virtual environment below bench/.envs with pip."""
+    chosen = _each(libraries or list(LIBRARIES), LIBRARIES.__getitem__, "library", LIBRARIES)
+    environments = Environments()
+    for library in chosen:
+        print(f"{library.name}: installing", flush=True)
+        outcome = environments.install(library)
+        print(f"{library.name}: {outcome.failure or 'installed'}", flush=True)
+
+
+@app.command()
+def vector(
+    cases: Annotated[
+        list[str] | None,
+        typer.Option("--case", help="WORKLOAD:NUM_ENVS, e.g. null:64; repeat the option."),
+    ] = None,
+    variants: Names = None,
+    quick: Quick = False,
+    here: Here = False,
+    out: Out = RESULTS,
+) -> None:
+    """Env steps per second and step latency."""
+    chosen: Sequence[Case] = QUICK_CASES if quick else ALL_CASES
+    if cases:
+        chosen = [_parsed(case) for case in cases]
+    taking_part = _variants(variants, startup=False)
+    environments = _environments(taking_part, here=here)
+    path = out / "vector.json"
+    measure_vector(
+        chosen,
+        taking_part,
+        _schedule(quick),
+        environments,
+        _say,
+        keep=lambda record: save(record, path),
+    )
+    _said(path)
+
+
+@app.command()
+def startup(
+    variants: Names = None, quick: Quick = False, here: Here = False, out: Out = RESULTS
+) -> None:
+    """Seconds to the first reset, and memory."""
+    taking_part = _variants(variants, startup=True)
+    environments = _environments(taking_part, here=here)
+    starts = QUICK_STARTS if quick else FULL_STARTS
+    record = measure_startup(starts, taking_part, _schedule(quick), environments, _say)
+    _save(record, out)
+
+
+@app.command()
+def bus(quick: Quick = False, out: Out = RESULTS) -> None:
+    """The bus alone, beside bare pyzmq and multiprocessing's Pipe."""
+    from envbus.bench.bus_round_trip import measure_bus  # the rest works without the bus
+
+    _save(measure_bus(_schedule(quick), say=_say), out)
+
+
+@app.command()
+def profile(quick: Quick = False, out: Out = RESULTS) -> None:
+    """Where the microseconds of one vector step go."""
+    from envbus.bench.step_profile import measure_profile  # the rest works without the runner
+
+    _save(measure_profile(_schedule(quick), say=_say), out)
+
+
+@app.command(name="all")
+def everything(quick: Quick = False, here: Here = False, out: Out = RESULTS) -> None:
+    """Install what is missing, measure everything, report."""
+    vector(quick=quick, here=here, out=out)
+    startup(quick=quick, here=here, out=out)
+    bus(quick=quick, out=out)
+    profile(quick=quick, out=out)
+    report(out)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of the result files.")] = RESULTS,
+) -> None:
+    """Write table.md, details.md and the figure from the results in a folder."""
+    records = {kind: _load(folder / f"{kind}.json") for kind in KINDS if _exists(folder, kind)}
+    if not records:
+        raise typer.BadParameter(f"no result in {folder}; run `envbus bench vector` first")
+    written = [folder / "table.md", folder / "details.md"]
+    written[0].write_text(render_summary(records), "utf-8")
+    written[1].write_text(render_details(records), "utf-8")
+    if "vector" in records:
+        try:
+            from envbus.bench.plot import plot_vector  # needs an extra
+
+            written += plot_vector(records["vector"], folder)
+        except ModuleNotFoundError as exc:
+            print(f"no figure: {exc}; `pip install envbus[plot]`")
+    for path in written:
+        _said(path)
+
+
+@app.command(name="check")
+def check_result(
+    results: Annotated[list[Path], typer.Argument(help="Result files of any kind.")],
+) -> None:
+    """Print each target, what was measured, and whether it is met."""
+    verdicts = [verdict for path in results for verdict in check(_load(path))]
+    print(render_verdicts(verdicts), end="")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command with `argv` (None: the process's arguments); return its exit code."""
+    try:
+        app(args=argv, prog_name="envbus bench")
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else 1
+    return 0
+
+
+def _schedule(quick: bool) -> Schedule:
+    return QUICK if quick else FULL
+
+
+def _variants(names: list[str] | None, *, startup: bool) -> list[Variant]:
+    _each(names or [], VARIANTS.__getitem__, "variant", VARIANTS)
+    return variants_named(names, startup=startup)
+
+
+def _environments(variants: Sequence[Variant], *, here: bool) -> Environments:
+    """Return the environments, with those made that were never tried."""
+    if here:
+        return Environments(shared_python=sys.executable)
+    environments = Environments()
+    for name in dict.fromkeys(variant.library for variant in variants):
+        if environments.status(name) is None:
+            _say(f"{name}: installing")
+            outcome = environments.install(LIBRARIES[name])
+            _say(f"{name}: {outcome.failure or 'installed'}")
+    return environments
+
+
+def _each(
+    names: list[str], get: Callable[[str], T], what: str, known: Sequence[str] | dict[str, T]
+) -> list[T]:
+    found = []
+    for name in names:
+        try:
+            found.append(get(name))
+        except KeyError as exc:
+            raise typer.BadParameter(
+                f"there is no {what} {name!r}; there are {', '.join(known)}"
+            ) from exc
+    return found
+
+
+def _parsed(text: str) -> Case:
+    try:
+        return parse_case(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
+def _load(path: Path) -> Record:
+    try:
+        return load(path)
+    except (FileNotFoundError, ValueError) as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
+def _exists(folder: Path, kind: str) -> bool:
+    return (folder / f"{kind}.json").is_file()
+
+
+def _save(record: Record, folder: Path) -> None:
+    path = folder / f"{record['kind']}.json"
+    save(record, path)
+    _said(path)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _said(path: Path) -> None:
+    print(f"wrote {path}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

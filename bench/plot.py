@@ -1,0 +1,113 @@
+"""The figure for the README: env steps per second over the number of envs, per workload.
+
+Needs the extra `plot` (matplotlib).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from envbus.bench.record import Record
+from envbus.bench.targets import rows_by
+from envbus.bench.variants import VARIANTS, Role
+
+__all__ = ["plot_vector"]
+
+#: Variants in the figure, each with its colour (Okabe and Ito's, for colour-blind readers).
+_COLOURS = {
+    "envbus_shm": "#D55E00",
+    "gym_async_shm": "#0072B2",
+    "sb3_subproc": "#009E73",
+    "tianshou_shmem": "#CC79A7",
+    "ray_actors": "#E69F00",
+    "puffer_w1": "#56B4E9",
+    "gym_sync": "#777777",
+}
+_COLUMNS = 3
+#: Inches of one panel.
+_PANEL = (3.6, 2.9)
+
+
+def plot_vector(record: Record, folder: Path) -> list[Path]:
+    """Draw a vector record; return the files written, PNG and SVG.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    import matplotlib as mpl  # an extra: everything but this works without it
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "envbus"  # the same result gives the same file
+    from matplotlib import pyplot as plt
+
+    rows = rows_by(record, "workload", "variant", "num_envs")
+    counts: dict[str, set[int]] = {}
+    for workload, _, num_envs in rows:
+        counts.setdefault(workload, set()).add(num_envs)
+    panels = [workload for workload, numbers in counts.items() if len(numbers) > 1] or list(counts)
+    height = -(-len(panels) // _COLUMNS)
+    figure, axes = plt.subplots(
+        height,
+        min(_COLUMNS, len(panels)),
+        squeeze=False,
+        figsize=(_PANEL[0] * min(_COLUMNS, len(panels)), _PANEL[1] * height + 0.7),
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, workload in zip(axes.flat, panels, strict=False):
+        _draw(axis, workload, rows)
+    handles = {
+        label: handle
+        for axis in axes.flat
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(), handles.keys(), loc="lower center", ncol=3, frameon=False, fontsize=8
+    )
+    figure.tight_layout(rect=(0, 0.7 / (_PANEL[1] * height + 0.7), 1, 1))
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "vector.png", folder / "vector.svg"]
+    figure.savefig(files[0], dpi=150)
+    figure.savefig(files[1], metadata={"Date": None})
+    plt.close(figure)
+    return files
+
+
+def _draw(axis: Any, workload: str, rows: dict[tuple[Any, ...], dict[str, Any]]) -> None:  # noqa: ANN401 - matplotlib is optional
+    for name, colour in _COLOURS.items():
+        points = sorted(
+            (num_envs, row["env_steps_per_second"])
+            for (of, variant, num_envs), row in rows.items()
+            if (of, variant) == (workload, name)
+        )
+        if not points:
+            continue
+        medians = [rate["median"] for _, rate in points]
+        spread = [
+            [rate["median"] - rate["q1"] for _, rate in points],
+            [rate["q3"] - rate["median"] for _, rate in points],
+        ]
+        ours = VARIANTS[name].role is Role.OURS
+        parallel = ours or VARIANTS[name].role is Role.PEER
+        axis.errorbar(
+            [num_envs for num_envs, _ in points],
+            medians,
+            yerr=spread,
+            color=colour,
+            label=VARIANTS[name].label,
+            marker="o",
+            markersize=5 if ours else 3.5,
+            linewidth=2.4 if ours else 1.3,
+            linestyle="-" if parallel else "--",
+            zorder=3 if ours else 2,
+        )
+    numbers = sorted({num_envs for of, _, num_envs in rows if of == workload})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(numbers, [str(number) for number in numbers])
+    axis.set_yscale("log")
+    axis.set_title(workload, fontsize=10)
+    axis.set_xlabel("envs", fontsize=8)
+    axis.set_ylabel("env steps/s", fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.3)

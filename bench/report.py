@@ -1,0 +1,250 @@
+"""Result files to Markdown. Pure: records in, text out.
+
+The summary shows the rows where envbus loses like all others; the details show every variant,
+with spread and latency, and why a variant is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from envbus.bench.record import Record
+from envbus.bench.targets import best_peer, check, render_verdicts, rows_by
+from envbus.bench.variants import BASELINE, OURS, VARIANTS
+
+__all__ = ["render_details", "render_summary"]
+
+Row = dict[str, Any]
+
+_TITLES = {
+    "null": "null env (4 floats)",
+    "cartpole": "CartPole-v1",
+    "pixels": "pixels (4 x 84 x 84 uint8)",
+    "dict": "Dict (image, 17 floats, Discrete)",
+    "halfcheetah": "HalfCheetah-v5",
+    "pong": "ALE/Pong-v5",
+    "burn": "burns 200 us of CPU",
+    "jitter": "waits, mean 2 ms, p99 20 ms",
+}
+
+
+def render_summary(records: Mapping[str, Record]) -> str:
+    """Return the short tables, from the records at hand by kind."""
+    parts = []
+    if "vector" in records:
+        parts += [_conditions(records["vector"]), _vector_summary(records["vector"])]
+    if "startup" in records:
+        parts.append(_startup_table(records["startup"]))
+    if "bus" in records:
+        parts.append(_bus_table(records["bus"]))
+    if "profile" in records:
+        parts.append(_profile_table(records["profile"]))
+    return "\n".join(parts)
+
+
+def render_details(records: Mapping[str, Record]) -> str:
+    """Return every row with its spread, the targets, and the versions."""
+    parts = ["# Benchmark details\n"]
+    if "vector" in records:
+        record = records["vector"]
+        parts.append(_conditions(record))
+        workloads = dict.fromkeys(row["workload"] for row in record["rows"])
+        parts += [_vector_details(record, workload) for workload in workloads]
+    verdicts = [verdict for record in records.values() for verdict in check(record)]
+    if verdicts:
+        parts.append("## Targets\n\n" + render_verdicts(verdicts))
+    versions = {
+        library: found
+        for record in records.values()
+        for library, found in record["versions"].items()
+    }
+    parts.append("## Versions\n\n" + _table(["environment", "versions"], _versions(versions)))
+    return "\n".join(parts)
+
+
+def _conditions(record: Record) -> str:
+    machine, schedule = record["machine"], record["schedule"]
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{machine['system']}, Python {machine['python']}; commit {record['commit']}, "
+        f"{record['date']}. Medians of {schedule['rounds']} interleaved rounds of "
+        f"{schedule['seconds']:g} s each; every library in its own process and environment.\n"
+    )
+
+
+def _vector_summary(record: Record) -> str:
+    rows = rows_by(record, "workload", "num_envs", "variant")
+    body = []
+    for workload, num_envs in dict.fromkeys(
+        (row["workload"], row["num_envs"]) for row in record["rows"]
+    ):
+        ours, baseline, spinning, in_process = (
+            rows.get((workload, num_envs, name))
+            for name in (OURS, BASELINE, "puffer_w1", "gym_sync")
+        )
+        peer = best_peer(record, workload, num_envs)
+        body.append(
+            [
+                f"{_TITLES.get(workload, workload)}, {num_envs}",
+                f"**{_rate(ours)}**",
+                _latency(ours),
+                _with_ratio(baseline, ours),
+                _with_ratio(peer, ours, label=True),
+                _with_ratio(spinning, ours),
+                _with_ratio(in_process, ours),
+            ]
+        )
+    head = [
+        "env steps/s: workload, envs",
+        "envbus",
+        "its step p50 / p99",
+        "AsyncVectorEnv",
+        "best other library that blocks",
+        "PufferLib, 1 worker, spins",
+        "SyncVectorEnv, one process",
+    ]
+    note = "In brackets: how many times as fast envbus is; below 1 it is slower.\n"
+    return _table(head, body) + "\n" + note
+
+
+def _vector_details(record: Record, workload: str) -> str:
+    numbers = list(
+        dict.fromkeys(row["num_envs"] for row in record["rows"] if row["workload"] == workload)
+    )
+    by_variant: dict[str, dict[int, Row]] = {}
+    for row in record["rows"]:
+        if row["workload"] == workload:
+            by_variant.setdefault(row["variant"], {})[row["num_envs"]] = row
+    rates, latencies, missing = [], [], []
+    for name, by_number in by_variant.items():
+        label = _label(name)
+        rates.append([label, *(_rate_with_spread(by_number.get(n)) for n in numbers)])
+        latencies.append([label, *(_latency(by_number.get(n)) for n in numbers)])
+        missing += [
+            f"- {label}, {n} envs: {row['reason']}"
+            for n, row in by_number.items()
+            if row["status"] != "ok"
+        ]
+    columns = [f"{n} envs" for n in numbers]
+    text = (
+        f"## {_TITLES.get(workload, workload)}\n\n"
+        + _table(["env steps/s: median (quartiles), cores busy", *columns], rates)
+        + "\n"
+        + _table(["one vector step, us: p50 / p99", *columns], latencies)
+    )
+    return text + ("\nLeft out:\n\n" + "\n".join(missing) + "\n" if missing else "")
+
+
+def _startup_table(record: Record) -> str:
+    body = []
+    for row in sorted(record["rows"], key=lambda row: (-row["num_envs"], row["status"] != "ok")):
+        actors = row["options"].get("num_actors")
+        name = _label(row["variant"]) + (f", {actors} actors" if actors else "")
+        if row["status"] != "ok":
+            body.append([str(row["num_envs"]), name, f"- ({row['reason']})", "", "", "", ""])
+            continue
+        body.append(
+            [
+                str(row["num_envs"]),
+                name,
+                f"{row['seconds']['median']:.2f}",
+                *(f"{row[key]['median']:,.0f}" for key in ("pss_mb", "uss_mb", "rss_mb")),
+                str(row["processes"]),
+            ]
+        )
+    head = ["CartPole envs", "", "s to first reset", "PSS MB", "USS MB", "RSS MB", "processes"]
+    return _table(head, body)
+
+
+def _bus_table(record: Record) -> str:
+    body = [
+        [
+            row["case"],
+            row["carrier"],
+            f"{row['round_trip_p50_us']['median']:.1f}",
+            f"{row['round_trip_p99_us']['median']:.1f}",
+            f"{row['messages_per_second']['median']:,.0f}",
+        ]
+        for row in record["rows"]
+    ]
+    return _table(["bus: payload", "", "round trip p50 us", "p99 us", "messages/s"], body)
+
+
+def _profile_table(record: Record) -> str:
+    rows = record["rows"]
+    cases = list(dict.fromkeys((row["workload"], row["num_envs"]) for row in rows))
+    values = {(row["piece"], row["workload"], row["num_envs"]): row["us"] for row in rows}
+    body = [
+        [piece, *(_microseconds(values.get((piece, *case))) for case in cases)]
+        for piece in dict.fromkeys(row["piece"] for row in rows)
+    ]
+    head = ["one vector step, us", *(f"{workload}, {n} envs" for workload, n in cases)]
+    return _table(head, body)
+
+
+def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = [
+        "| " + " | ".join(head) + " |",
+        "|" + "|".join("---" if index == 0 else "---:" for index in range(len(head))) + "|",
+        *("| " + " | ".join(cells) + " |" for cells in body),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _label(variant: str) -> str:
+    return VARIANTS[variant].label if variant in VARIANTS else variant
+
+
+def _short(number: float) -> str:
+    """Return three significant digits: `9.87k`, `1.23M`."""
+    for limit, suffix in ((1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{suffix}"
+    return f"{number:.3g}"
+
+
+def _rate(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    return _short(row["env_steps_per_second"]["median"])
+
+
+def _rate_with_spread(row: Row | None) -> str:
+    if row is None or row["status"] != "ok":
+        return "-"
+    rate = row["env_steps_per_second"]
+    return (
+        f"{_short(rate['median'])} ({_short(rate['q1'])}-{_short(rate['q3'])}), "
+        f"{row['cores']['median']:.1f}"
+    )
+
+
+def _latency(row: Row | None) -> str:
+    if row is None or row["status"] != "ok":
+        return "-"
+    p50, p99 = row["latency_p50_us"]["median"], row["latency_p99_us"]["median"]
+    return f"{_microseconds(p50)} / {_microseconds(p99)}"
+
+
+def _microseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _with_ratio(row: Row | None, ours: Row | None, *, label: bool = False) -> str:
+    if row is None:
+        return "-"
+    text = _rate(row)
+    if ours is not None:
+        ratio = ours["env_steps_per_second"]["median"] / row["env_steps_per_second"]["median"]
+        text += f" ({ratio:.2g}x)" if ratio < 10 else f" ({ratio:.0f}x)"
+    return f"{text} {row['variant']}" if label else text
+
+
+def _versions(versions: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
+    return [
+        [library, ", ".join(f"{name} {version}" for name, version in found.items())]
+        for library, found in versions.items()
+    ]

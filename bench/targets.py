@@ -1,0 +1,166 @@
+"""The issue's targets on two cores, as a table, and whether a result meets them. Pure.
+
+Ratios are of medians within one result, in favour of envbus where they are above 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from envbus.bench.record import Record
+from envbus.bench.variants import BASELINE, OURS, Role
+
+__all__ = ["MEMORY_RATIO", "RATIOS", "Verdict", "best_peer", "check", "render_verdicts", "rows_by"]
+
+#: At least so many times the env steps per second of AsyncVectorEnv with shared memory.
+RATIOS = {
+    ("null", 1): 1.2,
+    ("null", 8): 4.0,
+    ("null", 64): 25.0,
+    ("null", 256): 55.0,
+    ("cartpole", 8): 2.2,
+    ("cartpole", 64): 10.0,
+    ("pixels", 64): 20.0,
+    ("dict", 16): 8.0,
+}
+#: At most this part of AsyncVectorEnv's memory, with this many envs.
+MEMORY_RATIO, MEMORY_NUM_ENVS = 0.2, 64
+#: At least this part of what two independent processes reach, where envs burn CPU.
+BURN_RATIO = 0.9
+#: At most so many seconds to the first reset, by number of envs and of actors.
+START_SECONDS = {(64, 2): 1.5, (16, 16): 2.5}
+#: At most so many times bare pyzmq's round trip.
+BUS_RATIO = 1.3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target against one result. `measured` is None where the result has no such row."""
+
+    target: str
+    measured: float | None
+    limit: float
+    at_least: bool
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None if it was not measured."""
+        if self.measured is None:
+            return None
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+
+
+def check(record: Record) -> list[Verdict]:
+    """Return the verdicts on all targets that a record of this kind can answer."""
+    match record["kind"]:
+        case "vector":
+            return [*_ratios(record), *_ahead_of_all(record), *_burn(record)]
+        case "startup":
+            return [*_memory(record), *_start(record)]
+        case "bus":
+            return list(_bus(record))
+        case _:
+            return []
+
+
+def rows_by(record: Record, *keys: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return the rows that were measured, by the values of `keys`."""
+    return {tuple(row[key] for key in keys): row for row in record["rows"] if row["status"] == "ok"}
+
+
+def best_peer(record: Record, workload: str, num_envs: int) -> dict[str, Any] | None:
+    """Return the row of the fastest other library that neither spins nor runs in one process."""
+    rows = [
+        row
+        for row in record["rows"]
+        if (row["workload"], row["num_envs"], row["role"], row["status"])
+        == (workload, num_envs, Role.PEER.value, "ok")
+    ]
+    return max(rows, key=_rate, default=None)
+
+
+def render_verdicts(verdicts: list[Verdict]) -> str:
+    """Return a Markdown table of targets, measured values and outcomes."""
+    lines = ["| target | measured | limit | |", "|---|---:|---:|---|"]
+    for verdict in verdicts:
+        measured = "-" if verdict.measured is None else f"{verdict.measured:.2f}"
+        limit = f"{'at least' if verdict.at_least else 'at most'} {verdict.limit:g}"
+        outcome = {True: "met", False: "**missed**", None: "not measured"}[verdict.met]
+        lines.append(f"| {verdict.target} | {measured} | {limit} | {outcome} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rate(row: dict[str, Any]) -> float:
+    rate: float = row["env_steps_per_second"]["median"]
+    return rate
+
+
+def _ratio(
+    one: dict[str, Any] | None, other: dict[str, Any] | None, key: str = "env_steps_per_second"
+) -> float | None:
+    if one is None or other is None:
+        return None
+    ratio: float = one[key]["median"] / other[key]["median"]
+    return ratio
+
+
+def _ratios(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "workload", "num_envs", "variant")
+    for (workload, num_envs), limit in RATIOS.items():
+        ratio = _ratio(
+            rows.get((workload, num_envs, OURS)), rows.get((workload, num_envs, BASELINE))
+        )
+        target = f"{workload}, {num_envs} envs: times AsyncVectorEnv with shared memory"
+        yield Verdict(target, ratio, limit, at_least=True)
+
+
+def _ahead_of_all(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "workload", "num_envs", "variant")
+    for workload, num_envs, variant in rows:
+        if variant != OURS or num_envs == 1:
+            continue
+        peer = best_peer(record, workload, num_envs)
+        name = "the fastest other library" if peer is None else peer["variant"]
+        ratio = _ratio(rows[workload, num_envs, OURS], peer)
+        target = f"{workload}, {num_envs} envs: times the fastest blocking library ({name})"
+        yield Verdict(target, ratio, 1.0, at_least=True)
+
+
+def _burn(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "workload", "num_envs", "variant")
+    cases = {num_envs for workload, num_envs, _ in rows if workload == "burn"}
+    for num_envs in sorted(cases) or [16]:
+        ours = rows.get(("burn", num_envs, OURS))
+        for other, limit in (("independent_2", BURN_RATIO), ("loop", 1.0)):
+            ratio = _ratio(ours, rows.get(("burn", num_envs, other)))
+            yield Verdict(f"burn, {num_envs} envs: times {other}", ratio, limit, at_least=True)
+
+
+def _memory(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "num_envs", "variant")
+    ours = rows.get((MEMORY_NUM_ENVS, OURS))
+    baseline = rows.get((MEMORY_NUM_ENVS, BASELINE))
+    for key, label in (("pss_mb", "shared pages once"), ("rss_mb", "summed over processes")):
+        target = f"{MEMORY_NUM_ENVS} envs: part of AsyncVectorEnv's memory, {label}"
+        yield Verdict(target, _ratio(ours, baseline, key), MEMORY_RATIO, at_least=False)
+
+
+def _start(record: Record) -> Iterator[Verdict]:
+    started = {
+        (row["num_envs"], row["options"]["num_actors"]): row["seconds"]["median"]
+        for row in record["rows"]
+        if row["status"] == "ok" and row["variant"] == OURS
+    }
+    for (num_envs, num_actors), limit in START_SECONDS.items():
+        target = f"{num_envs} envs in {num_actors} actors: seconds to the first reset"
+        yield Verdict(target, started.get((num_envs, num_actors)), limit, at_least=False)
+
+
+def _bus(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "case", "carrier")
+    for case in dict.fromkeys(case for case, _ in rows):
+        ratio = _ratio(rows.get((case, "envbus")), rows.get((case, "pyzmq")), "round_trip_p50_us")
+        target = f"bus, {case}: round trip, times bare pyzmq's"
+        yield Verdict(target, ratio, BUS_RATIO, at_least=False)
