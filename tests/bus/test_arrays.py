@@ -11,11 +11,12 @@ from hypothesis import given
 
 from envbus.bus.arrays import describe, from_parts, parse_dtype, to_parts
 from envbus.bus.errors import DecodeError
-from tests.bus.codec_samples import arrays, identical
+from tests.bus.codec_samples import arrays, identical, patient
 
 NESTED_OBJECT = np.dtype([("a", [("b", "i4"), ("c", "O", (2,))])])
 
 
+@patient
 @given(arrays())
 def test_every_dtype_without_objects_survives_in_every_layout(array: npt.NDArray[Any]) -> None:
     descriptor = describe(array.dtype)
@@ -26,6 +27,7 @@ def test_every_dtype_without_objects_survives_in_every_layout(array: npt.NDArray
     assert not copy.flags.writeable
 
 
+@patient
 @given(st.lists(arrays(), max_size=3))
 def test_a_descriptor_is_made_of_plain_values(several: list[npt.NDArray[Any]]) -> None:
     def check(value: object) -> None:

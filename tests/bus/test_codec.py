@@ -14,7 +14,7 @@ from hypothesis import given
 from envbus.bus.codec import OUT_OF_BAND_BYTES, CodecLimits, Ext, Placeholders, decode, encode
 from envbus.bus.errors import ClosedError, DecodeError, EncodeError
 from envbus.bus.messages import Failed, FailureCode, Goodbye, Heartbeat, Hello, Payload, Tree
-from tests.bus.codec_samples import Sample, arrays, identical, values
+from tests.bus.codec_samples import Sample, arrays, identical, patient, values
 
 BIG = np.arange(OUT_OF_BAND_BYTES, dtype=np.uint8)
 
@@ -29,6 +29,7 @@ def rejected(frames: list[Any]) -> str:
 # --- typed fields ---------------------------------------------------------------------------
 
 
+@patient
 @given(arrays())
 def test_an_array_in_a_typed_field_arrives_as_it_was(array: npt.NDArray[Any]) -> None:
     copy = decode(Sample, encode(Sample(array=array, arrays=[array, array])))
@@ -193,6 +194,7 @@ def only_decode_errors(frames: list[Any]) -> None:
             decode(payload_type, frames)
 
 
+@patient
 @given(st.lists(st.binary(max_size=60), max_size=3))
 def test_random_frames_give_nothing_but_decode_errors(frames: list[bytes]) -> None:
     only_decode_errors(frames)
@@ -221,6 +223,7 @@ wire_values = st.recursive(
 )
 
 
+@patient
 @given(wire_values, st.lists(st.binary(max_size=16), max_size=2))
 def test_well_formed_nonsense_gives_nothing_but_decode_errors(
     value: object, buffers: list[bytes]
@@ -235,6 +238,7 @@ def test_well_formed_nonsense_gives_nothing_but_decode_errors(
         only_decode_errors([msgpack.packb(fields), *buffers])
 
 
+@patient
 @given(st.data(), values, arrays())
 def test_damaged_messages_give_nothing_but_decode_errors(
     data: st.DataObject, value: object, array: npt.NDArray[Any]

@@ -10,6 +10,7 @@ from hypothesis import given
 from envbus.bus.codec import decode_header, encode_header
 from envbus.bus.errors import DecodeError, EncodeError, VersionMismatchError
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind
+from tests.bus.codec_samples import patient
 
 headers = st.builds(
     Header,
@@ -23,12 +24,14 @@ headers = st.builds(
 )
 
 
+@patient
 @given(headers)
 def test_a_header_comes_back(header: Header) -> None:
     assert decode_header(encode_header(header)) == header
     assert decode_header(memoryview(encode_header(header))) == header
 
 
+@patient
 @given(st.binary(max_size=40))
 def test_random_bytes_are_a_decode_error(data: bytes) -> None:
     with pytest.raises((DecodeError, VersionMismatchError)):

@@ -16,7 +16,7 @@ from envbus.bus.errors import DecodeError, EncodeError
 from envbus.bus.messages import Tree
 from envbus.bus.places import short_repr
 from envbus.bus.tree import Value, survey
-from tests.bus.codec_samples import Sample, identical, round_trip, values
+from tests.bus.codec_samples import Sample, identical, patient, round_trip, values
 
 Pair = namedtuple("Pair", "x y")
 
@@ -41,6 +41,7 @@ def nested(depth: int, kind: type[Any] = list) -> Value:
     return value
 
 
+@patient
 @given(values)
 def test_every_value_arrives_with_its_exact_types(value: object) -> None:
     assert identical(round_trip(value), value)
@@ -215,10 +216,10 @@ def test_an_unhashable_key_is_a_decode_error() -> None:
 def test_depth_is_bounded_on_both_sides_alike(kind: type[Any]) -> None:
     shallow = CodecLimits(max_depth=5)
     assert round_trip(nested(64, kind)) == nested(64, kind)
-    with pytest.raises(EncodeError, match="^tree is nested deeper than 64 levels, or contains"):
+    with pytest.raises(EncodeError, match=r"^tree is nested deeper than 64 levels, or contains"):
         encode(Sample(tree=Tree(nested(65, kind))))
     frames = encode(Sample(tree=Tree(nested(6, kind))))
-    with pytest.raises(DecodeError, match="nested deeper than 5 levels"):
+    with pytest.raises(DecodeError, match="nested deeper than 5"):
         decode(Sample, frames, limits=shallow)
     frames = encode(Sample(tree=Tree(nested(5, kind))), limits=shallow)
     assert decode(Sample, frames, limits=shallow).tree == Tree(nested(5, kind))

@@ -1,0 +1,48 @@
+"""The codec with the frames that pyzmq hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import zmq
+
+from envbus.bus.codec import decode, decode_header, encode, encode_header
+from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Tree
+from envbus.bus.tree import Value
+from tests.bus.codec_samples import Sample, identical
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
+        one.bind("inproc://codec")
+        two.connect("inproc://codec")
+        one.rcvtimeo = two.rcvtimeo = 5000
+        yield one, two
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_message_crosses_a_socket(
+    pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]], copy: bool
+) -> None:
+    header = Header(PROTOCOL_VERSION, Kind.REPLY, 3, "Sample")
+    value: Value = {
+        "big": np.arange(5000.0)[::2],
+        "small": (np.ones(3), b"x" * 5000),
+        "F": np.asfortranarray(np.random.default_rng(0).random((50, 60))),
+    }
+    frames = encode(Sample(tree=Tree(value), array=np.arange(1000)))
+    pair[0].send_multipart([encode_header(header), *frames], copy=copy)
+    first, *rest = pair[1].recv_multipart(copy=copy)
+    assert decode_header(first) == header
+    sample = decode(Sample, rest)
+    del first, rest  # arrays keep their frames alive
+    assert sample.tree is not None
+    assert sample.array is not None
+    assert identical(sample.tree.value["big"], value["big"].copy())
+    assert identical(sample.tree.value["small"], value["small"])
+    assert identical(sample.tree.value["F"], value["F"])
+    assert identical(sample.array, np.arange(1000))
+    assert not sample.array.flags.writeable
