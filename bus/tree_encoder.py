@@ -195,16 +195,13 @@ class TreeEncoder:
     def _object(self, value: object, reason: str = "") -> object:
         """Send `value` another way, or replace it, or refuse it."""
         outbox = self._outbox
+        if isinstance(outbox, Placeholders) and self._may_replace(outbox, value):
+            return self._placeholder(Placeholder(_type_name(value), short_repr(value)))
         if outbox is None or isinstance(outbox, Placeholders):
-            place = self.place(value)
-            name = _type_name(value)
-            if outbox is not None and outbox.covers(place):
-                if outbox.on_replace is not None:
-                    outbox.on_replace(place, name)
-                return self._placeholder(Placeholder(name, short_repr(value)))
+            reason = reason or f"a {_type_name(value)} cannot cross a socket"
             raise EncodeError(
-                f"{place}: {reason or f'a {name} cannot cross a socket'}; use numbers, str, "
-                "bytes, lists, tuples, dicts or NumPy arrays there, or a local actor"
+                f"{self.place(value)}: {reason}; use numbers, str, bytes, lists, tuples, dicts "
+                "or NumPy arrays there, or a local actor"
             )
         sent = self._sent.get(id(value))
         if sent is None:
@@ -214,6 +211,16 @@ class TreeEncoder:
                 raise EncodeError(f"{self.place(value)}: {exc}") from exc
             self._sent[id(value)] = sent
         return msgpack.ExtType(Ext.OBJECT, _pack_flat([outbox.number, sent[1]]))
+
+    def _may_replace(self, outbox: Placeholders, value: object) -> bool:
+        if outbox.fields is None and outbox.on_replace is None:
+            return True  # without looking for the place, which is slow
+        place = self.place(value)
+        if not outbox.covers(place):
+            return False
+        if outbox.on_replace is not None:
+            outbox.on_replace(place, _type_name(value))
+        return True
 
     def place(self, value: object) -> str:
         """Return where `value` stands in the payload, e.g. `infos[3]['env']`."""

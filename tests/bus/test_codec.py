@@ -168,6 +168,13 @@ def test_what_is_over_a_limit_is_refused_on_both_sides_naming_size_and_limit() -
         decode(Sample, encode(Sample(data=bytes(100))), limits=small)
 
 
+def test_more_than_a_gibibyte_is_refused_before_it_is_sent() -> None:
+    huge = np.zeros(2**30 + 1, np.uint8)  # never touched, so it takes no memory
+    for payload in (Sample(array=huge), Sample(arrays=[huge[:-2], huge[:9999]])):
+        with pytest.raises(EncodeError, match=r"1073\d+ bytes, over max_\w+_bytes = 1073741824"):
+            encode(payload)
+
+
 def test_a_message_without_frames_is_a_decode_error() -> None:
     assert "0 frames" in rejected([])
 
