@@ -5,6 +5,7 @@ No env is made in the process that only passes a source on.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
@@ -12,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import VectorEnv
 
+from envbus.bus.codec import register_struct
 from envbus.bus.errors import ConfigError
 
 __all__ = [
@@ -231,6 +233,8 @@ def _name(value: object) -> str:
         return f"id {value.id!r}"
     if isinstance(value, EntryPoint):
         return f"{value.target!r}"
+    if isinstance(value, functools.partial):
+        return _name(value.func)
     if isinstance(value, type):
         return f"the class {value.__module__}.{value.__qualname__}"
     if callable(value) and hasattr(value, "__qualname__"):
@@ -249,3 +253,27 @@ def _hint(value: object) -> str:
     if type(value).__module__.partition(".")[0] == "gym":
         return "; gym is incompatible with gymnasium, derive from gymnasium.Env instead"
     return ""
+
+
+def _describe_spec(spec: EnvSpec) -> dict[str, Any]:
+    plain = {
+        field.name: getattr(spec, field.name) for field in dataclasses.fields(spec) if field.init
+    }
+    plain["additional_wrappers"] = [
+        (wrapper.name, wrapper.entry_point, wrapper.kwargs) for wrapper in spec.additional_wrappers
+    ]
+    return plain
+
+
+def _build_spec(plain: Any) -> EnvSpec:  # noqa: ANN401 - anything may come over a socket
+    """Return the spec, or raise TypeError or ValueError."""
+    fields = dict(plain)
+    wrappers = [WrapperSpec(*wrapper) for wrapper in fields.pop("additional_wrappers", ())]
+    try:
+        return EnvSpec(**fields, additional_wrappers=tuple(wrappers))
+    except gymnasium.error.Error as error:
+        raise ValueError(f"bad env spec: {error}") from error
+
+
+# So that an env's spec can leave an actor on another host, if its arguments can.
+register_struct(EnvSpec, "gymnasium.EnvSpec", _describe_spec, _build_spec)
