@@ -136,6 +136,15 @@ VARIANTS = {
             workloads=_WAITING,
         ),
         Variant(
+            "envbus_pool",
+            "envbus ActorPool, min_envs=1",
+            Role.FIRST_COME,
+            "envbus",
+            "envbus_pool",
+            {"num_actors": "num_envs"},
+            workloads=_WAITING,
+        ),
+        Variant(
             "ray_actors",
             "Ray actors, as RLlib's RemoteVectorEnv",
             Role.PEER,

@@ -1,0 +1,92 @@
+"""Records as the benchmark would write them, with numbers that are easy to check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envbus.bench.record import Record
+from envbus.bench.variants import VARIANTS
+
+
+def spread(value: float) -> dict[str, float]:
+    return {"min": value, "q1": value, "median": value, "q3": value, "max": value, "n": 3}
+
+
+def vector_row(workload: str, num_envs: int, variant: str, rate: float) -> dict[str, Any]:
+    return {
+        "workload": workload,
+        "num_envs": num_envs,
+        "variant": variant,
+        "role": VARIANTS[variant].role.value,
+        "options": VARIANTS[variant].options,
+        "status": "ok",
+        "env_steps_per_second": spread(rate),
+        "latency_p50_us": spread(12.5),
+        "latency_p99_us": spread(2500.0),
+        "cores": spread(1.5),
+        "rounds": [rate],
+    }
+
+
+def failed_row(workload: str, num_envs: int, variant: str, reason: str) -> dict[str, Any]:
+    return {
+        "workload": workload,
+        "num_envs": num_envs,
+        "variant": variant,
+        "role": VARIANTS[variant].role.value,
+        "options": {},
+        "status": "failed",
+        "reason": reason,
+    }
+
+
+def start_row(
+    num_envs: int, variant: str, num_actors: int, seconds: float, mb: float
+) -> dict[str, Any]:
+    return {
+        "workload": "cartpole",
+        "num_envs": num_envs,
+        "variant": variant,
+        "role": VARIANTS[variant].role.value,
+        "options": {"num_actors": num_actors},
+        "status": "ok",
+        "seconds": spread(seconds),
+        "pss_mb": spread(mb),
+        "uss_mb": spread(mb),
+        "rss_mb": spread(2 * mb),
+        "processes": 3,
+    }
+
+
+def bus_row(case: str, carrier: str, p50: float) -> dict[str, Any]:
+    return {
+        "case": case,
+        "answer_bytes": 0,
+        "carrier": carrier,
+        "status": "ok",
+        "round_trip_p50_us": spread(p50),
+        "round_trip_p99_us": spread(2 * p50),
+        "messages_per_second": spread(1e6 / p50),
+    }
+
+
+def profile_row(piece: str, us: float) -> dict[str, Any]:
+    return {"workload": "null", "num_envs": 8, "piece": piece, "status": "ok", "us": us}
+
+
+def record(kind: str, rows: list[dict[str, Any]]) -> Record:
+    return {
+        "kind": kind,
+        "date": "2026-11-21",
+        "commit": "0123456789ab",
+        "machine": {
+            "cpu": "A CPU",
+            "cores": 2,
+            "memory_gib": 24,
+            "system": "Linux 6",
+            "python": "3.11.7",
+        },
+        "schedule": {"rounds": 7, "seconds": 1.0},
+        "versions": {"gymnasium": {"gymnasium": "1.4.0"}},
+        "rows": rows,
+    }

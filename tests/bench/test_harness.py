@@ -1,0 +1,110 @@
+"""End to end, with this interpreter in the place of isolated environments."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from envbus.bench.__main__ import main
+from envbus.bench.adapter_process import AdapterError, AdapterProcess
+from envbus.bench.cases import Case, Schedule
+from envbus.bench.environments import Environments
+from envbus.bench.record import load, save
+from envbus.bench.startup import StartCase, measure_startup
+from envbus.bench.variants import VARIANTS
+from envbus.bench.vector import measure_vector
+
+SHORT = Schedule(rounds=2, seconds=0.05, warm_up=0.01, starts=1)
+
+
+@pytest.fixture
+def here() -> Environments:
+    return Environments(shared_python=sys.executable)
+
+
+def quiet(_: str) -> None:
+    """Say nothing."""
+
+
+def test_variants_are_measured_side_by_side(here: Environments, tmp_path: Path) -> None:
+    variants = [VARIANTS[name] for name in ("gym_sync", "gym_async_shm", "envbus_shm")]
+    record = measure_vector([Case("null", 2)], variants, SHORT, here, quiet)
+    assert [row["variant"] for row in record["rows"]] == [v.name for v in variants]
+    for row in record["rows"]:
+        assert row["status"] == "ok"
+        assert len(row["rounds"]) == SHORT.rounds
+        assert row["env_steps_per_second"]["median"] > 0
+        assert row["latency_p50_us"]["median"] <= row["latency_p99_us"]["median"]
+    assert "gymnasium" in record["versions"]["gymnasium"]
+    save(record, tmp_path / "vector.json")
+    assert load(tmp_path / "vector.json") == record
+
+
+def test_a_library_that_fails_is_reported_and_the_others_go_on(here: Environments) -> None:
+    variants = [VARIANTS["ray_actors"], VARIANTS["gym_sync"]]
+    record = measure_vector([Case("null", 1)], variants, SHORT, here, quiet)
+    failed, measured = record["rows"]
+    assert failed["status"] == "failed"
+    assert "No module named 'ray'" in failed["reason"]
+    assert measured["status"] == "ok"
+
+
+def test_start_and_memory_are_measured(here: Environments) -> None:
+    variants = [VARIANTS["gym_async_shm"]]
+    record = measure_startup([StartCase(2, 2)], variants, SHORT, here, quiet)
+    (row,) = record["rows"]
+    assert row["processes"] == 3
+    assert 0 < row["uss_mb"]["median"] <= row["pss_mb"]["median"] <= row["rss_mb"]["median"]
+
+
+def test_a_paused_library_stands_still_and_then_goes_on(here: Environments) -> None:
+    adapter = AdapterProcess(VARIANTS["gym_async_shm"], here)
+    try:
+        adapter.wait_started()
+        adapter.open("null", 2, VARIANTS["gym_async_shm"].options, 30.0)
+        adapter.pause()
+        assert len(adapter._stopped) == 3
+        deadline = time.monotonic() + 10.0  # a signal takes a moment to arrive
+        while {process.status() for process in adapter._stopped} != {psutil.STATUS_STOPPED}:
+            assert time.monotonic() < deadline
+        adapter.resume()
+        assert adapter.run(0.02, 0.0)["env_steps"] > 0
+    finally:
+        tree = adapter._tree()
+        adapter.close()
+    assert not [process for process in tree if process.is_running()]
+
+
+def test_an_adapter_says_what_went_wrong(here: Environments) -> None:
+    adapter = AdapterProcess(VARIANTS["gym_sync"], here)
+    try:
+        adapter.wait_started()
+        with pytest.raises(AdapterError, match="KeyError: 'nothing'"):
+            adapter.open("nothing", 2, VARIANTS["gym_sync"].options, 30.0)
+    finally:
+        adapter.close()
+
+
+def test_a_wrong_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["vector", "--variant", "nothing"]) == 2
+    assert "there is no variant 'nothing'" in capsys.readouterr().err
+    assert main(["vector", "--case", "null"]) == 2
+    assert main(["check", "nowhere.json"]) == 2
+
+
+def test_report_and_check_read_what_was_measured(
+    here: Environments, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variants = [VARIANTS["gym_async_shm"]]
+    record = measure_vector([Case("null", 2)], variants, SHORT, here, quiet)
+    save(record, tmp_path / "vector.json")
+    assert main(["report", str(tmp_path)]) == 0
+    assert "null env (4 floats), 2" in (tmp_path / "table.md").read_text("utf-8")
+    assert "## Targets" in (tmp_path / "details.md").read_text("utf-8")
+    capsys.readouterr()
+    assert main(["check", str(tmp_path / "vector.json")]) == 0
+    assert "not measured" in capsys.readouterr().out

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from envbus.bench.report import render_details, render_summary
+from tests.bench.results import (
+    bus_row,
+    failed_row,
+    profile_row,
+    record,
+    start_row,
+    vector_row,
+)
+
+VECTOR = record(
+    "vector",
+    [
+        vector_row("null", 8, "envbus_shm", 50_000.0),
+        vector_row("null", 8, "gym_async_shm", 10_000.0),
+        vector_row("null", 8, "puffer_w1", 1_000_000.0),
+        failed_row("null", 8, "ray_actors", "not installed"),
+    ],
+)
+
+
+def test_the_summary_shows_wins_and_losses_as_ratios() -> None:
+    text = render_summary({"vector": VECTOR})
+    (row,) = [line for line in text.splitlines() if line.startswith("| null")]
+    assert "**50k**" in row
+    assert "10k (5x)" in row
+    assert "1M (0.05x)" in row
+    assert "12.5 / 2,500" in row
+
+
+def test_the_summary_says_where_and_how_it_was_measured() -> None:
+    text = render_summary({"vector": VECTOR})
+    assert "A CPU, 2 cores" in text
+    assert "7 interleaved rounds of 1 s" in text
+
+
+def test_a_case_without_envbus_has_no_ratio() -> None:
+    text = render_summary({"vector": record("vector", VECTOR["rows"][1:2])})
+    assert "| **-** | - | 10k | 10k gym_async_shm | - | - |" in text
+
+
+def test_details_name_what_is_missing_and_why() -> None:
+    text = render_details({"vector": VECTOR})
+    assert "- Ray actors, as RLlib's RemoteVectorEnv, 8 envs: not installed" in text
+    assert "| Gymnasium AsyncVectorEnv | 10k (10k-10k), 1.5 |" in text
+    assert "| gymnasium | gymnasium 1.4.0 |" in text
+    assert "at least 4 | met |" in text
+
+
+def test_other_kinds_have_tables_of_their_own() -> None:
+    text = render_summary(
+        {
+            "startup": record("startup", [start_row(64, "envbus_shm", 2, 0.5, 150.0)]),
+            "bus": record("bus", [bus_row("signal", "pyzmq", 40.0)]),
+            "profile": record("profile", [profile_row("send", 12.0)]),
+        }
+    )
+    assert "| 64 | envbus BusVectorEnv, 2 actors | 0.50 | 150 | 150 | 300 | 3 |" in text
+    assert "| signal | pyzmq | 40.0 | 80.0 | 25,000 |" in text
+    assert "| send | 12.0 |" in text

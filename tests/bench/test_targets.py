@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from envbus.bench.targets import Verdict, best_peer, check, render_verdicts
+from tests.bench.results import bus_row, failed_row, record, start_row, vector_row
+
+
+def by_target(verdicts: list[Verdict], start: str) -> list[Verdict]:
+    return [verdict for verdict in verdicts if verdict.target.startswith(start)]
+
+
+def test_ratios_are_taken_within_one_result() -> None:
+    result = record(
+        "vector",
+        [vector_row("null", 8, "envbus_shm", 50.0), vector_row("null", 8, "gym_async_shm", 10.0)],
+    )
+    (ratio,) = by_target(check(result), "null, 8 envs: times AsyncVectorEnv")
+    assert (ratio.measured, ratio.met) == (5.0, True)
+    (other,) = by_target(check(result), "null, 64 envs: times AsyncVectorEnv")
+    assert (other.measured, other.met) == (None, None)
+
+
+def test_the_best_peer_neither_spins_nor_stays_in_one_process() -> None:
+    rows = [
+        vector_row("null", 8, "puffer_w1", 900.0),
+        vector_row("null", 8, "gym_sync", 800.0),
+        vector_row("null", 8, "sb3_subproc", 20.0),
+        vector_row("null", 8, "gym_async_shm", 10.0),
+        failed_row("null", 8, "tianshou_shmem", "broken"),
+        vector_row("null", 8, "envbus_shm", 15.0),
+    ]
+    result = record("vector", rows)
+    peer = best_peer(result, "null", 8)
+    assert peer is not None
+    assert peer["variant"] == "sb3_subproc"
+    (ahead,) = by_target(check(result), "null, 8 envs: times the fastest")
+    assert (ahead.measured, ahead.met) == (0.75, False)
+
+
+def test_with_one_env_being_ahead_of_all_is_not_asked() -> None:
+    result = record("vector", [vector_row("null", 1, "envbus_shm", 1.0)])
+    assert by_target(check(result), "null, 1 envs: times the fastest") == []
+
+
+def test_memory_and_start_have_upper_limits() -> None:
+    result = record(
+        "startup",
+        [
+            start_row(64, "envbus_shm", 2, 1.0, 100.0),
+            start_row(16, "envbus_shm", 16, 3.0, 100.0),
+            start_row(64, "gym_async_shm", 0, 2.0, 400.0),
+        ],
+    )
+    memory, _, quick, slow = check(result)
+    assert (memory.measured, memory.met) == (0.25, False)
+    assert (quick.measured, quick.met) == (1.0, True)
+    assert (slow.measured, slow.met) == (3.0, False)
+
+
+def test_the_bus_is_compared_with_bare_pyzmq() -> None:
+    result = record("bus", [bus_row("signal", "envbus", 60.0), bus_row("signal", "pyzmq", 50.0)])
+    (verdict,) = check(result)
+    assert (verdict.measured, verdict.met) == (1.2, True)
+
+
+def test_a_table_says_what_was_missed_and_what_was_not_measured() -> None:
+    table = render_verdicts(
+        [
+            Verdict("speed", 3.456, 4.0, at_least=True),
+            Verdict("memory", 0.1, 0.2, at_least=False),
+            Verdict("other", None, 1.0, at_least=True),
+        ]
+    )
+    assert table.splitlines()[2:] == [
+        "| speed | 3.46 | at least 4 | **missed** |",
+        "| memory | 0.10 | at most 0.2 | met |",
+        "| other | - | at least 1 | not measured |",
+    ]
