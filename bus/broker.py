@@ -166,13 +166,12 @@ class Broker:
         an owner that was away for minutes finds answers, not time-outs. May return an empty
         list before the time is up, when a watched file descriptor has news.
         """
-        if not self._drain() and not self._outcomes and timeout > 0:
-            now = self._clock()
+        if timeout > 0 and not self._outcomes:
             wake_at = self._core.wake_at()
             if wake_at is not None:
-                timeout = min(timeout, max(wake_at - now, 0.0))
-            if self._transport.wait(timeout):
-                self._drain()
+                timeout = min(timeout, max(wake_at - self._clock(), 0.0))
+            self._transport.wait(timeout)
+        self._drain()
         self._handle(Tick())
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
@@ -196,12 +195,10 @@ class Broker:
         """Close the socket. Idempotent; pending requests get no outcome any more."""
         self._transport.close()
 
-    def _drain(self) -> bool:
-        """Take all messages that are there; return whether there was one."""
+    def _drain(self) -> None:
+        """Take all messages that are there."""
         receive = self._transport.receive
-        any_message = False
         while (message := receive()) is not None:
-            any_message = True
             peer, frames = message
             try:
                 header = decode_header(frames[0])
@@ -213,7 +210,6 @@ class Broker:
                 self._handle(Malformed(peer, str(exc)))
             else:
                 self._handle(Received(peer, header, frames[1:]))
-        return any_message
 
     def _handle(self, event: Event) -> None:
         for effect in self._core.handle(event, self._clock()):
