@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import multiprocessing
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -85,7 +86,9 @@ class ActorPool:
     """Env actors that are stepped asynchronously: `send` actions, `recv` whoever is ready.
 
     A slow env does not hold up the others, apart from those in the same actor: choose
-    `num_actors=len(env_fns)` where envs differ much in speed, or wait rather than compute.
+    `num_actors=len(env_fns)` where envs differ much in speed, or wait rather than compute. The
+    envs of one vector env step together: they are sent and received as any others, but always
+    all of them at once.
 
         pool = ActorPool(["CartPole-v1"] * 16)
         pool.reset(seed=0)
@@ -102,8 +105,9 @@ class ActorPool:
         autoreset_mode: What happens at the end of an episode. DISABLED: reset the env yourself.
         max_concurrency: Most envs that step at one time.
         num_actors: Processes; "auto": as many as there are usable CPU cores.
-        restart_failed_sub_environments: Start actors again that died, and their envs anew, while
-            the others go on. Off, `recv` raises `ActorLostError`.
+        restart_failed_sub_environments: Start actors again that died or passed a deadline, and
+            their envs anew, while the others go on. Off, `recv` raises an `ActorLostError` or
+            a time-out.
         restart_policy: How often and how soon; None: the default policy.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked.
@@ -175,12 +179,16 @@ class ActorPool:
         self._num_pending = 0
         self._infos: dict[int, dict[str, Any]] = {}
         self._faults: list[Fault] = []
-        self._error: Exception | None = None
-        #: Actors whose loss for good was raised already.
-        self._told: set[int] = set()
+        #: What the next calls of `recv` raise: what envs and requests failed of in this round,
+        #: and actors lost for good.
+        self._errors: deque[Exception] = deque()
+        self._losses: deque[Exception] = deque()
+        #: By actor index: why it is lost for good.
+        self._lost: dict[int, str] = {}
         self._incarnations = np.zeros(self.num_envs, np.int64)
         self._seeds: list[int | None] = [None] * self.num_envs
         self._actor_of = [actor for actor in fleet.actors for _ in actor.env_ids]
+        self._company = _companies(fleet.actors)
         #: Number of the current reset; results that were asked for before it are dropped.
         self._round = 0
         #: Ids of requests in flight, by their first env.
@@ -200,22 +208,29 @@ class ActorPool:
         Args:
             seed: Env i gets `seed + i`; or one seed, or None, per env of the pool.
             options: Handed to each env.
-            env_ids: Which envs; None: all, and what they were asked before is dropped.
+            env_ids: Which envs; None: all, and what they were asked before is dropped. Those
+                whose actor died are skipped: their next episode begins by itself, with a seed
+                derived from this one.
 
         Raises:
+            ValueError: Unknown env ids, or another number of seeds. Nothing was sent.
             AlreadyPendingCallError: `env_ids` names an env that has not answered yet.
+            ActorLostError, RestartLimitError: The actor of one of the envs is gone for good.
+                Nothing was sent.
         """
         self._assert_open()
         seeds = spread_seeds(seed, self.num_envs)
         if env_ids is None:
+            self._assert_none_lost(range(self.num_envs))
             self._drop_everything()
-            chosen = [i for i in range(self.num_envs) if self._states[i] is _EnvState.IDLE]
+            named: Sequence[int] = range(self.num_envs)
         else:
-            chosen = self._check_env_ids(env_ids)
-        for env_id in range(self.num_envs) if env_ids is None else chosen:
+            named = self._check_env_ids(env_ids)
+        for env_id in named:
             if seeds[env_id] is not None:
                 self._seeds[env_id] = seeds[env_id]
-        for actor, members in self._by_actor(chosen):
+        idle = [env_id for env_id in named if self._states[env_id] is _EnvState.IDLE]
+        for actor, members in self._by_actor(idle):
             own = [seeds[env_id] for env_id in members]
             request = Reset(
                 slots=self._slots(actor, members),
@@ -236,11 +251,16 @@ class ActorPool:
                 meanwhile are skipped: their next episode begins by itself.
 
         Raises:
-            ValueError: An unknown env id, or another number of actions. Nothing was sent.
+            ValueError: An unknown env id, another number of actions, or only some envs of one
+                vector env. Nothing was sent.
+            TypeError: `actions` is not a batch at all, or `env_ids` not of integers.
             AlreadyPendingCallError: An env has not answered yet. Nothing was sent.
+            ActorLostError, RestartLimitError: The actor of one of the envs is gone for good.
+                Nothing was sent.
         """
         self._assert_open()
         chosen = self._check_env_ids(range(self.num_envs) if env_ids is None else env_ids)
+        self._check_company(chosen)
         index = np.asarray(chosen, np.int64)
         rows = slice(None) if env_ids is None else index
         singles = self._actions.store(actions, rows)
@@ -277,33 +297,36 @@ class ActorPool:
 
         Raises:
             NoAsyncCallError: Nothing is pending, ready or recovering.
-            ActorLostError: An actor died and is not started again. What others returned can
-                still be received.
-            RestartLimitError: The last actor died too often.
+            ActorLostError: An actor died and is not started again.
+            RestartLimitError: An actor was started again too often.
             multiprocessing.TimeoutError: An env passed the deadline of its step or reset.
             Exception: What an env raised, as its own type where possible.
+
+        Each error is raised once, and takes nothing away: what other envs returned can be
+        received by the next call. Only when no actor is left does each call raise its loss.
         """
         self._assert_open()
         if not 1 <= min_envs <= self.num_envs:
             raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
         if max_envs is not None and max_envs < min_envs:
             raise ValueError(f"max_envs={max_envs} is less than min_envs={min_envs}")
-        if not self._ready and not self._awaited() and not self._faults and self._error is None:
+        if not (self._ready or self._awaited() or self._faults or self._has_error()):
+            if len(self._lost) == len(self._fleet.actors):
+                self._assert_none_lost(range(self.num_envs))
             raise NoAsyncCallError("Nothing to receive: call `reset` or `send` first.", "recv")
         deadline = None if timeout is None else time.monotonic() + timeout
         timed_out = False
         self._take_news(0.0)
         while len(self._ready) < min_envs and self._awaited():
-            if self._faults or self._error is not None:
+            if self._faults or self._has_error():
                 break
             left = _LONGEST_WAIT if deadline is None else max(deadline - time.monotonic(), 0.0)
             if deadline is not None and left <= 0:
                 timed_out = True
                 break
             self._take_news(min(left, _LONGEST_WAIT))
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        if self._has_error():
+            raise self._errors.popleft() if self._errors else self._losses.popleft()
         count = len(self._ready) if max_envs is None else min(len(self._ready), max_envs)
         return self._make_batch([self._ready.popleft() for _ in range(count)], timed_out)
 
@@ -358,7 +381,7 @@ class ActorPool:
                 actor, request, timeout=timeout, tag=(self._round, members, type(request))
             )
         except NoPeerError:  # it left, and its exit has not been told yet
-            self._on_gone(actor, f"{actor.describe()} has ended")
+            self._on_gone(members, f"{actor.describe()} has ended")
             return
         self._requests[members[0]] = request_id
         for env_id in members:
@@ -378,7 +401,9 @@ class ActorPool:
         elif type(news) is Lost:
             self._on_lost(news)
         elif type(news) is Gone:
-            self._on_gone(news.actor, news.reason)
+            self._on_gone(news.actor.env_ids, news.reason)
+            if news.actor.state is ActorState.LOST:
+                self._on_lost_for_good(news.actor, news.reason)
         elif type(news) is Ready:
             self._on_ready(news.actor)
 
@@ -433,7 +458,7 @@ class ActorPool:
         try:
             raise_env_errors([error for error, _ in rebuilt], [found for _, found in rebuilt])
         except Exception as exc:  # raised by the next `recv`, after this news is all taken
-            self._error = exc
+            self._errors.append(exc)
 
     def _on_lost(self, news: Lost) -> None:
         round_number, members, _ = news.tag
@@ -442,48 +467,65 @@ class ActorPool:
         self._settle(members)
         for env_id in members:
             self._states[env_id] = _EnvState.IDLE
-        if news.failed.code is FailureCode.PEER_LOST:
-            self._on_gone(news.actor, news.failed.message)
-        elif news.failed.code is FailureCode.TIMEOUT:
-            names = ", ".join(map(str, members))
-            self._error = multiprocessing.TimeoutError(
-                f"env(s) {names} did not answer in time: {news.failed.message}"
-            )
+        if news.failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER):
+            self._on_gone(members, news.failed.message)
+        elif news.failed.code is not FailureCode.TIMEOUT:
+            self._errors.append(failure_to_error(news.failed, 0))
+        elif self._restarts:
+            reason = f"{news.actor.describe()} did not answer in time: {news.failed.message}"
+            self._fleet.kill(news.actor)  # nothing else ends a step that never returns
+            self._on_gone(members, reason, FaultCause.TIMEOUT)
         else:
-            self._error = failure_to_error(news.failed, 0)
+            names = ", ".join(map(str, members))
+            self._errors.append(
+                multiprocessing.TimeoutError(
+                    f"env(s) {names} did not answer in time: {news.failed.message}"
+                )
+            )
 
-    def _on_gone(self, actor: Actor, reason: str) -> None:
-        """An actor died: all its episodes are over. May be told more than once."""
-        lost_for_good = actor.state is ActorState.LOST
-        state = _EnvState.LOST if lost_for_good else _EnvState.RECOVERING
-        restarts = self._fleet.statistics().restarts
-        for env_id in actor.env_ids:
-            if self._states[env_id] is _EnvState.PENDING:
-                continue  # its request's own failure is still to come, and tells again
-            if self._states[env_id] is _EnvState.READY:
+    def _on_gone(
+        self,
+        members: Sequence[int],
+        reason: str,
+        cause: FaultCause = FaultCause.CRASH,
+    ) -> None:
+        """An actor died, or is about to: the episodes of `members` are over.
+
+        Told once for each request that it held, and once for all of its envs. Those that are
+        PENDING have a request whose own failure is still to come.
+        """
+        for env_id in members:
+            state = self._states[env_id]
+            if state in (_EnvState.PENDING, _EnvState.RECOVERING, _EnvState.LOST):
+                continue
+            if state is _EnvState.READY:
                 self._ready.remove(env_id)
                 self._infos.pop(env_id, None)
-            if self._states[env_id] not in (_EnvState.RECOVERING, _EnvState.LOST):
+            self._states[env_id] = _EnvState.RECOVERING
+            if self._restarts:
+                restarts = int(self._incarnations[env_id])
                 self._faults.append(
-                    Fault(
-                        env_id=env_id,
-                        cause=FaultCause.CRASH,
-                        message=reason,
-                        restarts=restarts,
-                    )
+                    Fault(env_id=env_id, cause=cause, message=reason, restarts=restarts)
                 )
-            self._states[env_id] = state
-        if lost_for_good and not self._restarts and actor.index not in self._told:
-            self._told.add(actor.index)
-            self._faults = [f for f in self._faults if f.env_id not in actor.env_ids]
-            self._error = ActorLostError(
-                f"{reason}; close the pool and make a new one, or pass "
-                "restart_failed_sub_environments=True to have its envs started again",
-                env_ids=actor.env_ids,
-                actor=actor.name,
-            )
-        elif lost_for_good and all(a.state is ActorState.LOST for a in self._fleet.actors):
-            self._error = RestartLimitError(f"{reason}; no actor is left")
+
+    def _on_lost_for_good(self, actor: Actor, reason: str) -> None:
+        """An actor is not started again; all that it held has failed before."""
+        for env_id in actor.env_ids:
+            self._states[env_id] = _EnvState.LOST
+        self._lost[actor.index] = reason
+        self._losses.append(self._loss(actor))
+
+    def _loss(self, actor: Actor) -> ActorLostError | RestartLimitError:
+        """Return the error that says that an actor is gone for good."""
+        reason = self._lost[actor.index]
+        if self._restarts:
+            return RestartLimitError(reason)
+        return ActorLostError(
+            f"{reason}; close the pool and make a new one, or pass "
+            "restart_failed_sub_environments=True to have its envs started again",
+            env_ids=actor.env_ids,
+            actor=actor.name,
+        )
 
     def _on_ready(self, actor: Actor) -> None:
         """An actor runs again: its envs begin new episodes."""
@@ -495,8 +537,12 @@ class ActorPool:
         request = Reset(seeds=None if all(seed is None for seed in seeds) else seeds)
         self._ask(actor, request, members, self.timeouts.reset)
 
+    def _has_error(self) -> bool:
+        return bool(self._errors or self._losses)
+
     def _drop_everything(self) -> None:
         self._round += 1
+        self._errors.clear()
         for request_id in self._requests.values():
             self._fleet.cancel(request_id)
         self._requests.clear()
@@ -509,13 +555,9 @@ class ActorPool:
 
     def _make_batch(self, env_ids: list[int], timed_out: bool) -> Batch:
         index = np.asarray(env_ids, np.int64)
-        infos: dict[str, Any] = {}
-        self._merger.num_envs = len(env_ids)
-        for row, env_id in enumerate(env_ids):
+        for env_id in env_ids:
             self._states[env_id] = _EnvState.IDLE
-            info = self._infos.pop(env_id, None) if self._infos else None
-            if info:
-                infos = self._merger._add_info(infos, info, row)
+        infos = self._take_infos(env_ids) if self._infos else {}
         faults, self._faults = self._faults, []
         late = (_EnvState.PENDING, _EnvState.RECOVERING)
         return Batch(
@@ -530,10 +572,20 @@ class ActorPool:
             late=[i for i, state in enumerate(self._states) if state in late] if timed_out else [],
         )
 
+    def _take_infos(self, env_ids: list[int]) -> dict[str, Any]:
+        """Merge the infos of a batch; all are taken, also if they cannot be merged."""
+        found = [(row, self._infos.pop(env_id, None)) for row, env_id in enumerate(env_ids)]
+        infos: dict[str, Any] = {}
+        self._merger.num_envs = len(env_ids)
+        for row, info in found:
+            if info:
+                infos = self._merger._add_info(infos, info, row)
+        return infos
+
     def _check_env_ids(
         self, env_ids: Sequence[int] | range | npt.NDArray[np.integer[Any]]
     ) -> list[int]:
-        chosen = [int(env_id) for env_id in env_ids]
+        chosen = [operator.index(env_id) for env_id in env_ids]
         unknown = [i for i in chosen if not 0 <= i < self.num_envs]
         if unknown:
             raise ValueError(f"unknown env ids {unknown}; there are envs 0 to {self.num_envs - 1}")
@@ -545,14 +597,23 @@ class ActorPool:
             raise AlreadyPendingCallError(
                 f"envs {busy} have a result that was not received yet; call `recv` first", "recv"
             )
-        gone = [i for i in chosen if self._states[i] is _EnvState.LOST]
-        if gone and not self._restarts:
-            raise ActorLostError(
-                f"the actor of envs {gone} has ended; close the pool and make a new one",
-                env_ids=gone,
-                actor=self._actor_of[gone[0]].name,
-            )
+        self._assert_none_lost(chosen)
         return chosen
+
+    def _assert_none_lost(self, env_ids: Sequence[int]) -> None:
+        for env_id in env_ids:
+            if self._states[env_id] is _EnvState.LOST:
+                raise self._loss(self._actor_of[env_id])
+
+    def _check_company(self, chosen: list[int]) -> None:
+        """Refuse a step of only some envs of one vector env."""
+        for company in {self._company[i] for i in chosen if i in self._company}:
+            missing = [i for i in company if i not in chosen]
+            if missing:
+                raise ValueError(
+                    f"envs {company.start} to {company.stop - 1} are one vector env and step "
+                    f"together, but {missing} are not named"
+                )
 
     def _by_actor(self, env_ids: Sequence[int]) -> list[tuple[Actor, list[int]]]:
         """Group env ids by actor, keeping their order."""
@@ -570,3 +631,17 @@ class ActorPool:
     def _assert_open(self) -> None:
         if self.closed:
             raise ClosedEnvironmentError("Trying to operate on `ActorPool`, after `close()`.")
+
+
+def _companies(actors: Sequence[Actor]) -> dict[int, range]:
+    """Return for each env that is part of a vector env the ids of all envs of that one."""
+    companies: dict[int, range] = {}
+    for actor in actors:
+        first = actor.env_ids.start
+        for count in actor.counts:
+            if count > 1:
+                companies.update(
+                    dict.fromkeys(range(first, first + count), range(first, first + count))
+                )
+            first += count
+    return companies
