@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from envbus.bus.arena import Arena
 from envbus.bus.broker import NO_DEADLINE, Broker, failure_to_error
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import BrokerConfig, Complete, FailLocal, PeerReady
-from envbus.bus.errors import NoPeerError, StartError
+from envbus.bus.errors import DecodeError, NoPeerError, StartError, TransportError
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request, Tree
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.process import Child, ExitStatus, Nursery
@@ -206,11 +207,21 @@ class Fleet:
         self._map: MapBlocks | None = None
         self.blocks: Blocks | None = None
         self._closed = False
+        self._owner = os.getpid()
         self._directory = Path(tempfile.mkdtemp(prefix="envbus-"))  # mode 0700
-        self._nursery = Nursery((HOST_MODULE, *config.preload), directory=self._directory)
+        try:
+            router = ZmqRouter([f"ipc://{self._directory}/bus"])
+        except BaseException:
+            shutil.rmtree(self._directory)
+            raise
+        try:
+            self._nursery = Nursery((HOST_MODULE, *config.preload), directory=self._directory)
+        except BaseException:
+            router.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
         self._broker = Broker(
-            ZmqRouter([f"ipc://{self._directory}/bus"]),
-            BrokerCore(BrokerConfig(max_in_flight_per_peer=_IN_FLIGHT_PER_ACTOR)),
+            router, BrokerCore(BrokerConfig(max_in_flight_per_peer=_IN_FLIGHT_PER_ACTOR))
         )
         self._broker.watch(self._nursery.fileno())
 
@@ -238,7 +249,7 @@ class Fleet:
                 )
             for news in self.poll(left):
                 if isinstance(news, Gone):
-                    raise StartError(f"{news.actor.describe()} ended while starting: {news.reason}")
+                    raise StartError(f"{news.reason} while starting")
                 if isinstance(news, Lost):
                     raise failure_to_error(news.failed, 0)
         next_row = 0
@@ -292,7 +303,7 @@ class Fleet:
         while any(actor.state is not ActorState.READY for actor in self.actors):
             for news in self.poll(1.0):
                 if isinstance(news, Gone):
-                    raise StartError(f"{news.actor.describe()} ended while starting: {news.reason}")
+                    raise StartError(f"{news.reason} while starting")
                 if isinstance(news, Lost):
                     raise failure_to_error(news.failed, 0)
         return self.blocks
@@ -381,6 +392,8 @@ class Fleet:
         if self._closed:
             return
         self._closed = True
+        if self._owner != os.getpid():
+            return  # a forked copy: socket and actors are its parent's, which goes on
         allowed = 0.0
         if not terminate:
             allowed = self.config.timeouts.close if timeout is None else max(timeout, 0.0)
@@ -416,6 +429,17 @@ class Fleet:
         assert number == BOOTSTRAP_PARCEL
         actor.child.pipe.send_bytes(number, msgspec.msgpack.encode(bootstrap))
 
+    def _launch_again(self, actor: Actor) -> None:
+        try:
+            self._launch(actor)
+        except StartError as exc:  # no process, no memory: another failure of this actor
+            logger.warning("%s was not started again: %s", actor.name, exc)
+            assert self._supervision is not None
+            actor.state, actor.child = ActorState.DOWN, None
+            self._broker.peer_gone(actor.identity, str(exc))
+            exited = ChildExited(actor.name, actor.incarnation, Exit.CRASH, str(exc))
+            self._perform(self._supervision.handle(exited, time.monotonic()))
+
     def _take_outcomes(self, timeout: float) -> bool:
         """Take what the broker has; return whether it had anything."""
         outcomes = self._broker.poll(timeout)
@@ -450,7 +474,13 @@ class Fleet:
             actor.abandoned = 0
         assert actor.codec is not None
         reply_type = Payload.registry.get(outcome.header.payload_type, Reply)
-        reply = actor.codec.decode(reply_type, outcome.frames)
+        try:
+            reply = actor.codec.decode(reply_type, outcome.frames)
+        except (DecodeError, TransportError) as exc:
+            # E.g. an object whose class cannot be imported here; other requests' ends follow.
+            failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {exc}")
+            self._fail(actor, tag, failed)
+            return
         if type(tag) is not _Internal:
             self._news.append(Answer(actor, tag, reply))
         elif isinstance(reply, Built):
@@ -467,10 +497,13 @@ class Fleet:
             self._end(actor)
         elif outcome.failed.code is FailureCode.TIMEOUT:
             actor.abandoned = outcome.wire_id
+        self._fail(actor, tag, outcome.failed)
+
+    def _fail(self, actor: Actor, tag: object, failed: Failed) -> None:
         if type(tag) is not _Internal or self._map is None:
-            self._news.append(Lost(actor, tag, outcome.failed))
+            self._news.append(Lost(actor, tag, failed))
         else:
-            logger.error("%s did not come up: %s", actor.describe(), outcome.failed.message)
+            logger.error("%s did not come up: %s", actor.describe(), failed.message)
             self.kill(actor)
 
     def _on_built(self, actor: Actor, built: Built) -> None:
@@ -519,11 +552,14 @@ class Fleet:
         self._broker.peer_gone(actor.identity, reason)
         self._take_outcomes(0.0)
         actor.state = ActorState.DOWN if self._supervision is not None else ActorState.LOST
-        self._news.append(Gone(actor, reason))
+        gone = Gone(actor, reason)
+        self._news.append(gone)
         if self._supervision is not None:
             logger.warning("%s", reason)
             exited = ChildExited(actor.name, actor.incarnation, Exit.CRASH, status.describe())
             self._perform(self._supervision.handle(exited, now))
+            if actor.state is ActorState.LOST:  # told once, with the number of restarts
+                self._news.remove(gone)
 
     def _end(self, actor: Actor) -> None:
         """Treat an actor that cannot be reached as ended, and see to it that it is."""
@@ -537,7 +573,7 @@ class Fleet:
             if isinstance(effect, StartChild):
                 actor.incarnation = effect.incarnation
                 self._restarts += 1
-                self._launch(actor)
+                self._launch_again(actor)
             else:
                 actor.state = ActorState.LOST
                 reason = (
