@@ -105,12 +105,26 @@ class ObservationRows:
             return observation
         if self.dtype is not None:
             return self._fit(slot, self._leaves[0], observation)
-        return [self._fit(slot, leaf, _reach(observation, leaf)) for leaf in self._leaves]
+        values = []
+        for leaf in self._leaves:
+            value = observation
+            try:
+                for key in leaf.path:
+                    value = value[key]
+            except (KeyError, IndexError, TypeError):
+                value = _Missing()
+            # As in `_fit`, which costs a call.
+            if (
+                type(value) is not np.ndarray
+                or value.dtype is not leaf.dtype
+                or value.shape != leaf.shape
+            ):
+                value = self._fit(slot, leaf, value)
+            values.append(value)
+        return values
 
     def _fit(self, slot: int, leaf: Leaf, value: Element) -> Element:
         kind = type(value)
-        if kind is np.ndarray and value.dtype is leaf.dtype and value.shape == leaf.shape:
-            return value
         # Numbers of Discrete spaces, which need no array in between.
         if not leaf.shape and (kind is leaf.dtype.type or (kind is int and leaf.dtype == np.int64)):
             return value
@@ -147,13 +161,3 @@ def as_array(
         f"{who}: observation{place} is {came}, but its observation space needs shape {shape} and "
         f"dtype {dtype}"
     ) from cause
-
-
-def _reach(observation: Element, leaf: Leaf) -> Element:
-    value = observation
-    for key in leaf.path:
-        try:
-            value = value[key]
-        except (KeyError, IndexError, TypeError):
-            return _Missing()
-    return value

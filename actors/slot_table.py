@@ -61,6 +61,8 @@ class SlotTable:
         None instead of slots means all of the group's, None instead of positions all of the
         request's.
         """
+        if slots is not None and not slots:
+            return
         if len(self.groups) == 1:
             yield self.groups[0], slots, None
             return

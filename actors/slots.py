@@ -28,7 +28,8 @@ from envbus.actors.slot_group import (
     check_callable_name,
     info_list,
 )
-from envbus.actors.spaces import Element, structure
+from envbus.actors.spaces import Element, Space, structure
+from envbus.actors.spaces import leaves as leaves_of
 
 __all__ = ["EnvSlots"]
 
@@ -71,6 +72,10 @@ class EnvSlots:
         self._refresh(range(self.num_slots))
         self._rows: ObservationRows | None = None
         self._exchange: Exchange | None = None
+        #: None if actions have no fixed size.
+        self._batched_action_space: Space | None = None
+        #: Whether an action is just one array or number, as opposed to a Dict or Tuple.
+        self._one_action_array = False
 
     def bind(self, exchange: Exchange | None) -> None:
         """Exchange arrays here from now on; None lets go of all views."""
@@ -84,10 +89,12 @@ class EnvSlots:
             self.num_slots,
             self._first_env_id,
         )
-        # `iterate` looks at the kind of the batched space only, not at its size.
-        self._batched_action_space = (
-            None if exchange.blocks.actions is None else batch_space(exchange.action_space, 1)
-        )
+        self._batched_action_space = None
+        if exchange.blocks.actions is not None:
+            # `iterate` looks at the kind of the batched space only, not at its size.
+            self._batched_action_space = batch_space(exchange.action_space, 1)
+            paths = [leaf.path for leaf in leaves_of(exchange.action_space)]
+            self._one_action_array = paths == [()]
 
     def reset(
         self, slots: Sequence[int] | None, seeds: Sequence[int | None] | None, options: Options
@@ -264,6 +271,8 @@ class EnvSlots:
             copies = [array.copy() for array in source]
         else:
             copies = [array[list(slots)] for array in source]
+        if self._one_action_array:
+            return iter(copies[0])  # what `iterate` does, without its way there
         return iterate(self._batched_action_space, structure(exchange.action_space, copies))
 
     def _on_end(self, slot: int, observation: Element, info: Info) -> tuple[Element, Info]:

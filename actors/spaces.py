@@ -97,11 +97,10 @@ def _build_dict(plain: Mapping[str, Any]) -> Space:
 
 
 def _build_discrete(plain: Mapping[str, Any]) -> Space:
-    space = spaces.Discrete(
-        int(plain["n"]), start=int(plain["start"]), dtype=np.dtype(plain["dtype"]).type
-    )
-    space.dtype = np.dtype(plain["dtype"])
-    return space
+    n, start, dtype = int(plain["n"]), int(plain["start"]), np.dtype(plain["dtype"])
+    if dtype == np.int64:  # the only one before Gymnasium 1.2.2
+        return spaces.Discrete(n, start=start)
+    return spaces.Discrete(n, start=start, dtype=dtype.type)
 
 
 #: The way back, by class name.

@@ -276,6 +276,18 @@ def test_part_of_a_vector_env_is_refused_before_anything_is_stepped() -> None:
     assert call(actor, "count").values.value == [0, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    "source", [CountingEnv, partial(SyncVectorEnv, [CountingEnv, CountingEnv])]
+)
+def test_no_slots_at_all_are_answered_with_nothing(source: Anything) -> None:
+    actor = mapped_actor([source])
+    for request in (Reset(slots=[]), Step(slots=[], actions=Tree([]))):
+        result = ask(actor, request)
+        assert (result.errors, result.infos) == ([], None)
+        assert len(result.observation_arrays[0]) == 0
+    assert call(actor, "length", slots=[]).values.value == []
+
+
 def test_calls_reach_all_groups() -> None:
     actor = mixed_actor()
     assert call(actor, "length").values.value == [3, 3, 1, 1, 3]
