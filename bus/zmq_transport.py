@@ -35,7 +35,6 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
 _EVENTS = int(zmq.EVENTS)
-_RCVMORE = int(zmq.RCVMORE)
 #: Longest path of a Unix socket, without the closing zero byte.
 _IPC_PATH_BYTES = 107
 
@@ -112,7 +111,7 @@ class ZmqRouter:
             return None
         except zmq.ZMQError as exc:
             raise self._translate(exc) from exc
-        return peer, frames
+        return peer.bytes, frames
 
     def wait(self, timeout: float) -> bool:
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
@@ -235,18 +234,20 @@ def _send(socket: zmq.Socket[bytes], frames: Frames) -> None:
     """
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        socket.send(frame, _NOBLOCK if index == last else _NOBLOCK_MORE, copy=False)
+        flags = _NOBLOCK if index == last else _NOBLOCK_MORE
+        socket.send(frame, flags, copy=type(frame) is bytes and len(frame) < zmq.COPY_THRESHOLD)
 
 
-def _receive(socket: zmq.Socket[bytes], flags: int) -> list[Any]:
-    """Return one message; its first three frames as bytes, the rest as `zmq.Frame` (no copy).
+def _receive(socket: zmq.Socket[bytes], flags: int) -> list[zmq.Frame]:
+    """Return one message; its frames are not copied.
 
-    The first ones (routing id, header, payload) are small; making a `Frame` of them costs more
-    than the copy.
+    A `Frame` knows whether more follow; asking the socket costs as much as receiving.
     """
-    frames: list[Any] = [socket.recv(flags)]
-    while socket.getsockopt(_RCVMORE):
-        frames.append(socket.recv(copy=True) if len(frames) < 3 else socket.recv(copy=False))
+    frame = socket.recv(flags, copy=False)
+    frames = [frame]
+    while frame.more:
+        frame = socket.recv(flags, copy=False)
+        frames.append(frame)
     return frames
 
 
