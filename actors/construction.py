@@ -39,8 +39,8 @@ def construct(request: Build) -> tuple[list[SlotGroup], Built]:
     mode = AutoresetMode(request.autoreset_mode)
     envs: list[AnyEnv] = []
     try:
-        if request.registry is not None:
-            env_source.register_missing(request.registry.value)
+        if request.specs is not None:
+            env_source.register_missing(request.specs.value)
         for plain in request.sources.value:
             envs.append(env_source.make(env_source.from_plain(plain)))
         groups = list(_group(envs, mode, request.first_env_id))

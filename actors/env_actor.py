@@ -125,7 +125,7 @@ class EnvActor:
             RuntimeError: There are no envs, or no blocks yet.
         """
         addressed = self._slots.addressed(request.slots)
-        seeds = request.seeds
+        seeds = None if request.seeds is None else request.seeds.value
         if seeds is not None and len(seeds) != addressed:
             raise ValueError(f"{len(seeds)} seeds for {addressed} slots")
         options = None if request.options is None else request.options.value

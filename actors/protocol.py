@@ -61,7 +61,7 @@ class Built(Reply, frozen=True, kw_only=True):
     metadata: Tree
     render_mode: str | None
     spec: Tree
-    errors: list[SlotError] = []
+    errors: list[SlotError] = msgspec.field(default_factory=list)
 
 
 class Build(Request[Built], frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class Build(Request[Built], frozen=True, kw_only=True):
     #: The pool's number of the actor's first slot, for messages to people.
     first_env_id: int = 0
     #: Env specs that were registered in the runner's process only, as cloudpickle takes them.
-    registry: Tree | None = None
+    specs: Tree | None = None
 
 
 class Mapped(Reply, frozen=True, kw_only=True):
@@ -111,15 +111,15 @@ class StepResult(Reply, frozen=True, kw_only=True):
     truncations: npt.NDArray[np.bool_] | None = None
     #: List of info dicts; None if all are empty.
     infos: Tree | None = None
-    errors: list[SlotError] = []
+    errors: list[SlotError] = msgspec.field(default_factory=list)
 
 
 class Reset(Request[StepResult], frozen=True, kw_only=True):
     """Start a new episode in the addressed slots."""
 
     slots: list[int] | None = None
-    #: One per addressed slot; None: no env is seeded.
-    seeds: list[int | None] | None = None
+    #: List of integers of any size, or None, one per addressed slot; None: no env is seeded.
+    seeds: Tree | None = None
     options: Tree | None = None
 
 
@@ -137,7 +137,7 @@ class CallResult(Reply, frozen=True, kw_only=True):
     """What the addressed slots returned, in their order; None where `errors` names the slot."""
 
     values: Tree
-    errors: list[SlotError] = []
+    errors: list[SlotError] = msgspec.field(default_factory=list)
 
 
 class Call(Request[CallResult], frozen=True, kw_only=True):

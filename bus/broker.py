@@ -213,13 +213,13 @@ class Broker:
 
     def _handle(self, event: Event) -> None:
         for effect in self._core.handle(event, self._clock()):
-            if type(effect) is Send:
+            if isinstance(effect, Send):
                 self._send(effect)
-            elif type(effect) is Accepted:
+            elif isinstance(effect, Accepted):
                 self._accepted = effect.wire_id
-            elif type(effect) is Refused:
+            elif isinstance(effect, Refused):
                 raise failure_to_error(Failed(code=effect.code, message=effect.message), 0)
-            elif type(effect) is Log:
+            elif isinstance(effect, Log):
                 logger.log(effect.level, "%s", effect.message)
             else:
                 self._outcomes.append(effect)
@@ -233,10 +233,7 @@ class Broker:
             code, message = FailureCode.OVERLOADED, str(exc)
         else:
             return
-        if effect.wire_id:
-            self._handle(Unsendable(effect.peer, effect.wire_id, code, message))
-        else:
-            logger.info("%s was not sent: %s", effect.header.payload_type, message)
+        self._handle(Unsendable(effect.peer, effect.wire_id, code, message))
 
 
 def failure_to_error(failed: Failed, request_id: int) -> RequestError | ProtocolError:

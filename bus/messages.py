@@ -136,7 +136,7 @@ class Hello(Request["Welcome"], frozen=True, kw_only=True):
     #: Readable name, e.g. `"actor-3"`; unique on the bus, stable over restarts.
     name: str
     #: What requests this peer answers, e.g. `["env"]`; empty for a pure client.
-    services: list[str] = []
+    services: list[str] = msgspec.field(default_factory=list)
     #: Most requests it wants in flight at one time.
     capacity: int = 1
     #: Process id on its own host, for messages to people.

@@ -104,7 +104,7 @@ class ZmqRouter:
         """Return the next message and who sent it, or None if there is none now."""
         try:
             # Asking costs half of what the exception for an empty queue does.
-            if not self._socket.getsockopt(_EVENTS) & _POLLIN:
+            if not int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
                 return None
             peer, *frames = _receive(self._socket, _NOBLOCK)
         except zmq.Again:

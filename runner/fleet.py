@@ -196,7 +196,7 @@ class Fleet:
             Actor(index, plain[first:last], first)
             for index, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False))
         ]
-        self._registry = env_source.local_registry()
+        self._specs = env_source.local_registry()
         self._supervision = Supervision(random.random) if config.restart is not None else None
         self._calls: dict[int, tuple[Actor, Any]] = {}
         self._by_identity: dict[bytes, Actor] = {}
@@ -248,10 +248,7 @@ class Fleet:
                     "raise Timeouts.start if their envs need longer"
                 )
             for news in self.poll(left):
-                if isinstance(news, Gone):
-                    raise StartError(f"{news.reason} while starting")
-                if isinstance(news, Lost):
-                    raise failure_to_error(news.failed, 0)
+                _raise_if_failed(news)
         next_row = 0
         for actor in self.actors:
             actor.env_ids = range(next_row, next_row + sum(actor.counts))
@@ -302,10 +299,7 @@ class Fleet:
             self._ask_map(actor)
         while any(actor.state is not ActorState.READY for actor in self.actors):
             for news in self.poll(1.0):
-                if isinstance(news, Gone):
-                    raise StartError(f"{news.reason} while starting")
-                if isinstance(news, Lost):
-                    raise failure_to_error(news.failed, 0)
+                _raise_if_failed(news)
         return self.blocks
 
     # --- ask ---------------------------------------------------------------------------------
@@ -461,7 +455,7 @@ class Fleet:
             sources=Tree(actor.sources),
             autoreset_mode=self._autoreset_mode.value,
             first_env_id=actor.env_ids.start,
-            registry=Tree(self._registry) if self._registry else None,
+            specs=Tree(self._specs) if self._specs else None,
         )
         self.ask(actor, build, timeout=self.config.timeouts.start, tag=_Internal.BUILD)
 
@@ -594,6 +588,15 @@ class Fleet:
         if original is not None:
             raise original from env_error
         raise env_error
+
+
+def _raise_if_failed(news: News) -> None:
+    """Raise for what keeps an actor from its first start."""
+    if isinstance(news, Gone):
+        raise StartError(f"{news.reason} while starting")
+    # What a process held when it ended is told before its end, which says more.
+    if isinstance(news, Lost) and news.failed.code is not FailureCode.PEER_LOST:
+        raise failure_to_error(news.failed, 0)
 
 
 def _usable_cores() -> int:

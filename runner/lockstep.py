@@ -36,12 +36,12 @@ class Round(msgspec.Struct):
     """What became of the requests of one round."""
 
     #: By actor index: its reply.
-    replies: dict[int, Any] = {}
+    replies: dict[int, Any] = msgspec.field(default_factory=dict)
     #: By actor index: why it lost its envs in this round. It may have a reply besides, to the
     #: request that began its new life.
-    faults: dict[int, str] = {}
+    faults: dict[int, str] = msgspec.field(default_factory=dict)
     #: Actors whose request passed its deadline.
-    late: list[Actor] = []
+    late: list[Actor] = msgspec.field(default_factory=list)
 
 
 class Lockstep:
@@ -151,7 +151,7 @@ class Lockstep:
             self._held[index] = request
             return
         try:
-            if type(request) is Encoded:
+            if isinstance(request, Encoded):
                 self._waiting[index] = self._fleet.ask_encoded(
                     actor, request.frames, request.name, timeout=self._timeout, tag=self._number
                 )

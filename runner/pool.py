@@ -234,7 +234,7 @@ class ActorPool:
             own = [seeds[env_id] for env_id in members]
             request = Reset(
                 slots=self._slots(actor, members),
-                seeds=None if all(s is None for s in own) else own,
+                seeds=None if all(s is None for s in own) else Tree(own),
                 options=None if options is None else Tree(options),
             )
             self._ask(actor, request, members, self.timeouts.reset)
@@ -534,7 +534,7 @@ class ActorPool:
             self._incarnations[env_id] = actor.incarnation
             self._states[env_id] = _EnvState.IDLE
         seeds = [restart_seed(self._seeds[i], i, actor.incarnation) for i in members]
-        request = Reset(seeds=None if all(seed is None for seed in seeds) else seeds)
+        request = Reset(seeds=None if all(seed is None for seed in seeds) else Tree(seeds))
         self._ask(actor, request, members, self.timeouts.reset)
 
     def _has_error(self) -> bool:
@@ -616,9 +616,9 @@ class ActorPool:
                 )
 
     def _by_actor(self, env_ids: Sequence[int]) -> list[tuple[Actor, list[int]]]:
-        """Group env ids by actor, keeping their order."""
+        """Group env ids by actor, in order, as vector envs want theirs."""
         groups: dict[int, list[int]] = {}
-        for env_id in env_ids:
+        for env_id in sorted(env_ids):
             groups.setdefault(self._actor_of[env_id].index, []).append(env_id)
         return [(self._fleet.actors[index], members) for index, members in groups.items()]
 

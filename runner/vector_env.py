@@ -239,7 +239,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             own = [seeds[actor.env_ids[slot]] for slot in addressed]
             requests[actor.index] = Reset(
                 slots=slots,
-                seeds=None if all(s is None for s in own) else own,
+                seeds=None if all(s is None for s in own) else Tree(own),
                 options=None if rest is None else Tree(rest),
             )
             for slot in addressed:
@@ -701,7 +701,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             restart_seed(self._seeds[env_id], env_id, self._lives[actor.index])
             for env_id in actor.env_ids
         ]
-        return Reset(seeds=None if all(seed is None for seed in seeds) else seeds)
+        return Reset(seeds=None if all(seed is None for seed in seeds) else Tree(seeds))
 
     def _merge_infos(self, infos: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         merged: dict[str, Any] = {}

@@ -150,7 +150,7 @@ class Driver(VectorEnv[Any, Any, Any]):
                 continue
             request = Reset(
                 slots=None if mask is None else slots,
-                seeds=[seeds[rows.start + slot] for slot in slots],
+                seeds=Tree([seeds[rows.start + slot] for slot in slots]),
                 options=None if options is None else Tree(options),
             )
             result = ask(actor, request)

@@ -24,7 +24,7 @@ def request(*sources: Anything, mode: str = "NextStep", registry: Anything = Non
     return Build(
         sources=Tree(list(sources)),
         autoreset_mode=mode,
-        registry=None if registry is None else Tree(registry),
+        specs=None if registry is None else Tree(registry),
     )
 
 

@@ -52,7 +52,7 @@ def test_each_request_has_a_handler() -> None:
 
 def test_without_shared_memory_results_travel_in_the_reply() -> None:
     actor = mapped_actor([CountingEnv] * 3)
-    result = ask(actor, Reset(seeds=[4, 5, 6]))
+    result = ask(actor, Reset(seeds=Tree([4, 5, 6])))
     assert result.observation_arrays[0][:, 3].tolist() == [4.0, 5.0, 6.0]
     assert result.rewards is None
     assert result.infos.value == [{"episode": 1}] * 3
@@ -143,7 +143,7 @@ def test_errors_name_the_pools_env_and_the_actors_slot() -> None:
     [
         (Reset(slots=[3]), "slot 3 is not among this actor's 3"),
         (Reset(slots=[0, 0]), "twice"),
-        (Reset(seeds=[1, 2]), "2 seeds for 3 slots"),
+        (Reset(seeds=Tree([1, 2])), "2 seeds for 3 slots"),
         (Step(), "a step without actions"),
         (Step(slots=[-1], actions=Tree([1])), "slot -1"),
         (Step(actions=Tree([1, 2])), "2 actions for 3 slots"),
@@ -248,7 +248,7 @@ def mixed_actor() -> EnvActor:
 
 def test_envs_and_vector_envs_are_stepped_together() -> None:
     actor = mixed_actor()
-    result = ask(actor, Reset(seeds=[10, 11, 12, 13, 14]))
+    result = ask(actor, Reset(seeds=Tree([10, 11, 12, 13, 14])))
     assert result.errors == []
     assert result.observation_arrays[0][:, 3].tolist() == [10.0, 11.0, 12.0, 13.0, 14.0]
     result = ask(actor, Step(action_arrays=[np.arange(5)]))
@@ -298,7 +298,7 @@ def test_calls_reach_all_groups() -> None:
 
 def test_observations_without_a_fixed_size_travel_as_a_list() -> None:
     actor = mapped_actor([lambda: SpaceEnv(spaces.Text(4), spaces.Text(3))] * 2)
-    result = ask(actor, Reset(seeds=[1, 2]))
+    result = ask(actor, Reset(seeds=Tree([1, 2])))
     assert result.observation_arrays is None
     assert [type(observation) for observation in result.observations.value] == [str, str]
     result = ask(actor, Step(slots=[1], actions=Tree(["ab"])))
