@@ -178,6 +178,10 @@ class MemoryPeer:
             self._network.idle(timeout)
         return self.inbox.popleft() if self.inbox else None
 
+    def lost_for(self) -> float:
+        """Return 0.0: a broker in the same process is always in reach."""
+        return 0.0
+
     def close(self) -> None:
         """Disconnect; what was sent still arrives. Idempotent."""
         if not self.closed:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from envbus.bus.codec import decode, decode_header, encode, encode_header
+from envbus.bus.codec import Placeholders, decode, decode_header, encode, encode_header
 from envbus.bus.errors import (
     ClosedError,
     EnvbusError,
@@ -62,15 +62,36 @@ class Codec(Protocol):
 
 
 class PlainCodec:
-    """What can cross a socket and nothing else."""
+    """What can cross a socket and nothing else.
+
+    Args:
+        placeholders: Names of payload fields in which an object that cannot cross is replaced
+            by a `Placeholder`, with one warning, instead of failing the payload.
+        writable: Decoded arrays are copies of the caller's own, not read-only views.
+    """
+
+    def __init__(self, *, placeholders: tuple[str, ...] = (), writable: bool = False) -> None:
+        self._outbox = Placeholders(placeholders, self._warn_once) if placeholders else None
+        self._writable = writable
+        self._warned = False
 
     def encode(self, payload: Payload) -> Frames:
         """Return payload and buffer frames; raises `EncodeError` for what cannot cross."""
-        return encode(payload)
+        return encode(payload, self._outbox)
 
     def decode(self, payload_type: type[P], frames: Frames) -> P:
         """Return the payload; raises `DecodeError`."""
-        return decode(payload_type, frames)
+        return decode(payload_type, frames, writable=self._writable)
+
+    def _warn_once(self, place: str, type_name: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s is a %s, which cannot cross a socket: a placeholder stands there and "
+                "wherever else this happens",
+                place,
+                type_name,
+            )
 
 
 class Worker:
@@ -83,6 +104,8 @@ class Worker:
             and traceback as text, and nothing else.
         incarnation: Which life of this peer this is, from 0.
         codec: How payloads become frames.
+        patience: Seconds that the broker may be out of reach before `run` gives up; None: for
+            ever, for a worker whose process is watched over another way.
     """
 
     def __init__(
@@ -93,12 +116,14 @@ class Worker:
         *,
         incarnation: int = 0,
         codec: Codec | None = None,
+        patience: float | None = None,
     ) -> None:
         self._transport = transport
         self._hello = hello
         self._handlers = {cls.__name__: (cls, handler) for cls, handler in handlers.items()}
         self._incarnation = incarnation
         self._codec = codec or PlainCodec()
+        self._patience = patience
         self._stopping = False
 
     def stop(self) -> None:
@@ -140,6 +165,13 @@ class Worker:
                 frames = self._transport.receive(_IDLE_WAIT)
                 if frames is not None:
                     self._take(frames)
+                elif self._patience is not None and self._transport.lost_for() > self._patience:
+                    logger.error(
+                        "%s: the broker has been out of reach for %s s; leaving",
+                        self._hello.name,
+                        self._patience,
+                    )
+                    break
             self._send(Kind.NOTICE, 0, Goodbye())
         except ClosedError:
             pass
@@ -237,7 +269,8 @@ class Heartbeats:
     def stop(self) -> None:
         """Stop sending; returns when the thread's socket is closed."""
         self._stopped.set()
-        self._thread.join(timeout=self._interval + _IDLE_WAIT)
+        if self._thread.is_alive():
+            self._thread.join(timeout=self._interval + _IDLE_WAIT)
 
     def _run(self) -> None:
         header = encode_header(Header(PROTOCOL_VERSION, Kind.NOTICE, 0, Heartbeat.__name__))

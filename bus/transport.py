@@ -79,6 +79,10 @@ class PeerTransport(Protocol):
         """Return the next message, or None after `timeout` seconds."""
         ...
 
+    def lost_for(self) -> float:
+        """Return for how many seconds the broker has been out of reach; 0.0 if it is not."""
+        ...
+
     def close(self) -> None:
         """Close the socket, giving unsent messages a bounded time. Idempotent."""
         ...

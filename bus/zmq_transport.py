@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import math
 import select
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from envbus.bus.errors import (
     ClosedError,
@@ -30,6 +32,9 @@ __all__ = ["HIGH_WATER_MARK", "ZmqPeer", "ZmqRouter"]
 HIGH_WATER_MARK = 1000
 #: Milliseconds that unsent messages get when a socket is closed.
 LINGER_MS = 500
+#: Milliseconds between libzmq's own signs of life on a peer's connection, and until the lack of
+#: them closes it.
+KEEPALIVE_MS = 5000
 # Plain ints: combining pyzmq's flag enums costs a microsecond each time.
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -178,7 +183,13 @@ class ZmqPeer:
         self._socket = self._context.socket(zmq.DEALER)
         self._timeout_ms = -1
         self._closed = False
+        self._lost_since: float | None = None
         _set_limits(self._socket, max_frame_bytes)
+        for option in (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT):
+            self._socket.setsockopt(option, KEEPALIVE_MS)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+        )
         self._socket.setsockopt(zmq.IDENTITY, identity)
         try:
             self._socket.connect(endpoint)
@@ -213,11 +224,24 @@ class ZmqPeer:
         except zmq.ZMQError as exc:
             raise self._translate(exc) from exc
 
+    def lost_for(self) -> float:
+        """Return for how many seconds the broker has been out of reach; 0.0 if it is not.
+
+        A closed connection shows at once, one that was cut without a word after `KEEPALIVE_MS`.
+        """
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)
+            connected = event["event"] == zmq.EVENT_CONNECTED
+            self._lost_since = None if connected else self._lost_since or time.monotonic()
+        return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+
     def close(self) -> None:
         """Close the socket, giving unsent messages a bounded time. Idempotent."""
         if self._closed:
             return
         self._closed = True
+        self._socket.disable_monitor()
+        self._monitor.close(0)
         self._socket.close(LINGER_MS)
         self._context.term()
 

@@ -33,7 +33,7 @@ class Timeouts:
             value = getattr(self, item.name)
             if value is None and item.name != "close":
                 continue
-            if not isinstance(value, int | float) or math.isnan(value) or not 0 < value:
+            if not isinstance(value, int | float) or math.isnan(value) or not value > 0:
                 raise ConfigError(
                     f"Timeouts.{item.name} must be a positive number of seconds, not {value!r}"
                 )
@@ -56,25 +56,46 @@ class FleetConfig:
     restart: RestartPolicy | None = None
     #: Modules that the fork server imports before it forks actors, for a quicker start.
     preload: tuple[str, ...] = ()
+    #: How many of the actors join from elsewhere, by `envbus actor`, instead of being started.
+    remote_actors: int = 0
+    #: Endpoints that they join at, e.g. `("tcp://127.0.0.1:5555",)`.
+    bind: tuple[str, ...] = ()
+    #: Allow binding wider than this host, without encryption.
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.remote_actors < 0:
+            raise ConfigError(f"remote_actors must not be negative, is {self.remote_actors}")
+        if self.remote_actors and not self.bind:
+            raise ConfigError("remote_actors need an endpoint to join at: pass bind='tcp://...'")
 
 
 def choose_num_actors(
     num_sources: int,
-    requested: int | Literal["auto"],
+    requested: object,
     *,
     cores: int,
     max_concurrency: int | None,
+    remote: int = 0,
 ) -> int:
     """Return how many actors host `num_sources` envs.
 
     Envs in one actor step one after another, so that a limit of concurrent envs is a limit of
     actors.
 
+    Args:
+        num_sources: Envs, or vector envs.
+        requested: A number, or `"auto"`: one per core, and the remote ones.
+        cores: CPU cores that this process may use.
+        max_concurrency: Most envs that may step at one time; None: no limit.
+        remote: How many of the actors run elsewhere.
+
     Raises:
-        ConfigError: `requested` is neither `"auto"` nor from 1 to `num_sources`.
+        ConfigError: `requested` is neither `"auto"` nor from 1 to `num_sources`, or there are
+            fewer actors than remote ones.
     """
     if requested == "auto":
-        chosen = min(cores, num_sources)
+        chosen = min(cores + remote, num_sources)
     elif isinstance(requested, bool) or not isinstance(requested, int) or requested < 1:
         raise ConfigError(f"num_actors must be 'auto' or a positive integer, not {requested!r}")
     elif requested > num_sources:
@@ -83,7 +104,11 @@ def choose_num_actors(
         )
     else:
         chosen = requested
-    return chosen if max_concurrency is None else min(chosen, max_concurrency)
+    if max_concurrency is not None:
+        chosen = min(chosen, max_concurrency)
+    if remote > chosen:
+        raise ConfigError(f"remote_actors={remote} is more than the {chosen} actor(s) in all")
+    return chosen
 
 
 def choose_start_method(context: str | None) -> Literal["fork", "spawn"] | None:

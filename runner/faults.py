@@ -113,7 +113,7 @@ def raise_env_errors(errors: Sequence[EnvError], originals: Sequence[Exception |
     last, original = errors[-1], originals[-1]
     cause: Exception = last
     if len(errors) > 1 and sys.version_info >= (3, 11):
-        cause = ExceptionGroup(f"{len(errors)} envs failed", list(errors))
+        cause = builtins.ExceptionGroup(f"{len(errors)} envs failed", list(errors))
     if original is not None:
         raise original from cause
     if cause is last:

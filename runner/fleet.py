@@ -7,6 +7,7 @@ requests to actors and returns what became of each.
 from __future__ import annotations
 
 import enum
+import itertools
 import logging
 import os
 import random
@@ -14,7 +15,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,15 +26,23 @@ from envbus.actors import env_source, spaces
 from envbus.actors.blocks import BlockLayout, Blocks
 from envbus.actors.host import BOOTSTRAP_PARCEL, ENTRY, HOST_MODULE, Bootstrap
 from envbus.actors.protocol import Build, Built, MapBlocks, Mapped
+from envbus.actors.remote import REMOTE_SERVICE
 from envbus.bus.arena import Arena
 from envbus.bus.broker import NO_DEADLINE, Broker, failure_to_error
 from envbus.bus.broker_core import BrokerCore
-from envbus.bus.broker_vocabulary import BrokerConfig, Complete, FailLocal, PeerReady
-from envbus.bus.errors import DecodeError, NoPeerError, StartError, TransportError
+from envbus.bus.broker_vocabulary import (
+    BrokerConfig,
+    Complete,
+    FailLocal,
+    PeerLeft,
+    PeerReady,
+)
+from envbus.bus.errors import ConfigError, DecodeError, NoPeerError, StartError, TransportError
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request, Tree
 from envbus.bus.pipe_codec import PipeCodec
-from envbus.bus.process import Child, ExitStatus, Nursery
+from envbus.bus.process import ExitStatus, Nursery
 from envbus.bus.restart import Exit
+from envbus.bus.serve import PlainCodec
 from envbus.bus.supervision import (
     ChildExited,
     ChildReady,
@@ -44,6 +53,7 @@ from envbus.bus.supervision import (
 )
 from envbus.bus.transport import Frames
 from envbus.bus.zmq_transport import ZmqRouter
+from envbus.runner.actor import Actor, ActorState
 from envbus.runner.config import FleetConfig, choose_num_actors, choose_start_method
 from envbus.runner.faults import to_exception
 
@@ -55,64 +65,6 @@ logger = logging.getLogger("envbus.runner.fleet")
 _IN_FLIGHT_PER_ACTOR = 4096
 #: Seconds between looks for exited processes while messages keep coming.
 _EXIT_CHECK_INTERVAL = 0.05
-
-
-class ActorState(enum.Enum):
-    """Where an actor is in its life, as its runner sees it."""
-
-    STARTING = "starting"  # its process runs and has not said hello
-    BUILDING = "building"  # its envs are being made
-    BUILT = "built"  # its envs exist; no blocks yet
-    READY = "ready"
-    DOWN = "down"  # its process ended; it may be started again
-    LOST = "lost"  # it ended and will not be started again
-
-
-class Actor:
-    """What the runner knows of one env actor."""
-
-    def __init__(self, index: int, sources: list[object], first_source: int) -> None:
-        self.name = f"actor-{index}"
-        self.index = index
-        self.sources = sources
-        #: Number of its first source among the pool's; its first env's id where each source is
-        #: one env.
-        self.first_source = first_source
-        #: Ids of its envs; its rows in the blocks.
-        self.env_ids = range(first_source, first_source + len(sources))
-        #: For each source, how many slots it fills.
-        self.counts: list[int] = []
-        self.state = ActorState.STARTING
-        self.incarnation = 0
-        self.identity = b""
-        self.child: Child | None = None
-        self.codec: PipeCodec | None = None
-        self.built: Built | None = None
-        #: Id of the last request that was given up, or 0 once a later one was answered.
-        self.abandoned = 0
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether it may still be at work on a request that was given up.
-
-        It would then take what is written into the blocks now for that request's.
-        """
-        return self.abandoned > 0
-
-    @property
-    def rows(self) -> slice:
-        """Its rows in the blocks."""
-        return slice(self.env_ids.start, self.env_ids.stop)
-
-    def __repr__(self) -> str:
-        return f"Actor({self.name}, {self.describe()}, {self.state.value})"
-
-    def describe(self) -> str:
-        """Return name, process and envs, for messages to people."""
-        first, last = self.env_ids.start, self.env_ids.stop - 1
-        envs = f"env {first}" if first == last else f"envs {first}-{last}"
-        pid = self.child.pid if self.child else "none"
-        return f"{self.name} (pid {pid}, incarnation {self.incarnation}, {envs})"
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -189,17 +141,27 @@ class Fleet:
             config.num_actors,
             cores=_usable_cores(),
             max_concurrency=config.max_concurrency,
+            remote=config.remote_actors,
         )
         plain = [env_source.to_plain(env_source.parse_source(source)) for source in env_sources]
+        _check_remote_sources(plain, num_actors, config.remote_actors)
         bounds = [index * len(plain) // num_actors for index in range(num_actors + 1)]
         self.actors = [
-            Actor(index, plain[first:last], first)
-            for index, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False))
+            Actor(
+                index,
+                plain[first:last],
+                first,
+                remote=index >= num_actors - config.remote_actors,
+                shared=config.shared_memory,
+            )
+            for index, (first, last) in enumerate(itertools.pairwise(bounds))
         ]
         self._specs = env_source.local_registry()
         self._supervision = Supervision(random.random) if config.restart is not None else None
         self._calls: dict[int, tuple[Actor, Any]] = {}
         self._by_identity: dict[bytes, Actor] = {}
+        #: Remote actors that joined and have no envs: routing id and name.
+        self._spares: dict[bytes, str] = {}
         self._news: list[News] = []
         self._restarts = 0
         self._next_exit_check = 0.0
@@ -210,7 +172,9 @@ class Fleet:
         self._owner = os.getpid()
         self._directory = Path(tempfile.mkdtemp(prefix="envbus-"))  # mode 0700
         try:
-            router = ZmqRouter([f"ipc://{self._directory}/bus"])
+            router = ZmqRouter(
+                [f"ipc://{self._directory}/bus", *config.bind], insecure=config.insecure
+            )
         except BaseException:
             shutil.rmtree(self._directory)
             raise
@@ -253,6 +217,11 @@ class Fleet:
         for actor in self.actors:
             actor.env_ids = range(next_row, next_row + sum(actor.counts))
             next_row = actor.env_ids.stop
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """What remote actors join at; a `*` port is replaced by the real one."""
+        return self._broker.endpoints[1:]
 
     @property
     def num_envs(self) -> int:
@@ -407,6 +376,10 @@ class Fleet:
         """Start an actor's process; its hello, and all that follows, comes through `poll`."""
         actor.state = ActorState.STARTING
         actor.abandoned = 0
+        if actor.remote:
+            actor.identity, actor.peer_name = b"", ""
+            self._employ_spares()
+            return
         actor.identity = f"{actor.name}.{actor.incarnation}.{secrets.token_hex(4)}".encode()
         self._broker.expect(actor.identity, actor.name, actor.incarnation)
         actor.child = self._nursery.start(actor.name, ENTRY, method=self._method)
@@ -444,18 +417,46 @@ class Fleet:
                 self._on_failure(outcome)
             elif type(outcome) is PeerReady:
                 self._on_hello(outcome)
+            elif type(outcome) is PeerLeft:
+                self._on_left(outcome)
         return bool(outcomes)
 
     def _on_hello(self, outcome: PeerReady) -> None:
         actor = self._by_identity.get(outcome.peer)
-        if actor is None:
-            return
+        if actor is not None:
+            self._build(actor)
+        elif REMOTE_SERVICE in outcome.hello.services:
+            logger.info("remote actor %s joined", outcome.hello.name)
+            self._spares[outcome.peer] = outcome.hello.name
+            self._employ_spares()
+
+    def _on_left(self, outcome: PeerLeft) -> None:
+        """A peer left; that of an own child is told by its process' exit."""
+        self._spares.pop(outcome.peer, None)
+        actor = self._by_identity.get(outcome.peer)
+        if actor is not None and actor.remote:
+            del self._by_identity[outcome.peer]
+            reason = f"{actor.describe()} left: {outcome.reason}"
+            self._on_end(actor, reason, outcome.reason, time.monotonic())
+
+    def _employ_spares(self) -> None:
+        """Give remote actors that have joined to those that wait for one."""
+        for actor in self.actors:
+            if not self._spares:
+                return
+            if actor.remote and actor.state is ActorState.STARTING and not actor.identity:
+                actor.identity, actor.peer_name = self._spares.popitem()
+                actor.codec = PlainCodec(writable=True)
+                self._by_identity[actor.identity] = actor
+                self._build(actor)
+
+    def _build(self, actor: Actor) -> None:
         actor.state = ActorState.BUILDING
         build = Build(
             sources=Tree(actor.sources),
             autoreset_mode=self._autoreset_mode.value,
             first_env_id=actor.env_ids.start,
-            specs=Tree(self._specs) if self._specs else None,
+            specs=Tree(self._specs) if self._specs and not actor.remote else None,
         )
         self.ask(actor, build, timeout=self.config.timeouts.start, tag=_Internal.BUILD)
 
@@ -523,9 +524,9 @@ class Fleet:
             self._news.append(Ready(actor))
 
     def _ask_map(self, actor: Actor) -> None:
-        assert self._map is not None and actor.child is not None
+        assert self._map is not None
         request = msgspec.structs.replace(self._map, first_row=actor.env_ids.start)
-        if self._arena is not None:
+        if self._arena is not None and actor.child is not None:
             number = actor.child.pipe.next_number()
             actor.child.pipe.send_fd(number, self._arena.fd)
             request = msgspec.structs.replace(request, parcel=number)
@@ -545,12 +546,16 @@ class Fleet:
         self._by_identity.pop(actor.identity, None)
         self._broker.peer_gone(actor.identity, reason)
         self._take_outcomes(0.0)
+        self._on_end(actor, reason, status.describe(), now)
+
+    def _on_end(self, actor: Actor, reason: str, detail: str, now: float) -> None:
+        """An actor is gone and all that it held was told: start it again, or tell."""
         actor.state = ActorState.DOWN if self._supervision is not None else ActorState.LOST
         gone = Gone(actor, reason)
         self._news.append(gone)
         if self._supervision is not None:
             logger.warning("%s", reason)
-            exited = ChildExited(actor.name, actor.incarnation, Exit.CRASH, status.describe())
+            exited = ChildExited(actor.name, actor.incarnation, Exit.CRASH, detail)
             self._perform(self._supervision.handle(exited, now))
             if actor.state is ActorState.LOST:  # told once, with the number of restarts
                 self._news.remove(gone)
@@ -588,6 +593,17 @@ class Fleet:
         if original is not None:
             raise original from env_error
         raise env_error
+
+
+def _check_remote_sources(sources: Sequence[object], num_actors: int, remote: int) -> None:
+    """Refuse functions where only ids and import paths can go."""
+    first = (num_actors - remote) * len(sources) // num_actors
+    for index in range(first, len(sources)):
+        if not isinstance(sources[index], Mapping):
+            raise ConfigError(
+                f"env {index} goes to a remote actor and is a {type(sources[index]).__name__}; "
+                "functions do not cross the network: give a Gymnasium id or 'module:function'"
+            )
 
 
 def _raise_if_failed(news: News) -> None:

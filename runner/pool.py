@@ -111,6 +111,10 @@ class ActorPool:
         restart_policy: How often and how soon; None: the default policy.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked.
+        remote_actors: How many of the actors join from other hosts (`envbus actor ENDPOINT`);
+            they host the last envs, which must be given as ids or import paths.
+        bind: Endpoints that they join at, e.g. `"tcp://127.0.0.1:5555"`.
+        insecure: Allow binding to more than this host, where anybody may join.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -132,6 +136,9 @@ class ActorPool:
         restart_policy: RestartPolicy | None = None,
         timeouts: Timeouts | None = None,
         preload: Sequence[str] = (),
+        remote_actors: int = 0,
+        bind: str | Sequence[str] = (),
+        insecure: bool = False,
     ) -> None:
         sources = list(env_fns)
         if not sources:
@@ -151,6 +158,9 @@ class ActorPool:
                 timeouts=self.timeouts,
                 restart=(restart_policy or RestartPolicy()) if self._restarts else None,
                 preload=tuple(preload),
+                remote_actors=remote_actors,
+                bind=(bind,) if isinstance(bind, str) else tuple(bind),
+                insecure=insecure,
             ),
         )
         try:
@@ -271,7 +281,7 @@ class ActorPool:
             if singles is not None:
                 picked = [singles[position[env_id]] for env_id in members]
                 request = Step(slots=slots, actions=Tree(picked))
-            elif self._shared_memory and not actor.is_behind:
+            elif actor.reads_blocks:
                 request = Step(slots=slots)
             else:
                 assert self._blocks.actions is not None

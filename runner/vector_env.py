@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import multiprocessing
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -91,6 +92,10 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         restart_policy: How often and how soon; None: the default policy.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked, e.g. a simulator.
+        remote_actors: How many of the actors join from other hosts (`envbus actor ENDPOINT`);
+            they host the last envs, which must be given as ids or import paths.
+        bind: Endpoints that they join at, e.g. `"tcp://127.0.0.1:5555"`.
+        insecure: Allow binding to more than this host, where anybody may join.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -117,6 +122,9 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         restart_policy: RestartPolicy | None = None,
         timeouts: Timeouts | None = None,
         preload: Sequence[str] = (),
+        remote_actors: int = 0,
+        bind: str | Sequence[str] = (),
+        insecure: bool = False,
     ) -> None:
         if worker is not None:
             raise ValueError(
@@ -147,13 +155,19 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 timeouts=self.timeouts,
                 restart=restart,
                 preload=tuple(preload),
+                remote_actors=remote_actors,
+                bind=(bind,) if isinstance(bind, str) else tuple(bind),
+                insecure=insecure,
             ),
         )
+        # Not `__del__`: that might find the fleet's sockets collected already, if both are part of
+        # one cycle. The finalizer keeps the fleet alive until this object is gone.
+        self._finalizer = weakref.finalize(self, self._fleet.close, terminate=True)
         try:
             self._fleet.start()
             self._set_up()
         except BaseException:
-            self._fleet.close(terminate=True)
+            self._finalizer()
             self.closed = True
             raise
 
@@ -319,7 +333,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 requests[index] = self._reset_requests[index] = self._new_life(actor)
             elif singles is not None:
                 requests[index] = Step(actions=Tree(singles[actor.rows]))
-            elif self.shared_memory and not actor.is_behind:
+            elif actor.reads_blocks:
                 requests[index] = _STEP_ALL
             else:
                 assert self._blocks.actions is not None
@@ -380,7 +394,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._begin_call(
             "call_async",
             None,
-            lambda actor, slots: Call(name=name, args=Tree(args), kwargs=Tree(kwargs), slots=slots),
+            lambda _, slots: Call(name=name, args=Tree(args), kwargs=Tree(kwargs), slots=slots),
         )
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -395,7 +409,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._begin_call(
             "call_async",
             chosen,
-            lambda actor, slots: Call(name=name, args=Tree(()), kwargs=Tree({}), slots=slots),
+            lambda _, slots: Call(name=name, args=Tree(()), kwargs=Tree({}), slots=slots),
         )
         values = self._end_call("call_wait", "call_async", None)
         return tuple(values[index] for index in chosen)
@@ -480,7 +494,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._begin_call(
             "exec_func_send",
             self._resolve(indices),
-            lambda actor, slots: Exec(
+            lambda _, slots: Exec(
                 function=Tree(func), args=Tree(args), kwargs=Tree(kwargs), slots=slots
             ),
         )
@@ -562,7 +576,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._begin_call(
             "call_send",
             None,
-            lambda actor, slots: Call(name=name, args=Tree(args), kwargs=Tree(kwargs), slots=slots),
+            lambda _, slots: Call(name=name, args=Tree(args), kwargs=Tree(kwargs), slots=slots),
         )
 
     def call_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -590,6 +604,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             self._lockstep.abandon()
             self._state = _State.DEFAULT
         self._fleet.close(timeout=timeout, terminate=terminate)
+        self._finalizer.detach()
 
     def actor_pids(self) -> list[int]:
         """Return the process id of each actor that runs."""
@@ -598,11 +613,6 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     def statistics(self) -> FleetStatistics:
         """Return counts since the start: actors, restarts, late replies."""
         return self._fleet.statistics()
-
-    def __del__(self) -> None:
-        """End the processes if nobody closed it."""
-        if not getattr(self, "closed", True) and hasattr(self, "_fleet"):
-            self.close(terminate=True)
 
     # --- private -----------------------------------------------------------------------------
 

@@ -1,0 +1,72 @@
+"""An env actor on another host: joins a runner's bus by itself and waits to be given envs.
+
+Leaves out how the runner chooses it (`envbus.runner.fleet`). It has no pipe and no shared memory
+with its runner: arrays travel in messages, and envs are given as ids or import paths.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+
+from envbus.actors.env_actor import EnvActor
+from envbus.bus.messages import Hello
+from envbus.bus.serve import Heartbeats, PlainCodec, Worker
+from envbus.bus.transport import PeerTransport
+from envbus.bus.zmq_transport import ZmqPeer
+
+__all__ = ["HEARTBEAT", "REMOTE_SERVICE", "serve_remote"]
+
+#: What a remote actor offers: to become one of a runner's env actors.
+REMOTE_SERVICE = "remote-env"
+#: Seconds between signs of life, which it also gives in the middle of a long step.
+HEARTBEAT = 1.0
+#: Seconds without its runner after which it leaves.
+PATIENCE = 30.0
+#: Requests that its runner may have in flight to it.
+_CAPACITY = 4096
+
+
+def serve_remote(endpoint: str, *, name: str | None = None, timeout: float = 60.0) -> None:
+    """Join the runner at `endpoint`, host the envs it asks for, and leave when it says so.
+
+    Args:
+        endpoint: What the runner is bound to, e.g. `"tcp://10.0.0.5:5555"`.
+        name: For messages to people; None: host name and process id.
+        timeout: Seconds to wait for the runner to answer.
+
+    Raises:
+        ConfigError: The endpoint is malformed.
+        RequestTimeoutError: No runner answered.
+        VersionMismatchError: The runner speaks another protocol version.
+        ProtocolError: The runner refuses this actor, e.g. as the name is taken.
+    """
+    chosen = name or f"{socket.gethostname()}-{os.getpid()}"
+    identity = f"{chosen}.{secrets.token_hex(4)}".encode()
+
+    def connect(suffix: bytes = b"") -> PeerTransport:
+        return ZmqPeer(endpoint, identity + suffix)
+
+    actor = EnvActor()
+    worker = Worker(
+        connect(),
+        Hello(
+            name=chosen,
+            services=[REMOTE_SERVICE],
+            capacity=_CAPACITY,
+            pid=os.getpid(),
+            heartbeat=HEARTBEAT,
+        ),
+        actor.handlers,
+        codec=PlainCodec(placeholders=("infos",)),
+        patience=PATIENCE,
+    )
+    heartbeats = Heartbeats(lambda: connect(b".heartbeat"), identity, HEARTBEAT)
+    try:
+        worker.join(timeout)
+        heartbeats.start()
+        worker.run()
+    finally:
+        heartbeats.stop()
+        actor.close()

@@ -1,0 +1,85 @@
+"""What the runner knows of one env actor. No I/O."""
+
+from __future__ import annotations
+
+import enum
+
+from envbus.actors.protocol import Built
+from envbus.bus.process import Child
+from envbus.bus.serve import Codec
+
+__all__ = ["Actor", "ActorState"]
+
+
+class ActorState(enum.Enum):
+    """Where an actor is in its life, as its runner sees it."""
+
+    STARTING = "starting"  # its process runs and has not said hello
+    BUILDING = "building"  # its envs are being made
+    BUILT = "built"  # its envs exist; no blocks yet
+    READY = "ready"
+    DOWN = "down"  # its process ended; it may be started again
+    LOST = "lost"  # it ended and will not be started again
+
+
+class Actor:
+    """What the runner knows of one env actor."""
+
+    def __init__(
+        self, index: int, sources: list[object], first_source: int, *, remote: bool, shared: bool
+    ) -> None:
+        self.name = f"actor-{index}"
+        #: Whether it joins from elsewhere instead of being started here.
+        self.remote = remote
+        #: Whether it exchanges arrays through shared memory.
+        self.shares_memory = shared and not remote
+        #: Its name on the bus; a remote actor chooses its own.
+        self.peer_name = self.name
+        self.index = index
+        self.sources = sources
+        #: Number of its first source among the pool's; its first env's id where each source is
+        #: one env.
+        self.first_source = first_source
+        #: Ids of its envs; its rows in the blocks.
+        self.env_ids = range(first_source, first_source + len(sources))
+        #: For each source, how many slots it fills.
+        self.counts: list[int] = []
+        self.state = ActorState.STARTING
+        self.incarnation = 0
+        self.identity = b""
+        self.child: Child | None = None
+        self.codec: Codec | None = None
+        self.built: Built | None = None
+        #: Id of the last request that was given up, or 0 once a later one was answered.
+        self.abandoned = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it may still be at work on a request that was given up.
+
+        It would then take what is written into the blocks now for that request's.
+        """
+        return self.abandoned > 0
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether a step may leave its actions in the blocks."""
+        return self.shares_memory and not self.is_behind
+
+    @property
+    def rows(self) -> slice:
+        """Its rows in the blocks."""
+        return slice(self.env_ids.start, self.env_ids.stop)
+
+    def __repr__(self) -> str:
+        return f"Actor({self.name}, {self.describe()}, {self.state.value})"
+
+    def describe(self) -> str:
+        """Return name, process and envs, for messages to people."""
+        first, last = self.env_ids.start, self.env_ids.stop - 1
+        envs = f"env {first}" if first == last else f"envs {first}-{last}"
+        if self.remote:
+            process = f"remote {self.peer_name or 'not joined'}"
+        else:
+            process = f"pid {self.child.pid if self.child else 'none'}"
+        return f"{self.name} ({process}, incarnation {self.incarnation}, {envs})"
