@@ -32,9 +32,9 @@ __all__ = ["HIGH_WATER_MARK", "ZmqPeer", "ZmqRouter"]
 HIGH_WATER_MARK = 1000
 #: Milliseconds that unsent messages get when a socket is closed.
 LINGER_MS = 500
-#: Milliseconds between libzmq's own signs of life on a peer's connection, and until the lack of
-#: them closes it.
-KEEPALIVE_MS = 5000
+#: Milliseconds between libzmq's own signs of life on a TCP connection, and until the lack of them
+#: closes it.
+KEEPALIVE_MS = 10_000
 # Plain ints: combining pyzmq's flag enums costs a microsecond each time.
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -185,8 +185,9 @@ class ZmqPeer:
         self._closed = False
         self._lost_since: float | None = None
         _set_limits(self._socket, max_frame_bytes)
-        for option in (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT):
-            self._socket.setsockopt(option, KEEPALIVE_MS)
+        if endpoint.startswith("tcp:"):  # a cable can be pulled; a process of this host cannot
+            for option in (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT):
+                self._socket.setsockopt(option, KEEPALIVE_MS)
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
         )
