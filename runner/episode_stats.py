@@ -28,17 +28,17 @@ class FinishedEpisodes(msgspec.Struct, frozen=True, gc=False):
 
 
 class EpisodeSummary(msgspec.Struct, frozen=True):
-    """All episodes that were finished so far. Means and bounds are NaN without any."""
+    """All episodes that were finished so far. Means and bounds are None without any."""
 
     episodes: int
     #: Episodes that an env's or an actor's failure cut off; they count in no other field.
     lost: int
     #: Steps that an env took, without those that only reset it.
     env_steps: int
-    mean_return: float
-    min_return: float
-    max_return: float
-    mean_length: float
+    mean_return: float | None
+    min_return: float | None
+    max_return: float | None
+    mean_length: float | None
 
 
 class EpisodeStats:
@@ -73,6 +73,11 @@ class EpisodeStats:
     def env_steps(self) -> int:
         """Steps that the envs took, without those that only reset one."""
         return self._env_steps
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that were finished, lost ones left out."""
+        return self._episodes
 
     def reset(self, mask: npt.NDArray[np.bool_] | None = None) -> None:
         """Begin new episodes; unfinished ones are dropped.
@@ -132,10 +137,10 @@ class EpisodeStats:
             episodes=count,
             lost=self._lost,
             env_steps=self._env_steps,
-            mean_return=self._return_sum / count if count else math.nan,
-            min_return=self._min_return if count else math.nan,
-            max_return=self._max_return if count else math.nan,
-            mean_length=self._length_sum / count if count else math.nan,
+            mean_return=self._return_sum / count if count else None,
+            min_return=self._min_return if count else None,
+            max_return=self._max_return if count else None,
+            mean_length=self._length_sum / count if count else None,
         )
 
     def _finish(

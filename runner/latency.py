@@ -36,8 +36,8 @@ class LatencyHistogram:
         self._counts[min(bucket, _BUCKETS - 1)] += 1
         self._total += 1
 
-    def quantile(self, fraction: float) -> float:
-        """Return the duration in seconds that `fraction` of all do not exceed; NaN without any.
+    def quantile(self, fraction: float) -> float | None:
+        """Return the duration in seconds that `fraction` of all do not exceed; None without any.
 
         Raises:
             ValueError: `fraction` is not from 0 to 1.
@@ -45,7 +45,7 @@ class LatencyHistogram:
         if not 0.0 <= fraction <= 1.0:
             raise ValueError(f"a fraction lies between 0 and 1, got {fraction}")
         if not self._total:
-            return math.nan
+            return None
         rank = max(1, math.ceil(fraction * self._total))
         seen = 0
         for bucket, count in enumerate(self._counts):
