@@ -1,0 +1,248 @@
+"""The `envbus` command: reads options, hands over to the parts, prints what comes back.
+
+Heavy imports happen in the commands, so that `--help` and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from importlib.metadata import version
+from typing import Annotated, Literal, TextIO
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from envbus.bus.errors import ConfigError
+
+__all__ = ["app", "main"]
+
+#: What shells report of a program that ended by Ctrl-C: 128 and the signal's number.
+INTERRUPTED = 130
+#: Length of a job that was given no end.
+DEFAULT_SECONDS = 10.0
+
+#: Click's class for mistakes in a call; recent versions of typer carry their own copy of it.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="envbus",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        argv: Arguments without the program's name; None: those of this process.
+
+    Returns:
+        0; 1 where a part of the work failed; 2 for a call that cannot work; 130 after Ctrl-C.
+    """
+    try:
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        code = app(arguments, prog_name="envbus", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except _UsageError as exc:
+        format_message = getattr(exc, "format_message", exc.__str__)
+        return _refuse(format_message())
+    except ConfigError as exc:
+        return _refuse(str(exc))
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(message: str) -> int:
+    """Say in one line why nothing is done."""
+    sys.stderr.write(f"envbus: error: {' '.join(message.split())}\n")
+    return 2
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"envbus {version('envbus')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _envbus(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Reinforcement-learning environments as supervised actor processes on a ZeroMQ bus."""
+
+
+@app.command()
+def run(
+    env_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENV_ID",
+            help="A Gymnasium id (CartPole-v1), with the module that registers it "
+            "(ale_py:ALE/Pong-v5), or a function that returns an env (module:function).",
+        ),
+    ],
+    num_envs: Annotated[int, typer.Option(min=1, help="How many envs.")] = 8,
+    actors: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that host them.", show_default="one per core"),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="End after so many env steps, over all envs.")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="End after so many seconds.",
+            show_default=f"{DEFAULT_SECONDS:g}, without --steps",
+        ),
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="random, zero, or module:function, called with the batched observations and "
+            "action space; returns batched actions."
+        ),
+    ] = "random",
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Env i gets SEED + i.", show_default="a fresh one"),
+    ] = None,
+    kill_one: Annotated[
+        bool, typer.Option("--kill-one", help="Kill one actor half way, to see it come back.")
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Then step the same envs in Gymnasium's vector envs as long."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of the table.")
+    ] = False,
+) -> None:
+    """Step ENV_ID in actor processes and measure it."""
+    import msgspec
+
+    from envbus.runner.job import JobConfig, run_job
+    from envbus.runner.report import ProgressLine, table_of
+
+    _find_modules_here()
+    if steps is None and seconds is None:
+        seconds = DEFAULT_SECONDS
+    num_actors: int | Literal["auto"] = "auto" if actors is None else actors
+    config = JobConfig(
+        env=env_id,
+        num_envs=num_envs,
+        num_actors=num_actors,
+        steps=steps,
+        seconds=seconds,
+        policy=policy,
+        seed=seed,
+        kill_one=kill_one,
+        compare=compare,
+    )
+    with _result_stream(exclusive=as_json) as out:
+        console = Console(stderr=True)
+        _log_to(console)
+        with ProgressLine(console) as line:
+            result = run_job(config, line)
+        if as_json:
+            out.write(msgspec.json.encode(result).decode() + "\n")
+        elif result.measured:
+            Console(file=out).print(table_of(result))
+        elif result.interrupted:
+            console.print("interrupted before the first step")
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def broker(
+    bind: Annotated[
+        list[str],
+        typer.Option(help="Endpoint to listen on, tcp://127.0.0.1:5555 for example. Repeatable."),
+    ],
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Allow endpoints that other machines reach, without keys. Anybody who reaches "
+            "them can join.",
+        ),
+    ] = False,
+) -> None:
+    """Run a broker by itself, so that several runners can share what is connected to it."""
+    from envbus.bus.broker import serve_broker
+
+    _log_to(Console(stderr=True))
+    serve_broker(bind, insecure=insecure)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def bench(context: typer.Context) -> None:
+    """Measure envbus beside other libraries; `envbus bench --help` lists the options."""
+    from envbus.bench.__main__ import main as bench_main
+
+    raise typer.Exit(bench_main(context.args) or 0)
+
+
+def _find_modules_here() -> None:
+    """Let `module:function` name a file of the current folder, as `python -m` would."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _log_to(console: Console) -> None:
+    """Show warnings, a dead actor for example, without tearing the progress line."""
+    handler = RichHandler(
+        console=console, show_time=False, show_path=False, markup=False, highlighter=None
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s")
+
+
+@contextmanager
+def _result_stream(*, exclusive: bool) -> Iterator[TextIO]:
+    """Give the stream for the result.
+
+    Args:
+        exclusive: Nothing else may appear there: what envs print, in this process and in all
+            that it starts, goes to standard error.
+    """
+    out = sys.stdout
+    if not exclusive:
+        yield out
+        return
+    out.flush()
+    try:
+        is_descriptor_1 = out.fileno() == 1
+    except (OSError, ValueError):  # no file at all, in a test for example
+        is_descriptor_1 = False
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr))
+        if is_descriptor_1:
+            saved = os.dup(1)
+            out = stack.enter_context(os.fdopen(saved, "w", encoding="utf-8"))
+            stack.callback(os.dup2, saved, 1)
+            os.dup2(2, 1)
+        yield out
+        out.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""How a job looks to people: a progress line while it runs, a table at its end.
+
+Progress goes to standard error, so that standard output holds the result only.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from typing_extensions import Self
+
+from envbus.runner.job import JobResult
+from envbus.runner.stepping import Measured
+from envbus.runner.stepping import Progress as StepProgress
+
+__all__ = ["ProgressLine", "table_of"]
+
+#: Seconds between two lines where there is no terminal to rewrite one.
+_LINE_EVERY = 1.0
+
+
+class ProgressLine:
+    """Shows where the job is: one line that is rewritten, or plain lines off a terminal.
+
+    Redrawn only when the job reports, by no thread of its own: it would take processor time
+    from what is being measured.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._backend = ""
+        self._restarts = 0
+        self._last_line = 0.0
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description:<14}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[text]}"),
+                console=console,
+                transient=True,
+                auto_refresh=False,
+            )
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, progress: StepProgress) -> None:
+        """Show one report."""
+        if progress.backend != self._backend:
+            self._begin(progress.backend)
+        if progress.killed is not None:
+            self._say(f"{progress.backend}: killed actor process {progress.killed}")
+        elif progress.restarts is not None and progress.restarts > self._restarts:
+            self._restarts = progress.restarts
+            self._say(f"{progress.backend}: it was started again; all other envs went on")
+        rate = progress.env_steps / progress.seconds if progress.seconds else 0.0
+        text = (
+            f"{progress.seconds:5.1f} s  {progress.env_steps:>11,} env steps  "
+            f"{rate:>9,.0f}/s  {progress.episodes:>7,} episodes"
+        )
+        if self._bar is not None:
+            task = self._bar.task_ids[-1]
+            self._bar.update(task, completed=progress.fraction, text=text)
+            self._bar.refresh()
+        elif progress.seconds - self._last_line >= _LINE_EVERY:
+            self._last_line = progress.seconds
+            self._say(f"{progress.backend}: {text.strip()}")
+
+    def _begin(self, backend: str) -> None:
+        self._backend = backend
+        self._last_line = 0.0
+        if self._bar is not None:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._bar.add_task(backend, total=1.0, text="")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def table_of(result: JobResult) -> Table:
+    """Return the table for the end of a job, one column per vector env."""
+    title = (
+        f"{result.env}: {_count(result.num_envs, 'env')}, {_count(result.actors, 'actor')}, "
+        f"policy {result.policy}"
+    )
+    if result.interrupted:
+        title += " (interrupted)"
+    caption = "\n".join(f"{name}: {why}" for name, why in result.not_measured.items())
+    table = Table(title=title, caption=caption or None, title_justify="left")
+    table.add_column("")
+    for measured in result.measured:
+        table.add_column(measured.backend, justify="right", no_wrap=True)
+    cells = [_cells(measured) for measured in result.measured]
+    for label in cells[0] if cells else ():
+        table.add_row(label, *(column[label] for column in cells))
+    return table
+
+
+def _cells(measured: Measured) -> dict[str, str]:
+    return {
+        "env steps per second": f"{measured.env_steps_per_second:,.0f}",
+        "env steps": f"{measured.env_steps:,}",
+        "seconds": f"{measured.seconds:.1f}",
+        "episodes": f"{measured.episodes:,}",
+        "mean return": _number(measured.mean_return, ".2f"),
+        "mean episode length": _number(measured.mean_length, ".1f"),
+        "step latency p50 (ms)": _number(measured.latency_p50_ms, ".3f"),
+        "step latency p99 (ms)": _number(measured.latency_p99_ms, ".3f"),
+        "start-up (s)": f"{measured.start_seconds:.2f}",
+        "restarts": "-" if measured.restarts is None else str(measured.restarts),
+        "episodes lost": str(measured.lost_episodes),
+    }
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:,{form}}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
