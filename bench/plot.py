@@ -45,7 +45,8 @@ def plot_vector(record: Record, folder: Path) -> list[Path]:
     counts: dict[str, set[int]] = {}
     for workload, _, num_envs in rows:
         counts.setdefault(workload, set()).add(num_envs)
-    panels = [workload for workload, numbers in counts.items() if len(numbers) > 1] or list(counts)
+    # A line needs three points; the other workloads are in the tables.
+    panels = [workload for workload, numbers in counts.items() if len(numbers) > 2] or list(counts)
     height = -(-len(panels) // _COLUMNS)
     figure, axes = plt.subplots(
         height,
@@ -74,7 +75,7 @@ def plot_vector(record: Record, folder: Path) -> list[Path]:
     return files
 
 
-def _draw(axis: Any, workload: str, rows: dict[tuple[Any, ...], dict[str, Any]]) -> None:  # noqa: ANN401 - matplotlib is optional
+def _draw(axis: Any, workload: str, rows: dict[tuple[Any, ...], dict[str, Any]]) -> None:
     for name, colour in _COLOURS.items():
         points = sorted(
             (num_envs, row["env_steps_per_second"])
@@ -109,5 +110,5 @@ def _draw(axis: Any, workload: str, rows: dict[tuple[Any, ...], dict[str, Any]])
     axis.set_title(workload, fontsize=10)
     axis.set_xlabel("envs", fontsize=8)
     axis.set_ylabel("env steps/s", fontsize=8)
-    axis.tick_params(labelsize=8)
+    axis.tick_params(which="both", labelsize=8)
     axis.grid(alpha=0.3)

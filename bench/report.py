@@ -11,7 +11,7 @@ from typing import Any
 
 from envbus.bench.record import Record
 from envbus.bench.targets import best_peer, check, render_verdicts, rows_by
-from envbus.bench.variants import BASELINE, OURS, VARIANTS
+from envbus.bench.variants import BASELINE, OURS, VARIANTS, Role
 
 __all__ = ["render_details", "render_summary"]
 
@@ -33,14 +33,15 @@ def render_summary(records: Mapping[str, Record]) -> str:
     """Return the short tables, from the records at hand by kind."""
     parts = []
     if "vector" in records:
-        parts += [_conditions(records["vector"]), _vector_summary(records["vector"])]
+        record = records["vector"]
+        parts += [_conditions(record), _vector_summary(record), _first_come_table(record)]
     if "startup" in records:
         parts.append(_startup_table(records["startup"]))
     if "bus" in records:
         parts.append(_bus_table(records["bus"]))
     if "profile" in records:
         parts.append(_profile_table(records["profile"]))
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
 def render_details(records: Mapping[str, Record]) -> str:
@@ -108,6 +109,23 @@ def _vector_summary(record: Record) -> str:
     return _table(head, body) + "\n" + note
 
 
+def _first_come_table(record: Record) -> str:
+    body = [
+        [
+            f"{_TITLES.get(row['workload'], row['workload'])}, {row['num_envs']}",
+            _label(row["variant"]),
+            _rate(row),
+            _latency(row),
+        ]
+        for row in record["rows"]
+        if row["role"] == Role.FIRST_COME.value and row["status"] == "ok"
+    ]
+    if not body:
+        return ""
+    head = ["first come, first served: workload, envs", "", "env steps/s", "one batch p50 / p99"]
+    return _table(head, body)
+
+
 def _vector_details(record: Record, workload: str) -> str:
     numbers = list(
         dict.fromkeys(row["num_envs"] for row in record["rows"] if row["workload"] == workload)
@@ -122,11 +140,11 @@ def _vector_details(record: Record, workload: str) -> str:
         rates.append([label, *(_rate_with_spread(by_number.get(n)) for n in numbers)])
         latencies.append([label, *(_latency(by_number.get(n)) for n in numbers)])
         missing += [
-            f"- {label}, {n} envs: {row['reason']}"
+            f"- {label}, {_envs(n)}: {row['reason']}"
             for n, row in by_number.items()
             if row["status"] != "ok"
         ]
-    columns = [f"{n} envs" for n in numbers]
+    columns = [_envs(n) for n in numbers]
     text = (
         f"## {_TITLES.get(workload, workload)}\n\n"
         + _table(["env steps/s: median (quartiles), cores busy", *columns], rates)
@@ -179,7 +197,7 @@ def _profile_table(record: Record) -> str:
         [piece, *(_microseconds(values.get((piece, *case))) for case in cases)]
         for piece in dict.fromkeys(row["piece"] for row in rows)
     ]
-    head = ["one vector step, us", *(f"{workload}, {n} envs" for workload, n in cases)]
+    head = ["one vector step, us", *(f"{workload}, {_envs(n)}" for workload, n in cases)]
     return _table(head, body)
 
 
@@ -190,6 +208,10 @@ def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
         *("| " + " | ".join(cells) + " |" for cells in body),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _envs(number: int) -> str:
+    return f"{number} env" if number == 1 else f"{number} envs"
 
 
 def _label(variant: str) -> str:

@@ -112,7 +112,7 @@ def _ratios(record: Record) -> Iterator[Verdict]:
         ratio = _ratio(
             rows.get((workload, num_envs, OURS)), rows.get((workload, num_envs, BASELINE))
         )
-        target = f"{workload}, {num_envs} envs: times AsyncVectorEnv with shared memory"
+        target = f"{workload}:{num_envs}: times AsyncVectorEnv with shared memory"
         yield Verdict(target, ratio, limit, at_least=True)
 
 
@@ -124,7 +124,7 @@ def _ahead_of_all(record: Record) -> Iterator[Verdict]:
         peer = best_peer(record, workload, num_envs)
         name = "the fastest other library" if peer is None else peer["variant"]
         ratio = _ratio(rows[workload, num_envs, OURS], peer)
-        target = f"{workload}, {num_envs} envs: times the fastest blocking library ({name})"
+        target = f"{workload}:{num_envs}: times the fastest blocking library ({name})"
         yield Verdict(target, ratio, 1.0, at_least=True)
 
 
@@ -135,7 +135,7 @@ def _burn(record: Record) -> Iterator[Verdict]:
         ours = rows.get(("burn", num_envs, OURS))
         for other, limit in (("independent_2", BURN_RATIO), ("loop", 1.0)):
             ratio = _ratio(ours, rows.get(("burn", num_envs, other)))
-            yield Verdict(f"burn, {num_envs} envs: times {other}", ratio, limit, at_least=True)
+            yield Verdict(f"burn:{num_envs}: times {other}", ratio, limit, at_least=True)
 
 
 def _memory(record: Record) -> Iterator[Verdict]:

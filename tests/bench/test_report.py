@@ -60,3 +60,11 @@ def test_other_kinds_have_tables_of_their_own() -> None:
     assert "| 64 | envbus BusVectorEnv, 2 actors | 0.50 | 150 | 150 | 300 | 3 |" in text
     assert "| signal | pyzmq | 40.0 | 80.0 | 25,000 |" in text
     assert "| send | 12.0 |" in text
+
+
+def test_first_come_batches_have_a_table_of_their_own() -> None:
+    rows = [vector_row("jitter", 16, "envbus_pool", 7_000.0)]
+    assert "| envbus ActorPool, min_envs=1 | 7k |" in render_summary(
+        {"vector": record("vector", rows)}
+    )
+    assert "first come" not in render_summary({"vector": VECTOR})

@@ -13,9 +13,9 @@ def test_ratios_are_taken_within_one_result() -> None:
         "vector",
         [vector_row("null", 8, "envbus_shm", 50.0), vector_row("null", 8, "gym_async_shm", 10.0)],
     )
-    (ratio,) = by_target(check(result), "null, 8 envs: times AsyncVectorEnv")
+    (ratio,) = by_target(check(result), "null:8: times AsyncVectorEnv")
     assert (ratio.measured, ratio.met) == (5.0, True)
-    (other,) = by_target(check(result), "null, 64 envs: times AsyncVectorEnv")
+    (other,) = by_target(check(result), "null:64: times AsyncVectorEnv")
     assert (other.measured, other.met) == (None, None)
 
 
@@ -32,13 +32,13 @@ def test_the_best_peer_neither_spins_nor_stays_in_one_process() -> None:
     peer = best_peer(result, "null", 8)
     assert peer is not None
     assert peer["variant"] == "sb3_subproc"
-    (ahead,) = by_target(check(result), "null, 8 envs: times the fastest")
+    (ahead,) = by_target(check(result), "null:8: times the fastest")
     assert (ahead.measured, ahead.met) == (0.75, False)
 
 
 def test_with_one_env_being_ahead_of_all_is_not_asked() -> None:
     result = record("vector", [vector_row("null", 1, "envbus_shm", 1.0)])
-    assert by_target(check(result), "null, 1 envs: times the fastest") == []
+    assert by_target(check(result), "null:1: times the fastest") == []
 
 
 def test_memory_and_start_have_upper_limits() -> None:
