@@ -155,10 +155,11 @@ class Channel:
                 self.ended = True
                 raise ClosedError("the other side of the channel is gone") from error
 
-    def queue(self, message: Message) -> None:
-        """Send a message as soon as there is room, without waiting. A hang-up drops it."""
-        body = _encoder.encode(message)
-        self._outgoing += _PREFIX.pack(len(body), 0) + body
+    def queue(self, *messages: Message) -> None:
+        """Send messages as soon as there is room, without waiting. A hang-up drops them."""
+        for message in messages:
+            body = _encoder.encode(message)
+            self._outgoing += _PREFIX.pack(len(body), 0) + body
         self.flush()
 
     def flush(self) -> None:

@@ -25,6 +25,7 @@ import msgspec
 
 from envbus.bus.channel import Start
 from envbus.bus.descendants import MARK_VARIABLE, die_with_parent
+from envbus.bus.errors import ClosedError
 from envbus.bus.pipe import Pipe
 
 __all__ = ["ChildPlace", "become_child", "load_entry", "main"]
@@ -158,9 +159,10 @@ def _run(entry: str, place: ChildPlace) -> int:
     for fd in (place.pipe_fd, place.driver_fd):
         if fd >= 0:
             os.set_inheritable(fd, False)
+    watched_fd = os.dup(place.pipe_fd)  # stays open whatever the entry does with its own
     threading.Thread(
         target=_watch,
-        args=(os.dup(place.pipe_fd), place.driver_fd, place.server_pid),
+        args=(watched_fd, place.driver_fd, place.server_pid),
         name="envbus-watchdog",
         daemon=True,
     ).start()
@@ -173,12 +175,24 @@ def _run(entry: str, place: ChildPlace) -> int:
             return error.code & 0xFF
         print(error.code, file=sys.stderr)  # noqa: T201 (what the interpreter does)
         return 1
+    except ClosedError:
+        if not _driver_has_hung_up(watched_fd):
+            raise
+        # It was waiting for something from the driver, which has left. The SIGKILL that follows
+        # is only by chance later than this: no traceback.
+        return 1
     except KeyboardInterrupt:
         # Somebody interrupted this very process: end as if Python were not here, quietly.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         return 1
     return 0
+
+
+def _driver_has_hung_up(pipe_fd: int) -> bool:
+    poller = select.poll()
+    poller.register(pipe_fd, 0)  # a hang-up is always reported
+    return bool(poller.poll(0))
 
 
 def _watch(pipe_fd: int, driver_fd: int, server_pid: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import sys
 import time
@@ -91,7 +90,7 @@ def kill_marked(mark: bytes, timeout: float) -> bool:
             return True
         if time.monotonic() >= deadline:
             return False
-        select.select([], [], [], 0.01)  # the killed ones need a moment to be gone
+        time.sleep(0.01)  # the killed ones need a moment to be gone
 
 
 def _prctl(option: int, value: int) -> bool:

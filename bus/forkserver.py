@@ -65,6 +65,9 @@ _DRIVER_CHECK_INTERVAL: Final = 1.0
 _SWEEP_TIMEOUT: Final = 2.0
 #: Seconds between sweeps while something is still dying.
 _SWEEP_INTERVAL: Final = 0.02
+#: Seconds that an orphan with no environment may take to get one: the kernel shows none while a
+#: program is being loaded. After that it is one that hides its origin.
+_LOADING_TIMEOUT: Final = 0.25
 #: Seconds for all children to be gone after the driver is.
 _END_TIMEOUT: Final = 5.0
 
@@ -97,7 +100,12 @@ class _Child:
         self.mark = mark
         #: Exit code or minus the signal's number, once it has ended.
         self.status: int | None = None
+        #: When its end is reported at the latest, and until when orphans may be loading.
         self.report_at = 0.0
+        self.loading_until = 0.0
+        #: What it has left and was killed. The kernel takes a dying process' environment away
+        #: before the process itself, so they are known by their ids until they are reaped.
+        self.remains: set[int] = set()
 
 
 class _Nursery:
@@ -196,6 +204,8 @@ class ForkServer:
         self._clear_wakeup()
 
     def _driver_lives(self) -> bool:
+        if self._driver_fd >= 0 and select.select([self._driver_fd], [], [], 0.0)[0]:
+            return False
         return os.getppid() == self._driver_pid
 
     def _on_main(self, message: Message, fds: list[int]) -> None:
@@ -282,6 +292,7 @@ class ForkServer:
             if child is not None:
                 child.status = status
                 child.report_at = time.monotonic() + _SWEEP_TIMEOUT
+                child.loading_until = time.monotonic() + _LOADING_TIMEOUT
                 self._dying.append(child)
 
     def _sweep(self) -> None:
@@ -291,17 +302,20 @@ class ForkServer:
         left = self._orphans()
         now = time.monotonic()
         for child in list(self._dying):
-            mine = [
-                orphan
+            mine = {
+                orphan.pid
                 for orphan in left
-                if child.mark in orphan.environ
+                if orphan.pid in child.remains
+                or child.mark in orphan.environ
                 or orphan.session == child.pid
                 # Nobody else could have started those that hide their origin.
                 or not (self._running or self._token.encode() in orphan.environ)
-            ]
-            for orphan in mine:
-                _kill(orphan.pid)
-            if not mine or now >= child.report_at:
+            }
+            for pid in mine - child.remains:
+                _kill(pid)
+            child.remains = mine
+            loading = now < child.loading_until and any(not orphan.environ for orphan in left)
+            if not (mine or loading) or now >= child.report_at:
                 self._dying.remove(child)
                 del child.nursery.children[child.number]
                 assert child.status is not None
@@ -312,9 +326,7 @@ class ForkServer:
     # --- the rest ----------------------------------------------------------------------------
 
     def _orphans(self) -> list[Orphan]:
-        """Return living orphans; dead ones are reaped by the next `_reap`."""
-        found = orphans(self._running, self._token.encode())
-        return [orphan for orphan in found if orphan.environ or orphan.session]
+        return orphans(self._running, self._token.encode())
 
     def _pause(self) -> None:
         """Wait a moment, or until a child has ended."""

@@ -218,6 +218,8 @@ class Pipe:
         for old in [known for known in self._stash if known < self._oldest_wanted]:
             self._drop(old)
         while number not in self._stash:
+            if number < self._oldest_wanted:
+                raise TransportError(f"parcel {number} is gone: later ones were asked for")
             if self._read_one():
                 continue
             if self._hung_up:

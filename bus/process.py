@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -34,7 +35,7 @@ from envbus.bus.channel import (
 )
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
 from envbus.bus.pipe import Pipe
-from envbus.bus.server_process import ServerProcess, server_for
+from envbus.bus.server_process import ServerProcess, module_path, server_for
 
 __all__ = ["DEFAULT_METHOD", "Child", "ExitStatus", "Nursery", "NurseryStatistics"]
 
@@ -76,8 +77,8 @@ class Child:
     Attributes:
         name: As given to `start`.
         pid: Its process id; also that of its session and process group.
-        pipe: The driver's end of its pipe. Closed by `Nursery.close`, or once its end has been
-            reported and this object is dropped.
+        pipe: The driver's end of its pipe. Closed by `Nursery.close`; after the child's end it
+            may still hold parcels.
         exit_status: How it ended; None until `exits` or `close` has reported it.
     """
 
@@ -130,9 +131,12 @@ class Nursery:
         self._children: dict[int, Child] = {}
         self._numbers = 0
         self._killed: set[int] = set()
+        #: What is known of the ends of children, by number, besides their statuses.
+        self._notes: dict[int, str] = {}
         self._exited = 0
         self._lost_servers = 0
         self._closed = False
+        self._server_was_up = False
         self._links = _Links()
         self._server: ServerProcess | None = None
         self._finalizer = weakref.finalize(self, _abandon, self._links, self._children, self._owner)
@@ -182,34 +186,23 @@ class Nursery:
         if not all(entry.partition(":")):
             raise ConfigError(f"an entry is 'module:function', not {entry!r}")
         deadline = time.monotonic() + timeout
-        if self._server is None or not self._server.is_alive():
-            self._lose_server()
-            self._attach()
         self._numbers += 1
-        number = self._numbers
         message = Start(
-            number=number,
+            number=self._numbers,
             entry=entry,
             method=method,
             cwd=_current_directory() if cwd is None else os.fsencode(cwd),
             environ=_encode_environ(os.environ if environ is None else environ),
-            path=[os.fsencode(part) for part in sys.path if isinstance(part, str)],
+            path=[os.fsencode(part) for part in module_path()],
             argv=[os.fsencode(part) for part in getattr(sys, "argv", ["-c"])],
         )
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        pipe = Pipe(ours)
         try:
-            with theirs, _standard_streams() as streams:
-                self._send(message, [theirs.fileno(), *streams], timeout)
-            pid = self._wait_for_start(number, deadline)
-        except BaseException:
-            pipe.close()
-            with contextlib.suppress(EnvbusError):
-                self._links.control.send(Kill(number), timeout=0.0)
-            raise
-        child = Child(name, pid, pipe, number)
-        self._children[number] = child
-        return child
+            return self._start(name, message, deadline)
+        except StartError:
+            if not self._server_was_up or not self._links.control.ended:
+                raise
+        # The server served before and ended under this start, and its children with it.
+        return self._start(name, message, deadline)
 
     # --- watch -------------------------------------------------------------------------------
 
@@ -229,11 +222,11 @@ class Nursery:
         When a child is reported, nothing that it started is left either.
         """
         self._check_usable()
-        news = self._links.news.read()
-        ended = [self._on_exit(message) for message, _ in news]
+        ended = [self._on_exit(message) for message, _ in self._links.news.read()]
         if self._links.news.ended:
-            ended += self._lose_server()
-        return [(child, status) for child, status in filter(None, ended)]
+            self._lose_server()
+            ended += [self._on_exit(message) for message, _ in self._links.news.read()]
+        return [child_and_status for child_and_status in ended if child_and_status is not None]
 
     def statistics(self) -> NurseryStatistics:
         """Return counts since the nursery was made."""
@@ -275,9 +268,8 @@ class Nursery:
                 self.kill(child)
             self._wait_for_exits(time.monotonic() + _KILL_TIMEOUT)
             if self._children and not self._server_answers():
-                assert self._server is not None
-                self._server.bury()  # stopped or stuck: its death is its children's
-                self._lose_server()
+                self._lose_server()  # stopped or stuck: its death is its children's
+                self.exits()
             for child in self._children.values():
                 logger.warning("%s (pid %d) was killed and has not ended", child.name, child.pid)
         finally:
@@ -285,6 +277,8 @@ class Nursery:
             for child in late:
                 child.pipe.close()
             self._finalizer()
+            if self._directory is not None:
+                shutil.rmtree(self._directory, ignore_errors=True)  # the server may be dead
         return late
 
     def __enter__(self) -> Nursery:
@@ -305,16 +299,36 @@ class Nursery:
         if self._owner != os.getpid():
             raise ClosedError(f"this nursery belongs to process {self._owner}; make a new one here")
 
+    def _start(self, name: str, message: Start, deadline: float) -> Child:
+        """Have the server start a child, after giving it a successor if it is gone."""
+        if self._server is None or not self._server.is_alive() or self._links.control.ended:
+            self._lose_server()
+            self._attach()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        pipe = Pipe(ours)
+        try:
+            with theirs, _standard_streams() as streams:
+                self._send(message, [theirs.fileno(), *streams], deadline)
+            pid = self._wait_for_start(message.number, deadline)
+        except BaseException:
+            pipe.close()
+            with contextlib.suppress(EnvbusError):
+                self._links.control.send(Kill(message.number), timeout=0.0)
+            raise
+        child = Child(name, pid, pipe, message.number)
+        self._children[message.number] = child
+        return child
+
     def _attach(self) -> None:
         """Give the far ends of new links to a server that lives."""
+        self._server_was_up = False
         self._server = server_for(self._preload)
-        self._links.renew()
         self._server.attach(*self._links.far_ends(), self._directory)
         self._links.drop_far_ends()
 
-    def _send(self, message: Message, fds: Sequence[int], timeout: float) -> None:
+    def _send(self, message: Message, fds: Sequence[int], deadline: float) -> None:
         try:
-            self._links.control.send(message, fds, timeout=timeout)
+            self._links.control.send(message, fds, timeout=deadline - time.monotonic())
         except EnvbusError as error:
             raise StartError(f"{error}: {self._describe_server()}") from error
 
@@ -330,6 +344,7 @@ class Nursery:
                 case NotStarted(answered, text) if answered == number:
                     raise StartError(f"the fork server could not start a child: {text}")
                 case Attached(failures):
+                    self._server_was_up = True
                     for failure in failures:
                         logger.warning("the fork server could not import %s", failure)
                 case _:
@@ -344,33 +359,30 @@ class Nursery:
         child = self._children.pop(message.number, None)
         if child is None:
             return None  # its start was given up
+        note = self._notes.pop(message.number, "")
         if message.status >= 0:
-            status = ExitStatus(code=message.status)
+            status = ExitStatus(code=message.status, note=note)
         else:
-            status = ExitStatus(signal=-message.status)
+            status = ExitStatus(signal=-message.status, note=note)
         child.exit_status = status
         self._exited += 1
         return child, status
 
-    def _lose_server(self) -> list[tuple[Child, ExitStatus] | None]:
-        """Take note that the server is gone, and with it all children."""
+    def _lose_server(self) -> None:
+        """Take note that the server is gone; the ends of all children are then news."""
         if self._server is None:
-            return []
+            return
         note = self._server.describe_end().splitlines()[0]
         self._server.bury()
         self._server = None
         self._lost_servers += 1
         logger.warning("%s; its children are killed", note)
-        ended: list[tuple[Child, ExitStatus] | None] = [
-            self._on_exit(message) for message, _ in self._links.news.read()
-        ]
-        for child in list(self._children.values()):
-            del self._children[child._number]
-            child.exit_status = ExitStatus(signal=signal.SIGKILL, note=note)
-            self._exited += 1
-            ended.append((child, child.exit_status))
-        self._links.renew()
-        return ended
+        ends = [message for message, _ in self._links.news.read()]
+        reported = {end.number for end in ends if isinstance(end, Exited)}
+        for number in self._children.keys() - reported:
+            self._notes[number] = note
+            ends.append(Exited(number, -signal.SIGKILL))
+        self._links.renew(ends)
 
     def _wait_for_exits(self, deadline: float) -> None:
         while self._children:
@@ -405,13 +417,18 @@ class _Links:
         self.control, self._far_control = _channel_pair()
         self.news, self._far_news = _channel_pair()
 
-    def renew(self) -> None:
-        """Replace both sockets; the descriptor of the news stays the same number."""
+    def renew(self, news: Sequence[Message]) -> None:
+        """Replace both sockets; the descriptor of the news stays the same number.
+
+        Args:
+            news: What is to be read from the new socket first, as if the server had sent it.
+        """
         self.control.close()
         self.drop_far_ends()
         self.control, self._far_control = _channel_pair()
         near, self._far_news = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.news.replace(near)
+        Channel(self._far_news).queue(*news)
 
     def far_ends(self) -> tuple[int, int]:
         """Return the descriptors that are the server's to be."""

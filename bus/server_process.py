@@ -23,7 +23,7 @@ from envbus.bus.descendants import MARK_VARIABLE, kill_marked
 from envbus.bus.errors import ConfigError, EnvbusError, StartError
 from envbus.bus.forkserver import BOOTSTRAP
 
-__all__ = ["ServerProcess", "server_for"]
+__all__ = ["ServerProcess", "module_path", "server_for"]
 
 #: Seconds for the server to take a message of some hundred bytes. It reads while it is not
 #: importing, and the socket has room for hundreds of them meanwhile.
@@ -139,7 +139,7 @@ class ServerProcess:
             MARK_VARIABLE: f"{marks},{self._token}-000000".lstrip(","),
         }
         config = {
-            "path": [entry for entry in sys.path if isinstance(entry, str)],
+            "path": module_path(),
             "preload": preload,
             "main_fd": theirs.fileno(),
             "driver_pid": self._owner,
@@ -168,6 +168,16 @@ class ServerProcess:
         size = os.fstat(self._log.fileno()).st_size
         start = max(0, size - _TAIL_CHARACTERS)
         return os.pread(self._log.fileno(), size - start, start).decode(errors="replace").strip()
+
+
+def module_path() -> list[str]:
+    """Return where this process finds modules now, in a form that holds in other directories."""
+    entries: list[object] = list(sys.path)  # programs do put other things there
+    path = [entry for entry in entries if isinstance(entry, str)]
+    try:
+        return [entry or os.getcwd() for entry in path]
+    except FileNotFoundError:  # the working directory was removed: nothing is found there
+        return [entry for entry in path if entry]
 
 
 def server_for(preload: Sequence[str]) -> ServerProcess:

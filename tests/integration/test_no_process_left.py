@@ -1,0 +1,151 @@
+"""Kill drivers and servers in the worst moments: nothing that they started may stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.nursery_children import Driver, is_alive, traced, wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
+ENTRIES = pytest.mark.parametrize("entry", ["wait_for_the_driver", "hold_the_interpreter_lock"])
+
+DRIVER = """
+import json, os, sys, time
+from envbus.bus.process import Nursery
+
+directory = os.path.join(os.getcwd(), "bus")
+os.mkdir(directory)
+open(os.path.join(directory, "socket"), "w").close()
+nursery = Nursery(preload=("numpy",), directory=directory)
+pids = []
+for _ in range(3):
+    child = nursery.start("child", "nursery_children:{entry}", method="{method}")
+    assert child.pipe.receive_bytes(1, 60.0) == b"up"
+    pids.append(child.pid)
+for what_then in {family}:
+    child = nursery.start("family", "nursery_children:start_family", method="{method}")
+    child.pipe.send_bytes(1, what_then)
+    pids += [child.pid, *json.loads(child.pipe.receive_bytes(1, 60.0))]
+print(json.dumps(pids), flush=True)
+{then}
+"""
+
+
+def start(
+    tmp_path: Path,
+    entry: str,
+    method: str,
+    then: str = "time.sleep(600)",
+    family: tuple[bytes, ...] = (b"hold hide", b"wait hide"),
+) -> Driver:
+    source = DRIVER.format(entry=entry, method=method, then=then, family=family)
+    return Driver(source, tmp_path)
+
+
+def wait_until_nothing_is_left(driver: Driver, pids: list[int], tmp_path: Path) -> None:
+    wait_until(lambda: not any(map(is_alive, pids)), f"the ends of {pids}")
+    wait_until(lambda: not traced(driver.trace), "the end of all that it has started")
+    wait_until(lambda: not (tmp_path / "bus").exists(), "the directory's removal")
+
+
+@METHODS
+@ENTRIES
+def test_a_killed_driver_leaves_nothing(entry: str, method: str, tmp_path: Path) -> None:
+    with start(tmp_path, entry, method) as driver:
+        pids = driver.read()
+        assert all(map(is_alive, pids))
+        driver.kill()
+        wait_until_nothing_is_left(driver, pids, tmp_path)
+
+
+@METHODS
+def test_a_driver_killed_in_a_call_that_never_returns_leaves_nothing(
+    method: str, tmp_path: Path
+) -> None:
+    then = "import ctypes; ctypes.PyDLL(None).sleep(600)"
+    with start(tmp_path, "wait_for_the_driver", method, then) as driver:
+        pids = driver.read()
+        driver.kill()
+        wait_until_nothing_is_left(driver, pids, tmp_path)
+
+
+@METHODS
+def test_a_driver_that_exits_hard_leaves_nothing(method: str, tmp_path: Path) -> None:
+    with start(tmp_path, "hold_the_interpreter_lock", method, "os._exit(0)") as driver:
+        wait_until_nothing_is_left(driver, driver.read(), tmp_path)
+
+
+def test_a_terminated_driver_leaves_nothing(tmp_path: Path) -> None:
+    with start(tmp_path, "hold_the_interpreter_lock", "fork") as driver:
+        pids = driver.read()
+        driver.process.terminate()
+        wait_until_nothing_is_left(driver, pids, tmp_path)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+@METHODS
+def test_a_killed_server_takes_its_children_along(
+    signum: signal.Signals, method: str, tmp_path: Path
+) -> None:
+    then = """
+import select
+select.select([nursery], [], [], 60.0)
+print(json.dumps([status.describe() for _, status in nursery.exits()]), flush=True)
+child = nursery.start("child", "nursery_children:wait_for_the_driver")
+assert child.pipe.receive_bytes(1, 60.0) == b"up"
+nursery.close(0.0)
+"""
+    # Without the server's own doing, processes that hide their origin cannot be found.
+    family = (b"hold", b"wait") if signum == signal.SIGKILL else (b"hold hide", b"wait hide")
+    with start(tmp_path, "hold_the_interpreter_lock", method, then, family) as driver:
+        pids = driver.read()
+        server = psutil.Process(pids[0]).ppid()
+        os.kill(server, signum)
+        ended = driver.read()
+        assert ended
+        assert all("SIGKILL" in status for status in ended)
+        assert driver.finish()[0] == 0
+        wait_until(lambda: not any(map(is_alive, pids)), f"the ends of {pids}")
+        wait_until_nothing_is_left(driver, pids, tmp_path)
+
+
+def test_driver_and_server_killed_at_once_leave_no_children(tmp_path: Path) -> None:
+    with start(tmp_path, "hold_the_interpreter_lock", "fork", family=()) as driver:
+        pids = driver.read()
+        server = psutil.Process(pids[0]).ppid()
+        os.kill(server, signal.SIGSTOP)  # it cannot do a thing when the driver dies
+        driver.kill()
+        driver.process.wait()
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, pids)), f"the ends of {pids}")
+        wait_until(lambda: not traced(driver.trace), "the end of all that it has started")
+
+
+def test_children_of_a_stopped_server_see_their_driver_die(tmp_path: Path) -> None:
+    with start(tmp_path, "wait_for_the_driver", "fork") as driver:
+        pids = driver.read()
+        server = psutil.Process(pids[0]).parent()
+        assert server is not None
+        server.suspend()
+        driver.kill()
+        driver.process.wait()
+        wait_until(lambda: not any(map(is_alive, pids[:3])), f"the ends of {pids[:3]}")
+        server.resume()
+        wait_until_nothing_is_left(driver, pids, tmp_path)
+
+
+def test_ctrl_c_reaches_the_driver_only(tmp_path: Path) -> None:
+    with start(tmp_path, "wait_for_the_driver", "fork") as driver:
+        pids = driver.read()
+        driver.process.send_signal(signal.SIGINT)
+        _, _, err = driver.finish()
+        assert err.count("KeyboardInterrupt") == 1
+        assert err.count("Traceback") == 1
+        wait_until_nothing_is_left(driver, pids, tmp_path)

@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from envbus.bus.errors import ClosedError, ConfigError, StartError
+from envbus.bus.process import Child, ExitStatus, Nursery
+from tests.integration.nursery_children import PATIENCE, is_alive, wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
+
+
+@pytest.fixture(autouse=True)
+def children_can_import_their_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    with Nursery(preload=("numpy",)) as nursery:
+        yield nursery
+        nursery.close(0.0)
+
+
+def start(nursery: Nursery, entry: str, method: str = "fork") -> Child:
+    return nursery.start(entry, f"nursery_children:{entry}", method=method)
+
+
+def start_up(nursery: Nursery, entry: str, method: str = "fork") -> Child:
+    child = start(nursery, entry, method)
+    assert child.pipe.receive_bytes(1, PATIENCE) == b"up"
+    return child
+
+
+def tell_to_exit(child: Child, code: object) -> None:
+    child.pipe.send_bytes(1, json.dumps(code).encode())
+
+
+def next_exits(nursery: Nursery) -> list[tuple[Child, ExitStatus]]:
+    assert select.select([nursery], [], [], PATIENCE)[0]
+    return nursery.exits()
+
+
+# --- start ----------------------------------------------------------------------------------
+
+
+@METHODS
+def test_a_child_finds_the_world_of_its_driver(
+    nursery: Nursery, method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nursery.start("earlier", "nursery_children:raise_error")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ODD_BYTES", os.fsdecode(b"\xff\xfe"))
+    monkeypatch.syspath_prepend("/nowhere/at/all")
+    monkeypatch.setattr(sys, "argv", ["program", "--option"])
+    child = start(nursery, "tell_about_itself", method)
+    facts = json.loads(child.pipe.receive_bytes(1, PATIENCE))
+    assert facts["cwd"] == str(tmp_path)
+    assert facts["environ"]["ODD_BYTES"] == os.environ["ODD_BYTES"]
+    assert facts["environ"]["PATH"] == os.environ["PATH"]
+    assert facts["path"][0] == "/nowhere/at/all"
+    assert facts["argv"] == ["program", "--option"]
+    assert facts["pid"] == facts["session"] == child.pid
+    assert facts["stdin"] == ""
+    assert facts["sigint"]
+    assert facts["sigterm"]
+    assert not facts["context"]
+
+
+@METHODS
+def test_a_child_has_its_own_descriptors_only(nursery: Nursery, method: str) -> None:
+    others = [start_up(nursery, "wait_for_the_driver") for _ in range(3)]
+    child = start(nursery, "tell_about_itself", method)
+    facts = json.loads(child.pipe.receive_bytes(1, PATIENCE))
+    # Standard streams, the pipe, the watchdog's copy and the driver's pidfd, and the listing's own.
+    assert len(facts["descriptors"]) <= 7
+    assert facts["threads"] == ["MainThread", "envbus-watchdog"]
+    assert all(is_alive(other.pid) for other in others)
+
+
+def test_forked_children_draw_different_random_numbers(nursery: Nursery) -> None:
+    children = [start(nursery, "tell_about_itself") for _ in range(3)]
+    drawn = [json.loads(child.pipe.receive_bytes(1, PATIENCE))["numbers"] for child in children]
+    assert len({number for numbers in drawn for number in numbers}) == 6
+
+
+def test_working_directory_and_environment_can_be_chosen(nursery: Nursery, tmp_path: Path) -> None:
+    child = nursery.start(
+        "chosen",
+        "nursery_children:tell_about_itself",
+        cwd=tmp_path,
+        environ={"ONLY": "this"},
+    )
+    facts = json.loads(child.pipe.receive_bytes(1, PATIENCE))
+    assert facts["cwd"] == str(tmp_path)
+    assert facts["environ"].keys() == {"ONLY", "ENVBUS_ACTOR"}
+
+
+@pytest.mark.parametrize("entry", ["module", "module:", ":function"])
+def test_an_entry_names_a_function_of_a_module(nursery: Nursery, entry: str) -> None:
+    with pytest.raises(ConfigError, match="module:function"):
+        nursery.start("child", entry)
+
+
+def test_an_unknown_method_is_refused(nursery: Nursery) -> None:
+    with pytest.raises(ConfigError, match="threads"):
+        nursery.start("child", "os:getpid", method="threads")
+
+
+def test_a_string_is_no_list_of_modules() -> None:
+    with pytest.raises(ConfigError, match="numpy"):
+        Nursery(preload="numpy")
+
+
+def test_a_module_that_cannot_be_preloaded_is_left_to_the_children(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Nursery(preload=("no_such_module_at_all", "json")) as nursery:
+        start_up(nursery, "wait_for_the_driver")
+        assert nursery.close(0.0)
+    assert "no_such_module_at_all: ModuleNotFoundError" in caplog.text
+
+
+def test_a_server_that_dies_while_importing_is_named_with_its_last_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "deadly_import.py").write_text(
+        "import os, sys\nprint('about to go', file=sys.stderr, flush=True)\nos._exit(7)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    nursery = Nursery(preload=("deadly_import",))
+    with pytest.raises(StartError, match=r"(?s)exit code 7.*about to go"):
+        start(nursery, "wait_for_the_driver")
+    assert nursery.close() == []
+
+
+def test_a_server_that_imports_for_ever_is_waited_for_within_the_time_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "endless_import.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with (
+        Nursery(preload=("endless_import",)) as nursery,
+        pytest.raises(StartError, match="does not answer"),
+    ):
+        nursery.start("child", "nursery_children:wait_for_the_driver", timeout=0.2)
+
+
+# --- ends -----------------------------------------------------------------------------------
+
+
+@METHODS
+@pytest.mark.parametrize(("told", "code"), [(0, 0), (None, 0), (7, 7), (256 + 3, 3), ("text", 1)])
+def test_system_exit_gives_the_code_that_the_interpreter_would(
+    nursery: Nursery, method: str, told: object, code: int
+) -> None:
+    child = start(nursery, "exit_as_told", method)
+    tell_to_exit(child, told)
+    assert next_exits(nursery) == [(child, ExitStatus(code=code))]
+    assert child.exit_status == ExitStatus(code=code)
+    assert nursery.exits() == []
+
+
+@METHODS
+def test_an_exception_is_printed_and_gives_exit_code_one(
+    nursery: Nursery, method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = start(nursery, "raise_error", method)
+    assert next_exits(nursery) == [(child, ExitStatus(code=1))]
+    printed = capfd.readouterr().err
+    assert "ValueError: raised by the entry" in printed
+    assert "nursery_children.py" in printed
+
+
+def test_an_entry_that_is_not_there_is_the_childs_error(
+    nursery: Nursery, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = nursery.start("child", "nursery_children:no_such_function")
+    assert next_exits(nursery) == [(child, ExitStatus(code=1))]
+    assert "no_such_function" in capfd.readouterr().err
+
+
+@METHODS
+def test_what_is_printed_is_flushed_and_exit_handlers_run(
+    nursery: Nursery, method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start(nursery, "print_at_exit", method)
+    ((_, status),) = next_exits(nursery)
+    assert status == ExitStatus(code=0)
+    assert capfd.readouterr().out == (
+        "printed by the entry;printed by a thread\nprinted by an exit handler"
+    )
+
+
+@METHODS
+def test_an_interrupted_child_ends_quietly(
+    nursery: Nursery, method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = start(nursery, "interrupt_itself", method)
+    assert next_exits(nursery) == [(child, ExitStatus(signal=signal.SIGINT))]
+    assert capfd.readouterr().err == ""
+
+
+@METHODS
+def test_a_hard_exit_is_reported_with_its_code(nursery: Nursery, method: str) -> None:
+    child = start_up(nursery, "exit_hard", method)
+    assert next_exits(nursery) == [(child, ExitStatus(code=9))]
+    with pytest.raises(ClosedError):
+        child.pipe.receive_bytes(2, PATIENCE)
+
+
+@METHODS
+def test_a_killed_child_is_reported_with_its_signal(nursery: Nursery, method: str) -> None:
+    child = start_up(nursery, "hold_the_interpreter_lock", method)
+    other = start_up(nursery, "wait_for_the_driver", method)
+    os.kill(child.pid, signal.SIGKILL)
+    ((ended, status),) = next_exits(nursery)
+    assert (ended, status.describe()) == (child, "signal SIGKILL")
+    assert nursery.children == (other,)
+
+
+@METHODS
+def test_kill_ends_a_child_in_a_call_that_never_returns(nursery: Nursery, method: str) -> None:
+    child = start_up(nursery, "hold_the_interpreter_lock", method)
+    nursery.kill(child)
+    assert next_exits(nursery) == [(child, ExitStatus(signal=signal.SIGKILL))]
+    nursery.kill(child)  # it may have ended by itself: not an error
+
+
+@METHODS
+@pytest.mark.parametrize("what_then", [b"exit hide", b"hold hide", b"wait hide", b"wait"])
+def test_when_an_end_is_reported_nothing_that_the_child_started_is_left(
+    nursery: Nursery, method: str, what_then: bytes
+) -> None:
+    # Who hides all traces of where it comes from is taken for the last child's that dies.
+    neighbour = None if b"hide" in what_then else start_up(nursery, "wait_for_the_driver")
+    child = start(nursery, "start_family", method)
+    child.pipe.send_bytes(1, what_then)
+    pids = json.loads(child.pipe.receive_bytes(1, PATIENCE))
+    if b"exit" not in what_then:
+        os.kill(child.pid, signal.SIGKILL)
+    ((ended, _),) = next_exits(nursery)
+    assert ended is child
+    assert [pid for pid in pids if is_alive(pid)] == []
+    assert neighbour is None or is_alive(neighbour.pid)
+
+
+# --- close ----------------------------------------------------------------------------------
+
+
+@METHODS
+def test_close_kills_whoever_does_not_leave_and_says_who(nursery: Nursery, method: str) -> None:
+    stubborn = start_up(nursery, "ignore_terminate", method)
+    polite = start(nursery, "exit_as_told", method)
+    os.kill(stubborn.pid, signal.SIGTERM)
+    tell_to_exit(polite, 0)
+    wait_until(lambda: not is_alive(polite.pid), "the polite child's end")
+    assert nursery.close(0.5) == [stubborn]
+    assert not is_alive(stubborn.pid)
+    assert polite.exit_status == ExitStatus(code=0)
+    assert stubborn.exit_status == ExitStatus(signal=signal.SIGKILL)
+    statistics = nursery.statistics()
+    assert (statistics.started, statistics.exited, statistics.killed) == (2, 2, 1)
+
+
+def test_close_twice_is_close_once(nursery: Nursery) -> None:
+    start_up(nursery, "wait_for_the_driver")
+    assert len(nursery.close(0.0)) == 1
+    assert nursery.close(0.0) == []
+    for use in (nursery.exits, nursery.fileno, lambda: start(nursery, "raise_error")):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_a_nursery_may_be_closed_in_another_thread(nursery: Nursery) -> None:
+    child = start_up(nursery, "wait_for_the_driver")
+    killed: list[Child] = []
+    thread = threading.Thread(target=lambda: killed.extend(nursery.close(0.0)))
+    thread.start()
+    thread.join(PATIENCE)
+    assert killed == [child]
+    assert not is_alive(child.pid)
+
+
+def test_a_nursery_that_is_dropped_takes_its_children_along(tmp_path: Path) -> None:
+    directory = tmp_path / "bus"
+    directory.mkdir()
+    nursery = Nursery(preload=("numpy",), directory=directory)
+    children = [start_up(nursery, "hold_the_interpreter_lock") for _ in range(2)]
+    pids = [child.pid for child in children]
+    del nursery, children
+    gc.collect()
+    wait_until(lambda: not any(map(is_alive, pids)), "the children's ends")
+    wait_until(lambda: not directory.exists(), "the directory's removal")
+
+
+def test_dropping_one_nursery_leaves_the_others_alone(nursery: Nursery) -> None:
+    child = start_up(nursery, "wait_for_the_driver")
+    with Nursery(preload=("numpy",)) as other:
+        (killed,) = [start_up(other, "wait_for_the_driver")]
+        assert other.close(0.0) == [killed]
+    assert is_alive(child.pid)
+
+
+def test_the_directory_goes_with_the_nursery(tmp_path: Path) -> None:
+    directory = tmp_path / "bus"
+    directory.mkdir(mode=0o700)
+    (directory / "socket").touch()
+    with Nursery(preload=("numpy",), directory=directory) as nursery:
+        start_up(nursery, "wait_for_the_driver")
+        assert directory.exists()
+        nursery.close(0.0)
+    assert not directory.exists()
+
+
+# --- the server's death ---------------------------------------------------------------------
+
+
+def server_of(child: Child) -> psutil.Process:
+    parent = psutil.Process(child.pid).parent()
+    assert parent is not None
+    return parent
+
+
+@METHODS
+def test_when_the_server_is_killed_its_children_are_and_a_new_one_starts(
+    nursery: Nursery, method: str
+) -> None:
+    child = start(nursery, "start_family", method)
+    child.pipe.send_bytes(1, b"wait")
+    family = [child.pid, *json.loads(child.pipe.receive_bytes(1, PATIENCE))]
+    watched = nursery.fileno()
+    server_of(child).kill()
+    ((ended, status),) = next_exits(nursery)
+    assert ended is child
+    assert status.signal == signal.SIGKILL
+    assert "fork server" in status.describe()
+    assert [pid for pid in family if is_alive(pid)] == []
+    assert not select.select([nursery], [], [], 0.0)[0]
+    successor = start_up(nursery, "wait_for_the_driver", method)
+    assert nursery.fileno() == watched
+    os.kill(successor.pid, signal.SIGKILL)
+    assert next_exits(nursery) == [(successor, ExitStatus(signal=signal.SIGKILL))]
+    assert nursery.statistics().lost_servers == 1
+
+
+def test_a_start_after_the_servers_death_does_not_swallow_the_ends_of_others(
+    nursery: Nursery,
+) -> None:
+    lost = start_up(nursery, "wait_for_the_driver")
+    server = server_of(lost)
+    server.kill()
+    wait_until(lambda: not is_alive(server.pid), "the server's end")
+    fresh = start_up(nursery, "wait_for_the_driver")
+    ((ended, status),) = next_exits(nursery)
+    assert (ended, status.signal) == (lost, signal.SIGKILL)
+    assert nursery.children == (fresh,)
+
+
+def test_a_server_that_is_stopped_does_not_keep_close_from_ending(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envbus.bus.process._KILL_TIMEOUT", 0.2)
+    monkeypatch.setattr("envbus.bus.process._ANSWER_TIMEOUT", 0.2)
+    child = start_up(nursery, "wait_for_the_driver")
+    server_of(child).suspend()
+    assert nursery.close(0.0) == [child]
+    assert not is_alive(child.pid)
+
+
+# --- leaks ----------------------------------------------------------------------------------
+
+
+@METHODS
+def test_fifty_nurseries_leave_no_descriptor_process_or_thread(method: str) -> None:
+    def cycle(round_number: int) -> None:
+        with Nursery(preload=("numpy",)) as nursery:
+            child = start(nursery, "exit_as_told", method)
+            tell_to_exit(child, 0)
+            if round_number % 5 == 0:
+                nursery.kill(child)
+
+    cycle(0)
+    this = psutil.Process()
+    before = this.num_fds(), this.num_threads(), len(this.children(recursive=True))
+    for round_number in range(50):
+        cycle(round_number)
+    wait_until(
+        lambda: (this.num_fds(), this.num_threads(), len(this.children(recursive=True))) == before,
+        f"the state before: {before}",
+    )
