@@ -62,7 +62,9 @@ def serve_remote(endpoint: str, *, name: str | None = None, timeout: float = 60.
         codec=PlainCodec(placeholders=("infos",)),
         patience=PATIENCE,
     )
-    heartbeats = Heartbeats(lambda: connect(b".heartbeat"), identity, HEARTBEAT)
+    heartbeats = Heartbeats(
+        lambda: connect(b".heartbeat"), identity, HEARTBEAT, on_unknown=worker.on_unknown
+    )
     try:
         worker.join(timeout)
         heartbeats.start()

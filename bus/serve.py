@@ -5,6 +5,7 @@ Leaves out what requests mean (the handlers are the caller's) and how the proces
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -38,13 +39,16 @@ from envbus.bus.messages import (
 )
 from envbus.bus.transport import Frames, PeerTransport
 
-__all__ = ["Codec", "Handlers", "Heartbeats", "PlainCodec", "Worker", "describe"]
+__all__ = ["HELLO_ID", "Codec", "Handlers", "Heartbeats", "PlainCodec", "Worker", "describe"]
 
 logger = logging.getLogger("envbus.bus.serve")
 
 P = TypeVar("P", bound=Payload)
 Handlers = Mapping[type[Request[Any]], Callable[[Any], Reply]]
 
+#: Request id of a hello; requests, counted from 1, never get that far. So its refusal is told
+#: from complaints, which have the id 0, and from failures of requests.
+HELLO_ID = 2**62
 #: Seconds between looks at whether the worker was told to stop.
 _IDLE_WAIT = 1.0
 
@@ -106,6 +110,9 @@ class Worker:
         codec: How payloads become frames.
         patience: Seconds that the broker may be out of reach before `run` gives up; None: for
             ever, for a worker whose process is watched over another way.
+        rejoin: What a worker with heartbeats does when its broker, started again or after a long
+            silence, does not know it any more: say hello again, or leave, as what it holds
+            belongs to somebody who has given it up.
     """
 
     def __init__(
@@ -117,6 +124,7 @@ class Worker:
         incarnation: int = 0,
         codec: Codec | None = None,
         patience: float | None = None,
+        rejoin: bool = False,
     ) -> None:
         self._transport = transport
         self._hello = hello
@@ -124,11 +132,17 @@ class Worker:
         self._incarnation = incarnation
         self._codec = codec or PlainCodec()
         self._patience = patience
+        self._rejoin = rejoin
+        self._unknown = False
         self._stopping = False
 
     def stop(self) -> None:
         """Let `run` return after the present request. May be called from a handler."""
         self._stopping = True
+
+    def on_unknown(self) -> None:
+        """The broker does not know this worker any more. May be called from any thread."""
+        self._unknown = True
 
     def join(self, timeout: float) -> Welcome:
         """Say hello and return the broker's answer.
@@ -138,7 +152,7 @@ class Worker:
             VersionMismatchError: The broker speaks another protocol version.
             ProtocolError: The broker refuses this peer; the message says why.
         """
-        self._send(Kind.REQUEST, 0, self._hello, ttl=timeout)
+        self._send(Kind.REQUEST, HELLO_ID, self._hello, ttl=timeout)
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             frames = self._transport.receive(left)
@@ -163,7 +177,9 @@ class Worker:
         try:
             while not self._stopping:
                 frames = self._transport.receive(_IDLE_WAIT)
-                if frames is not None:
+                if self._unknown:
+                    self._come_back()
+                elif frames is not None:
                     self._take(frames)
                 elif self._patience is not None and self._transport.lost_for() > self._patience:
                     logger.error(
@@ -189,8 +205,30 @@ class Worker:
         elif header.kind is Kind.NOTICE and header.payload_type == Shutdown.__name__:
             self._stopping = True
         elif header.kind is Kind.FAILURE:
-            failed = decode(Failed, frames[1:])
-            logger.warning("%s was told: %s", self._hello.name, failed.message)
+            self._on_failure(header, decode(Failed, frames[1:]))
+
+    def _on_failure(self, header: Header, failed: Failed) -> None:
+        """The broker complains, or refuses a hello that was said again."""
+        logger.warning("%s was told: %s", self._hello.name, failed.message)
+        if header.request_id == HELLO_ID:
+            self._stopping = True
+        elif self._hello.heartbeat and failed.code is FailureCode.PROTOCOL:
+            self._unknown = True
+
+    def _come_back(self) -> None:
+        """Do as `rejoin` says."""
+        # What came until now is of a life of the broker that is over: its request ids may be given
+        # out anew, so that answers would be taken for those of other requests.
+        while self._transport.receive(0.0) is not None:
+            pass
+        self._unknown = False
+        if self._rejoin:
+            logger.warning("%s says hello again: the broker forgot it", self._hello.name)
+            with contextlib.suppress(QueueFullError):
+                self._send(Kind.REQUEST, HELLO_ID, self._hello, ttl=_IDLE_WAIT)
+        else:
+            logger.error("%s leaves: the broker has given it up", self._hello.name)
+            self._stopping = True
 
     def _answer(self, header: Header, frames: Frames) -> None:
         try:
@@ -251,14 +289,20 @@ class Heartbeats:
         connect: Makes the thread's transport; called in the thread that uses it.
         identity: Routing id of the peer that is alive.
         interval: Seconds between two.
+        on_unknown: Called, in the thread, when the broker says that it does not know that peer.
     """
 
     def __init__(
-        self, connect: Callable[[], PeerTransport], identity: bytes, interval: float
+        self,
+        connect: Callable[[], PeerTransport],
+        identity: bytes,
+        interval: float,
+        on_unknown: Callable[[], object] | None = None,
     ) -> None:
         self._connect = connect
         self._identity = identity
         self._interval = interval
+        self._on_unknown = on_unknown
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="envbus-heartbeat", daemon=True)
 
@@ -286,5 +330,16 @@ class Heartbeats:
                     transport.send(frames)
                 except QueueFullError:
                     logger.debug("heartbeat skipped: the broker does not read")
+                while (answer := transport.receive(0.0)) is not None:
+                    self._take(answer)
         finally:
             transport.close()
+
+    def _take(self, frames: Frames) -> None:
+        """Read the only answer that a heartbeat ever gets: that its peer is not known."""
+        try:
+            header = decode_header(frames[0])
+        except ProtocolError:
+            return
+        if header.kind is Kind.FAILURE and self._on_unknown is not None:
+            self._on_unknown()

@@ -184,6 +184,7 @@ class ZmqPeer:
         self._timeout_ms = -1
         self._closed = False
         self._lost_since: float | None = None
+        self._watched: list[tuple[Any, int]] = [(self._socket, _POLLIN)]
         _set_limits(self._socket, max_frame_bytes)
         if endpoint.startswith("tcp:"):  # a cable can be pulled; a process of this host cannot
             for option in (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT):
@@ -224,6 +225,17 @@ class ZmqPeer:
             return None
         except zmq.ZMQError as exc:
             raise self._translate(exc) from exc
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
+        try:
+            return bool(zmq.zmq_poll(self._watched, math.ceil(timeout * 1000)))
+        except zmq.ZMQError as exc:
+            raise self._translate(exc) from exc
+
+    def watch(self, fd: int) -> None:
+        """Let `wait` also return when `fd` is readable or hung up."""
+        self._watched.append((fd, _POLLIN))
 
     def lost_for(self) -> float:
         """Return for how many seconds the broker has been out of reach; 0.0 if it is not.

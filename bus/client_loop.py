@@ -1,0 +1,552 @@
+"""What a client's own thread does: it alone uses the socket, keeps deadlines, settles futures.
+
+Leaves out what callers see (`client.py`). Callers' threads meet this one at one queue only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from envbus.bus.broker import failure_to_error
+from envbus.bus.codec import decode, decode_header, encode, encode_header
+from envbus.bus.errors import (
+    ClosedError,
+    DecodeError,
+    EnvbusError,
+    OverloadedError,
+    PeerLostError,
+    ProtocolError,
+    QueueFullError,
+    RequestTimeoutError,
+    VersionMismatchError,
+)
+from envbus.bus.messages import (
+    PROTOCOL_VERSION,
+    Failed,
+    FailureCode,
+    Header,
+    Heartbeat,
+    Hello,
+    Kind,
+    Payload,
+    Reply,
+    Welcome,
+)
+from envbus.bus.pending import LOCAL, Pending, PendingRequests
+from envbus.bus.serve import HELLO_ID, Codec
+from envbus.bus.transport import Frames, PeerTransport
+
+__all__ = ["ClientLoop", "ClientStatistics", "ClientTransport", "Question", "Telling"]
+
+logger = logging.getLogger("envbus.bus.client")
+
+#: Seconds beyond a request's deadline, which the broker keeps, until this side gives it up: only
+#: a broker that is gone says nothing for so long.
+GRACE = 1.0
+#: Seconds between two hellos while none is answered.
+_HELLO_INTERVAL = 1.0
+#: What a lease is to the loop: it wakes up this often at least, in seconds.
+_LONGEST_WAIT = 1.0
+
+
+class ClientTransport(PeerTransport, Protocol):
+    """A peer's side that can also wait for a file descriptor."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
+        ...
+
+    def watch(self, fd: int) -> None:
+        """Let `wait` also return when `fd` is readable or hung up."""
+        ...
+
+
+class Question(msgspec.Struct, eq=False):
+    """A request of a caller, encoded, and the future that waits for its end."""
+
+    #: From 1, never used twice by one client.
+    request_id: int
+    to: str
+    payload_type: str
+    frames: Frames
+    #: Seconds of the monotonic clock, and how many it was given.
+    deadline: float
+    timeout: float
+    idempotent: bool
+    future: Future[Any]
+    #: Whether its first holder was lost and it was asked again.
+    resent: bool = False
+
+
+class Telling(msgspec.Struct, frozen=True):
+    """A notice of a caller, encoded."""
+
+    to: str
+    payload_type: str
+    frames: Frames
+
+
+class _Cancelled(msgspec.Struct, frozen=True):
+    request_id: int
+
+
+Order: TypeAlias = Question | Telling | _Cancelled
+
+
+class ClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one client. Those without `now` only grow."""
+
+    #: Requests whose future is not done.
+    pending_now: int
+    #: Requests asked, and how they ended.
+    asked: int
+    replies: int
+    failures: int
+    timeouts: int
+    cancelled: int
+    #: Asked a second time, after their holder was lost.
+    resent: int
+    #: Replies to requests that had ended already.
+    late_replies: int
+    #: Notices told, and those of them that were dropped as the broker did not read.
+    told: int
+    dropped_notices: int
+    #: Times that the broker, started again or out of patience, had to be told who this is.
+    rejoined: int
+
+
+class _Counts(msgspec.Struct):
+    asked: int = 0
+    replies: int = 0
+    failures: int = 0
+    timeouts: int = 0
+    cancelled: int = 0
+    resent: int = 0
+    late_replies: int = 0
+    told: int = 0
+    dropped_notices: int = 0
+    rejoined: int = 0
+
+
+class ClientLoop:
+    """The thread of one client.
+
+    Args:
+        connect: Makes the transport; called in the thread.
+        hello: Who this is; `heartbeat` is how often it gives signs of life, in seconds.
+        codec: How replies are decoded.
+        max_pending: Most requests and notices that may be unsettled at one time.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], ClientTransport],
+        hello: Hello,
+        codec: Codec,
+        max_pending: int,
+    ) -> None:
+        self._connect = connect
+        self._hello = hello
+        self._codec = codec
+        self._max_pending = max_pending
+        #: Done when the broker has answered the first hello.
+        self.joined: Future[Welcome] = Future()
+        # Shared by threads, under the lock.
+        self._lock = threading.Lock()
+        self._orders: deque[Order] = deque()
+        self._unsettled = 0
+        self._woken = False
+        self._closing: Exception | None = None
+        self._waker, self._bell = socket.socketpair()
+        self._bell.setblocking(False)
+        # The thread's own.
+        self._pending = PendingRequests()
+        self._questions: dict[int, Question] = {}
+        self._held: deque[Question | Telling] = deque()
+        self._counts = _Counts()
+        self._ready = False
+        self._was_lost = False
+        self._next_hello = 0.0
+        self._next_heartbeat = 0.0
+        self._thread = threading.Thread(target=self._run, name="envbus-client", daemon=True)
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    # --- any thread --------------------------------------------------------------------------
+
+    def submit(self, order: Question | Telling) -> None:
+        """Hand something to be sent to the thread.
+
+        Raises:
+            ClosedError: The client was closed.
+            ProtocolError: The broker refuses this client.
+            OverloadedError: Too much is unsettled. Nothing will be sent.
+        """
+        with self._lock:
+            if self._closing is not None:
+                raise self._closing
+            if self._unsettled >= self._max_pending:
+                raise OverloadedError(
+                    f"{self._unsettled} requests of this client are unsettled, which is the "
+                    "limit; wait for some, or raise max_pending",
+                    request_id=order.request_id if isinstance(order, Question) else 0,
+                    peer=order.to,
+                )
+            self._unsettled += 1
+            self._orders.append(order)
+        if isinstance(order, Question):
+            order.future.add_done_callback(lambda future: self._on_done(order, future))
+        self._wake()
+
+    def stop(self, reason: Exception) -> None:
+        """End the thread; what is unsettled fails with `reason`. Idempotent."""
+        with self._lock:
+            self._closing = self._closing or reason
+        self._wake()
+
+    def join(self, timeout: float) -> None:
+        """Wait until the thread has ended."""
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def statistics(self) -> ClientStatistics:
+        """Return the counts so far."""
+        with self._lock:
+            return ClientStatistics(
+                pending_now=self._unsettled, **msgspec.structs.asdict(self._counts)
+            )
+
+    def _on_done(self, question: Question, future: Future[Any]) -> None:
+        if future.cancelled():
+            with self._lock:
+                self._orders.append(_Cancelled(question.request_id))
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._woken:
+                return
+            self._woken = True
+        with contextlib.suppress(OSError):  # the thread has ended
+            self._waker.send(b".")
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        reason: Exception | None = None
+        try:
+            transport = self._connect()
+            try:
+                transport.watch(self._bell.fileno())
+                self._serve(transport)
+            finally:
+                transport.close()
+        except Exception as exc:  # whatever it is, no future may be left waiting
+            reason = exc
+            if not isinstance(exc, EnvbusError):
+                logger.exception("the client's thread ended")
+        finally:
+            self._end(reason)
+
+    def _serve(self, transport: ClientTransport) -> None:
+        self._transport = transport
+        while self._closing is None:
+            transport.wait(self._patience(time.monotonic()))
+            while (frames := transport.receive(0.0)) is not None:
+                self._take(frames)
+            self._look_at_clock(time.monotonic())
+            self._take_orders()
+
+    def _patience(self, now: float) -> float:
+        due = min(self._next_heartbeat if self._ready else self._next_hello, now + _LONGEST_WAIT)
+        deadline = self._pending.next_deadline()
+        return max(due - now if deadline is None else min(due, deadline) - now, 0.0)
+
+    def _take_orders(self) -> None:
+        with self._lock:
+            orders, self._orders = self._orders, deque()
+            if self._woken:
+                self._woken = False
+                with contextlib.suppress(BlockingIOError):
+                    self._bell.recv(64)
+        for order in orders:
+            if isinstance(order, _Cancelled):
+                self._forget(order.request_id)
+                continue
+            if isinstance(order, Question):
+                self._counts.asked += 1
+                self._keep(order)
+            if self._ready:
+                self._send_order(order)
+            else:
+                self._held.append(order)
+
+    def _look_at_clock(self, now: float) -> None:
+        for pending in self._pending.expire(now):
+            self._counts.timeouts += 1
+            question = self._questions[pending.wire_id]
+            text = (
+                f"timed out after {question.timeout:g} s and the broker said nothing; "
+                "look whether it runs"
+            )
+            self._fail(
+                question,
+                RequestTimeoutError(text, request_id=question.request_id, peer=question.to),
+            )
+        lost = self._transport.lost_for() > 0.0
+        asleep = self._ready and now > self._next_heartbeat + self._hello.heartbeat
+        if (self._was_lost or asleep) and not lost:
+            # It may be another broker by now. One that does not know us says so at once, and then
+            # welcomes us; one that does only welcomes us, and what is in flight goes on.
+            self._ready = False
+            self._say_hello(now, alive=True)
+        elif not self._ready and not lost and now >= self._next_hello:
+            self._say_hello(now)
+        elif self._ready and lost:
+            self._ready = False
+        elif self._ready and now >= self._next_heartbeat:
+            self._beat(now)
+        self._was_lost = lost
+
+    def _say_hello(self, now: float, *, alive: bool = False) -> None:
+        if alive:
+            self._beat(now)
+        self._next_hello = now + _HELLO_INTERVAL
+        header = Header(PROTOCOL_VERSION, Kind.REQUEST, HELLO_ID, Hello.__name__, _HELLO_INTERVAL)
+        with contextlib.suppress(QueueFullError):
+            self._transport.send([encode_header(header), *encode(self._hello)])
+
+    def _beat(self, now: float) -> None:
+        self._next_heartbeat = now + self._hello.heartbeat
+        header = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, Heartbeat.__name__)
+        heartbeat = Heartbeat(identity=self._transport.identity)
+        with contextlib.suppress(QueueFullError):
+            self._transport.send([encode_header(header), *encode(heartbeat)])
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def _keep(self, question: Question) -> None:
+        self._questions[question.request_id] = question
+        self._pending.open(
+            Pending(
+                LOCAL,
+                question.request_id,
+                question.request_id,
+                b"",
+                question.to,
+                question.deadline + GRACE,
+                question.timeout,
+                question.payload_type,
+                question.idempotent,
+            )
+        )
+
+    def _send_order(self, order: Question | Telling) -> None:
+        if isinstance(order, Telling):
+            self._send_notice(order)
+            return
+        if order.request_id not in self._questions:
+            return  # it ended while it was held
+        left = order.deadline - time.monotonic()
+        if left <= 0.0:
+            self._pending.settle(order.request_id, b"")
+            self._counts.timeouts += 1
+            text = f"timed out after {order.timeout:g} s: the broker could not be reached"
+            self._fail(order, RequestTimeoutError(text, request_id=order.request_id, peer=order.to))
+            return
+        header = Header(
+            PROTOCOL_VERSION,
+            Kind.REQUEST,
+            order.request_id,
+            order.payload_type,
+            left,
+            to=order.to,
+        )
+        try:
+            self._transport.send([encode_header(header), *order.frames])
+        except QueueFullError as exc:
+            self._pending.settle(order.request_id, b"")
+            self._counts.failures += 1
+            self._fail(order, OverloadedError(str(exc), request_id=order.request_id, peer=order.to))
+
+    def _send_notice(self, telling: Telling) -> None:
+        header = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, telling.payload_type, to=telling.to)
+        self._counts.told += 1
+        try:
+            self._transport.send([encode_header(header), *telling.frames])
+        except QueueFullError as exc:
+            self._counts.dropped_notices += 1
+            logger.warning("%s to %s was dropped: %s", telling.payload_type, telling.to, exc)
+        finally:
+            self._release()
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    def _take(self, frames: Frames) -> None:
+        try:
+            header = decode_header(frames[0])
+        except VersionMismatchError as exc:
+            raise VersionMismatchError(f"the broker refuses this client: {exc}") from exc
+        except (ProtocolError, IndexError) as exc:
+            logger.warning("%s dropped a message: %s", self._hello.name, exc)
+            return
+        if header.kind is Kind.REPLY:
+            if header.request_id == HELLO_ID:
+                self._on_welcome(decode(Welcome, frames[1:]))
+            else:
+                self._on_reply(header, frames[1:])
+        elif header.kind is Kind.FAILURE:
+            self._on_failure(header, decode(Failed, frames[1:]))
+        elif header.kind is Kind.REQUEST:
+            self._refuse(header)
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        if not self.joined.done():
+            self.joined.set_result(welcome)
+        if self._ready:
+            return
+        self._ready = True
+        self._next_heartbeat = time.monotonic() + self._hello.heartbeat
+        held, self._held = self._held, deque()
+        for order in held:
+            self._send_order(order)
+
+    def _on_reply(self, header: Header, frames: Frames) -> None:
+        question = self._settle(header.request_id)
+        if question is None:
+            return
+        reply_type = Payload.registry.get(header.payload_type)
+        try:
+            if reply_type is None or not issubclass(reply_type, Reply):
+                raise DecodeError(
+                    f"{question.to} answered {question.payload_type} with {header.payload_type}, "
+                    "which is no reply that is known here; import the module that defines it"
+                )
+            reply = self._codec.decode(reply_type, frames)
+        except EnvbusError as exc:
+            self._counts.failures += 1
+            self._fail(question, exc)
+            return
+        self._counts.replies += 1
+        self._finish(question)
+        if question.future.set_running_or_notify_cancel():
+            question.future.set_result(reply)
+
+    def _on_failure(self, header: Header, failed: Failed) -> None:
+        if header.request_id == HELLO_ID:
+            self._on_refusal(failed)
+            return
+        if not header.request_id:
+            self._on_complaint(failed)
+            return
+        question = self._settle(header.request_id)
+        if question is None:
+            return
+        if (
+            failed.code is FailureCode.PEER_LOST
+            and question.idempotent
+            and not question.resent
+            and question.deadline > time.monotonic()
+        ):
+            question.resent = True
+            self._counts.resent += 1
+            self._keep(question)
+            self._send_order(question)
+            return
+        if failed.code is FailureCode.TIMEOUT:
+            self._counts.timeouts += 1
+        else:
+            self._counts.failures += 1
+        self._fail(question, failure_to_error(failed, question.request_id))
+
+    def _on_refusal(self, failed: Failed) -> None:
+        """The broker does not take our hello."""
+        if failed.code is FailureCode.VERSION:
+            raise VersionMismatchError(failed.message)
+        if failed.code is FailureCode.OVERLOADED and self.joined.done():
+            return  # there will be room again: it is said once more
+        raise ProtocolError(f"the broker refuses {self._hello.name}: {failed.message}")
+
+    def _on_complaint(self, failed: Failed) -> None:
+        """The broker does not know us any more."""
+        if failed.code is not FailureCode.PROTOCOL or not self.joined.done():
+            logger.warning("%s was told: %s", self._hello.name, failed.message)
+            return
+        logger.warning("%s joins again: %s", self._hello.name, failed.message)
+        self._counts.rejoined += 1
+        self._ready = False
+        self._next_hello = 0.0
+        held = {id(order) for order in self._held}
+        for question in list(self._questions.values()):
+            if id(question) in held:
+                continue
+            self._pending.settle(question.request_id, b"")
+            self._counts.failures += 1
+            text = "the broker was started again, or had given this client up, and forgot it"
+            self._fail(
+                question, PeerLostError(text, request_id=question.request_id, peer=question.to)
+            )
+
+    def _refuse(self, header: Header) -> None:
+        failed = Failed(
+            code=FailureCode.PROTOCOL,
+            message=f"{self._hello.name} answers no requests, also not {header.payload_type}",
+        )
+        answer = Header(PROTOCOL_VERSION, Kind.FAILURE, header.request_id, Failed.__name__)
+        with contextlib.suppress(QueueFullError):
+            self._transport.send([encode_header(answer), *encode(failed)])
+
+    # --- ends --------------------------------------------------------------------------------
+
+    def _settle(self, request_id: int) -> Question | None:
+        if self._pending.settle(request_id, b"") is None:
+            self._counts.late_replies += 1
+            return None
+        return self._questions[request_id]
+
+    def _forget(self, request_id: int) -> None:
+        """A caller cancelled its future."""
+        if self._pending.settle(request_id, b"") is not None:
+            self._counts.cancelled += 1
+            self._finish(self._questions[request_id])
+
+    def _fail(self, question: Question, error: Exception) -> None:
+        """End a request that was settled."""
+        self._finish(question)
+        if question.future.set_running_or_notify_cancel():
+            question.future.set_exception(error)
+
+    def _finish(self, question: Question) -> None:
+        del self._questions[question.request_id]
+        self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            self._unsettled -= 1
+
+    def _end(self, reason: Exception | None) -> None:
+        """Refuse what comes from now on, and fail what is unsettled."""
+        with self._lock:
+            self._closing = error = self._closing or reason or ClosedError("the client has ended")
+            orders, self._orders = self._orders, deque()
+        for order in orders:
+            if isinstance(order, Question):
+                self._questions[order.request_id] = order
+        for question in list(self._questions.values()):
+            self._fail(question, error)
+        if not self.joined.done():
+            self.joined.set_exception(error)
+        self._waker.close()
+        self._bell.close()

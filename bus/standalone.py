@@ -1,0 +1,95 @@
+"""A broker in a process of its own, until it is told to end.
+
+Leaves out the loop (`broker.py`) and the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import FrameType
+
+from envbus.bus.broker import Broker
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import BrokerConfig, BrokerStatistics
+from envbus.bus.zmq_transport import ZmqRouter
+
+__all__ = ["serve_broker"]
+
+logger = logging.getLogger("envbus.bus.standalone")
+
+
+def serve_broker(
+    bind: str | Sequence[str],
+    *,
+    insecure: bool = False,
+    config: BrokerConfig | None = None,
+    on_ready: Callable[[tuple[str, ...]], object] | None = None,
+) -> BrokerStatistics:
+    """Run a broker until SIGINT or SIGTERM; peers find each other through it.
+
+    Call it from the main thread, which gets its own signal handlers back at the end. Peers are
+    not told to leave: they join whoever is bound to the same endpoint next.
+
+    Args:
+        bind: Endpoints, e.g. `"tcp://127.0.0.1:5555"`, `"ipc:///tmp/bus"`.
+        insecure: Allow binding to more than this host, where anybody may join.
+        config: Limits; `embedded` is always off.
+        on_ready: Called with the endpoints, a `*` port replaced by the real one, when peers can
+            connect.
+
+    Returns:
+        Its counts, at the end.
+
+    Raises:
+        ConfigError: An endpoint is malformed, or wider than this host.
+        TransportError: An endpoint cannot be bound, e.g. is in use.
+        RuntimeError: This is not the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("only the main thread is told of signals; use Broker.run elsewhere")
+    config = replace(config or BrokerConfig(), embedded=False)
+    router = ZmqRouter(
+        [bind] if isinstance(bind, str) else list(bind),
+        max_frame_bytes=config.max_message_bytes,
+        insecure=insecure,
+    )
+    broker = Broker(router, BrokerCore(config))
+    try:
+        with _until_signal(broker):
+            logger.info("listening on %s", ", ".join(broker.endpoints))
+            if on_ready is not None:
+                on_ready(broker.endpoints)
+            broker.run()
+        return broker.statistics()
+    finally:
+        broker.close()
+
+
+@contextlib.contextmanager
+def _until_signal(broker: Broker) -> Iterator[None]:
+    """Stop the broker at SIGINT and SIGTERM, also in the middle of a wait."""
+    bell, waker = socket.socketpair()
+    waker.setblocking(False)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        logger.info("%s: ending", signal.Signals(number).name)
+        broker.stop()
+        with contextlib.suppress(BlockingIOError):
+            waker.send(b".")
+
+    former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    broker.watch(bell.fileno())
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        broker.unwatch(bell.fileno())
+        bell.close()
+        waker.close()
