@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import msgspec
 
 from envbus.actors.env_actor import EnvActor
 from envbus.actors.protocol import StepResult
+from envbus.bus.lane import LaneEnd, LanePeer
 from envbus.bus.messages import Hello
 from envbus.bus.pipe import Pipe
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.serve import Worker
+from envbus.bus.transport import PeerTransport
 from envbus.bus.zmq_transport import ZmqPeer
 
-__all__ = ["BOOTSTRAP_PARCEL", "ENTRY", "HOST_MODULE", "Bootstrap", "main"]
+__all__ = ["BOOTSTRAP_PARCEL", "ENTRY", "HOST_MODULE", "LANE_PARCELS", "Bootstrap", "main"]
 
 #: What the fork server imports before it forks actors.
 HOST_MODULE = __name__
 #: What it runs in the child.
 ENTRY = f"{HOST_MODULE}:main"
-#: Number of the first parcel on the pipe.
-BOOTSTRAP_PARCEL = 1
+#: Numbers of the first parcels on the pipe: the bootstrap, and, with a lane, its descriptors.
+BOOTSTRAP_PARCEL, *LANE_PARCELS = 1, 2, 3
 #: Seconds to wait for the runner's side of a hand-over that it has begun.
 _HANDOVER_TIMEOUT = 30.0
 
@@ -29,6 +32,7 @@ _HANDOVER_TIMEOUT = 30.0
 class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     """All that a child must know to join its runner's bus."""
 
+    #: Where the runner's ROUTER is bound; empty: the child has a lane instead.
     endpoint: str
     #: Routing id of this life.
     identity: bytes
@@ -36,6 +40,8 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     #: Most requests that its runner has in flight to it at one time.
     capacity: int
+    #: The runner's `multiprocessing` key, by which proxies of its managers are let in.
+    authkey: bytes = b""
 
 
 def main(pipe: Pipe) -> None:
@@ -43,9 +49,11 @@ def main(pipe: Pipe) -> None:
     bootstrap = msgspec.msgpack.decode(
         pipe.receive_bytes(BOOTSTRAP_PARCEL, _HANDOVER_TIMEOUT), type=Bootstrap
     )
+    if bootstrap.authkey:
+        multiprocessing.current_process().authkey = bootstrap.authkey
     actor = EnvActor(receive_fd=lambda number: pipe.receive_fd(number, _HANDOVER_TIMEOUT))
     worker = Worker(
-        ZmqPeer(bootstrap.endpoint, bootstrap.identity),
+        _connect(bootstrap, pipe),
         Hello(
             name=bootstrap.name,
             services=["env"],
@@ -61,3 +69,10 @@ def main(pipe: Pipe) -> None:
         worker.run()
     finally:
         actor.close()
+
+
+def _connect(bootstrap: Bootstrap, pipe: Pipe) -> PeerTransport:
+    if bootstrap.endpoint:
+        return ZmqPeer(bootstrap.endpoint, bootstrap.identity)
+    packets, parcels = (pipe.receive_fd(number, _HANDOVER_TIMEOUT) for number in LANE_PARCELS)
+    return LanePeer(LaneEnd.from_fds((packets, parcels)), bootstrap.identity)

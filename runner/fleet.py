@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
+import multiprocessing
 import os
 import random
 import secrets
@@ -24,7 +25,7 @@ import msgspec
 
 from envbus.actors import env_source, spaces
 from envbus.actors.blocks import BlockLayout, Blocks
-from envbus.actors.host import BOOTSTRAP_PARCEL, ENTRY, HOST_MODULE, Bootstrap
+from envbus.actors.host import BOOTSTRAP_PARCEL, ENTRY, HOST_MODULE, LANE_PARCELS, Bootstrap
 from envbus.actors.protocol import Build, Built, MapBlocks, Mapped
 from envbus.actors.remote import REMOTE_SERVICE
 from envbus.bus.arena import Arena
@@ -38,6 +39,7 @@ from envbus.bus.broker_vocabulary import (
     PeerReady,
 )
 from envbus.bus.errors import ConfigError, DecodeError, NoPeerError, StartError, TransportError
+from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request, Tree
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.process import ExitStatus, Nursery
@@ -51,7 +53,7 @@ from envbus.bus.supervision import (
     SupervisionEffect,
     SupervisionTick,
 )
-from envbus.bus.transport import Frames
+from envbus.bus.transport import Frames, RouterTransport
 from envbus.bus.zmq_transport import ZmqRouter
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.config import FleetConfig, choose_num_actors, choose_start_method
@@ -171,10 +173,11 @@ class Fleet:
         self._closed = False
         self._owner = os.getpid()
         self._directory = Path(tempfile.mkdtemp(prefix="envbus-"))  # mode 0700
+        self._ipc_endpoint = f"ipc://{self._directory}/bus"
+        #: Carries the messages of local actors; None: ROUTER and DEALER do.
+        self._lanes: LaneRouter | None = None
         try:
-            router = ZmqRouter(
-                [f"ipc://{self._directory}/bus", *config.bind], insecure=config.insecure
-            )
+            router = self._make_router()
         except BaseException:
             shutil.rmtree(self._directory)
             raise
@@ -221,7 +224,7 @@ class Fleet:
     @property
     def endpoints(self) -> tuple[str, ...]:
         """What remote actors join at; a `*` port is replaced by the real one."""
-        return self._broker.endpoints[1:]
+        return tuple(e for e in self._broker.endpoints if e != self._ipc_endpoint)
 
     @property
     def num_envs(self) -> int:
@@ -386,15 +389,34 @@ class Fleet:
         actor.codec = PipeCodec(actor.child.pipe, writable=True)
         self._by_identity[actor.identity] = actor
         bootstrap = Bootstrap(
-            endpoint=self._broker.endpoints[0],
+            endpoint="" if self._lanes is not None else self._ipc_endpoint,
             identity=actor.identity,
             name=actor.name,
             incarnation=actor.incarnation,
             capacity=_IN_FLIGHT_PER_ACTOR,
+            authkey=bytes(multiprocessing.current_process().authkey),
         )
         number = actor.child.pipe.next_number()
         assert number == BOOTSTRAP_PARCEL
         actor.child.pipe.send_bytes(number, msgspec.msgpack.encode(bootstrap))
+        if self._lanes is not None:
+            ours, theirs = LaneEnd.pair()
+            for number, fd in zip(LANE_PARCELS, theirs.fds(), strict=True):
+                assert number == actor.child.pipe.next_number()
+                actor.child.pipe.send_fd(number, fd)
+            theirs.close()
+            self._lanes.add_lane(actor.identity, ours)
+
+    def _make_router(self) -> RouterTransport:
+        endpoints = list(self.config.bind)
+        with_lanes = self.config.lanes and LANES_EXIST
+        if not with_lanes:
+            endpoints.insert(0, self._ipc_endpoint)
+        router = ZmqRouter(endpoints, insecure=self.config.insecure) if endpoints else None
+        if with_lanes or router is None:
+            self._lanes = LaneRouter(router)
+            return self._lanes
+        return router
 
     def _launch_again(self, actor: Actor) -> None:
         try:
@@ -546,6 +568,8 @@ class Fleet:
         self._by_identity.pop(actor.identity, None)
         self._broker.peer_gone(actor.identity, reason)
         self._take_outcomes(0.0)
+        if self._lanes is not None:
+            self._lanes.drop_lane(actor.identity)
         self._on_end(actor, reason, status.describe(), now)
 
     def _on_end(self, actor: Actor, reason: str, detail: str, now: float) -> None:
