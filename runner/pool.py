@@ -9,6 +9,7 @@ import enum
 import multiprocessing
 import operator
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -163,6 +164,8 @@ class ActorPool:
                 insecure=insecure,
             ),
         )
+        # Not `__del__`: see `BusVectorEnv`.
+        self._finalizer = weakref.finalize(self, self._fleet.close, terminate=True)
         try:
             self._fleet.start()
             self._set_up(shared_memory)
@@ -359,6 +362,7 @@ class ActorPool:
         if not self.closed:
             self.closed = True
             self._fleet.close(timeout=timeout, terminate=terminate)
+            self._finalizer.detach()
 
     def __enter__(self) -> ActorPool:
         return self
@@ -370,11 +374,6 @@ class ActorPool:
         tb: TracebackType | None,
     ) -> None:
         self.close(terminate=exc is not None)
-
-    def __del__(self) -> None:
-        """End the processes if nobody closed it."""
-        if not getattr(self, "closed", True) and hasattr(self, "_fleet"):
-            self.close(terminate=True)
 
     def __repr__(self) -> str:
         if self.closed:
