@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import select
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -69,10 +71,13 @@ class ZmqRouter:
         for endpoint in endpoints:
             check_endpoint(endpoint, insecure=insecure)
             _check_ipc_path(endpoint)
+            _check_ipc_unused(endpoint)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._extra = select.epoll() if hasattr(select, "epoll") else None
         self._extra_fds: set[int] = set()
+        #: Paths of Unix sockets that are this one's, and their inodes; libzmq leaves them behind.
+        self._files: dict[str, int] = {}
         self._closed = False
         self._list_watched()
         _set_limits(self._socket, max_frame_bytes)
@@ -85,6 +90,10 @@ class ZmqRouter:
                 self.close()
                 raise TransportError(f"cannot bind {endpoint}: {exc}") from exc
             bound.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+            scheme, _, path = bound[-1].partition("://")
+            if scheme == "ipc":
+                with contextlib.suppress(OSError):  # an abstract one, `@name`, has no file
+                    self._files[path] = os.stat(path).st_ino
         self._endpoints = tuple(bound)
 
     @property
@@ -125,6 +134,10 @@ class ZmqRouter:
         except zmq.ZMQError as exc:
             raise self._translate(exc) from exc
 
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when `wait(0.0)` is worth a call."""
+        return int(self._socket.getsockopt(zmq.FD))
+
     def watch(self, fd: int) -> None:
         """Let `wait` also return when `fd` is readable or hung up."""
         if fd in self._extra_fds:
@@ -153,6 +166,10 @@ class ZmqRouter:
             self._extra.close()
         self._socket.close(LINGER_MS)
         self._context.term()
+        for path, inode in self._files.items():
+            with contextlib.suppress(OSError):  # gone with its folder
+                if os.stat(path).st_ino == inode:  # else somebody else's by now
+                    os.unlink(path)
 
     def _list_watched(self) -> None:
         self._watched: list[tuple[Any, int]] = [(self._socket, _POLLIN)]
@@ -192,7 +209,11 @@ class ZmqPeer:
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
         )
-        self._socket.setsockopt(zmq.IDENTITY, identity)
+        try:
+            self._socket.setsockopt(zmq.IDENTITY, identity)
+        except zmq.ZMQError as exc:
+            self.close()
+            raise TransportError(f"{identity!r} is no identity for ZeroMQ: {exc}") from exc
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError as exc:
@@ -216,10 +237,10 @@ class ZmqPeer:
     def receive(self, timeout: float) -> list[Buffer] | None:
         """Return the next message, or None after `timeout` seconds."""
         timeout_ms = math.ceil(timeout * 1000)
-        if timeout_ms != self._timeout_ms:  # a call into libzmq: only when it changes
-            self._socket.setsockopt(zmq.RCVTIMEO, timeout_ms)
-            self._timeout_ms = timeout_ms
         try:
+            if timeout_ms != self._timeout_ms:  # a call into libzmq: only when it changes
+                self._socket.setsockopt(zmq.RCVTIMEO, timeout_ms)
+                self._timeout_ms = timeout_ms
             return _receive(self._socket, 0)
         except zmq.Again:
             return None
@@ -302,3 +323,17 @@ def _check_ipc_path(endpoint: str) -> None:
             f"the path of {endpoint} is longer than {_IPC_PATH_BYTES} bytes, the limit of Unix "
             "sockets; set TMPDIR to a shorter folder"
         )
+
+
+def _check_ipc_unused(endpoint: str) -> None:
+    """Refuse a path at which somebody listens: libzmq would take it away from them silently."""
+    scheme, _, path = endpoint.partition("://")
+    if scheme != "ipc" or path.startswith("@"):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError:
+            return
+    raise TransportError(f"cannot bind {endpoint}: somebody listens there")

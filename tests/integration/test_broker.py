@@ -1,0 +1,213 @@
+"""The broker's shell with real sockets, and peers that do not keep to the protocol."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from envbus.bus.client import Client
+from envbus.bus.codec import decode, decode_header
+from envbus.bus.errors import PeerLostError
+from envbus.bus.messages import (
+    PROTOCOL_VERSION,
+    Failed,
+    FailureCode,
+    Goodbye,
+    Header,
+    Heartbeat,
+    Kind,
+    Welcome,
+)
+from tests.integration.bus_programs import (
+    Ask,
+    Name,
+    Named,
+    RawPeer,
+    RunningBroker,
+    Wait,
+    frames_of,
+    hello_frames,
+    worker,
+)
+from tests.integration.nursery_children import PATIENCE, wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def failure_of(frames: list[bytes]) -> tuple[Header, Failed]:
+    header = decode_header(frames[0])
+    assert header.kind is Kind.FAILURE
+    return header, decode(Failed, frames[1:])
+
+
+def test_another_version_is_refused_naming_both() -> None:
+    with RunningBroker() as broker, RawPeer(broker.endpoint) as raw:
+        raw.send(*hello_frames("old", version=99))
+        header, failed = failure_of(raw.receive())
+        assert (failed.code, header.request_id) == (FailureCode.VERSION, 1)
+        assert "99" in failed.message
+        assert f"version {PROTOCOL_VERSION}" in failed.message
+
+
+JUNK: list[list[bytes]] = [
+    [b""],
+    [b"x"],
+    [b"", b"", b""],
+    [b"\xff" * 5000],
+    [b"\x93\x01\x02\x03"],
+    [b"\x97\x01\x00\x01\xa3Ask\xcb\x7f\xf0\x00\x00\x00\x00\x00\x00\x00\xa1w", b"\xc0"],
+    frames_of(Kind.REQUEST, Name(), to="w", ttl=1.0),  # without a hello
+    frames_of(Kind.REPLY, Named(name="spy"), request_id=1),
+    frames_of(Kind.NOTICE, Heartbeat(identity=b"nobody")),
+    frames_of(Kind.NOTICE, Goodbye()),
+    [*hello_frames("x")[:1], b"\xc1"],
+    hello_frames("x")[:1],
+    [*hello_frames("x"), b"one more frame"],
+    hello_frames(""),
+    hello_frames("x", capacity=0),
+    hello_frames("x", heartbeat=-1.0),
+    hello_frames("x" * 300),
+]
+
+
+def test_junk_is_counted_and_answered_and_disturbs_nobody() -> None:
+    chance = random.Random(1)  # noqa: S311 (junk for a test)
+    junk = [*JUNK, *([chance.randbytes(chance.randrange(200))] for _ in range(200))]
+    with (
+        RunningBroker() as broker,
+        worker("w", broker.endpoint, capacity=8),
+        Client(broker.endpoint) as client,
+        RawPeer(broker.endpoint) as raw,
+    ):
+        for number, frames in enumerate(junk):
+            raw.send(*frames)
+            if number % 10 == 0:
+                reply = client.ask("w", Ask(number=number), timeout=PATIENCE).result(PATIENCE)
+                assert reply.number == number
+        silent = 2  # a goodbye, and frames that make a notice or failure of a stranger
+        wait_until(
+            lambda: (
+                broker.statistics().malformed + broker.statistics().stranger_frames
+                >= len(junk) - silent
+            ),
+            "all junk to be counted",
+        )
+        _, failed = failure_of(raw.receive())
+        assert failed.code is FailureCode.PROTOCOL
+        assert broker.statistics().ready_peers_now == 2
+
+
+def test_random_headers_of_a_known_peer_disturb_nobody() -> None:
+    chance = random.Random(2)  # noqa: S311 (junk for a test)
+    with (
+        RunningBroker() as broker,
+        worker("w", broker.endpoint, capacity=8) as served,
+        Client(broker.endpoint) as client,
+        RawPeer(broker.endpoint) as raw,
+    ):
+        raw.send(*hello_frames("raw"))
+        raw.receive()
+        waiting = client.ask("w", Wait(number=5), timeout=PATIENCE)
+        assert served.waiting.wait(PATIENCE)
+        for _ in range(300):
+            kind = chance.choice(list(Kind))
+            payload = chance.choice([Named(name="spy"), Name(), Heartbeat(identity=b"w.1")])
+            raw.send(
+                *frames_of(
+                    kind,
+                    payload,
+                    request_id=chance.randrange(5),
+                    to=chance.choice(["", "nobody", "raw"]),
+                    ttl=chance.choice([0.0, -1.0, 0.5]),
+                    incarnation=chance.randrange(3),
+                )
+            )
+        served.go.set()
+        assert waiting.result(PATIENCE).name == "w"
+        assert client.ask("w", Name(), timeout=PATIENCE).result(PATIENCE).name == "w"
+        assert broker.statistics().foreign_replies > 0
+
+
+def test_a_flood_that_is_never_read_disturbs_nobody() -> None:
+    with (
+        RunningBroker() as broker,
+        worker("w", broker.endpoint, capacity=8),
+        Client(broker.endpoint) as client,
+        RawPeer(broker.endpoint, read=False) as raw,
+    ):
+        for _ in range(20):
+            for _ in range(500):
+                raw.send(b"junk" * 50)
+            assert client.ask("w", Name(), timeout=PATIENCE).result(PATIENCE).name == "w"
+
+
+def test_a_frame_over_the_limit_costs_its_sender_the_connection_only() -> None:
+    with (
+        RunningBroker(max_frame_bytes=100_000) as broker,
+        worker("w", broker.endpoint),
+        Client(broker.endpoint) as client,
+        RawPeer(broker.endpoint) as raw,
+    ):
+        raw.send(b"x" * 200_000)
+        assert client.ask("w", Name(), timeout=PATIENCE).result(PATIENCE).name == "w"
+        raw.send(*hello_frames("raw"))  # libzmq has connected it again
+        assert decode_header(raw.receive()[0]).payload_type == "Welcome"
+
+
+def test_a_peer_that_says_nothing_costs_nothing() -> None:
+    with RunningBroker() as broker, Client(broker.endpoint) as client:
+        before = broker.statistics().joining_peers_now
+        silent = [RawPeer(broker.endpoint, b"silent-%d" % i) for i in range(20)]
+        with worker("w", broker.endpoint):
+            assert client.ask("w", Name(), timeout=PATIENCE).result(PATIENCE).name == "w"
+        assert broker.statistics().joining_peers_now == before
+        for raw in silent:
+            raw.__exit__()
+
+
+def test_a_hello_may_be_said_twice() -> None:
+    with RunningBroker() as broker, RawPeer(broker.endpoint) as raw:
+        for _ in range(2):
+            raw.send(*hello_frames("raw", heartbeat=100.0))
+            frames = raw.receive()
+            assert decode(Welcome, frames[1:]).lease == 400.0
+        assert broker.statistics().ready_peers_now == 1
+
+
+def test_a_busy_worker_lives_by_its_heartbeats_and_a_silent_one_is_dropped() -> None:
+    with (
+        RunningBroker() as broker,
+        worker("busy", broker.endpoint, heartbeat=0.1, services=["a"]) as busy,
+        Client(broker.endpoint) as client,
+        RawPeer(broker.endpoint, b"silent") as silent,
+    ):
+        held = client.ask("busy", Wait(number=1), timeout=PATIENCE)
+        assert busy.waiting.wait(PATIENCE)
+        silent.send(*hello_frames("silent", services=["b"], heartbeat=0.2))
+        silent.receive()
+        lost = client.ask("silent", Wait(), timeout=PATIENCE)
+        with pytest.raises(PeerLostError, match=r"silent.*lease of 0\.8 s ran out"):
+            lost.result(PATIENCE)
+        # The busy one has been silent on its own socket for longer than its lease by now.
+        assert not held.done()
+        busy.go.set()
+        assert held.result(PATIENCE).number == 1
+
+
+def test_a_worker_cannot_answer_anothers_request() -> None:
+    with (
+        RunningBroker() as broker,
+        worker("w", broker.endpoint) as served,
+        Client(broker.endpoint) as client,
+        RawPeer(broker.endpoint, b"thief") as thief,
+    ):
+        thief.send(*hello_frames("thief", services=["names"]))
+        thief.receive()
+        future = client.ask("w", Wait(number=3), timeout=PATIENCE)
+        assert served.waiting.wait(PATIENCE)
+        for number in range(5):
+            thief.send(*frames_of(Kind.REPLY, Named(name="thief"), request_id=number))
+        wait_until(lambda: broker.statistics().foreign_replies == 1, "the theft to be counted")
+        served.go.set()
+        assert future.result(PATIENCE).name == "w"

@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envbus.bus.errors import (
+    ClosedError,
+    ConfigError,
+    QueueFullError,
+    TransportError,
+    UnknownPeerError,
+)
+from envbus.bus.memory_transport import MemoryNetwork
+from envbus.bus.transport import PeerTransport, RouterTransport
+from envbus.bus.zmq_transport import HIGH_WATER_MARK, ZmqPeer, ZmqRouter
+from tests.integration.nursery_children import PATIENCE, wait_until
+
+
+class Network:
+    """One router and its peers, over sockets or in memory; all is closed at the end."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._memory = MemoryNetwork() if kind == "memory" else None
+        self.opened: list[RouterTransport | PeerTransport] = []
+        if self._memory is not None:
+            self.router: RouterTransport = self._memory.router()
+        else:
+            endpoint = f"ipc://{folder}/bus" if kind == "ipc" else "tcp://127.0.0.1:*"
+            self.router = ZmqRouter([endpoint])
+        self.opened.append(self.router)
+
+    def peer(self, identity: bytes) -> PeerTransport:
+        made: PeerTransport
+        if self._memory is not None:
+            made = self._memory.peer(identity)
+        else:
+            made = ZmqPeer(self.router.endpoints[0], identity)
+        self.opened.append(made)
+        return made
+
+    def receive(self) -> tuple[bytes, list[bytes]]:
+        """Return the router's next message."""
+        found: list[tuple[bytes, list[bytes]]] = []
+
+        def look() -> bool:
+            self.router.wait(0.05)
+            message = self.router.receive()
+            if message is not None:
+                found.append((bytes(message[0]), [bytes(frame) for frame in message[1]]))
+            return bool(found)
+
+        wait_until(look, "a message")
+        return found[0]
+
+
+@pytest.fixture(params=["memory", "ipc", "tcp"])
+def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]:
+    made = Network(request.param, tmp_path)
+    yield made
+    for transport in reversed(made.opened):
+        transport.close()
+
+
+# --- what all transports have in common -----------------------------------------------------
+
+
+def test_frames_arrive_whole_and_in_order(network: Network) -> None:
+    peer = network.peer(b"p")
+    for number in range(100):
+        peer.send([b"%d" % number, b"", memoryview(bytes(range(256)) * 40), bytearray(b"x")])
+    for number in range(100):
+        sender, frames = network.receive()
+        assert sender == b"p"
+        assert frames == [b"%d" % number, b"", bytes(range(256)) * 40, b"x"]
+        network.router.send(sender, [b"%d" % number, b"back"])
+    for number in range(100):
+        answer = peer.receive(PATIENCE)
+        assert answer is not None
+        assert [bytes(frame) for frame in answer] == [b"%d" % number, b"back"]
+
+
+def test_peers_are_told_apart(network: Network) -> None:
+    peers = {identity: network.peer(identity) for identity in (b"a", b"b", b"c")}
+    for identity, peer in peers.items():
+        peer.send([identity])
+    for _ in peers:
+        sender, frames = network.receive()
+        assert frames == [sender]
+        network.router.send(sender, [b"to", sender])
+    for identity, peer in peers.items():
+        answer = peer.receive(PATIENCE)
+        assert answer is not None
+        assert bytes(answer[1]) == identity
+        assert peer.identity == identity
+
+
+def test_nothing_is_none(network: Network) -> None:
+    assert network.router.receive() is None
+    assert network.router.wait(0.0) is False
+    assert network.peer(b"p").receive(0.0) is None
+
+
+def test_an_unknown_peer_is_an_error_to_the_sender(network: Network) -> None:
+    with pytest.raises(UnknownPeerError, match="nobody"):
+        network.router.send(b"nobody", [b"x"])
+    peer = network.peer(b"p")
+    peer.send([b"x"])
+    network.receive()
+    network.router.send(b"p", [b"x"])
+    peer.close()
+
+    def is_unknown() -> bool:
+        try:
+            network.router.send(b"p", [b"x"])
+        except UnknownPeerError:
+            return True
+        return False
+
+    wait_until(is_unknown, "the peer's leave")
+
+
+def test_a_full_queue_is_an_error_to_the_sender(network: Network) -> None:
+    peer = network.peer(b"p")
+    peer.send([b"x"])
+    network.receive()
+
+    def fill_router() -> None:
+        for _ in range(100 * HIGH_WATER_MARK):
+            network.router.send(b"p", [bytes(1000)])
+
+    with pytest.raises(QueueFullError):
+        fill_router()
+
+    def fill_peer() -> None:
+        for _ in range(100 * HIGH_WATER_MARK):
+            peer.send([bytes(1000)])
+
+    with pytest.raises(QueueFullError):
+        fill_peer()
+    assert network.receive()[1] == [bytes(1000)]
+
+
+def test_a_closed_transport_says_so(network: Network) -> None:
+    peer = network.peer(b"p")
+    for closed in (peer, network.router):
+        closed.close()
+        closed.close()
+    with pytest.raises(ClosedError):
+        peer.send([b"x"])
+    with pytest.raises(ClosedError):
+        peer.receive(0.0)
+    with pytest.raises(ClosedError):
+        network.router.send(b"p", [b"x"])
+    with pytest.raises(ClosedError):
+        network.router.receive()
+
+
+# --- sockets --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def router() -> Iterator[ZmqRouter]:
+    made = ZmqRouter(["tcp://127.0.0.1:*"])
+    yield made
+    made.close()
+
+
+def test_one_router_is_bound_to_several_endpoints(tmp_path: Path) -> None:
+    router = ZmqRouter([f"ipc://{tmp_path}/bus", "tcp://127.0.0.1:*"])
+    peers = [ZmqPeer(endpoint, b"p%d" % i) for i, endpoint in enumerate(router.endpoints)]
+    for peer in peers:
+        peer.send([b"x"])
+    senders = set()
+    for _ in peers:
+        assert router.wait(PATIENCE)
+        message = router.receive()
+        assert message is not None
+        senders.add(bytes(message[0]))
+    assert senders == {b"p0", b"p1"}
+    for peer in peers:
+        peer.close()
+    router.close()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp://0.0.0.0:*",
+        "tcp://*:5555",
+        "tcp://192.0.2.1:5555",
+        "tcp://example.org:1",
+        "tcp://[::]:1",
+    ],
+)
+def test_only_this_host_may_connect_unless_it_is_asked_for(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="insecure=True"):
+        ZmqRouter([endpoint])
+
+
+def test_a_wide_bind_that_is_asked_for_is_made() -> None:
+    router = ZmqRouter(["tcp://0.0.0.0:*"], insecure=True)
+    assert router.endpoints[0].startswith("tcp://0.0.0.0:")
+    router.close()
+
+
+@pytest.mark.parametrize("endpoint", ["", "bus", "udp://127.0.0.1:1", "tcp://127.0.0.1", "ipc://"])
+def test_a_malformed_endpoint_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError):
+        ZmqRouter([endpoint])
+
+
+def test_no_endpoint_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no endpoint"):
+        ZmqRouter([])
+
+
+def test_a_path_that_is_too_long_is_refused_with_the_limit(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/{'x' * 108}"
+    for make in (lambda: ZmqRouter([endpoint]), lambda: ZmqPeer(endpoint, b"p")):
+        with pytest.raises(ConfigError, match="107 bytes"):
+            make()
+
+
+def test_a_path_in_use_is_not_taken_away_and_one_left_behind_is(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/bus"
+    router = ZmqRouter([endpoint])
+    with pytest.raises(TransportError, match="somebody listens"):
+        ZmqRouter([endpoint])
+    router.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left_behind:
+        left_behind.bind(f"{tmp_path}/bus")
+    with contextlib.closing(ZmqRouter([endpoint])):
+        assert os.listdir(tmp_path) == ["bus"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_endpoint_in_use_is_named(router: ZmqRouter) -> None:
+    with pytest.raises(TransportError, match=f"cannot bind {router.endpoints[0]}"):
+        ZmqRouter(router.endpoints)
+
+
+@pytest.mark.parametrize("identity", [b"", b"x" * 256])
+def test_an_identity_that_zeromq_does_not_take_is_refused(
+    router: ZmqRouter, identity: bytes
+) -> None:
+    with pytest.raises(TransportError, match="identity"):
+        ZmqPeer(router.endpoints[0], identity)
+
+
+def test_a_watched_descriptor_ends_the_wait(router: ZmqRouter) -> None:
+    ear, mouth = socket.socketpair()
+    with ear, mouth:
+        router.watch(ear.fileno())
+        router.watch(ear.fileno())
+        assert router.wait(0.0) is False
+        mouth.send(b".")
+        assert router.wait(PATIENCE) is True
+        assert router.receive() is None
+        router.unwatch(ear.fileno())
+        router.unwatch(ear.fileno())
+        assert router.wait(0.0) is False
+        router.watch(ear.fileno())
+    router.unwatch(ear.fileno())
+
+
+def test_a_peer_waits_for_a_message_or_a_watched_descriptor(router: ZmqRouter) -> None:
+    ear, mouth = socket.socketpair()
+    peer = ZmqPeer(router.endpoints[0], b"p")
+    with ear, mouth, contextlib.closing(peer):
+        peer.watch(ear.fileno())
+        assert peer.wait(0.0) is False
+        mouth.send(b".")
+        assert peer.wait(PATIENCE) is True
+        assert peer.receive(0.0) is None
+
+
+def test_a_hang_up_of_a_watched_descriptor_ends_the_wait(router: ZmqRouter) -> None:
+    ear, mouth = socket.socketpair()
+    with ear:
+        router.watch(ear.fileno())
+        mouth.close()
+        assert router.wait(PATIENCE) is True
+
+
+def test_closing_with_unsent_messages_is_bounded() -> None:
+    peer = ZmqPeer("tcp://127.0.0.1:9", b"p")  # nobody is there
+    for _ in range(100):
+        peer.send([b"x" * 1000])
+    closer = threading.Thread(target=peer.close)
+    closer.start()
+    closer.join(PATIENCE)
+    assert not closer.is_alive()
+
+
+def test_a_peer_knows_whether_its_broker_is_in_reach(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/bus"
+    router = ZmqRouter([endpoint])
+    with contextlib.closing(ZmqPeer(endpoint, b"p")) as peer:
+        peer.send([b"x"])
+        assert router.wait(PATIENCE)
+        assert peer.lost_for() == 0.0
+        router.close()
+        wait_until(lambda: peer.lost_for() > 0.0, "the loss")
+        router = ZmqRouter([endpoint])
+        wait_until(lambda: peer.lost_for() == 0.0, "the return")
+        router.close()
+
+
+def test_the_first_of_two_peers_with_one_identity_stays(router: ZmqRouter) -> None:
+    first, second = (ZmqPeer(router.endpoints[0], b"p") for _ in range(2))
+    with contextlib.closing(first), contextlib.closing(second):
+        first.send([b"first"])
+        assert router.wait(PATIENCE)
+        router.receive()
+        second.send([b"second"])
+        router.send(b"p", [b"x"])
+        assert first.receive(PATIENCE) is not None
+        assert second.receive(0.0) is None
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    def use() -> int:
+        router = ZmqRouter([f"ipc://{tmp_path}/bus"])
+        peer = ZmqPeer(router.endpoints[0], b"p")
+        peer.send([b"x"])
+        assert router.wait(PATIENCE)
+        peer.close()
+        router.close()
+        return len(os.listdir("/proc/self/fd"))
+
+    use()
+    assert use() == use()
