@@ -65,6 +65,10 @@ logger = logging.getLogger("envbus.bus.broker")
 #: What "no deadline" becomes on the bus, where each request has one: some 30 years, in seconds.
 NO_DEADLINE = 1e9
 
+#: Messages taken before deadlines are judged and the owner gets its turn. Peers that keep to the
+#: protocol never have as many under way: a queue holds 1000, a request is one message.
+_MAX_DRAINED = 10_000
+
 #: What `poll` returns: ends of local requests, and news of peers.
 Outcome: TypeAlias = Complete | FailLocal | PeerReady | PeerLeft | Notify
 
@@ -196,9 +200,12 @@ class Broker:
         self._transport.close()
 
     def _drain(self) -> None:
-        """Take all messages that are there."""
+        """Take all messages that are there; of a flood, so many that others get their turn."""
         receive = self._transport.receive
-        while (message := receive()) is not None:
+        for _ in range(_MAX_DRAINED):
+            message = receive()
+            if message is None:
+                return
             peer, frames = message
             try:
                 header = decode_header(frames[0])
