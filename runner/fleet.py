@@ -369,6 +369,9 @@ class Fleet:
         for child in self._nursery.close(allowed):
             if not terminate:
                 logger.warning("%s did not leave within %s s and was killed", child.name, allowed)
+        for actor in self.actors:
+            if actor.child is not None:
+                actor.child.pipe.close()
         self._broker.close()
         if self._arena is not None:
             self._arena.close()
@@ -385,6 +388,8 @@ class Fleet:
             return
         actor.identity = f"{actor.name}.{actor.incarnation}.{secrets.token_hex(4)}".encode()
         self._broker.expect(actor.identity, actor.name, actor.incarnation)
+        if actor.child is not None:
+            actor.child.pipe.close()  # all that it sent was taken
         actor.child = self._nursery.start(actor.name, ENTRY, method=self._method)
         actor.codec = PipeCodec(actor.child.pipe, writable=True)
         self._by_identity[actor.identity] = actor
