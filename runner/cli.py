@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from envbus.bus.errors import ConfigError
+from envbus.bus.errors import ConfigError, TransportError
 
 __all__ = ["app", "main"]
 
@@ -56,13 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(format_message())
     except ConfigError as exc:
         return _refuse(str(exc))
+    except TransportError as exc:  # an address in use, for example
+        return _refuse(str(exc), code=1)
     return code if isinstance(code, int) else 0
 
 
-def _refuse(message: str) -> int:
-    """Say in one line why nothing is done."""
+def _refuse(message: str, *, code: int = 2) -> int:
+    """Say in one line why nothing is done; return the exit code."""
     sys.stderr.write(f"envbus: error: {' '.join(message.split())}\n")
-    return 2
+    return code
 
 
 def _show_version(wanted: bool) -> None:
@@ -136,7 +138,7 @@ def run(
     import msgspec
 
     from envbus.runner.job import JobConfig, run_job
-    from envbus.runner.report import ProgressLine, table_of
+    from envbus.runner.report import ProgressLine, print_result
 
     _find_modules_here()
     if steps is None and seconds is None:
@@ -161,7 +163,7 @@ def run(
         if as_json:
             out.write(msgspec.json.encode(result).decode() + "\n")
         elif result.measured:
-            Console(file=out).print(table_of(result))
+            print_result(Console(file=out), result)
         elif result.interrupted:
             console.print("interrupted before the first step")
     if result.interrupted:
@@ -183,11 +185,16 @@ def broker(
         ),
     ] = False,
 ) -> None:
-    """Run a broker by itself, so that several runners can share what is connected to it."""
-    from envbus.bus.broker import serve_broker
+    """Run a broker by itself until Ctrl-C: runners can share what is connected to it."""
+    from envbus.bus.standalone import serve_broker
+
+    def say_where(endpoints: tuple[str, ...]) -> None:
+        for endpoint in endpoints:
+            sys.stdout.write(f"listening on {endpoint}\n")
+        sys.stdout.flush()
 
     _log_to(Console(stderr=True))
-    serve_broker(bind, insecure=insecure)
+    serve_broker(bind, insecure=insecure, on_ready=say_where)
 
 
 @app.command(

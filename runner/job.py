@@ -6,6 +6,7 @@ Leaves out the command line and the printing (`cli.py`, `report.py`).
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 import warnings
@@ -16,8 +17,10 @@ from typing import Literal
 import gymnasium
 import msgspec
 
+from envbus.actors import env_source
 from envbus.bus.errors import ConfigError
 from envbus.runner.comparison import compare
+from envbus.runner.faults import EnvError
 from envbus.runner.make import make_vec
 from envbus.runner.policies import Policy, parse_policy
 from envbus.runner.stepping import Limits, Measured, OnProgress, Stepping
@@ -134,7 +137,9 @@ class _Job:
                 num_actors=config.num_actors,
                 vector_kwargs={"restart_failed_sub_environments": True},
             )
-        except (gymnasium.error.Error, ModuleNotFoundError) as exc:
+        except Exception as exc:
+            if not _is_not_found(exc):
+                raise
             raise ConfigError(f"cannot make {config.env!r}: {exc}") from exc
         try:
             self._actors = len(envs.actor_pids())
@@ -192,6 +197,16 @@ class _Job:
 
     def _restarts(self) -> int:
         return 0 if self._envs is None else self._envs.statistics().restarts
+
+
+def _is_not_found(exc: Exception) -> bool:
+    """Whether there is no such env, as opposed to one whose own code failed."""
+    if isinstance(exc, gymnasium.error.Error | ModuleNotFoundError):
+        return True
+    if not isinstance(exc.__cause__, EnvError):
+        return False
+    files = re.findall(r'^ *File "(.+?)", line', exc.__cause__.remote_traceback, re.MULTILINE)
+    return bool(files) and files[-1] == env_source.__file__
 
 
 def _abort(envs: BusVectorEnv) -> None:

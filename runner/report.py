@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
-from typing_extensions import Self
 
 from envbus.runner.job import JobResult
 from envbus.runner.stepping import Measured
 from envbus.runner.stepping import Progress as StepProgress
 
-__all__ = ["ProgressLine", "table_of"]
+__all__ = ["ProgressLine", "print_result"]
 
 #: Seconds between two lines where there is no terminal to rewrite one.
 _LINE_EVERY = 1.0
@@ -45,7 +45,7 @@ class ProgressLine:
                 auto_refresh=False,
             )
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ProgressLine:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -93,39 +93,39 @@ class ProgressLine:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def table_of(result: JobResult) -> Table:
-    """Return the table for the end of a job, one column per vector env."""
-    title = (
+def print_result(console: Console, result: JobResult) -> None:
+    """Print what was stepped, a table with one column per vector env, and what is missing."""
+    heading = (
         f"{result.env}: {_count(result.num_envs, 'env')}, {_count(result.actors, 'actor')}, "
         f"policy {result.policy}"
     )
     if result.interrupted:
-        title += " (interrupted)"
-    caption = "\n".join(f"{name}: {why}" for name, why in result.not_measured.items())
-    table = Table(title=title, caption=caption or None, title_justify="left")
-    table.add_column("")
+        heading += " (interrupted)"
+    table = Table("", box=SIMPLE_HEAD)
     for measured in result.measured:
         table.add_column(measured.backend, justify="right", no_wrap=True)
-    cells = [_cells(measured) for measured in result.measured]
-    for label in cells[0] if cells else ():
-        table.add_row(label, *(column[label] for column in cells))
-    return table
+    for row in zip(*(_cells(measured) for measured in result.measured), strict=True):
+        table.add_row(row[0][0], *(value for _, value in row))
+    console.print(heading, highlight=False, markup=False)
+    console.print(table)
+    for backend, reason in result.not_measured.items():
+        console.print(f"{backend}: not measured: {reason}", highlight=False, markup=False)
 
 
-def _cells(measured: Measured) -> dict[str, str]:
-    return {
-        "env steps per second": f"{measured.env_steps_per_second:,.0f}",
-        "env steps": f"{measured.env_steps:,}",
-        "seconds": f"{measured.seconds:.1f}",
-        "episodes": f"{measured.episodes:,}",
-        "mean return": _number(measured.mean_return, ".2f"),
-        "mean episode length": _number(measured.mean_length, ".1f"),
-        "step latency p50 (ms)": _number(measured.latency_p50_ms, ".3f"),
-        "step latency p99 (ms)": _number(measured.latency_p99_ms, ".3f"),
-        "start-up (s)": f"{measured.start_seconds:.2f}",
-        "restarts": "-" if measured.restarts is None else str(measured.restarts),
-        "episodes lost": str(measured.lost_episodes),
-    }
+def _cells(measured: Measured) -> list[tuple[str, str]]:
+    return [
+        ("env steps per second", f"{measured.env_steps_per_second:,.0f}"),
+        ("env steps", f"{measured.env_steps:,}"),
+        ("seconds", f"{measured.seconds:.1f}"),
+        ("episodes", f"{measured.episodes:,}"),
+        ("mean return", _number(measured.mean_return, ".2f")),
+        ("mean episode length", _number(measured.mean_length, ".1f")),
+        ("step latency p50 (ms)", _number(measured.latency_p50_ms, ".3f")),
+        ("step latency p99 (ms)", _number(measured.latency_p99_ms, ".3f")),
+        ("start-up (s)", f"{measured.start_seconds:.2f}"),
+        ("restarts", "-" if measured.restarts is None else str(measured.restarts)),
+        ("episodes lost", str(measured.lost_episodes)),
+    ]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import Space, spaces
+from gymnasium.vector.utils import batch_space, iterate
+
+from envbus.bus.errors import ConfigError
+from envbus.runner.policies import parse_policy, zero_action
+
+SPACES: list[Space[Any]] = [
+    spaces.Box(-1.0, 1.0, (2, 3), np.float32),
+    spaces.Box(2.0, 3.0, (2,), np.float64),
+    spaces.Box(0, 255, (4,), np.uint8),
+    spaces.Discrete(3),
+    spaces.Discrete(3, start=5),
+    spaces.Discrete(5, start=-2),
+    spaces.MultiDiscrete([3, 4], start=[0, 7]),
+    spaces.MultiBinary(4),
+    spaces.Text(5),
+    spaces.Text(5, min_length=2, charset="xyz"),
+    spaces.OneOf([spaces.Discrete(2), spaces.MultiBinary(2)]),
+    spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Box(-1, 1), spaces.Text(3)])),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_the_zero_action_is_in_its_space(space: Space[Any]) -> None:
+    assert space.contains(zero_action(space))
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_the_zero_action_of_a_batched_space_is_in_each_envs_space(space: Space[Any]) -> None:
+    batched = batch_space(space, 3)
+    actions = list(iterate(batched, zero_action(batched)))
+    assert len(actions) == 3
+    assert all(space.contains(action) for action in actions)
+
+
+def test_zero_is_zero_where_the_space_has_it() -> None:
+    assert zero_action(spaces.Discrete(5, start=-2)) == 0
+    assert zero_action(spaces.Discrete(3, start=5)) == 5
+    assert zero_action(spaces.Box(2.0, 3.0)).tolist() == [2.0]
+
+
+def test_a_space_without_zero_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="no zero action is known for Sequence; use another"):
+        zero_action(spaces.Tuple([spaces.Sequence(spaces.Discrete(2))]))
+
+
+def test_a_seeded_space_gives_the_random_policy_again() -> None:
+    policy = parse_policy("random")
+    space = spaces.MultiDiscrete([9] * 8)
+    space.seed(1)
+    first = policy(None, space)
+    space.seed(1)
+    assert np.array_equal(policy(None, space), first)
+
+
+def test_an_import_path_names_a_function_also_a_method() -> None:
+    assert parse_policy("collections:OrderedDict.fromkeys") is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "random, zero or module:function"),
+        ("best", "random, zero or module:function"),
+        ("module:", "random, zero or module:function"),
+        (":function", "random, zero or module:function"),
+        ("no_such_module:act", "cannot import the policy's module 'no_such_module'"),
+        ("math:act", "module 'math' has no 'act'"),
+        ("math:pi", "not a function but a float"),
+    ],
+)
+def test_what_is_no_policy_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_policy(text)
