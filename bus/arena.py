@@ -11,6 +11,8 @@ import fcntl
 import mmap
 import os
 
+import psutil
+
 from envbus.bus.anonymous import anonymous_file
 from envbus.bus.errors import ClosedError, ConfigError
 
@@ -42,16 +44,19 @@ class Arena:
         """
         if size <= 0:
             raise ConfigError(f"an arena needs at least one byte, not {size}")
-        fd = anonymous_file("envbus-arena")
+        available = _available_memory()
+        if size > available:
+            raise ConfigError(_too_little(size, f"{available} bytes of memory are available"))
         try:
-            _reserve(fd, size)
-            return cls(fd, size)
+            fd = anonymous_file("envbus-arena")
+            try:
+                _reserve(fd, size)
+                return cls(fd, size)
+            except BaseException:
+                os.close(fd)
+                raise
         except OSError as error:
-            os.close(fd)
-            raise ConfigError(
-                f"no {size} bytes of shared memory: {error.strerror}; use fewer envs per run, "
-                "give the container more memory (docker run --shm-size), or shared_memory=False"
-            ) from error
+            raise ConfigError(_too_little(size, str(error.strerror))) from error
 
     @classmethod
     def attach(cls, fd: int, size: int) -> Arena:
@@ -121,6 +126,26 @@ class Arena:
     def __repr__(self) -> str:
         state = "closed" if self._fd < 0 else f"fd={self._fd}"
         return f"<Arena {self.size} bytes, {state}>"
+
+
+def _too_little(size: int, why: str) -> str:
+    return (
+        f"no {size} bytes of shared memory: {why}; use fewer envs, give the container more memory "
+        "(docker run --memory, --shm-size), or say shared_memory=False"
+    )
+
+
+def _available_memory() -> int:
+    """Return the bytes that can be reserved at most.
+
+    Asked first, because the kernel reserves a memfd page by page and, having nothing to compare
+    with, would have the whole machine's memory taken before it gives up.
+    """
+    available = int(psutil.virtual_memory().available)
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(limit) as file:
+            available = min(available, int(file.read()))  # ValueError: "max"
+    return available
 
 
 def _reserve(fd: int, size: int) -> None:

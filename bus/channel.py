@@ -6,7 +6,6 @@ Typed messages with file descriptors over a Unix socket pair. Leaves out what th
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import select
@@ -20,6 +19,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from envbus.bus.errors import ClosedError, TransportError
+from envbus.bus.unix_sockets import receive_with_descriptors, rights, wait_for
 
 __all__ = [
     "Attach",
@@ -107,8 +107,6 @@ Message: TypeAlias = Attach | Attached | Start | Started | NotStarted | Kill | E
 
 #: Length of the message, and how many descriptors come with it.
 _PREFIX: Final = struct.Struct("<II")
-_CLOEXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_RIGHTS_SPACE: Final = socket.CMSG_SPACE(64 * array.array("i").itemsize)
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 
@@ -142,14 +140,14 @@ class Channel:
         """
         body = _encoder.encode(message)
         data = memoryview(_PREFIX.pack(len(body), len(fds)) + body)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        ancillary = rights(fds)
         deadline = time.monotonic() + timeout
         while data:
             try:
-                data = data[self._sock.sendmsg([data], rights) :]
-                rights = []  # the descriptors went with the first byte
+                data = data[self._sock.sendmsg([data], ancillary) :]
+                ancillary = []  # the descriptors went with the first byte
             except BlockingIOError:
-                if not _poll(self._sock, select.POLLOUT, deadline):
+                if not wait_for(self._sock, select.POLLOUT, deadline):
                     raise TransportError(f"no room for a message within {timeout} s") from None
             except (BrokenPipeError, ConnectionResetError) as error:
                 self.ended = True
@@ -193,7 +191,7 @@ class Channel:
         while not self._received:
             if self.ended:
                 raise ClosedError("the other side of the channel is gone")
-            if not _poll(self._sock, select.POLLIN, deadline):
+            if not wait_for(self._sock, select.POLLIN, deadline):
                 raise TransportError("no answer in time")
             self._take_in()
         return self._received.popleft()
@@ -227,15 +225,13 @@ class Channel:
     def _take_in(self) -> None:
         while not self.ended:
             try:
-                data, ancillary, flags, _ = self._sock.recvmsg(65536, _RIGHTS_SPACE, _CLOEXEC)
+                data, fds, lost = receive_with_descriptors(self._sock, 65536)
             except BlockingIOError:
                 break
-            except ConnectionResetError:
-                data, ancillary, flags = b"", [], 0
-            self._fds.extend(_descriptors(ancillary))
+            self._fds.extend(fds)
             if not data:
                 self.ended = True
-            if flags & socket.MSG_CTRUNC:
+            if lost:
                 raise TransportError("descriptors were lost: too many open files")
             self._incoming += data
         while len(self._incoming) >= _PREFIX.size:
@@ -246,20 +242,3 @@ class Channel:
             message = _decoder.decode(self._incoming[_PREFIX.size : end])
             del self._incoming[:end]
             self._received.append((message, [self._fds.popleft() for _ in range(count)]))
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    if not _CLOEXEC:
-        for fd in fds:
-            os.set_inheritable(fd, False)
-    return list(fds)
-
-
-def _poll(sock: socket.socket, events: int, deadline: float) -> bool:
-    poller = select.poll()
-    poller.register(sock, events)
-    return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))

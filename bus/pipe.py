@@ -8,7 +8,6 @@ pipe, which is why pickles may go here and nowhere else.
 
 from __future__ import annotations
 
-import array
 import errno
 import os
 import pickle
@@ -28,6 +27,7 @@ from envbus.bus.errors import (
     QueueFullError,
     TransportError,
 )
+from envbus.bus.unix_sockets import receive_with_descriptors, rights, wait_for
 
 __all__ = ["Pipe", "PipeInbox", "PipeOutbox"]
 
@@ -35,7 +35,6 @@ __all__ = ["Pipe", "PipeInbox", "PipeOutbox"]
 _HEADER: Final = struct.Struct("<4sIQ")
 _MAGIC: Final = b"EBP1"
 _BYTES, _DESCRIPTOR = 1, 2
-_CLOEXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 #: Undelivered parcels kept per side. Each is a descriptor, of which a process may have 1024 by
 #: default on Linux.
 MAX_UNDELIVERED: Final = 64
@@ -185,12 +184,12 @@ class Pipe:
         self._check_open()
         self._numbers = max(self._numbers, number)
         data = _HEADER.pack(_MAGIC, kind, number)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        ancillary = rights([fd])
         deadline = time.monotonic() + SEND_TIMEOUT
         while data:
             try:
-                data = data[self._sock.sendmsg([data], rights) :]
-                rights = []  # the descriptor went with the first byte
+                data = data[self._sock.sendmsg([data], ancillary) :]
+                ancillary = []  # the descriptor went with the first byte
             except BlockingIOError:
                 self._wait_until_writable(number, deadline)
             except (BrokenPipeError, ConnectionResetError) as error:
@@ -206,7 +205,7 @@ class Pipe:
                 f"parcel {number} was not sent: the other side has not read its pipe "
                 f"for {SEND_TIMEOUT} s"
             )
-        events = _poll(self._sock, select.POLLIN | select.POLLOUT, deadline)
+        events = wait_for(self._sock, select.POLLIN | select.POLLOUT, deadline)
         if events & select.POLLIN and not events & select.POLLOUT:
             # Both sides may be sending: taking in what came keeps that from being a deadlock.
             self.drain()
@@ -226,7 +225,7 @@ class Pipe:
                 raise ClosedError(f"the other side of the pipe left before parcel {number} came")
             if time.monotonic() >= deadline:
                 raise TransportError(f"parcel {number} did not come within {timeout} s")
-            _poll(self._sock, select.POLLIN, deadline)
+            wait_for(self._sock, select.POLLIN, deadline)
         found, fd = self._stash.pop(number)
         if found != kind:
             os.close(fd)
@@ -239,16 +238,14 @@ class Pipe:
             return False
         missing = _HEADER.size - len(self._partial)
         try:
-            data, ancillary, flags, _ = self._sock.recvmsg(missing, _RIGHTS_SPACE, _CLOEXEC)
+            data, fds, lost = receive_with_descriptors(self._sock, missing)
         except BlockingIOError:
             return False
-        except ConnectionResetError:
-            data, ancillary, flags = b"", [], 0
-        self._partial_fds += _descriptors(ancillary)
+        self._partial_fds += fds
         if not data:
             self._hung_up = True
             return False
-        if flags & socket.MSG_CTRUNC:
+        if lost:
             raise TransportError("a parcel was lost: too many open files in this process")
         self._partial += data
         if len(self._partial) < _HEADER.size:
@@ -383,29 +380,6 @@ def _split(data: bytes) -> list[memoryview]:
     if start != len(data):
         raise DecodeError(f"a parcel of objects has {len(data)} bytes, not {start}")
     return pickles
-
-
-#: Room for more descriptors than a parcel has, so that a surplus one is seen and closed.
-_RIGHTS_SPACE: Final = socket.CMSG_SPACE(4 * array.array("i").itemsize)
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    if not _CLOEXEC:
-        for fd in fds:
-            os.set_inheritable(fd, False)
-    return list(fds)
-
-
-def _poll(sock: socket.socket, events: int, deadline: float) -> int:
-    """Wait for `events` on `sock` until `deadline`; return those that are there."""
-    poller = select.poll()
-    poller.register(sock, events)
-    found = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
-    return found[0][1] if found else 0
 
 
 def _write_all(fd: int, data: memoryview) -> None:

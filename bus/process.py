@@ -36,6 +36,7 @@ from envbus.bus.channel import (
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
 from envbus.bus.pipe import Pipe
 from envbus.bus.server_process import ServerProcess, module_path, server_for
+from envbus.bus.unix_sockets import wait_for
 
 __all__ = ["DEFAULT_METHOD", "Child", "ExitStatus", "Nursery", "NurseryStatistics"]
 
@@ -386,12 +387,8 @@ class Nursery:
 
     def _wait_for_exits(self, deadline: float) -> None:
         while self._children:
-            poller = select.poll()
-            poller.register(self._links.news, select.POLLIN)
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if not wait_for(self._links.news, select.POLLIN, deadline):
                 return
-            poller.poll(left * 1000)
             for child, _ in self.exits():
                 child.pipe.close()
 
