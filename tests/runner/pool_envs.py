@@ -1,0 +1,128 @@
+"""Envs and short ways to drive a pool, for the tests of `ActorPool`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from envbus.actors.testing import CountingEnv
+from envbus.runner.pool import ActorPool, Batch
+
+#: Seconds; never expected to pass, and long enough for a machine that is busy with other things.
+PATIENCE = 60.0
+
+
+class EchoEnv(gymnasium.Env[Any, Any]):
+    """Returns its last action as its observation."""
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.observation_space = space
+        self.action_space = space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.observation_space.seed(0)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return action, 1.0, False, False, {"type": type(action).__name__}
+
+
+class GatedEnv(CountingEnv):
+    """A `CountingEnv` whose steps wait until a file is there."""
+
+    def __init__(self, gate: Path, length: int = 1000) -> None:
+        super().__init__(length)
+        self.gate = gate
+
+    def step(self, action: Any) -> Any:
+        while not self.gate.exists():
+            threading.Event().wait(0.005)
+        return super().step(action)
+
+
+class PidEnv(CountingEnv):
+    """A `CountingEnv` whose infos hold its process id; action 13 kills the process."""
+
+    def step(self, action: Any) -> Any:
+        if action == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == 14:
+            os._exit(7)
+        if action == 15:
+            raise SystemExit(3)
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"pid": os.getpid()}
+
+
+class InfoShapeEnv(CountingEnv):
+    """A `CountingEnv` whose info arrays have `size` elements: two sizes cannot be merged."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(1000)
+        self.size = size
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"array": np.zeros(self.size)}
+
+
+class UnpicklableHere:
+    """Unpickles in the process that made it only."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (os.getpid(),)
+
+
+def _rebuild(pid: int) -> UnpicklableHere:
+    if pid != os.getpid():
+        raise ValueError("only at home")
+    return UnpicklableHere()
+
+
+def receive_all(pool: ActorPool, env_ids: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """Receive until each of `env_ids` has come; return a row per env."""
+    missing = set(env_ids)
+    rows: dict[int, dict[str, Any]] = {}
+    while missing:
+        batch = pool.recv(timeout=PATIENCE)
+        assert not batch.late, f"no answer from {batch.late}"
+        rows.update(split(batch))
+        missing -= set(batch.env_ids.tolist())
+    return rows
+
+
+def split(batch: Batch) -> dict[int, dict[str, Any]]:
+    """Return a batch with array observations row by row."""
+    return {
+        int(env_id): {
+            "observation": batch.observations[row],
+            "reward": batch.rewards[row],
+            "terminated": batch.terminations[row],
+            "truncated": batch.truncations[row],
+            "incarnation": batch.incarnations[row],
+        }
+        for row, env_id in enumerate(batch.env_ids)
+    }
+
+
+def receive_until_back(pool: ActorPool, env_id: int) -> Batch:
+    """Receive, sending nothing, until `env_id` is ready."""
+    while True:
+        batch = pool.recv(timeout=PATIENCE)
+        assert not batch.late, f"no answer from {batch.late}"
+        if env_id in batch.env_ids:
+            return batch
+
+
+def receive_for_ever(pool: ActorPool) -> None:
+    """Receive until it raises."""
+    while True:
+        assert not pool.recv(timeout=PATIENCE).late
