@@ -56,6 +56,11 @@ class Outcome:
     observations: list[Any] | None = None
     errors: list[SlotError] = field(default_factory=list)
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether all that happened stands in the blocks."""
+        return self.infos is None and self.observations is None and not self.errors
+
 
 class SlotGroup(Protocol):
     """Consecutive slots of an actor that are stepped by the same code.

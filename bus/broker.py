@@ -176,7 +176,10 @@ class Broker:
                 timeout = min(timeout, max(wake_at - self._clock(), 0.0))
             self._transport.wait(timeout)
         self._drain()
-        self._handle(Tick())
+        due = self._core.wake_at()
+        if due is not None and due <= self._clock():
+            self._drain(thoroughly=True)  # what came meanwhile counts
+            self._handle(Tick())
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -199,11 +202,17 @@ class Broker:
         """Close the socket. Idempotent; pending requests get no outcome any more."""
         self._transport.close()
 
-    def _drain(self) -> None:
-        """Take all messages that are there; of a flood, so many that others get their turn."""
+    def _drain(self, *, thoroughly: bool = False) -> None:
+        """Take the messages that are there; of a flood, so many that others get their turn.
+
+        Args:
+            thoroughly: Look again for what the last `wait` has not seen.
+        """
         receive = self._transport.receive
         for _ in range(_MAX_DRAINED):
             message = receive()
+            if message is None and thoroughly and self._transport.wait(0.0):
+                message = receive()
             if message is None:
                 return
             peer, frames = message

@@ -228,6 +228,8 @@ class LaneRouter:
         self._unsent: dict[bytes, deque[bytes]] = {}
         #: Lanes that the last look found readable.
         self._ready: list[int] = []
+        #: Whether `wait` has just looked: then `receive` need not look again.
+        self._looked = False
         self._watched: set[int] = set()
         self._closed = False
         if router is not None:
@@ -279,7 +281,9 @@ class LaneRouter:
         """Return the next message and who sent it, or None if there is none now."""
         while True:
             if not self._ready:
-                self._look(0.0)
+                if not self._looked:
+                    self._look(0.0)
+                self._looked = False
                 if not self._ready:
                     return self._router.receive() if self._router is not None else None
             fd = self._ready.pop()
@@ -333,6 +337,7 @@ class LaneRouter:
         if self._closed:
             raise ClosedError("the broker's transport is closed")
         found = self._poller.poll(timeout)
+        self._looked = True
         for fd, events in found:
             peer = self._by_fd.get(fd)
             if peer is None:

@@ -38,7 +38,10 @@ class RouterTransport(Protocol):
         ...
 
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
-        """Return the next message and who sent it, or None if there is none now."""
+        """Return the next message and who sent it, or None if there is none now.
+
+        Right after a `wait` that may be what `wait` has seen; None then says that this is taken.
+        """
         ...
 
     def wait(self, timeout: float) -> bool:

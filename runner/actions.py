@@ -36,6 +36,8 @@ class ActionStore:
         self._space = action_space
         self._num_envs = num_envs
         self._leaves = leaves
+        #: The only array of a space that is one, e.g. Box or Discrete.
+        self._only = leaves[0] if leaves is not None and not _is_nested(action_space) else None
 
     def store(self, actions: Any, rows: Any = slice(None)) -> list[Any] | None:
         """Write `actions` into `rows` of the blocks; if they do not fit, return them one by one.
@@ -51,6 +53,16 @@ class ActionStore:
             ValueError: There are not `num_envs` actions.
             TypeError: `actions` is not a batch at all, e.g. a scalar.
         """
+        only = self._only
+        if (  # the usual case, on the path of every step
+            only is not None
+            and type(actions) is np.ndarray
+            and actions.dtype == only.dtype
+            and actions.shape == only.shape
+            and type(rows) is slice
+        ):
+            only[...] = actions
+            return None
         count = self._num_envs if isinstance(rows, slice) else len(rows)
         if self._leaves is not None:
             arrays: list[Any] = []
@@ -67,6 +79,10 @@ class ActionStore:
         if len(singles) != count:
             raise ValueError(f"expected {count} actions, one per env, but got {len(singles)}")
         return singles
+
+
+def _is_nested(space: gymnasium.Space[Any]) -> bool:
+    return isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
 
 
 def _collect(space: gymnasium.Space[Any], actions: Any, arrays: list[Any]) -> bool:
