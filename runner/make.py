@@ -41,8 +41,7 @@ def make_vec(
         ConfigError: A setting cannot be used.
         Exception: What the env's constructor raised, and what `BusVectorEnv` raises.
     """
-    if not isinstance(num_envs, int) or num_envs < 1:
-        raise ConfigError(f"num_envs must be a positive integer, not {num_envs!r}")
+    _check_positive(num_envs)
     source = parse_source(id_or_factory, env_kwargs)
     one = _wrapped(source, tuple(wrappers)) if wrappers else source
     envs = BusVectorEnv([one] * num_envs, num_actors=num_actors, **dict(vector_kwargs or {}))
@@ -51,6 +50,11 @@ def make_vec(
         spec.kwargs = {**spec.kwargs, **env_kwargs}
         envs.spec = spec
     return envs
+
+
+def _check_positive(num_envs: object) -> None:
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+        raise ConfigError(f"num_envs must be a positive integer, not {num_envs!r}")
 
 
 def _wrapped(

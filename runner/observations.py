@@ -56,8 +56,7 @@ class ObservationStore:
             copy: Return arrays of the caller's own; else views that the next step overwrites.
         """
         if self._leaves is None:
-            empty = create_empty_array(self._space, n=self._num_envs, fn=np.zeros)
-            batch = concatenate(self._space, self._singles, empty)
+            batch = _concatenate(self._space, self._singles)
             return deepcopy(batch) if copy else batch
         if not copy:
             return self._batch
@@ -67,6 +66,10 @@ class ObservationStore:
         """Return a batch of the observations of `env_ids`, the caller's own."""
         if self._leaves is not None:
             return spaces.structure(self._space, [leaf[env_ids] for leaf in self._leaves])
-        empty = create_empty_array(self._space, n=len(env_ids), fn=np.zeros)
         singles = [self._singles[env_id] for env_id in env_ids]
-        return deepcopy(concatenate(self._space, singles, empty))
+        return deepcopy(_concatenate(self._space, singles))
+
+
+def _concatenate(space: gymnasium.Space[Any], singles: Sequence[Any]) -> Any:
+    out: Any = create_empty_array(space, n=len(singles), fn=np.zeros)
+    return concatenate(space, singles, out)

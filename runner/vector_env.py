@@ -512,7 +512,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Each env's `np_random_seed`, a tuple."""
         return self.get_attr("np_random_seed")
 
-    @property
+    @property  # type: ignore[misc]  # without a setter, as in Gymnasium's AsyncVectorEnv
     def np_random(self) -> Any:
         """A copy of each env's `np_random`, a tuple."""
         return self.get_attr("np_random")
