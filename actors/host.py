@@ -38,6 +38,8 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     identity: bytes
     name: str
     incarnation: int
+    #: Whether there is a core to spare for short waits.
+    spin: bool
     #: Most requests that its runner has in flight to it at one time.
     capacity: int
     #: The runner's `multiprocessing` key, by which proxies of its managers are let in.
@@ -75,4 +77,5 @@ def _connect(bootstrap: Bootstrap, pipe: Pipe) -> PeerTransport:
     if bootstrap.endpoint:
         return ZmqPeer(bootstrap.endpoint, bootstrap.identity)
     packets, parcels = (pipe.receive_fd(number, _HANDOVER_TIMEOUT) for number in LANE_PARCELS)
-    return LanePeer(LaneEnd.from_fds((packets, parcels)), bootstrap.identity)
+    end = LaneEnd.from_fds((packets, parcels))
+    return LanePeer(end, bootstrap.identity, spin=bootstrap.spin)

@@ -11,6 +11,7 @@ import logging
 import select
 import socket
 import struct
+import time
 from collections import deque
 from typing import Final
 
@@ -23,6 +24,7 @@ from envbus.bus.errors import (
 )
 from envbus.bus.limits import DEFAULT_LIMITS
 from envbus.bus.pipe import Pipe
+from envbus.bus.spinning import SpinBudget
 from envbus.bus.transport import Buffer, Frames
 from envbus.bus.zmq_transport import ZmqRouter
 
@@ -32,6 +34,8 @@ logger = logging.getLogger("envbus.bus.lane")
 
 #: Whether this platform has sockets that keep message boundaries and report a hang-up.
 LANES_EXIST: Final = hasattr(socket, "SOCK_SEQPACKET") and hasattr(select, "epoll")
+#: Do not wait in `LaneEnd.read`.
+DONT_WAIT: Final = getattr(socket, "MSG_DONTWAIT", 0)
 #: Largest message that goes through the socket; a larger one is handed over as a parcel. A
 #: socket's buffer holds some 200 kB, and copying 32 kB costs less than a parcel does.
 INLINE_BYTES: Final = 32 * 1024
@@ -140,14 +144,17 @@ class LaneEnd:
             raise ClosedError(f"the other side of the lane is gone: {exc}") from exc
         return True
 
-    def read(self) -> bytes | None:
+    def read(self, flags: int = 0) -> bytes | None:
         """Return the next packet, or None if there is none (now, or within the time-out).
+
+        Args:
+            flags: `DONT_WAIT`, or 0.
 
         Raises:
             ClosedError: The other side is gone.
         """
         try:
-            packet = self._socket.recv(2 * INLINE_BYTES)
+            packet = self._socket.recv(2 * INLINE_BYTES, flags)
         except BlockingIOError:
             return None
         except OSError as exc:
@@ -168,12 +175,14 @@ class LanePeer:
     Args:
         end: The lane to the broker; closed with this.
         identity: Routing id of this life of the peer.
+        spin: Whether there is a core to spare for short waits.
     """
 
-    def __init__(self, end: LaneEnd, identity: bytes) -> None:
+    def __init__(self, end: LaneEnd, identity: bytes, *, spin: bool = False) -> None:
         self._identity = identity
         self._end = end
         self._timeout: float | None = None
+        self._spinning = SpinBudget(allowed=spin)
 
     @property
     def identity(self) -> bytes:
@@ -196,8 +205,17 @@ class LanePeer:
             ClosedError: The broker is gone.
         """
         self._set_timeout(timeout)
-        packet = self._end.read()
-        return None if packet is None else self._end.unpack(packet)
+        end = self._end
+        start = time.perf_counter()
+        packet = None
+        if spin := self._spinning.seconds():
+            give_up = start + spin
+            while (packet := end.read(DONT_WAIT)) is None and time.perf_counter() < give_up:
+                pass
+        if packet is None:
+            packet = end.read()
+        self._spinning.observe(time.perf_counter() - start)
+        return None if packet is None else end.unpack(packet)
 
     def lost_for(self) -> float:
         """Return 0.0: `receive` reports at once that a broker is gone."""
@@ -218,10 +236,12 @@ class LaneRouter:
 
     Args:
         router: Carries the messages of all peers that have no lane; closed with this.
+        spin: Whether there is a core to spare for short waits.
     """
 
-    def __init__(self, router: ZmqRouter | None = None) -> None:
+    def __init__(self, router: ZmqRouter | None = None, *, spin: bool = False) -> None:
         self._router = router
+        self._spinning = SpinBudget(allowed=spin)
         self._poller = select.epoll()
         self._lanes: dict[bytes, LaneEnd] = {}
         self._by_fd: dict[int, bytes] = {}
@@ -306,7 +326,17 @@ class LaneRouter:
         # The router's descriptor tells of changes only, and sending may have used one up.
         if self._ready or (self._router is not None and self._router.wait(0.0)):
             return True
-        return self._look(timeout)
+        if timeout <= 0:
+            return self._look(0.0)
+        start = time.perf_counter()
+        found = False
+        if spin := self._spinning.seconds():
+            give_up = start + min(spin, timeout)
+            while not (found := self._look(0.0)) and time.perf_counter() < give_up:
+                pass
+        found = found or self._look(timeout)
+        self._spinning.observe(time.perf_counter() - start)
+        return found
 
     def watch(self, fd: int) -> None:
         """Let `wait` also return when `fd` is readable or hung up."""

@@ -158,6 +158,7 @@ class Fleet:
             )
             for index, (first, last) in enumerate(itertools.pairwise(bounds))
         ]
+        self._num_local = num_actors - config.remote_actors
         self._specs = env_source.local_registry()
         self._supervision = Supervision(random.random) if config.restart is not None else None
         self._calls: dict[int, tuple[Actor, Any]] = {}
@@ -398,6 +399,7 @@ class Fleet:
             identity=actor.identity,
             name=actor.name,
             incarnation=actor.incarnation,
+            spin=self._num_local < _usable_cores(),  # the runner needs one itself
             capacity=_IN_FLIGHT_PER_ACTOR,
             authkey=bytes(multiprocessing.current_process().authkey),
         )
@@ -419,7 +421,7 @@ class Fleet:
             endpoints.insert(0, self._ipc_endpoint)
         router = ZmqRouter(endpoints, insecure=self.config.insecure) if endpoints else None
         if with_lanes or router is None:
-            self._lanes = LaneRouter(router)
+            self._lanes = LaneRouter(router, spin=self._num_local <= _usable_cores())
             return self._lanes
         return router
 
