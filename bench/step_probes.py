@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envbus.actors.protocol import Step
+from envbus.bus.lane import LanePeer, LaneRouter
 from envbus.bus.pipe_codec import PipeCodec
+from envbus.bus.transport import PeerTransport, RouterTransport
 from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter
 from envbus.runner.lockstep import Lockstep
 
@@ -55,7 +57,7 @@ class _ActorLog:
         self._received = self._decoded = self._stepped = self._encoded = 0
         self._is_step = False
 
-    def receive(self, original: Callable[..., Any], peer: ZmqPeer, timeout: float) -> object:
+    def receive(self, original: Callable[..., Any], peer: PeerTransport, timeout: float) -> object:
         frames = original(peer, timeout)
         self._received = _clock()
         return frames
@@ -74,7 +76,7 @@ class _ActorLog:
         self._encoded = _clock()
         return frames
 
-    def send(self, original: Callable[..., Any], peer: ZmqPeer, frames: object) -> None:
+    def send(self, original: Callable[..., Any], peer: PeerTransport, frames: object) -> None:
         original(peer, frames)
         if self._is_step:
             self.identity = peer.identity
@@ -89,8 +91,9 @@ _actor_log = _ActorLog()
 
 def install_probes(_: object) -> None:
     """Put the probes into the actor that calls this, through `exec_func`; for its whole life."""
-    for owner, name in ((ZmqPeer, "receive"), (ZmqPeer, "send")):
-        setattr(owner, name, _probed(getattr(owner, name), getattr(_actor_log, name)))
+    for owner in (ZmqPeer, LanePeer):
+        for name in ("receive", "send"):
+            setattr(owner, name, _probed(getattr(owner, name), getattr(_actor_log, name)))
     for name in ("decode", "encode"):
         setattr(PipeCodec, name, _probed(getattr(PipeCodec, name), getattr(_actor_log, name)))
 
@@ -118,14 +121,14 @@ def driver_probes() -> Iterator[list[DriverStep]]:
         steps[-1].collected = _clock()
         return done
 
-    def send(original: Callable[..., Any], router: ZmqRouter, peer: bytes, frames: object) -> None:
+    def send(original: Callable[..., Any], router: RouterTransport, peer: bytes, frames: object) -> None:
         begun = _clock()
         original(router, peer, frames)
         if steps:
             steps[-1].send_begun[peer] = begun
             steps[-1].sent[peer] = _clock()
 
-    def receive(original: Callable[..., Any], router: ZmqRouter) -> object:
+    def receive(original: Callable[..., Any], router: RouterTransport) -> object:
         message = original(router)
         if message is not None and steps:
             steps[-1].received[message[0]] = _clock()
@@ -136,6 +139,8 @@ def driver_probes() -> Iterator[list[DriverStep]]:
         (Lockstep, "collect", collect),
         (ZmqRouter, "send", send),
         (ZmqRouter, "receive", receive),
+        (LaneRouter, "send", send),
+        (LaneRouter, "receive", receive),
     ]
     originals = [getattr(owner, name) for owner, name, _ in seams]
     for (owner, name, probe), original in zip(seams, originals, strict=True):

@@ -78,6 +78,14 @@ VARIANTS = {
             {"shared_memory": True, "num_actors": "auto"},
         ),
         Variant(
+            "envbus_router",
+            "envbus BusVectorEnv, ROUTER/DEALER only",
+            Role.OURS,
+            "envbus",
+            "envbus_vector",
+            {"shared_memory": True, "num_actors": "auto", "lanes": False},
+        ),
+        Variant(
             "envbus_frames",
             "envbus BusVectorEnv, no shared memory",
             Role.OURS,

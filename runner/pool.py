@@ -112,6 +112,8 @@ class ActorPool:
         restart_policy: How often and how soon; None: the default policy.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked.
+        lanes: Carry the messages of local actors through a socketpair each, where the platform
+            can; else, and with False, through ROUTER and DEALER sockets.
         remote_actors: How many of the actors join from other hosts (`envbus actor ENDPOINT`);
             they host the last envs, which must be given as ids or import paths.
         bind: Endpoints that they join at, e.g. `"tcp://127.0.0.1:5555"`.
@@ -137,6 +139,7 @@ class ActorPool:
         restart_policy: RestartPolicy | None = None,
         timeouts: Timeouts | None = None,
         preload: Sequence[str] = (),
+        lanes: bool = True,
         remote_actors: int = 0,
         bind: str | Sequence[str] = (),
         insecure: bool = False,
@@ -159,6 +162,7 @@ class ActorPool:
                 timeouts=self.timeouts,
                 restart=(restart_policy or RestartPolicy()) if self._restarts else None,
                 preload=tuple(preload),
+                lanes=lanes,
                 remote_actors=remote_actors,
                 bind=(bind,) if isinstance(bind, str) else tuple(bind),
                 insecure=insecure,

@@ -6,6 +6,7 @@ Leaves out processes, messages and waiting (`fleet.py`, `lockstep.py`).
 from __future__ import annotations
 
 import enum
+import logging
 import multiprocessing
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from envbus.actors.protocol import (
     StepResult,
 )
 from envbus.bus.codec import encode
+from envbus.bus.errors import EnvbusError
 from envbus.bus.messages import Request, Tree
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import ActionStore
@@ -44,6 +46,8 @@ from envbus.runner.seeding import restart_seed, spread_seeds
 from envbus.runner.vector_spaces import check_max_concurrency, check_reset_mask, choose_spaces
 
 __all__ = ["BusVectorEnv"]
+
+logger = logging.getLogger("envbus.runner.vector_env")
 
 #: What an actor is asked to advance all of its envs by actions that are in the arena.
 _STEP_ALL = Encoded(Step.__name__, encode(Step()))
@@ -92,6 +96,8 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         restart_policy: How often and how soon; None: the default policy.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked, e.g. a simulator.
+        lanes: Carry the messages of local actors through a socketpair each, where the platform
+            can; else, and with False, through ROUTER and DEALER sockets.
         remote_actors: How many of the actors join from other hosts (`envbus actor ENDPOINT`);
             they host the last envs, which must be given as ids or import paths.
         bind: Endpoints that they join at, e.g. `"tcp://127.0.0.1:5555"`.
@@ -122,6 +128,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         restart_policy: RestartPolicy | None = None,
         timeouts: Timeouts | None = None,
         preload: Sequence[str] = (),
+        lanes: bool = True,
         remote_actors: int = 0,
         bind: str | Sequence[str] = (),
         insecure: bool = False,
@@ -155,6 +162,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 timeouts=self.timeouts,
                 restart=restart,
                 preload=tuple(preload),
+                lanes=lanes,
                 remote_actors=remote_actors,
                 bind=(bind,) if isinstance(bind, str) else tuple(bind),
                 insecure=insecure,
@@ -598,11 +606,14 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 "Calling `close` while waiting for a pending call to "
                 f"`{self._state.value}` to complete."
             )
-            allowed = self.timeouts.close if timeout is None else timeout
-            if terminate or self._lockstep.collect(allowed) is None:
-                terminate = True
-            self._lockstep.abandon()
             self._state = _State.DEFAULT
+            allowed = self.timeouts.close if timeout is None else timeout
+            try:
+                if terminate or self._lockstep.collect(allowed) is None:
+                    terminate = True
+            except EnvbusError as error:  # an actor that has ended needs no closing
+                logger.info("closed while a call was pending: %s", error)
+            self._lockstep.abandon()
         self._fleet.close(timeout=timeout, terminate=terminate)
         self._finalizer.detach()
 

@@ -1,6 +1,6 @@
 """envbus's own BusVectorEnv.
 
-Options: `shared_memory`; `num_actors`: a number, `"auto"` (one per core) or `"num_envs"` (one
+Options: `shared_memory`; `lanes`; `num_actors`: a number, `"auto"` (one per core) or `"num_envs"` (one
 per env, for envs that wait rather than compute).
 """
 
@@ -29,6 +29,7 @@ def open_stepper(opening: Opening) -> Stepper:
         env_fns(opening.workload, opening.num_envs),
         shared_memory=bool(opening.options["shared_memory"]),
         num_actors=actors_of(opening),
+        lanes=bool(opening.options.get("lanes", True)),
     )
     envs.reset(seed=0)
     return VectorStepper(envs)
