@@ -44,6 +44,7 @@ def choose_spaces(
         RuntimeError: The envs' spaces do not go together; names which env and which space.
         ValueError: An unknown mode, or a custom space with shared memory.
         TypeError: The pair is not one of spaces.
+        ValueError, TypeError: Observations of "different" spaces cannot be batched.
     """
     num_envs = len(env_spaces)
     single, single_action = env_spaces[0]
@@ -57,7 +58,7 @@ def choose_spaces(
     elif observation_mode == "same":
         batched = batch_space(single, num_envs)
     elif observation_mode == "different":
-        batched = batch_differing_spaces([observation for observation, _ in env_spaces])
+        batched = _batch_differing([observation for observation, _ in env_spaces])
     else:
         raise ValueError(
             "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
@@ -86,7 +87,7 @@ def choose_spaces(
     if shared_memory and _is_custom(single):
         raise ValueError(
             "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this "
-            f"feature with `shared_memory=False` however this is slower. {type(single)} is a "
+            f"feature with `shared_memory=False` however this is slower. {single} is, or holds, a "
             "custom space, which has no layout in memory."
         )
     return VectorSpaces(single, batched, single_action, batch_space(single_action, num_envs))
@@ -136,6 +137,17 @@ def check_max_concurrency(max_concurrency: int | None) -> int | None:
     if max_concurrency < 1:
         raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
     return int(max_concurrency)
+
+
+def _batch_differing(singles: list[gymnasium.Space[Any]]) -> gymnasium.Space[Any]:
+    try:
+        return batch_differing_spaces(singles)
+    except (TypeError, ValueError) as exc:
+        for env_id, single in enumerate(singles):
+            if not is_space_dtype_shape_equiv(singles[0], single):
+                named = f"{exc}. Env {env_id} has {single}, env 0 has {singles[0]}."
+                raise type(exc)(named) from exc
+        raise
 
 
 #: What Gymnasium uses for a class that it knows nothing of: it raises.
