@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envbus.bus.broker import Broker
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import BrokerConfig
+from envbus.bus.errors import ClosedError, DecodeError, QueueFullError, UnknownPeerError
+from envbus.bus.lane import (
+    INLINE_BYTES,
+    LANES_EXIST,
+    QUEUE_LIMIT,
+    LaneEnd,
+    LanePeer,
+    LaneRouter,
+)
+from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter
+from tests.integration.nursery_children import PATIENCE, wait_until
+
+pytestmark = pytest.mark.skipif(not LANES_EXIST, reason="no SOCK_SEQPACKET or epoll here")
+
+
+@pytest.fixture
+def router() -> Iterator[LaneRouter]:
+    made = LaneRouter()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def peer(router: LaneRouter) -> Iterator[LanePeer]:
+    made = join(router, b"p")
+    yield made
+    made.close()
+
+
+def join(router: LaneRouter, identity: bytes, *, spin: bool = False) -> LanePeer:
+    ours, theirs = LaneEnd.pair()
+    router.add_lane(identity, ours)
+    return LanePeer(theirs, identity, spin=spin)
+
+
+def plain(frames: list[object] | None) -> list[bytes] | None:
+    return None if frames is None else [bytes(memoryview(frame)) for frame in frames]  # type: ignore[arg-type]
+
+
+def router_is_full(router: LaneRouter, frame: bytes) -> bool:
+    try:
+        router.send(b"p", [frame])
+    except QueueFullError as exc:
+        assert str(QUEUE_LIMIT) in str(exc)
+        return True
+    return False
+
+
+def receive(router: LaneRouter) -> tuple[bytes, list[bytes] | None]:
+    assert router.wait(PATIENCE)
+    message = router.receive()
+    assert message is not None
+    return message[0], plain(message[1])
+
+
+def test_frames_arrive_whole_and_in_order_both_ways(router: LaneRouter, peer: LanePeer) -> None:
+    for number in range(20):
+        peer.send([b"%d" % number, b"", memoryview(b"view"), bytearray(b"array")])
+        router.send(b"p", [b"%d" % number, b"back"])
+    for number in range(20):
+        assert receive(router) == (b"p", [b"%d" % number, b"", b"view", b"array"])
+        assert plain(peer.receive(PATIENCE)) == [b"%d" % number, b"back"]
+
+
+def test_a_message_of_any_size_passes_without_the_other_side_reading(
+    router: LaneRouter, peer: LanePeer
+) -> None:
+    large = os.urandom(8 * 1024 * 1024)
+    for _ in range(3):
+        peer.send([b"header", large])
+        router.send(b"p", [large, b"x" * (INLINE_BYTES + 1)])
+    for _ in range(3):
+        assert receive(router) == (b"p", [b"header", large])
+        assert plain(peer.receive(PATIENCE)) == [large, b"x" * (INLINE_BYTES + 1)]
+
+
+def test_a_message_of_many_frames_keeps_them_apart(router: LaneRouter, peer: LanePeer) -> None:
+    frames = [b"%d" % number for number in range(500)]
+    peer.send(frames)
+    assert receive(router) == (b"p", frames)
+
+
+def test_the_router_never_blocks_and_refuses_when_its_queue_is_full(
+    router: LaneRouter, peer: LanePeer
+) -> None:
+    sent = 0
+    while not router_is_full(router, b"%d" % sent):
+        sent += 1
+    assert QUEUE_LIMIT < sent < 100 * QUEUE_LIMIT
+    for number in range(sent):  # nothing of what was taken is lost, nor out of order
+        router.wait(0.0)
+        assert plain(peer.receive(PATIENCE)) == [b"%d" % number]
+
+
+def test_looking_does_not_wait_and_waiting_ends(router: LaneRouter, peer: LanePeer) -> None:
+    assert router.receive() is None
+    assert router.wait(0.01) is False
+    assert peer.receive(0.01) is None
+
+
+def test_all_that_came_before_the_wait_is_received_after_it(router: LaneRouter) -> None:
+    peers = [join(router, name) for name in (b"a", b"b", b"c")]
+    for one in peers:
+        one.send([b"hello"])
+    assert router.wait(PATIENCE)
+    senders = set()
+    while (message := router.receive()) is not None:
+        senders.add(message[0])
+    assert senders == {b"a", b"b", b"c"}
+    for one in peers:
+        one.close()
+
+
+def test_a_child_notices_at_once_that_its_broker_is_gone(
+    router: LaneRouter, peer: LanePeer
+) -> None:
+    router.drop_lane(b"p")
+    with pytest.raises(ClosedError, match="gone"):
+        peer.receive(PATIENCE)
+    with pytest.raises(ClosedError, match="gone"):
+        peer.send([b"to nobody"])
+
+
+def test_what_a_child_sent_before_it_ended_is_received(router: LaneRouter, peer: LanePeer) -> None:
+    peer.send([b"last words"])
+    peer.close()
+    assert receive(router) == (b"p", [b"last words"])
+    wait_until(lambda: router.wait(0.0) is False or router.receive() is None, "the end")
+    with pytest.raises(UnknownPeerError):
+        router.send(b"p", [b"too late"])
+
+
+def test_an_unknown_peer_is_refused(router: LaneRouter) -> None:
+    with pytest.raises(UnknownPeerError, match="nobody"):
+        router.send(b"nobody", [b"x"])
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        b"\x01",
+        struct.pack("<I", 0),
+        struct.pack("<I", 2**32 - 1),
+        struct.pack("<3I", 2, 5, 5) + b"short",
+        struct.pack("<3I", 2, 1, 1) + b"too long",
+    ],
+)
+def test_a_packet_that_is_none_of_ours_is_a_decode_error(packet: bytes) -> None:
+    ours, theirs = LaneEnd.pair()
+    try:
+        with pytest.raises(DecodeError, match="packet"):
+            ours.unpack(packet)
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def test_a_junk_packet_is_counted_and_the_broker_lives(router: LaneRouter) -> None:
+    broker = Broker(router, BrokerCore(BrokerConfig()))
+    ours, theirs = LaneEnd.pair()
+    router.add_lane(b"p", ours)
+    theirs.set_timeout(1.0)
+    theirs.write(b"\xff" * 40)
+    wait_until(lambda: bool(broker.poll(0.05)) or broker.statistics().malformed > 0, "the count")
+    theirs.close()
+
+
+def test_a_watched_descriptor_ends_the_wait(router: LaneRouter) -> None:
+    reader, writer = os.pipe()
+    router.watch(reader)
+    assert router.wait(0.01) is False
+    os.write(writer, b"x")
+    assert router.wait(PATIENCE) is True
+    assert router.receive() is None
+    router.unwatch(reader)
+    router.unwatch(reader)
+    assert router.wait(0.01) is False
+    os.close(reader)
+    os.close(writer)
+
+
+def test_peers_with_and_without_a_lane_meet_at_one_router(tmp_path: Path) -> None:
+    router = LaneRouter(ZmqRouter([f"ipc://{tmp_path}/bus"]))
+    local, other = join(router, b"local"), ZmqPeer(router.endpoints[0], b"other")
+    for number in range(50):
+        local.send([b"l%d" % number])
+        other.send([b"o%d" % number])
+        found = dict(receive(router) for _ in range(2))
+        assert found == {b"local": [b"l%d" % number], b"other": [b"o%d" % number]}
+        router.send(b"local", [b"to local"])
+        router.send(b"other", [b"to other"])
+        assert plain(local.receive(PATIENCE)) == [b"to local"]
+        assert plain(other.receive(PATIENCE)) == [b"to other"]
+    local.close()
+    other.close()
+    router.close()
+
+
+def test_both_ends_may_spin_and_still_sleep(router: LaneRouter) -> None:
+    peer = join(router, b"spinner", spin=True)
+    for number in range(200):
+        router.send(b"spinner", [b"%d" % number])
+        assert plain(peer.receive(PATIENCE)) == [b"%d" % number]
+    assert peer.receive(0.01) is None
+    peer.close()
+
+
+def test_a_new_life_gets_a_lane_of_its_own(router: LaneRouter, peer: LanePeer) -> None:
+    router.drop_lane(b"p")
+    again = join(router, b"p2")
+    again.send([b"hello"])
+    assert receive(router) == (b"p2", [b"hello"])
+    again.close()
+
+
+def test_closing_twice_is_fine() -> None:
+    router = LaneRouter()
+    peer = join(router, b"p")
+    for _ in range(2):
+        router.close()
+        peer.close()
+    with pytest.raises(ClosedError):
+        router.wait(0.1)
