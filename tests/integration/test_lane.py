@@ -53,8 +53,7 @@ def router_is_full(router: LaneRouter, frame: bytes) -> bool:
     try:
         router.send(b"p", [frame])
     except QueueFullError as exc:
-        assert str(QUEUE_LIMIT) in str(exc)
-        return True
+        return str(QUEUE_LIMIT) in str(exc)
     return False
 
 
