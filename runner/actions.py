@@ -50,7 +50,7 @@ class ActionStore:
             None if all were written, else the list of single actions; nothing was written then.
 
         Raises:
-            ValueError: There are not `num_envs` actions.
+            ValueError: There is not one action per env.
             TypeError: `actions` is not a batch at all, e.g. a scalar.
         """
         only = self._only
@@ -75,7 +75,10 @@ class ActionStore:
                 for array, leaf in zip(arrays, self._leaves, strict=True):
                     leaf[rows] = array
                 return None
-        singles = list(iterate(self._space, actions))
+        try:
+            singles = list(iterate(self._space, actions))
+        except ValueError as exc:  # parts of different lengths
+            raise ValueError(f"expected {count} actions, one per env: {exc}") from exc
         if len(singles) != count:
             raise ValueError(f"expected {count} actions, one per env, but got {len(singles)}")
         return singles

@@ -20,6 +20,8 @@ def spread_seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list
         return [None] * num_envs
     if isinstance(seed, int | np.integer):
         return [int(seed) + index for index in range(num_envs)]
+    if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str | bytes):
+        raise TypeError(f"a seed is an integer, a sequence with one per env, or None, not {seed!r}")
     if len(seed) != num_envs:
         raise ValueError(
             f"If seeds are passed as a list the length must match num_envs={num_envs} but got "
