@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["restart_seed", "spread_seeds"]
 
 
-def spread_seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
+def spread_seeds(
+    seed: int | Sequence[int | None] | npt.NDArray[np.integer[Any]] | None, num_envs: int
+) -> list[int | None]:
     """Return one seed per env: `seed + i`, as Gymnasium does, or the sequence's.
 
     Raises:

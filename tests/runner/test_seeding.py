@@ -34,7 +34,7 @@ def test_all_integers_are_seeds(seed: Any) -> None:
 
 
 def test_an_array_of_integers_is_a_sequence_of_seeds() -> None:
-    assert spread_seeds(np.array([4, 9]), 2) == [4, 9]  # type: ignore[arg-type]
+    assert spread_seeds(np.array([4, 9]), 2) == [4, 9]
 
 
 @pytest.mark.parametrize("seeds", [[1], [1, 2, 3], []])
