@@ -24,7 +24,7 @@ def spread_seeds(
         return [None] * num_envs
     if isinstance(seed, int | np.integer):
         return [int(seed) + index for index in range(num_envs)]
-    if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str | bytes):
+    if not _is_sequence(seed):
         raise TypeError(f"a seed is an integer, a sequence with one per env, or None, not {seed!r}")
     if len(seed) != num_envs:
         raise ValueError(
@@ -35,6 +35,10 @@ def spread_seeds(
         if item is not None and not isinstance(item, int | np.integer):
             raise TypeError(f"a seed must be an integer or None, not {item!r}")
     return [None if item is None else int(item) for item in seed]
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
 
 
 def restart_seed(seed: int | None, env_id: int, incarnation: int) -> int | None:
