@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import pickle
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envbus.actors.failures import slot_error
+from envbus.actors.protocol import SlotError
+from envbus.bus.errors import EnvbusError
+from envbus.runner.faults import ActorLostError, EnvError, raise_env_errors, to_exception
+
+
+class TwoWordsError(Exception):
+    def __init__(self, left: str, *, right: str) -> None:
+        super().__init__(left, right)
+
+
+class ChangingTextError(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{id(self)}: {self.text}"
+
+
+class Outer:
+    class InnerError(ValueError):
+        pass
+
+
+def caught(error: BaseException, phase: str = "step") -> SlotError:
+    """Return what an actor tells about `error`."""
+    try:
+        raise error
+    except BaseException as raised:
+        return slot_error(1, phase, raised)
+
+
+def rebuilt(error: BaseException, phase: str = "step") -> tuple[EnvError, Exception | None]:
+    return to_exception(caught(error, phase), env_id=5, actor="actor-1", incarnation=2)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no"),
+        KeyError("a key"),
+        OSError(2, "No such file"),
+        ZeroDivisionError(),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        Outer.InnerError("nested", 3),
+        AssertionError(("a", 1, None)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_comes_back_as_its_own_type(error: Exception) -> None:
+    """F-07, F-10."""
+    _, original = rebuilt(error)
+    assert type(original) is type(error)
+    assert original is not None
+    assert original.args == error.args
+    assert str(original) == str(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TwoWordsError("left", right="right"),
+        ChangingTextError("x"),
+        ValueError(object()),
+        ValueError(2**80),
+        SystemExit(3),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_cannot_be_rebuilt_or_would_end_the_caller_stands_in_the_text(
+    error: BaseException,
+) -> None:
+    """F-08, F-09."""
+    env_error, original = rebuilt(error)
+    assert original is None
+    assert type(error).__qualname__ in str(env_error)
+
+
+def test_a_class_of_a_function_is_not_looked_for() -> None:
+    class LocalError(Exception):
+        pass
+
+    assert rebuilt(LocalError("x"))[1] is None
+
+
+def test_a_name_from_a_message_imports_no_module() -> None:
+    told = SlotError(
+        slot=0,
+        phase="step",
+        type_module="antigravity",
+        type_name="Error",
+        message="x",
+        traceback="",
+        args=caught(ValueError("x")).args,
+    )
+    assert to_exception(told, env_id=0, actor="a", incarnation=0)[1] is None
+
+
+@pytest.mark.parametrize("name", ["len", "print", "object", "__import__", "no.such.thing"])
+def test_only_exceptions_are_rebuilt(name: str) -> None:
+    told = SlotError(
+        slot=0,
+        phase="step",
+        type_module="builtins",
+        type_name=name,
+        message="x",
+        traceback="",
+        args=caught(ValueError("x")).args,
+    )
+    assert to_exception(told, env_id=0, actor="a", incarnation=0)[1] is None
+
+
+def test_the_error_names_env_actor_life_and_phase_and_shows_the_remote_line() -> None:
+    """A-08: an automatic reset is not taken for a step."""
+    env_error, _ = rebuilt(ValueError("no"), "autoreset")
+    assert (env_error.env_id, env_error.actor, env_error.incarnation) == (5, "actor-1", 2)
+    assert env_error.phase == "autoreset"
+    assert env_error.remote_type == "builtins.ValueError"
+    assert str(env_error).startswith(
+        "env 5 (actor-1, incarnation 2) failed in autoreset: builtins.ValueError: no\n"
+    )
+    assert "raise error" in env_error.remote_traceback
+    assert "test_faults.py" in str(env_error)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rebuilt(ValueError("no"))[0],
+        lambda: ActorLostError("actor-1 ended", env_ids=range(2, 4), actor="actor-1"),
+    ],
+)
+def test_errors_survive_pickling(make: Callable[[], EnvbusError]) -> None:
+    error = make()
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+def raised_by(errors: list[tuple[EnvError, Exception | None]]) -> tuple[Exception, list[str]]:
+    with warnings.catch_warnings(record=True) as logged:
+        warnings.simplefilter("always")
+        with pytest.raises(Exception) as caught_error:  # noqa: PT011 - any, to look at
+            raise_env_errors([error for error, _ in errors], [original for _, original in errors])
+    return caught_error.value, [str(line.message) for line in logged]
+
+
+def test_one_error_is_raised_as_its_type_because_of_the_env_error() -> None:
+    env_error, original = rebuilt(ValueError("no"))
+    error, logged = raised_by([(env_error, original)])
+    assert error is original
+    assert error.__cause__ is env_error
+    assert [line.removeprefix("\x1b[31mERROR: ").removesuffix("\x1b[0m") for line in logged] == [
+        "Received the following error from Worker-5 - Shutting it down",
+        env_error.remote_traceback,
+        "Raising the last exception back to the main process.",
+    ]
+
+
+def test_an_error_that_could_not_be_rebuilt_is_raised_as_env_error() -> None:
+    env_error, original = rebuilt(TwoWordsError("left", right="right"))
+    error, _ = raised_by([(env_error, original)])
+    assert error is env_error
+    assert error.__cause__ is None
+
+
+def test_of_several_the_last_is_raised_and_all_are_told() -> None:
+    """F-24."""
+    several = [rebuilt(ValueError("first")), rebuilt(KeyError("second"))]
+    error, logged = raised_by(several)
+    assert error is several[1][1]
+    assert len(logged) == 5
+    cause: Any = error.__cause__
+    if sys.version_info < (3, 11):  # without groups
+        assert cause is several[1][0]
+        return
+    assert list(cause.exceptions) == [several[0][0], several[1][0]]
+
+
+def test_percent_signs_of_a_traceback_are_no_format() -> None:
+    """Gymnasium's logger formats its text."""
+    _, logged = raised_by([rebuilt(ValueError("100 %s %d"))])
+    assert "ValueError: 100 %s %d" in logged[1]
+
+
+def test_log_lines_made_errors_do_not_take_the_place_of_the_error() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env_error, original = rebuilt(ValueError("no"))
+        with pytest.raises(ValueError, match="no"):
+            raise_env_errors([env_error], [original])
