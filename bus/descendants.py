@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "die_with_parent",
     "kill_marked",
     "orphans",
+    "wait_until_gone",
 ]
 
 #: Environment variable that holds a process' marks, the innermost last.
@@ -31,6 +32,8 @@ _LINUX: Final = sys.platform.startswith("linux")
 #: Numbers of <linux/prctl.h>.
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
+#: Seconds between looks whether killed processes, which need a moment, are gone.
+_KILL_INTERVAL: Final = 0.005
 
 
 class Orphan(NamedTuple):
@@ -81,16 +84,32 @@ def kill_marked(mark: bytes, timeout: float) -> bool:
         Whether all were gone within `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
+    killed: set[int] = set()
     while True:
-        found = False
-        for pid, _ in _marked(mark):
-            found = True
+        found = [pid for pid, _ in _marked(mark)]
+        for pid in found:
             _kill_if_marked(pid, mark)
+        killed.update(found)
         if not found:
-            return True
+            return wait_until_gone(killed, deadline - time.monotonic())
         if time.monotonic() >= deadline:
             return False
-        time.sleep(0.01)  # the killed ones need a moment to be gone
+        time.sleep(_KILL_INTERVAL)
+
+
+def wait_until_gone(pids: Iterable[int], timeout: float) -> bool:
+    """Wait for killed processes, of whatever parent, to be gone or zombies.
+
+    Returns:
+        Whether all were within `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    left = set(pids)
+    while left := {pid for pid in left if _is_alive(pid)}:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_KILL_INTERVAL)
+    return True
 
 
 def _prctl(option: int, value: int) -> bool:
@@ -116,13 +135,29 @@ def _all_pids() -> Iterator[int]:
 
 def _stat(pid: int) -> tuple[int, int]:
     """Return parent and session of a process, zeros if it is gone."""
+    fields = _stat_fields(pid)
+    return (int(fields[1]), int(fields[3])) if fields else (0, 0)
+
+
+def _stat_fields(pid: int) -> list[bytes]:
+    """Return state, parent, process group, session and more; empty if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The second field is the program's name in brackets, which may hold anything.
-            fields = file.read().rpartition(b")")[2].split()
+            # Before these, the program's name stands in brackets and may hold anything.
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return 0, 0
-    return int(fields[1]), int(fields[3])
+        return []
+
+
+def _is_alive(pid: int) -> bool:
+    if _LINUX:
+        fields = _stat_fields(pid)
+        return bool(fields) and fields[0] not in (b"Z", b"X")
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
+    return True
 
 
 def _environ(pid: int) -> bytes:

@@ -33,9 +33,10 @@ from envbus.bus.channel import (
     Start,
     Started,
 )
+from envbus.bus.descendants import wait_until_gone
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
 from envbus.bus.pipe import Pipe
-from envbus.bus.server_process import ServerProcess, module_path, server_for
+from envbus.bus.server_process import ServerProcess, current_directory, module_path, server_for
 from envbus.bus.unix_sockets import wait_for
 
 __all__ = ["DEFAULT_METHOD", "Child", "ExitStatus", "Nursery", "NurseryStatistics"]
@@ -192,7 +193,7 @@ class Nursery:
             number=self._numbers,
             entry=entry,
             method=method,
-            cwd=_current_directory() if cwd is None else os.fsencode(cwd),
+            cwd=os.fsencode(current_directory() if cwd is None else cwd),
             environ=_encode_environ(os.environ if environ is None else environ),
             path=[os.fsencode(part) for part in module_path()],
             argv=[os.fsencode(part) for part in getattr(sys, "argv", ["-c"])],
@@ -375,6 +376,7 @@ class Nursery:
             return
         note = self._server.describe_end().splitlines()[0]
         self._server.bury()
+        wait_until_gone([child.pid for child in self._children.values()], _KILL_TIMEOUT)
         self._server = None
         self._lost_servers += 1
         logger.warning("%s; its children are killed", note)
@@ -452,13 +454,6 @@ def _abandon(links: _Links, children: dict[int, Child], owner: int) -> None:
     links.close(hang_up=os.getpid() == owner)
     for child in children.values():
         child.pipe.close()
-
-
-def _current_directory() -> bytes:
-    try:
-        return os.getcwdb()
-    except FileNotFoundError:  # it was removed; the server stands in it too
-        return b""
 
 
 def _encode_environ(environ: Mapping[str, str]) -> dict[bytes, bytes]:

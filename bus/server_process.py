@@ -23,7 +23,7 @@ from envbus.bus.descendants import MARK_VARIABLE, kill_marked
 from envbus.bus.errors import ConfigError, EnvbusError, StartError
 from envbus.bus.forkserver import BOOTSTRAP
 
-__all__ = ["ServerProcess", "module_path", "server_for"]
+__all__ = ["ServerProcess", "current_directory", "module_path", "server_for"]
 
 #: Seconds for the server to take a message of some hundred bytes. It reads while it is not
 #: importing, and the socket has room for hundreds of them meanwhile.
@@ -157,6 +157,8 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
+                # Imports of some Python versions fail in a directory that was removed.
+                cwd=current_directory() or "/",
                 env=environ,
                 pass_fds=(theirs.fileno(), file.fileno()),
                 start_new_session=True,  # Ctrl-C in a terminal is not for it
@@ -173,11 +175,17 @@ class ServerProcess:
 def module_path() -> list[str]:
     """Return where this process finds modules now, in a form that holds in other directories."""
     entries: list[object] = list(sys.path)  # programs do put other things there
-    path = [entry for entry in entries if isinstance(entry, str)]
+    here = current_directory()
+    path = [entry or here for entry in entries if isinstance(entry, str)]
+    return [entry for entry in path if entry]
+
+
+def current_directory() -> str:
+    """Return the working directory, empty if it was removed or may not be looked up."""
     try:
-        return [entry or os.getcwd() for entry in path]
-    except FileNotFoundError:  # the working directory was removed: nothing is found there
-        return [entry for entry in path if entry]
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def server_for(preload: Sequence[str]) -> ServerProcess:
