@@ -6,7 +6,10 @@ Leaves out how objects and parcels are made (`codec.py`, `pipe.py`).
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TypeVar
+
+import cloudpickle
 
 from envbus.bus.codec import Placeholder, decode, encode
 from envbus.bus.errors import EncodeError
@@ -39,6 +42,7 @@ class PipeCodec:
     def __init__(
         self, pipe: Pipe, *, lenient: tuple[type[Payload], ...] = (), writable: bool = False
     ) -> None:
+        _take_main_along()
         self._outbox = PipeOutbox(pipe)
         self._lenient_outbox = _LenientOutbox(pipe)
         self._inbox = PipeInbox(pipe)
@@ -71,6 +75,17 @@ class PipeCodec:
         payload = decode(payload_type, frames, self._inbox, writable=self._writable)
         self._inbox.forget()
         return payload
+
+
+def _take_main_along() -> None:
+    """Have the main program's classes pickled by value also in a child of `multiprocessing`.
+
+    There the main module goes by another name, which cloudpickle does not know, and which no
+    other process can import.
+    """
+    main = sys.modules.get("__mp_main__")
+    if main is not None:
+        cloudpickle.register_pickle_by_value(main)
 
 
 class _LenientOutbox(PipeOutbox):
