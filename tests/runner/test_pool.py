@@ -867,8 +867,7 @@ def test_close_ends_everything_whatever_is_going_on(
     if state in ("dead", "down"):
         kill(pids[0])
     if state == "down":
-        while not pool.recv(timeout=PATIENCE).faults:
-            pass
+        wait_until(lambda: pool._faults or pool._take_news(0.1), "the fault")
     pids += pool.actor_pids()
     pool.close(timeout=0.5 if state == "hung" else PATIENCE, terminate=terminate)
     assert [pid for pid in pids if is_alive(pid)] == []
