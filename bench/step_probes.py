@@ -121,7 +121,9 @@ def driver_probes() -> Iterator[list[DriverStep]]:
         steps[-1].collected = _clock()
         return done
 
-    def send(original: Callable[..., Any], router: RouterTransport, peer: bytes, frames: object) -> None:
+    def send(
+        original: Callable[..., Any], router: RouterTransport, peer: bytes, frames: object
+    ) -> None:
         begun = _clock()
         original(router, peer, frames)
         if steps:

@@ -1,7 +1,7 @@
 """envbus's own BusVectorEnv.
 
-Options: `shared_memory`; `lanes`; `num_actors`: a number, `"auto"` (one per core) or `"num_envs"` (one
-per env, for envs that wait rather than compute).
+Options: `shared_memory`; `lanes`; `num_actors`: a number, `"auto"` (one per core) or `"num_envs"`
+(one per env, for envs that wait rather than compute).
 """
 
 from __future__ import annotations
