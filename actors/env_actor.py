@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from envbus.actors import spaces
 from envbus.actors.blocks import BlockLayout, Blocks
 from envbus.actors.construction import construct
+from envbus.actors.failures import slot_error
 from envbus.actors.protocol import (
     Build,
     Built,
@@ -30,11 +31,15 @@ from envbus.actors.protocol import (
 from envbus.actors.slot_group import Exchange, Outcome, SlotGroup
 from envbus.actors.slot_table import Part, SlotTable, merge, pick
 from envbus.bus.arena import Arena
+from envbus.bus.errors import EncodeError
 from envbus.bus.messages import Reply, Request, Tree
 
 __all__ = ["EnvActor"]
 
 Handler: TypeAlias = Callable[[Any], Reply]
+
+#: Types of results that need no check.
+_ALWAYS_SENT = frozenset({type(None), bool, float, str, bytes})
 
 
 #: A step of all slots by actions in the arena, and the reply if all that it gave is there too.
@@ -52,12 +57,18 @@ class EnvActor:
         handlers: What answers each type of request.
     """
 
-    def __init__(self, receive_fd: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self,
+        receive_fd: Callable[[int], int] | None = None,
+        check: Callable[[object], object] | None = None,
+    ) -> None:
         """Start without envs.
 
         Args:
             receive_fd: Returns the descriptor that came as the parcel of a given number; None if
                 this actor shares no memory with its runner.
+            check: Raises `EncodeError` for what cannot be sent, so that one such result of a call
+                is an error of its slot. None: all results of the request fail with it.
         """
         self.handlers: dict[type[Request[Any]], Handler] = {
             Build: self.build,
@@ -70,6 +81,7 @@ class EnvActor:
             CloseEnvs: self.close_envs,
         }
         self._receive_fd = receive_fd
+        self._check = check
         self._slots = SlotTable()
         self._arena: Arena | None = None
         #: This actor's rows; None before `MapBlocks`.
@@ -154,9 +166,7 @@ class EnvActor:
             outcome = self._direct.step(None, None, None)
             if outcome.says_nothing:
                 return _NOTHING_TO_SAY
-            return self._result(
-                self._slots.num_slots, None, [(None, outcome)], with_rewards=True
-            )
+            return self._result(self._slots.num_slots, None, [(None, outcome)], with_rewards=True)
         addressed = self._slots.addressed(request.slots)
         items = None if request.actions is None else request.actions.value
         leaves = None if items is not None else request.action_arrays
@@ -173,6 +183,7 @@ class EnvActor:
     def call(self, request: Call) -> CallResult:
         """Call a method of the envs, or read an attribute."""
         return self._each(
+            f"`{request.name}`",
             request.slots,
             lambda group, slots, _positions: group.call(
                 slots, request.name, request.args.value, request.kwargs.value
@@ -190,6 +201,7 @@ class EnvActor:
         if len(values) != addressed:
             raise ValueError(f"{len(values)} values for {addressed} slots")
         return self._each(
+            f"setting `{request.name}`",
             request.slots,
             lambda group, slots, positions: group.set_attr(
                 slots, request.name, pick(values, positions)
@@ -199,6 +211,7 @@ class EnvActor:
     def execute(self, request: Exec) -> CallResult:
         """Run a function beside the envs."""
         return self._each(
+            "the function",
             request.slots,
             lambda group, slots, _positions: group.execute(
                 slots, request.function.value, request.args.value, request.kwargs.value
@@ -281,6 +294,7 @@ class EnvActor:
 
     def _each(
         self,
+        what: str,
         slots: Sequence[int] | None,
         run: Callable[
             [SlotGroup, Sequence[int] | None, Sequence[int] | None],
@@ -294,4 +308,14 @@ class EnvActor:
             values, more = run(group, own_slots, positions)
             parts.append((positions, values))
             errors += more
-        return CallResult(values=Tree(merge(addressed, parts, lambda: None) or []), errors=errors)
+        results = merge(addressed, parts, lambda: None) or []
+        for position, value in enumerate(results):
+            try:
+                if self._check is not None and type(value) not in _ALWAYS_SENT:
+                    self._check(value)
+            except EncodeError as exc:
+                results[position] = None
+                unsent = EncodeError(f"{what} gave what cannot be sent: {exc}")
+                slot = position if slots is None else slots[position]
+                errors.append(slot_error(slot, "call", unsent))
+        return CallResult(values=Tree(results), errors=errors)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable
 
 import msgspec
 
 from envbus.actors.env_actor import EnvActor
-from envbus.actors.protocol import StepResult
+from envbus.actors.protocol import CallResult, StepResult
+from envbus.bus.codec import encode
 from envbus.bus.lane import LaneEnd, LanePeer
-from envbus.bus.messages import Hello
-from envbus.bus.pipe import Pipe
+from envbus.bus.messages import Hello, Tree
+from envbus.bus.pipe import Pipe, PipeOutbox
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.serve import Worker
 from envbus.bus.transport import PeerTransport
@@ -53,7 +55,9 @@ def main(pipe: Pipe) -> None:
     )
     if bootstrap.authkey:
         multiprocessing.current_process().authkey = bootstrap.authkey
-    actor = EnvActor(receive_fd=lambda number: pipe.receive_fd(number, _HANDOVER_TIMEOUT))
+    actor = EnvActor(
+        receive_fd=lambda number: pipe.receive_fd(number, _HANDOVER_TIMEOUT), check=_checker(pipe)
+    )
     worker = Worker(
         _connect(bootstrap, pipe),
         Hello(
@@ -71,6 +75,18 @@ def main(pipe: Pipe) -> None:
         worker.run()
     finally:
         actor.close()
+
+
+def _checker(pipe: Pipe) -> Callable[[object], None]:
+    trial = PipeOutbox(pipe)
+
+    def check(value: object) -> None:
+        try:
+            encode(CallResult(values=Tree(value)), trial)
+        finally:
+            trial.discard()
+
+    return check
 
 
 def _connect(bootstrap: Bootstrap, pipe: Pipe) -> PeerTransport:

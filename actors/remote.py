@@ -11,7 +11,9 @@ import secrets
 import socket
 
 from envbus.actors.env_actor import EnvActor
-from envbus.bus.messages import Hello
+from envbus.actors.protocol import CallResult
+from envbus.bus.codec import encode
+from envbus.bus.messages import Hello, Tree
 from envbus.bus.serve import Heartbeats, PlainCodec, Worker
 from envbus.bus.transport import PeerTransport
 from envbus.bus.zmq_transport import ZmqPeer
@@ -48,7 +50,7 @@ def serve_remote(endpoint: str, *, name: str | None = None, timeout: float = 60.
     def connect(suffix: bytes = b"") -> PeerTransport:
         return ZmqPeer(endpoint, identity + suffix)
 
-    actor = EnvActor()
+    actor = EnvActor(check=lambda value: encode(CallResult(values=Tree(value))))
     worker = Worker(
         connect(),
         Hello(

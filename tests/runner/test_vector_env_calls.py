@@ -15,7 +15,7 @@ import pytest
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from envbus.actors.testing import CountingEnv
-from envbus.bus.errors import EncodeError
+from envbus.bus.errors import EncodeError, ProtocolError
 from envbus.runner import BusVectorEnv, EnvError
 from tests.runner.pool_envs import UnpicklableHere
 
@@ -155,11 +155,22 @@ def test_an_argument_that_cannot_be_pickled_is_refused_and_reaches_no_env(make: 
     assert working(envs)
 
 
-@pytest.mark.parametrize("name", ["lock", "home"])
-def test_a_result_that_cannot_be_sent_is_an_error_that_says_so(make: Make, name: str) -> None:
+def test_a_result_that_cannot_be_sent_is_an_error_of_its_env(make: Make) -> None:
+    envs = make([_TalkingEnv] * 4, num_actors=2)
+    with pytest.raises(EncodeError, match=r"`lock` gave .*_thread.lock cannot be pickled"):
+        envs.call("lock")
+    with pytest.raises(EncodeError, match=r"the function gave .*_thread.lock") as caught:
+        envs.exec_func(lambda env: {"a": [1, threading.Lock()]}, [2, 0])
+    cause: Any = caught.value.__cause__
+    last = cause if isinstance(cause, EnvError) else cause.exceptions[-1]
+    assert (last.env_id, last.phase) == (2, "call")
+    assert working(envs)
+
+
+def test_a_result_that_cannot_be_rebuilt_here_leaves_the_envs_usable(make: Make) -> None:
     envs = make([_TalkingEnv] * 2)
-    with pytest.raises(Exception, match=r"lock|UnpicklableHere|only at home"):
-        envs.call(name)
+    with pytest.raises(ProtocolError, match="cannot be rebuilt here: ValueError: only at home"):
+        envs.call("home")
     assert working(envs)
 
 
