@@ -72,7 +72,7 @@ JUNK: list[list[bytes]] = [
 
 
 def test_junk_is_counted_and_answered_and_disturbs_nobody() -> None:
-    chance = random.Random(1)  # noqa: S311 (junk for a test)
+    chance = random.Random(1)
     junk = [*JUNK, *([chance.randbytes(chance.randrange(200))] for _ in range(200))]
     with (
         RunningBroker() as broker,
@@ -99,7 +99,7 @@ def test_junk_is_counted_and_answered_and_disturbs_nobody() -> None:
 
 
 def test_random_headers_of_a_known_peer_disturb_nobody() -> None:
-    chance = random.Random(2)  # noqa: S311 (junk for a test)
+    chance = random.Random(2)
     with (
         RunningBroker() as broker,
         worker("w", broker.endpoint, capacity=8) as served,

@@ -245,7 +245,7 @@ def _sync(lengths: tuple[int, ...], mode: str) -> SyncVectorEnv:
 def test_global_generators_differ_from_env_to_env(make: Make) -> None:
     """D-06: also among forked actors."""
     envs = make([CountingEnv] * 3, num_actors=3)
-    numbers = envs.exec_func(lambda env: (random.random(), np.random.random()))  # noqa: S311
+    numbers = envs.exec_func(lambda env: (random.random(), np.random.random()))
     assert len({number for pair in numbers for number in pair}) == 6
 
 
