@@ -33,7 +33,7 @@ define make_venv
 	if [ -x $(BIN)/python ] && [ -f $(VENV)/.identity ] \
 	    && have="$$($(BIN)/python -c "$$identity" 2>/dev/null)" \
 	    && [ "$$have" = "$$(cat $(VENV)/.identity)" ] \
-	    && { [ -z "$(PYTHON)" ] || [ "$$have" = "$$("$(PYTHON)" -c "$$identity")" ]; }; \
+	    && { [ -z "$(PYTHON)" ] || [ "$$have" = "$$("$(PYTHON)" -c "$$identity" 2>/dev/null)" ]; }; \
 	then exit 0; fi; \
 	enough='import sys; sys.exit(sys.version_info < (3, 10))'; \
 	python=''; \

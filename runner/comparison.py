@@ -105,6 +105,8 @@ def compare(
             if outcome is not None:
                 left.remove(outcome.backend)
                 yield outcome
+            if not left:  # how it ends is of no interest
+                return
         status = child.wait()
     finally:
         # Its workers are in its process group, and no longer of use whatever happened.
