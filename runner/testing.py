@@ -163,7 +163,7 @@ class VectorEnvContract:
             for envs in made:
                 envs.close()
 
-    # --- four failures of Gymnasium's AsyncVectorEnv ------------------------------------------
+    # --- four failures of Gymnasium's AsyncVectorEnv (A-06, P-05, F-08, F-04) -----------------
 
     @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
     def test_the_first_step_after_a_reset_acts_also_if_an_episode_had_ended(
@@ -215,7 +215,7 @@ class VectorEnvContract:
         assert "env" in str(caught.value)
         envs.close()
 
-    # --- construction and spaces --------------------------------------------------------------
+    # --- construction and spaces (V-01, V-07, V-10) -------------------------------------------
 
     def test_its_spaces_are_those_of_a_sync_vector_env(self, new: New) -> None:
         envs, sync = new([CountingEnv] * 3), SyncVectorEnv([CountingEnv] * 3)
@@ -252,7 +252,7 @@ class VectorEnvContract:
         assert "CartPole-v1" in repr(envs)
         assert "num_envs=2" in repr(envs)
 
-    # --- trajectories -------------------------------------------------------------------------
+    # --- trajectories (V-02, V-09, V-11) ------------------------------------------------------
 
     @_EACH_MODE
     @pytest.mark.parametrize("env", [CountingEnv, InfoEnv])
@@ -295,7 +295,7 @@ class VectorEnvContract:
         assert np.shares_memory(first, second)
         assert first[:, 2].tolist() == [1, 2]
 
-    # --- actions ------------------------------------------------------------------------------
+    # --- actions (V-12, V-13) -----------------------------------------------------------------
 
     def test_actions_may_be_a_batch_or_a_list_and_lie_outside_the_space(self, new: New) -> None:
         envs = new([partial(CountingEnv, _ENDLESS)] * 2)
@@ -319,7 +319,7 @@ class VectorEnvContract:
         if self.strict:  # SyncVectorEnv has stepped the first envs by then
             assert envs.step([1, 2])[0][:, 1].tolist() == [1, 1]
 
-    # --- seeds and options --------------------------------------------------------------------
+    # --- seeds and options (D-01...D-04, P-08) ------------------------------------------------
 
     def test_env_i_gets_seed_plus_i_and_keeps_its_generator(self, new: New) -> None:
         envs = new([CountingEnv] * 3)
@@ -360,7 +360,7 @@ class VectorEnvContract:
         else:
             assert envs.get_attr("found")[0] == 3
 
-    # --- autoreset ----------------------------------------------------------------------------
+    # --- autoreset (A-01...A-05, A-07) --------------------------------------------------------
 
     def test_next_step_ignores_the_action_of_the_step_that_resets(self, new: New) -> None:
         envs = new([partial(CountingEnv, 1), partial(CountingEnv, 3)])
@@ -438,7 +438,7 @@ class VectorEnvContract:
         assert set(options) == {"reset_mask", "level"}
         assert envs.get_attr("options")[0] == [{"level": 1}]
 
-    # --- infos --------------------------------------------------------------------------------
+    # --- infos (I-01, I-04, I-07) -------------------------------------------------------------
 
     def test_infos_that_cannot_be_merged_wedge_nothing(self, new: New) -> None:
         envs = new([_ShapeEnv, partial(_ShapeEnv, 3)])
@@ -454,7 +454,7 @@ class VectorEnvContract:
             infos = envs.step([0, 0])[4]
             assert [len(text) for text in infos["text"]] == [5_000_000] * 2
 
-    # --- call and attributes ------------------------------------------------------------------
+    # --- call and attributes (C-01...C-04, C-08) ----------------------------------------------
 
     def test_call_returns_results_in_order_and_looks_through_wrappers(self, new: New) -> None:
         envs = new([partial(_wrapped, number) for number in range(4)])
@@ -498,7 +498,7 @@ class VectorEnvContract:
         frames = envs.render()
         assert_same(frames, (np.ones((1, 1, 3), np.uint8),) * 2)
 
-    # --- errors, order of calls, end ----------------------------------------------------------
+    # --- errors, order of calls, end (F-07, P-01...P-04, P-07) --------------------------------
 
     def test_an_exception_keeps_its_type(self, new: New) -> None:
         envs = new([CountingEnv, partial(_RaisingEnv, KeyError("a key"))])

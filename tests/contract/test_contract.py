@@ -18,6 +18,7 @@ class _BusContract(VectorEnvContract):
     shared_memory: ClassVar[bool] = True
     #: None: one per env.
     num_actors: ClassVar[int | None] = None
+    lanes: ClassVar[bool] = True
 
     def make(self, env_fns: Sequence[Factory], **settings: Any) -> Any:
         most = len(env_fns)
@@ -25,6 +26,7 @@ class _BusContract(VectorEnvContract):
             env_fns,
             shared_memory=self.shared_memory,
             num_actors=min(self.num_actors or most, most),
+            lanes=self.lanes,
             **settings,
         )
 
@@ -45,6 +47,17 @@ class TestTwoActors(_BusContract):
 class TestTwoActorsWithoutSharedMemory(_BusContract):
     shared_memory = False
     num_actors = 2
+
+
+class TestTwoActorsOverZeroMq(_BusContract):
+    num_actors = 2
+    lanes = False
+
+
+class TestTwoActorsOverZeroMqWithoutSharedMemory(_BusContract):
+    shared_memory = False
+    num_actors = 2
+    lanes = False
 
 
 class TestAnActorPerEnv(_BusContract):
