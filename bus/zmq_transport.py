@@ -25,7 +25,7 @@ from envbus.bus.errors import (
     TransportError,
     UnknownPeerError,
 )
-from envbus.bus.transport import Buffer, Frames, check_endpoint
+from envbus.bus.transport import Buffer, Frames, check_endpoint, is_local
 
 __all__ = ["HIGH_WATER_MARK", "ZmqPeer", "ZmqRouter"]
 
@@ -194,6 +194,7 @@ class ZmqPeer:
     """
 
     def __init__(self, endpoint: str, identity: bytes, *, max_frame_bytes: int = 1 << 30) -> None:
+        is_local(endpoint)  # raises for one that is malformed
         _check_ipc_path(endpoint)
         self._identity = identity
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

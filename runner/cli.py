@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from envbus.bus.errors import ConfigError, TransportError
+from envbus.bus.errors import ConfigError, ProtocolError, RequestTimeoutError, TransportError
 
 __all__ = ["app", "main"]
 
@@ -195,6 +195,32 @@ def broker(
 
     _log_to(Console(stderr=True))
     serve_broker(bind, insecure=insecure, on_ready=say_where)
+
+
+@app.command()
+def actor(
+    endpoint: Annotated[
+        str, typer.Argument(help="Where the runner listens, tcp://10.0.0.5:5555 for example.")
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(help="For messages to people.", show_default="host name and process id"),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds to wait for the runner to answer.")
+    ] = 60.0,
+) -> None:
+    """Host envs for a runner on another machine, until it says to stop.
+
+    The runner was made with remote_actors=... and bind=... and gives this actor its envs.
+    """
+    from envbus.actors.remote import serve_remote
+
+    _log_to(Console(stderr=True))
+    try:
+        serve_remote(endpoint, name=name, timeout=timeout)
+    except (RequestTimeoutError, ProtocolError) as exc:
+        raise typer.Exit(_refuse(str(exc), code=1)) from exc
 
 
 @app.command(

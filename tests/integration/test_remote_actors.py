@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from envbus.actors.testing import InfoEnv
+from envbus.bus.codec import Placeholder
+from envbus.bus.errors import ConfigError, EncodeError
+from envbus.runner import ActorLostError, BusVectorEnv
+
+PATIENCE = 30.0
+
+
+class ObjectEnv(InfoEnv):
+    """Its infos hold something that no socket carries."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, {**info, "env": self}
+
+    def get_self(self) -> object:
+        return self
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def with_remote_actor(endpoint: str) -> Iterator[subprocess.Popen[bytes]]:
+    program = [sys.executable, "-m", "envbus.runner.cli", "actor", endpoint]
+    process = subprocess.Popen(program, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(PATIENCE)
+
+
+def step_for_ever(envs: BusVectorEnv) -> None:
+    while True:
+        envs.step(np.zeros(envs.num_envs, np.int64))
+
+
+def make_vec(ids: list[str], endpoint: str, **options: Any) -> BusVectorEnv:
+    return BusVectorEnv(ids, num_actors=2, remote_actors=1, bind=endpoint, **options)
+
+
+@pytest.mark.timeout(120)
+def test_the_caller_cannot_tell_a_remote_actor_from_a_local_one() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    with with_remote_actor(endpoint) as process:
+        envs = make_vec(["CartPole-v1"] * 5, endpoint)
+        expected = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 5)
+        assert np.array_equal(envs.reset(seed=3)[0], expected.reset(seed=3)[0])
+        for _ in range(150):
+            actions = expected.action_space.sample()
+            for ours, theirs in zip(envs.step(actions), expected.step(actions), strict=True):
+                np.testing.assert_equal(ours, theirs)
+        assert envs.get_attr("gravity") == (9.8,) * 5
+        envs.close()
+        assert process.wait(PATIENCE) == 0
+
+
+@pytest.mark.timeout(120)
+def test_what_cannot_cross_is_a_placeholder_in_infos_and_refused_elsewhere() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    source = f"{__name__}:ObjectEnv"
+    with with_remote_actor(endpoint):
+        envs = make_vec([source, source], endpoint)
+        envs.reset(seed=0)
+        infos = envs.step(envs.action_space.sample())[-1]
+        assert type(infos["env"][0]).__name__ == "ObjectEnv"  # the local one came by its pipe
+        assert isinstance(infos["env"][1], Placeholder)
+        assert infos["env"][1].type_name.endswith("ObjectEnv")
+        with pytest.raises(EncodeError, match="cannot cross a socket"):
+            envs.call("get_self")
+        with pytest.raises(EncodeError, match="cannot cross a socket"):
+            envs.exec_func(lambda env: env)
+        envs.step(envs.action_space.sample())
+        envs.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_remote_actor_that_dies_is_named() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    with with_remote_actor(endpoint) as process:
+        envs = make_vec(["CartPole-v1"] * 2, endpoint)
+        envs.reset(seed=0)
+        os.killpg(process.pid, signal.SIGKILL)
+        with pytest.raises(ActorLostError, match="remote") as caught:
+            step_for_ever(envs)  # until its lease is over
+        assert caught.value.env_ids == [1]
+        envs.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_remote_actor_that_joins_later_takes_over_the_envs_of_one_that_died() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    with with_remote_actor(endpoint) as first:
+        envs = make_vec(["CartPole-v1"] * 2, endpoint, restart_failed_sub_environments=True)
+        envs.reset(seed=0)
+        os.killpg(first.pid, signal.SIGKILL)
+        fault = None
+        while fault is None:
+            *_, truncations, infos = envs.step(np.zeros(2, np.int64))
+            fault = infos.get("fault")
+        assert truncations.tolist()[1] is True
+        with with_remote_actor(endpoint):
+            envs.step(np.zeros(2, np.int64))
+            assert envs.statistics().restarts == 1
+            envs.close()
+
+
+def test_functions_do_not_cross_the_network() -> None:
+    with pytest.raises(ConfigError, match="env 1 goes to a remote actor and is a function"):
+        make_vec(["CartPole-v1", lambda: gymnasium.make("CartPole-v1")], "tcp://127.0.0.1:*")  # type: ignore[list-item]
+
+
+def test_remote_actors_need_an_endpoint() -> None:
+    with pytest.raises(ConfigError, match="bind="):
+        BusVectorEnv(["CartPole-v1"], remote_actors=1)
+
+
+def test_a_wide_bind_is_refused_unless_asked_for() -> None:
+    with pytest.raises(ConfigError, match="insecure=True"):
+        make_vec(["CartPole-v1"] * 2, "tcp://0.0.0.0:*")
