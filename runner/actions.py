@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector.utils import iterate
 
+from envbus.actors.copies import own
+
 __all__ = ["ActionStore"]
 
 
@@ -47,7 +49,8 @@ class ActionStore:
             rows: Slice or index array of as many rows as there are actions.
 
         Returns:
-            None if all were written, else the list of single actions; nothing was written then.
+            None if all were written, else the list of single actions, which the caller may keep;
+            nothing was written then.
 
         Raises:
             ValueError: There is not one action per env.
@@ -81,7 +84,8 @@ class ActionStore:
             raise ValueError(f"expected {count} actions, one per env: {exc}") from exc
         if len(singles) != count:
             raise ValueError(f"expected {count} actions, one per env, but got {len(singles)}")
-        return singles
+        # Copies: what is sent must not change under the sender's hands.
+        return [own(single) for single in singles]
 
 
 def _is_nested(space: gymnasium.Space[Any]) -> bool:

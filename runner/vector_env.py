@@ -22,6 +22,7 @@ from gymnasium.error import (
 )
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from envbus.actors.copies import own
 from envbus.actors.protocol import (
     Call,
     CallResult,
@@ -258,11 +259,11 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             if actor.index in self._to_reset:
                 slots = None  # a new life: none of its envs has an episode to keep
             addressed = range(len(actor.env_ids)) if slots is None else slots
-            own = [seeds[actor.env_ids[slot]] for slot in addressed]
+            given = [seeds[actor.env_ids[slot]] for slot in addressed]
             requests[actor.index] = Reset(
                 slots=slots,
-                seeds=None if all(s is None for s in own) else Tree(own),
-                options=None if rest is None else Tree(rest),
+                seeds=None if all(s is None for s in given) else Tree(given),
+                options=None if rest is None else Tree(own(rest)),
             )
             for slot in addressed:
                 if seeds[actor.env_ids[slot]] is not None:
@@ -399,11 +400,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             AlreadyPendingCallError: Another call is pending.
             EncodeError: An argument cannot be pickled. Nothing was sent.
         """
-        self._begin_call(
-            "call_async",
-            None,
-            lambda _, slots: Call(name=name, args=Tree(args), kwargs=Tree(kwargs), slots=slots),
-        )
+        self._ask_call("call_async", name, args, kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the calls and return their results; errors as in `reset_wait`."""
@@ -414,11 +411,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         if indices is None:
             return self.call(name)
         chosen = self._resolve(indices)
-        self._begin_call(
-            "call_async",
-            chosen,
-            lambda _, slots: Call(name=name, args=Tree(()), kwargs=Tree({}), slots=slots),
-        )
+        self._ask_call("call_async", name, (), {}, chosen)
         values = self._end_call("call_wait", "call_async", None)
         return tuple(values[index] for index in chosen)
 
@@ -499,12 +492,11 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         **kwargs: Any,
     ) -> None:
         """Ask for `exec_func`; `exec_func_fetch` returns the results."""
+        what, positional, named = Tree(func), Tree(own(args)), Tree(own(kwargs))
         self._begin_call(
             "exec_func_send",
             self._resolve(indices),
-            lambda _, slots: Exec(
-                function=Tree(func), args=Tree(args), kwargs=Tree(kwargs), slots=slots
-            ),
+            lambda _, slots: Exec(function=what, args=positional, kwargs=named, slots=slots),
         )
 
     def exec_func_fetch(self, timeout: float | None = None) -> list[Any]:
@@ -524,6 +516,22 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     def np_random(self) -> Any:
         """A copy of each env's `np_random`, a tuple."""
         return self.get_attr("np_random")
+
+    def _ask_call(
+        self,
+        verb: str,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        indices: Sequence[int] | None = None,
+    ) -> None:
+        # Copies: what is sent must not change under the sender's hands.
+        positional, named = Tree(own(args)), Tree(own(kwargs))
+        self._begin_call(
+            verb,
+            indices,
+            lambda _, slots: Call(name=name, args=positional, kwargs=named, slots=slots),
+        )
 
     def _begin_call(
         self,
@@ -581,11 +589,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def call_send(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """`call_async` under OpenRL's name."""
-        self._begin_call(
-            "call_send",
-            None,
-            lambda _, slots: Call(name=name, args=Tree(args), kwargs=Tree(kwargs), slots=slots),
-        )
+        self._ask_call("call_send", name, args, kwargs)
 
     def call_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
         """`call_wait` under OpenRL's name."""
@@ -727,7 +731,12 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     def _merge_infos(self, infos: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         for env_id in sorted(infos):
-            merged = self._add_info(merged, infos[env_id], env_id)
+            try:
+                merged = self._add_info(merged, infos[env_id], env_id)
+            except Exception as exc:  # a different error for each kind of misfit
+                raise ValueError(
+                    f"the info of env {env_id} cannot be merged with those before it: {exc}"
+                ) from exc
         return merged
 
     def _raise_if_errors(self, done: Round) -> None:

@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envbus.actors.testing import InfoEnv
 from envbus.runner import BusVectorEnv
-from envbus.runner.testing import assert_same_trajectory
+from envbus.runner.testing import assert_same, assert_same_trajectory
 
 Factory = Callable[[], gymnasium.Env[Any, Any]]
 
@@ -137,6 +137,45 @@ def test_minigrid(image_only: bool, shared_memory: bool, mode: str) -> None:
     pytest.importorskip("minigrid")
     factories: list[Factory] = [partial(minigrid, image_only)] * 3
     equal(factories, mode, num_actors=2, shared_memory=shared_memory, steps=50, ends=5)
+
+
+@pytest.mark.parametrize(
+    ("num_actors", "shared_memory", "mode"),
+    list(itertools.product([1, 2, 4], [True, False], MODES)),
+)
+def test_resets_of_some_or_all_at_any_time(num_actors: int, shared_memory: bool, mode: str) -> None:
+    """A-03, A-05, A-06, D-01, D-02: in every mode, with and without seeds."""
+    factories = [partial(InfoEnv, length) for length in (1, 2, 3, 5)]
+    sync = SyncVectorEnv(factories, autoreset_mode=AutoresetMode(mode))
+    envs = BusVectorEnv(
+        factories, shared_memory=shared_memory, autoreset_mode=mode, num_actors=num_actors
+    )
+    rng = np.random.default_rng(3)
+    both = (envs, sync)
+    assert_same(*[one.reset(seed=1) for one in both])
+    over = np.zeros(4, np.bool_)
+    for step in range(80):
+        must_reset = mode == "Disabled" and over.any()
+        if must_reset or rng.random() < 0.3:
+            mask = (rng.random(4) < 0.5) | (over & must_reset)
+            seeds = [None if rng.random() < 0.5 else int(rng.integers(99)) for _ in range(4)]
+            seed = [None, int(rng.integers(99)), seeds][rng.integers(3)]
+            options: Any = {"level": step}
+            if mask.any() and not mask.all():
+                options["reset_mask"] = mask
+            assert_same(
+                *[one.reset(seed=seed, options=dict(options)) for one in both], f"reset {step}"
+            )
+            over &= ~mask
+            if "reset_mask" not in options:
+                over[...] = False
+        else:
+            actions = rng.integers(100, size=4)
+            result, expected = (one.step(actions) for one in both)
+            assert_same(result, expected, f"step {step}")
+            over = expected[2] | expected[3]
+    for one in both:
+        one.close()
 
 
 def test_a_second_vector_env_repeats_the_first_whatever_its_actors() -> None:

@@ -76,6 +76,88 @@ def test_observations_and_actions_of_every_space(name: str, mode: str, shared_me
         sync.close()
 
 
+_BATCHES: dict[str, tuple[Space, list[Any]]] = {
+    "numbers": (
+        spaces.Discrete(5),
+        [
+            [1, 2, 3],
+            (1, 2.5, True),
+            np.array([1, 2, 3], np.int32),
+            np.array([1.0, 2.5, np.nan]),
+            np.array([[1], [2], [3]]),
+            np.array(["a", "b", "c"]),
+            np.array([1, "x", None], dtype=object),
+            [np.int8(1), "word", None],
+            {0: "a", 1: "b", 2: "c"},
+        ],
+    ),
+    "arrays": (
+        spaces.Box(-1.0, 1.0, (2,)),
+        [
+            [np.zeros(2), np.ones(3), 5],
+            np.ones((3, 2), np.float64),
+            np.ones((3, 2), np.float32, order="F"),
+            np.ones((6, 4), np.float32)[::2, ::2],
+            np.full((3, 7), 9, np.int16),
+            np.array([[np.nan, -0.0]] * 3, np.float32),
+            np.ones((3, 2), ">f4"),
+            [[0.5, 1], [2, 3], [4, 5]],
+        ],
+    ),
+    "dicts": (
+        spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(-1.0, 1.0, (2,))),
+        [
+            {"a": np.arange(3), "b": np.zeros((3, 2), np.float32)},
+            {"b": np.zeros((3, 2), np.float32), "a": np.arange(3)},
+            {"a": [7, 8, 9], "b": [[0, 1], [2, 3], [4, 5]]},
+            {"a": np.arange(3), "b": np.zeros((3, 2)), "more": 1},
+        ],
+    ),
+    "tuples": (
+        spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2))),
+        [
+            (np.arange(3), np.ones((3, 2), np.int8)),
+            (np.arange(3), np.ones((3, 2), np.int64)),
+            [np.arange(3), np.ones((3, 2), np.int8)],
+        ],
+    ),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("kind", _BATCHES)
+def test_each_env_sees_its_action_as_gymnasium_hands_it(kind: str, shared_memory: bool) -> None:
+    """V-12: type, dtype, shape and value, also of what is not in the space."""
+    space, batches = _BATCHES[kind]
+    factories = [partial(SpaceEnv, spaces.Discrete(2), space, 100)] * 3
+    sync, envs = SyncVectorEnv(factories), BusVectorEnv(factories, shared_memory, num_actors=2)
+    try:
+        for vector in (sync, envs):
+            vector.reset()
+            for batch in batches:
+                vector.step(batch)
+        assert_same(envs.get_attr("actions"), sync.get_attr("actions"))
+        assert len(sync.get_attr("actions")[0]) == len(batches)
+    finally:
+        envs.close()
+        sync.close()
+
+
+@both_ways
+def test_actions_may_be_changed_once_they_are_sent(shared_memory: bool) -> None:
+    """Also large ones, which are not copied on their way."""
+    space = spaces.Box(-np.inf, np.inf, (100_000,), np.float64)
+    envs = BusVectorEnv([partial(SpaceEnv, spaces.Discrete(2), space)] * 2, shared_memory)
+    envs.reset()
+    for actions in (np.ones((2, 100_000)), [np.ones(100_000), np.ones(100_000)]):
+        envs.step_async(actions)
+        for action in actions:
+            action[...] = 2
+        envs.step_wait()
+    assert all(action.max() == 1 for taken in envs.get_attr("actions") for action in taken)
+    envs.close()
+
+
 @both_ways
 @pytest.mark.parametrize(
     "name", ["box_uint8", "discrete", "dict_nested", "tuple_with_text", "text", "graph", "one_of"]
