@@ -13,7 +13,7 @@
 PYTHON ?=
 # More arguments for pytest, `make test PYTEST_ARGS="-k arena"`, and for `envbus bench`.
 PYTEST_ARGS ?=
-BENCH_ARGS ?=
+BENCH_ARGS ?= all
 
 VENV := .venv
 BIN := $(VENV)/bin
