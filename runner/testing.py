@@ -22,6 +22,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import gymnasium
@@ -30,7 +31,7 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from envbus.actors.testing import CountingEnv, ExitingEnv, InfoEnv, SlowEnv
+from envbus.actors.testing import CountingEnv, ExitingEnv, InfoEnv
 
 __all__ = ["VectorEnvContract", "assert_same", "assert_same_trajectory"]
 
@@ -178,15 +179,15 @@ class VectorEnvContract:
         assert observations[:, 1:3].tolist() == [[1, 5], [1, 6]]
         assert (rewards > 0).all()
 
-    def test_a_late_reply_is_not_handed_to_the_next_step(self, new: New) -> None:
+    def test_a_late_reply_is_not_handed_to_the_next_step(self, new: New, tmp_path: Path) -> None:
         self._needs_asynchronous()
-        envs = new([partial(SlowEnv, length=_ENDLESS)] * 3)
+        envs = new([_GatedEnv] * 3)
         envs.reset(seed=0)
-        envs.set_attr("step_seconds", [0.3, 0.0, 0.0])
+        envs.set_attr("gate", [tmp_path / "gate", None, None])
         envs.step_async(np.array([1, 1, 1]))
         with pytest.raises(multiprocessing.TimeoutError, match=r"step_wait.* 0\.05 second"):
             envs.step_wait(timeout=0.05)
-        envs.set_attr("step_seconds", 0.0)
+        (tmp_path / "gate").touch()
         for action in range(2, 6):
             observations, *_ = envs.step(np.full(3, action))
             assert observations[:, 2].tolist() == [action] * 3
@@ -546,21 +547,23 @@ class VectorEnvContract:
             assert result[0][:, 1].tolist() == ([1, 1] if first == "step" else [0, 0])
 
     @pytest.mark.parametrize("verb", ["reset", "step", "call"])
-    def test_a_time_out_names_the_method_and_the_seconds(self, new: New, verb: str) -> None:
+    def test_a_time_out_names_the_method_and_the_seconds(
+        self, new: New, verb: str, tmp_path: Path
+    ) -> None:
         self._needs_asynchronous()
-        envs = new([_SlowCallEnv] * 2)
+        envs = new([_GatedEnv] * 2)
         envs.reset(seed=0)
-        envs.set_attr("step_seconds", 0.2)
-        envs.set_attr("reset_seconds", 0.2)
+        envs.set_attr("gate", tmp_path / "gate")
         ask: dict[str, Callable[[], None]] = {
             "reset": partial(envs.reset_async, seed=5),
             "step": partial(envs.step_async, [1, 2]),
-            "call": partial(envs.call_async, "wait_for", 0.2),
+            "call": partial(envs.call_async, "wait"),
         }
         ask[verb]()
         text = f"The call to `{verb}_wait` has timed out after 0 second(s)."
         with pytest.raises(multiprocessing.TimeoutError, match=re.escape(text)):
             getattr(envs, f"{verb}_wait")(timeout=0)
+        (tmp_path / "gate").touch()
         assert envs.reset(seed=8)[0][:, 3].tolist() == [8, 9]
 
     def test_after_close_every_use_says_so(self, new: New) -> None:
@@ -669,12 +672,26 @@ class _LargeInfoEnv(CountingEnv):
         return *super().step(action)[:4], {"text": "x" * 5_000_000}
 
 
-class _SlowCallEnv(SlowEnv):
+class _GatedEnv(CountingEnv):
+    """Waits in each reset, step and `wait` until the file `gate`, if there is one, exists."""
+
     def __init__(self) -> None:
         super().__init__(length=_ENDLESS)
+        self.gate: Path | None = None
 
-    def wait_for(self, seconds: float) -> None:
-        threading.Event().wait(seconds)
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self.wait()
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.wait()
+        return super().step(action)
+
+    def wait(self) -> None:
+        while self.gate is not None and not self.gate.exists():
+            threading.Event().wait(0.005)
 
 
 def _wrapped(length: int) -> gymnasium.Env[Any, Any]:

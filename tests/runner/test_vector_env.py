@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -20,12 +21,13 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from envbus.actors.testing import CountingEnv, FailingEnv, InfoEnv, SlowEnv, SpaceEnv
+from envbus.actors.testing import CountingEnv, FailingEnv, InfoEnv, SpaceEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner import BusVectorEnv
 from envbus.runner.config import Timeouts
 from envbus.runner.testing import assert_same, assert_same_trajectory
-from tests.runner.pool_envs import PATIENCE
+from tests.integration.nursery_children import wait_until
+from tests.runner.pool_envs import PATIENCE, GatedEnv
 
 Make = Callable[..., BusVectorEnv]
 
@@ -324,31 +326,33 @@ def test_refused_input_leaves_nothing_pending(make: Make) -> None:
 # --- time-outs --------------------------------------------------------------------------------
 
 
-def test_a_time_out_names_the_envs_that_had_not_answered(make: Make) -> None:
+def test_a_time_out_names_the_envs_that_had_not_answered(make: Make, tmp_path: Path) -> None:
     """P-06."""
-    envs = make([SlowEnv, SlowEnv, SlowEnv], num_actors=3)
+    open_gate, shut_gate = tmp_path / "open", tmp_path / "shut"
+    open_gate.touch()
+    gates = [open_gate, shut_gate, open_gate]
+    envs = make([partial(GatedEnv, gate) for gate in gates], num_actors=3)
     envs.reset()
-    envs.set_attr("step_seconds", [0.0, 0.5, 0.0])
     envs.step_async([0, 0, 0])
     with pytest.raises(multiprocessing.TimeoutError) as caught:
-        envs.step_wait(timeout=0.25)
+        envs.step_wait(timeout=2.0)
     assert "env 1)" in str(caught.value)
     assert "env 2" not in str(caught.value)
 
 
 @both_ways
-def test_actions_of_a_step_that_timed_out_stay_its_own(make: Make, shared_memory: bool) -> None:
+def test_actions_of_a_step_that_timed_out_stay_its_own(
+    make: Make, tmp_path: Path, shared_memory: bool
+) -> None:
     """P-05: what is sent next must not reach the env in the place of what it still works on."""
-    envs = make([partial(SlowEnv, length=100)] * 2, num_actors=1, shared_memory=shared_memory)
+    factories = [partial(GatedEnv, tmp_path / "gate")] * 2
+    envs = make(factories, num_actors=1, shared_memory=shared_memory)
     envs.reset()
-    envs.set_attr("step_seconds", [0.2, 0.0])
-    envs.step_async([1, 2])
-    with pytest.raises(multiprocessing.TimeoutError):
-        envs.step_wait(timeout=0.02)
-    envs.step_async([3, 4])
-    with pytest.raises(multiprocessing.TimeoutError):
-        envs.step_wait(timeout=0.02)
-    envs.set_attr("step_seconds", 0.0)
+    for actions in ([1, 2], [3, 4]):
+        envs.step_async(actions)
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0.02)
+    (tmp_path / "gate").touch()
     observations, *_ = envs.step([5, 6])
     assert observations[:, 1:3].tolist() == [[3, 5], [3, 6]]
     assert [[int(a) for a in actions] for actions in envs.get_attr("actions")] == [
@@ -357,22 +361,35 @@ def test_actions_of_a_step_that_timed_out_stay_its_own(make: Make, shared_memory
     ]
 
 
-def test_default_deadlines_hold_where_no_time_out_is_given(make: Make) -> None:
-    envs = make([SlowEnv], timeouts=Timeouts(step=0.05))
+def test_default_deadlines_hold_where_no_time_out_is_given(make: Make, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    envs = make([partial(GatedEnv, gate)], timeouts=Timeouts(step=0.05))
     envs.reset()
-    envs.set_attr("step_seconds", 0.3)
     with pytest.raises(multiprocessing.TimeoutError, match=r"`step_wait`.* 0\.05 second.*env 0"):
         envs.step([0])
-    envs.set_attr("step_seconds", 0.0)
-    assert envs.step([7])[0][:, 2].tolist() == [7]
+    gate.touch()
+    assert envs.get_attr("count") == (1,)  # it has caught up
 
 
-def test_a_driver_that_was_away_finds_the_answer_and_no_time_out(make: Make) -> None:
-    envs = make([CountingEnv], timeouts=Timeouts(step=0.05))
+def test_a_driver_that_was_away_finds_the_answer_and_no_time_out(
+    make: Make, tmp_path: Path
+) -> None:
+    envs = make([partial(_TouchingEnv, tmp_path / "stepped")], timeouts=Timeouts(step=0.05))
     envs.reset()
     envs.step_async([4])
-    threading.Event().wait(0.3)
+    wait_until((tmp_path / "stepped").exists, "the step")
+    threading.Event().wait(0.5)  # for its answer, and past the deadline
     assert envs.step_wait()[0][0, 2] == 4
+
+
+class _TouchingEnv(CountingEnv):
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def step(self, action: Any) -> Any:
+        self.file.touch()
+        return super().step(action)
 
 
 # --- observations -----------------------------------------------------------------------------
