@@ -64,13 +64,13 @@ def plot_vector(record: Record, folder: Path) -> list[Path]:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
     figure.legend(
-        handles.values(), handles.keys(), loc="lower center", ncol=3, frameon=False, fontsize=8
+        handles.values(), handles.keys(), loc="lower center", ncols=2, frameon=False, fontsize=8
     )
     figure.tight_layout(rect=(0, 0.7 / (_PANEL[1] * height + 0.7), 1, 1))
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "vector.png", folder / "vector.svg"]
-    figure.savefig(files[0], dpi=150)
-    figure.savefig(files[1], metadata={"Date": None})
+    figure.savefig(files[0], dpi=150, bbox_inches="tight")
+    figure.savefig(files[1], metadata={"Date": None}, bbox_inches="tight")
     plt.close(figure)
     return files
 
