@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 import traceback
@@ -134,6 +135,8 @@ class Worker:
         self._patience = patience
         self._rejoin = rejoin
         self._unknown = False
+        #: When the last hello but the first was said.
+        self._came_back = -math.inf
         self._stopping = False
 
     def stop(self) -> None:
@@ -176,10 +179,10 @@ class Worker:
         """Serve until `stop`, a `Shutdown`, or the loss of the transport; then say goodbye."""
         try:
             while not self._stopping:
-                frames = self._transport.receive(_IDLE_WAIT)
-                if self._unknown:
-                    self._come_back()
-                elif frames is not None:
+                frames = self._transport.receive(0.0 if self._unknown else _IDLE_WAIT)
+                if self._unknown and self._come_back():
+                    continue
+                if frames is not None:
                     self._take(frames)
                 elif self._patience is not None and self._transport.lost_for() > self._patience:
                     logger.error(
@@ -215,13 +218,17 @@ class Worker:
         elif self._hello.heartbeat and failed.code is FailureCode.PROTOCOL:
             self._unknown = True
 
-    def _come_back(self) -> None:
-        """Do as `rejoin` says."""
+    def _come_back(self) -> bool:
+        """Do as `rejoin` says; return whether what was received until now must be dropped."""
+        self._unknown = False
+        now = time.monotonic()
+        if now - self._came_back < 2 * self._hello.heartbeat + _IDLE_WAIT:
+            return False  # the complaint is older than that hello; else there will be another
+        self._came_back = now
         # What came until now is of a life of the broker that is over: its request ids may be given
         # out anew, so that answers would be taken for those of other requests.
         while self._transport.receive(0.0) is not None:
             pass
-        self._unknown = False
         if self._rejoin:
             logger.warning("%s says hello again: the broker forgot it", self._hello.name)
             with contextlib.suppress(QueueFullError):
@@ -229,6 +236,7 @@ class Worker:
         else:
             logger.error("%s leaves: the broker has given it up", self._hello.name)
             self._stopping = True
+        return True
 
     def _answer(self, header: Header, frames: Frames) -> None:
         try:

@@ -67,24 +67,24 @@ def double(request: Double) -> Doubled:
 class Bus:
     """A worker, and a broker's side that a test plays."""
 
-    def __init__(self, script: Callable[[MemoryRouter], object], **options: Any) -> None:
+    def __init__(self, *scripts: Callable[[MemoryRouter], object], **options: Any) -> None:
         self.sent: list[tuple[Header, list[Any]]] = []
         self.waits = 0
         network = MemoryNetwork(idle=self._idle)
         self.router = network.router()
-        self._script = script
+        self._scripts = scripts
         heartbeat = options.pop("heartbeat", 0.0)
         hello = Hello(name="w", services=["double"], heartbeat=heartbeat)
         self.worker = Worker(network.peer(b"w"), hello, {Double: double}, **options)
 
     def _idle(self, seconds: float) -> None:
-        """The worker waits: take what it sent; play the script once, then say `Shutdown`."""
+        """The worker waits: take what it sent; play the next script, then say `Shutdown`."""
         self.take()
         if not seconds:
             return
         self.waits += 1
-        if self.waits == 1:
-            self._script(self.router)
+        if self.waits <= len(self._scripts):
+            self._scripts[self.waits - 1](self.router)
         else:
             self.router.send(b"w", message(Kind.NOTICE, Shutdown()))
 
@@ -244,6 +244,19 @@ def test_a_worker_that_may_rejoin_says_hello_again_and_drops_what_is_old() -> No
 
     bus = Bus(script, heartbeat=1.0, rejoin=True)
     assert bus.run() == [(Kind.REQUEST, HELLO_ID, "Hello"), GOODBYE]
+
+
+def test_an_old_complaint_does_not_cost_a_request() -> None:
+    def script(router: MemoryRouter) -> None:
+        router.send(b"w", message(Kind.FAILURE, COMPLAINT))
+        router.send(b"w", message(Kind.REQUEST, Double(value=1), 1))
+
+    def again(router: MemoryRouter) -> None:
+        bus.worker.on_unknown()  # from the thread, which read it late
+        router.send(b"w", message(Kind.REQUEST, Double(value=1), 2))
+
+    bus = Bus(script, again, heartbeat=1.0, rejoin=True)
+    assert bus.run() == [(Kind.REQUEST, HELLO_ID, "Hello"), (Kind.REPLY, 2, "Doubled"), GOODBYE]
 
 
 def test_a_worker_that_may_not_leaves() -> None:
