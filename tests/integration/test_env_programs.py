@@ -453,7 +453,9 @@ from envbus.runner import BusVectorEnv
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "mid-step"])
-def test_nothing_outlives_a_killed_driver(context: str, busy: bool, tmp_path: Path) -> None:
+def test_nothing_outlives_a_killed_driver(
+    context: str, busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = f"""
 envs = BusVectorEnv([HangingEnv] * 3, num_actors=3, context={context!r})
 envs.reset()
@@ -462,18 +464,16 @@ if {busy}:
 print(json.dumps(envs.actor_pids()), flush=True)
 signal.pause()
 """
-    temporary = set(_temporary_folders())
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with Driver(HANGING + program, tmp_path) as driver:
         pids = driver.read()
         assert all(psutil.pid_exists(pid) for pid in pids)
+        assert list(temporary.iterdir())
         driver.kill()
         wait_until(lambda: not traced(driver.trace), "the end of all that it has started")
-    wait_until(lambda: set(_temporary_folders()) <= temporary, "its folder to be removed")
-
-
-def _temporary_folders() -> list[str]:
-    folder = os.environ.get("TMPDIR", "/tmp")  # noqa: S108
-    return [name for name in os.listdir(folder) if name.startswith("envbus-")]
+    wait_until(lambda: not list(temporary.iterdir()), "its folder to be removed")
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -483,8 +483,8 @@ envs = BusVectorEnv([HangingEnv] * 3, num_actors=3, context={context!r})
 envs.reset()
 envs.step_async(np.zeros(3))
 signal.signal(signal.SIGINT, signal.default_int_handler)
-print(json.dumps(envs.actor_pids()), flush=True)
 try:
+    print(json.dumps(envs.actor_pids()), flush=True)
     envs.step_wait()
 except KeyboardInterrupt:
     print(json.dumps("interrupted"), flush=True)
