@@ -36,7 +36,7 @@ def own_deeply(value: T) -> T:
         return own(value)
 
 
-def _own(value: Any) -> object:  # noqa: ANN401 - narrowed by hand, step by step
+def _own(value: Any) -> object:
     kind = type(value)
     if kind in _ATOMS or isinstance(value, np.generic):
         return value

@@ -91,7 +91,7 @@ def parse_source(
         return EntryPoint(value.target, {**value.kwargs, **extra}, value.modules + also)
     if isinstance(value, str):
         module, colon, name = value.partition(":")
-        if not (name if colon else value) or (colon and not _is_dotted_name(module)):
+        if not (name if colon else value) or ":" in name or (colon and not _is_dotted_name(module)):
             raise ConfigError(
                 f"{value!r} is neither a Gymnasium id ('Env-v0', 'module:Env-v0') nor an import "
                 f"path ('module:function')"
@@ -265,7 +265,7 @@ def _describe_spec(spec: EnvSpec) -> dict[str, Any]:
     return plain
 
 
-def _build_spec(plain: Any) -> EnvSpec:  # noqa: ANN401 - anything may come over a socket
+def _build_spec(plain: Any) -> EnvSpec:
     """Return the spec, or raise TypeError or ValueError."""
     fields = dict(plain)
     wrappers = [WrapperSpec(*wrapper) for wrapper in fields.pop("additional_wrappers", ())]
