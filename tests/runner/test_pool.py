@@ -636,9 +636,10 @@ def test_when_all_actors_are_lost_each_call_says_so(make: Make) -> None:
     pool = make(counting(2), num_actors=2)
     pool.reset()
     receive_all(pool, range(2))
-    pool.send(np.zeros(2, np.int64))
     for pid in pool.actor_pids():
         kill(pid)
+        wait_until(lambda pid=pid: not is_alive(pid), "the actor's end")
+    pool.send(np.zeros(2, np.int64))
     with pytest.raises(ActorLostError):
         receive_for_ever(pool)
     for _ in range(3):
