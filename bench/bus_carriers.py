@@ -240,6 +240,7 @@ def _answer_envbus(address: str, case: BusCase) -> None:
         ZmqPeer(address, IDENTITY),
         Hello(name="worker", services=["bench"], capacity=1000, pid=os.getpid()),
         {BenchQuestion: lambda question: BenchAnswer(number=question.number, array=array)},
+        patience=TIMEOUT,
     )
     worker.join(TIMEOUT)
     worker.run()
@@ -250,9 +251,10 @@ def _answer_pyzmq(address: str, case: BusCase) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.IDENTITY, IDENTITY)
+    dealer.setsockopt(zmq.RCVTIMEO, int(TIMEOUT * 1000))  # outlives no driver that was killed
     dealer.connect(address)
     dealer.send(b"hello")
-    while True:  # until killed
+    while True:  # until killed, or nobody asks any more
         dealer.recv_multipart()
         dealer.send_multipart(frames, copy=case.answer_bytes == 0)
 
@@ -261,7 +263,7 @@ def _answer_pipe(address: str, case: BusCase) -> None:
     pipe = Connection(int(address))
     array = _array(case)
     pipe.send("hello")
-    while True:  # until killed
+    while True:  # until killed, or nobody asks any more
         _, number, _ = pipe.recv()
         pipe.send(("answer", number, array))
 

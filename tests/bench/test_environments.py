@@ -6,7 +6,7 @@ from envbus.bench.environments import Environments, Library, without_paths
 
 
 def test_paths_do_not_get_into_results() -> None:
-    text = "FileNotFoundError: '/root/some/where/file.txt' and /usr/lib/x.so, see http://a/b/c"
+    text = "FileNotFoundError: '/some/where/file.txt' and /usr/lib/x.so, see http://a/b/c"
     assert without_paths(text) == "FileNotFoundError: 'file.txt' and x.so, see http://a/b/c"
 
 
