@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
 import socket
 import struct
@@ -24,7 +25,7 @@ from envbus.bus.errors import (
 )
 from envbus.bus.limits import DEFAULT_LIMITS
 from envbus.bus.pipe import Pipe
-from envbus.bus.spinning import SpinBudget
+from envbus.bus.spinning import BROKER_SPIN_SECONDS, CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.transport import Buffer, Frames
 from envbus.bus.zmq_transport import ZmqRouter
 
@@ -182,7 +183,7 @@ class LanePeer:
         self._identity = identity
         self._end = end
         self._timeout: float | None = None
-        self._spinning = SpinBudget(allowed=spin)
+        self._spinning = SpinBudget(CHILD_SPIN_SECONDS if spin else 0.0)
 
     @property
     def identity(self) -> bytes:
@@ -211,7 +212,7 @@ class LanePeer:
         if spin := self._spinning.seconds():
             give_up = start + spin
             while (packet := end.read(DONT_WAIT)) is None and time.perf_counter() < give_up:
-                pass
+                os.sched_yield()
         if packet is None:
             packet = end.read()
         self._spinning.observe(time.perf_counter() - start)
@@ -241,7 +242,7 @@ class LaneRouter:
 
     def __init__(self, router: ZmqRouter | None = None, *, spin: bool = False) -> None:
         self._router = router
-        self._spinning = SpinBudget(allowed=spin)
+        self._spinning = SpinBudget(BROKER_SPIN_SECONDS if spin else 0.0)
         self._poller = select.epoll()
         self._lanes: dict[bytes, LaneEnd] = {}
         self._by_fd: dict[int, bytes] = {}
@@ -333,7 +334,7 @@ class LaneRouter:
         if spin := self._spinning.seconds():
             give_up = start + min(spin, timeout)
             while not (found := self._look(0.0)) and time.perf_counter() < give_up:
-                pass
+                os.sched_yield()
         found = found or self._look(timeout)
         self._spinning.observe(time.perf_counter() - start)
         return found

@@ -399,7 +399,8 @@ class Fleet:
             identity=actor.identity,
             name=actor.name,
             incarnation=actor.incarnation,
-            spin=self._num_local < _usable_cores(),  # the runner needs one itself
+            # One who spins per core, and the runner is one.
+            spin=self._num_local <= _usable_cores() and actor.index < _usable_cores() - 1,
             capacity=_IN_FLIGHT_PER_ACTOR,
             authkey=bytes(multiprocessing.current_process().authkey),
         )
@@ -421,7 +422,7 @@ class Fleet:
             endpoints.insert(0, self._ipc_endpoint)
         router = ZmqRouter(endpoints, insecure=self.config.insecure) if endpoints else None
         if with_lanes or router is None:
-            self._lanes = LaneRouter(router, spin=self._num_local <= _usable_cores())
+            self._lanes = LaneRouter(router, spin=self._num_local <= _usable_cores() > 1)
             return self._lanes
         return router
 
