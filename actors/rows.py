@@ -38,7 +38,7 @@ class _Group:
         self.rows = rows
 
     def __setitem__(self, index: object, values: list[Any]) -> None:
-        for row, value in zip(self.rows, values, strict=True):
+        for row, value in zip(self.rows, values, strict=False):
             row[...] = value
 
 
@@ -77,6 +77,8 @@ class ObservationRows:
             self.rows = [Cell() for _ in range(num_slots)]
             return
         self._leaves = leaves(space)
+        #: What `convert` reads per leaf and step, unpacked once.
+        self._plan = [(leaf.path, leaf.dtype, leaf.shape, leaf) for leaf in self._leaves]
         # `array[slot, ...]` is a view also where a row is a single number.
         views = [[array[slot, ...] for array in arrays] for slot in range(num_slots)]
         if [leaf.path for leaf in self._leaves] == [()]:
@@ -106,19 +108,15 @@ class ObservationRows:
         if self.dtype is not None:
             return self._fit(slot, self._leaves[0], observation)
         values = []
-        for leaf in self._leaves:
+        for path, dtype, shape, leaf in self._plan:
             value = observation
             try:
-                for key in leaf.path:
+                for key in path:
                     value = value[key]
             except (KeyError, IndexError, TypeError):
                 value = _Missing()
             # As in `_fit`, which costs a call.
-            if (
-                type(value) is not np.ndarray
-                or value.dtype is not leaf.dtype
-                or value.shape != leaf.shape
-            ):
+            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
                 value = self._fit(slot, leaf, value)
             values.append(value)
         return values

@@ -28,7 +28,7 @@ from envbus.actors.slot_group import (
     check_callable_name,
     info_list,
 )
-from envbus.actors.spaces import Element, Space, structure
+from envbus.actors.spaces import Element, Space, structurer
 from envbus.actors.spaces import leaves as leaves_of
 
 __all__ = ["EnvSlots"]
@@ -93,6 +93,7 @@ class EnvSlots:
         if exchange.blocks.actions is not None:
             # `iterate` looks at the kind of the batched space only, not at its size.
             self._batched_action_space = batch_space(exchange.action_space, 1)
+            self._structure = structurer(exchange.action_space)
             paths = [leaf.path for leaf in leaves_of(exchange.action_space)]
             self._one_action_array = paths == [()]
 
@@ -273,7 +274,7 @@ class EnvSlots:
             copies = [array[list(slots)] for array in source]
         if self._one_action_array:
             return iter(copies[0])  # what `iterate` does, without its way there
-        return iterate(self._batched_action_space, structure(exchange.action_space, copies))
+        return iterate(self._batched_action_space, self._structure(copies))
 
     def _on_end(self, slot: int, observation: Element, info: Info) -> tuple[Element, Info]:
         """An episode ended: return the observation and the info that its step reports."""

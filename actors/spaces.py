@@ -26,7 +26,7 @@ __all__ = [
     "from_plain",
     "is_fixed_size",
     "leaves",
-    "structure",
+    "structurer",
     "to_plain",
 ]
 
@@ -200,23 +200,22 @@ def leaves(space: Space) -> list[Leaf]:
     return _leaves(space, ())
 
 
-def structure(space: Space, arrays: Sequence[npt.NDArray[Any]]) -> Element:
-    """Return `arrays`, one per leaf of `space`, as nested dicts and tuples.
+def structurer(space: Space) -> Callable[[Sequence[npt.NDArray[Any]]], Element]:
+    """Return what nests arrays, one per leaf of `space`, in dicts and tuples as `space` does.
 
     For arrays of shape `(n, *leaf_shape)` this is what Gymnasium's `create_empty_array(space,
-    n)` gives; nothing is copied.
-
-    Raises:
-        ValueError: The number of arrays is not the number of leaves.
+    n)` gives; nothing is copied. What is returned raises ValueError if the number of arrays is
+    not the number of leaves.
     """
-    remaining = iter(arrays)
-    try:
-        nested = _structure(space, remaining)
-    except StopIteration:
-        raise ValueError(f"{len(arrays)} arrays are too few for {space}") from None
-    if next(remaining, None) is not None:
-        raise ValueError(f"{len(arrays)} arrays are too many for {space}")
-    return nested
+    count = len(_leaves(space, ()))
+    nest = _nester(space)
+
+    def structure(arrays: Sequence[npt.NDArray[Any]]) -> Element:
+        if len(arrays) != count:
+            raise ValueError(f"{len(arrays)} arrays for the {count} leaves of {space}")
+        return nest(iter(arrays))
+
+    return structure
 
 
 # Gymnasium chooses by `singledispatch`, to which users may add: ask it, not the class tree.
@@ -278,13 +277,14 @@ def _leaves(space: Space, path: tuple[Any, ...]) -> list[Leaf]:
     return [leaf for key, sub in _children(space) for leaf in _leaves(sub, (*path, key))]
 
 
-def _structure(space: Space, arrays: Iterator[npt.NDArray[Any]]) -> Element:
+def _nester(space: Space) -> Callable[[Iterator[npt.NDArray[Any]]], Element]:
     kind = concatenate.dispatch(type(space))
+    if kind is not _OF_DICT and kind is not _OF_TUPLE:
+        return next
+    parts = [(key, _nester(sub)) for key, sub in _children(space)]
     if kind is _OF_DICT:
-        return {key: _structure(sub, arrays) for key, sub in _children(space)}
-    if kind is _OF_TUPLE:
-        return tuple([_structure(sub, arrays) for _, sub in _children(space)])
-    return next(arrays)
+        return lambda arrays: {key: nest(arrays) for key, nest in parts}
+    return lambda arrays: tuple([nest(arrays) for _, nest in parts])
 
 
 def _build_graph_instance(plain: Sequence[Any]) -> spaces.GraphInstance:

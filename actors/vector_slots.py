@@ -22,7 +22,7 @@ from envbus.actors.infos import split_infos
 from envbus.actors.protocol import SlotError
 from envbus.actors.rows import as_array
 from envbus.actors.slot_group import Exchange, Options, Outcome, check_callable_name
-from envbus.actors.spaces import Element, Space, is_fixed_size, leaves, structure
+from envbus.actors.spaces import Element, Space, is_fixed_size, leaves, structurer
 
 __all__ = ["VectorSlots"]
 
@@ -237,7 +237,7 @@ class VectorSlots:
         source = exchange.blocks.actions if leaves is None else leaves
         if source is None:
             raise ValueError("actions of a space without a fixed size must come as a list")
-        return structure(exchange.action_space, [array.copy() for array in source])
+        return structurer(exchange.action_space)([array.copy() for array in source])
 
     def _write(self, exchange: Exchange, batch: Element) -> None:
         """Put the batched observations where they are exchanged.

@@ -36,7 +36,10 @@ class ObservationStore:
         self._num_envs = num_envs
         self._leaves = leaves
         self._singles: list[Any] = [None] * num_envs
-        self._batch = spaces.structure(space, leaves) if leaves is not None else None
+        self._batch: Any = None
+        if leaves is not None:
+            self._structure = spaces.structurer(space)
+            self._batch = self._structure(leaves)
 
     def put_arrays(self, rows: Any, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Write leaves that came in a message, each `(len(rows), *leaf_shape)`."""
@@ -60,12 +63,12 @@ class ObservationStore:
             return deepcopy(batch) if copy else batch
         if not copy:
             return self._batch
-        return spaces.structure(self._space, [leaf.copy() for leaf in self._leaves])
+        return self._structure([leaf.copy() for leaf in self._leaves])
 
     def select(self, env_ids: npt.NDArray[np.int64]) -> Any:
         """Return a batch of the observations of `env_ids`, the caller's own."""
         if self._leaves is not None:
-            return spaces.structure(self._space, [leaf[env_ids] for leaf in self._leaves])
+            return self._structure([leaf[env_ids] for leaf in self._leaves])
         singles = [self._singles[env_id] for env_id in env_ids]
         return deepcopy(_concatenate(self._space, singles))
 

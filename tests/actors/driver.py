@@ -223,7 +223,7 @@ class Driver(VectorEnv[Any, Any, Any]):
     def _observe(self) -> Anything:
         if self.blocks.observations is not None:
             return deepcopy(
-                spaces.structure(self.single_observation_space, self.blocks.observations)
+                spaces.structurer(self.single_observation_space)(self.blocks.observations)
             )
         out = create_empty_array(self.single_observation_space, self.num_envs)
         return deepcopy(concatenate(self.single_observation_space, self.single_observations, out))
