@@ -42,8 +42,9 @@ from envbus.bus.channel import (
     Started,
 )
 from envbus.bus.child import ChildPlace, become_child
-from envbus.bus.descendants import MARK_VARIABLE, Orphan, adopt_orphans, orphans
+from envbus.bus.descendants import MARK_VARIABLE, Orphan, adopt_orphans, kill_marked, orphans
 from envbus.bus.errors import EnvbusError
+from envbus.bus.lookout import lookout
 
 __all__ = ["BOOTSTRAP", "ForkServer", "main"]
 
@@ -145,13 +146,21 @@ class ForkServer:
         adopt_orphans()
 
     def preload(self, modules: list[str]) -> None:
-        """Import modules once, for all children. One that fails is left to the children."""
-        for module in modules:
-            try:
-                importlib.import_module(module)
-            except Exception as error:
-                traceback.print_exc()
-                self._failures.append(f"{module}: {type(error).__name__}: {error}")
+        """Import modules once, for all children. One that fails is left to the children.
+
+        Nobody is served meanwhile, and an import may take for ever: another process then sees
+        to it that the driver's end is this one's too.
+        """
+        watched = {self._main.fileno(): 0}
+        if self._driver_fd >= 0:
+            watched[self._driver_fd] = select.POLLIN
+        with lookout(watched, self._end_importing):
+            for module in modules:
+                try:
+                    importlib.import_module(module)
+                except Exception as error:
+                    traceback.print_exc()
+                    self._failures.append(f"{module}: {type(error).__name__}: {error}")
         gc.collect()
         gc.freeze()  # children then do not copy these objects' pages by collecting them
 
@@ -324,6 +333,13 @@ class ForkServer:
                     self._serve_nursery(child.nursery)
 
     # --- the rest ----------------------------------------------------------------------------
+
+    def _end_importing(self) -> None:
+        """In the process on the lookout: the driver is gone, kill the server in its import."""
+        for message, _ in self._main.read():
+            if isinstance(message, Attach):
+                _remove(message.directory)
+        kill_marked(self._token.encode(), _END_TIMEOUT)
 
     def _orphans(self) -> list[Orphan]:
         return orphans(self._running, self._token.encode())

@@ -116,6 +116,37 @@ nursery.close(0.0)
         wait_until_nothing_is_left(driver, pids, tmp_path)
 
 
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@pytest.mark.parametrize("hold", [False, True], ids=["sleeping", "holding the interpreter lock"])
+def test_a_server_that_imports_for_ever_does_not_outlive_its_driver(
+    end: signal.Signals, hold: bool, tmp_path: Path
+) -> None:
+    library = "ctypes.PyDLL(None)" if hold else "ctypes.CDLL(None)"
+    (tmp_path / "endless_import.py").write_text(
+        "import ctypes, subprocess\n"
+        "kept = subprocess.Popen(['sleep', '600'])\n"
+        "open('importing', 'w').close()\n"
+        f"{library}.sleep(600)\n"
+    )
+    source = """
+import json, os, time
+from envbus.bus.process import Nursery
+
+os.mkdir("bus")
+open(os.path.join("bus", "socket"), "w").close()
+nursery = Nursery(preload=("endless_import",), directory="bus")
+print(json.dumps(nursery._server.pid), flush=True)
+time.sleep(600)
+"""
+    with Driver(source, tmp_path) as driver:
+        server = driver.read()
+        wait_until((tmp_path / "importing").exists, "the import")
+        driver.process.send_signal(end)
+        wait_until_nothing_is_left(driver, [server], tmp_path)
+        _, _, err = driver.finish()
+        assert err.count("Traceback") == (end == signal.SIGINT)
+
+
 def test_driver_and_server_killed_at_once_leave_no_children(tmp_path: Path) -> None:
     with start(tmp_path, "hold_the_interpreter_lock", "fork", family=()) as driver:
         pids = driver.read()

@@ -158,6 +158,18 @@ def test_a_server_that_imports_for_ever_is_waited_for_within_the_time_out(
         nursery.start("child", "nursery_children:wait_for_the_driver", timeout=0.2)
 
 
+def test_an_import_that_leaves_a_copy_of_the_server_does_not_hold_it_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "forking_import.py").write_text(
+        "import os, time\nif not os.fork():\n    time.sleep(600)\n    os._exit(0)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Nursery(preload=("forking_import",)) as nursery:
+        child = start_up(nursery, "wait_for_the_driver")
+        assert nursery.close(0.0) == [child]
+
+
 # --- ends -----------------------------------------------------------------------------------
 
 
