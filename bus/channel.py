@@ -72,6 +72,8 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     pid: int
+    #: What the environment of the child and of all that it starts holds.
+    mark: bytes
 
 
 class NotStarted(msgspec.Struct, frozen=True, tag=True):

@@ -73,12 +73,12 @@ def orphans(known: Collection[int], mark: bytes) -> list[Orphan]:
     Elsewhere it is whoever carries `mark`.
     """
     if not _LINUX:
-        return [Orphan(pid, 0, environ) for pid, environ in _marked(mark) if pid not in known]
+        return [Orphan(pid, 0, environ) for pid, environ in _marked([mark]) if pid not in known]
     return [Orphan(pid, _stat(pid)[1], _environ(pid)) for pid in _children() if pid not in known]
 
 
-def kill_marked(mark: bytes, timeout: float) -> bool:
-    """Kill every process that carries `mark`, but for this one, until none is left.
+def kill_marked(marks: Collection[bytes], timeout: float) -> bool:
+    """Kill every process that carries one of `marks`, but for this one, until none is left.
 
     Returns:
         Whether all were gone within `timeout` seconds.
@@ -86,9 +86,9 @@ def kill_marked(mark: bytes, timeout: float) -> bool:
     deadline = time.monotonic() + timeout
     killed: set[int] = set()
     while True:
-        found = [pid for pid, _ in _marked(mark)]
+        found = [pid for pid, _ in _marked(marks)]
         for pid in found:
-            _kill_if_marked(pid, mark)
+            _kill_if_marked(pid, marks)
         killed.update(found)
         if not found:
             return wait_until_gone(killed, deadline - time.monotonic())
@@ -168,12 +168,12 @@ def _environ(pid: int) -> bytes:
         return b""
 
 
-def _marked(mark: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield pid and environment of all other processes of this user that carry `mark`."""
+def _marked(marks: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield pid and environment of all other processes of this user that carry one of `marks`."""
     own = os.getpid()
     if _LINUX:
         for pid in _all_pids():
-            if pid != own and mark in (environ := _environ(pid)):
+            if pid != own and _carries(environ := _environ(pid), marks):
                 yield pid, environ
         return
     import psutil  # only here: Linux's /proc is read directly, several times as fast
@@ -181,11 +181,15 @@ def _marked(mark: bytes) -> Iterator[tuple[int, bytes]]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             environ = process.environ().get(MARK_VARIABLE, "").encode(errors="replace")
-            if process.pid != own and mark in environ:
+            if process.pid != own and _carries(environ, marks):
                 yield process.pid, environ
 
 
-def _kill_if_marked(pid: int, mark: bytes) -> None:
+def _carries(environ: bytes, marks: Collection[bytes]) -> bool:
+    return any(mark in environ for mark in marks)
+
+
+def _kill_if_marked(pid: int, marks: Collection[bytes]) -> None:
     """Kill a process found before, unless its id has passed to another one since."""
     with contextlib.suppress(OSError):
         try:
@@ -194,7 +198,7 @@ def _kill_if_marked(pid: int, mark: bytes) -> None:
             os.kill(pid, signal.SIGKILL)
             return
         try:
-            if mark in _environ(pid):
+            if _carries(_environ(pid), marks):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
         finally:
             os.close(fd)

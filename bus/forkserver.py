@@ -291,7 +291,7 @@ class ForkServer:
         child = _Child(nursery, start.number, pid, mark.encode())
         nursery.children[start.number] = child
         self._running[pid] = child
-        nursery.control.queue(Started(start.number, pid))
+        nursery.control.queue(Started(start.number, pid, child.mark))
 
     def _reap(self) -> None:
         """Take note of each process below this one that has ended."""
@@ -339,7 +339,7 @@ class ForkServer:
         for message, _ in self._main.read():
             if isinstance(message, Attach):
                 _remove(message.directory)
-        kill_marked(self._token.encode(), _END_TIMEOUT)
+        kill_marked([self._token.encode()], _END_TIMEOUT)
 
     def _orphans(self) -> list[Orphan]:
         return orphans(self._running, self._token.encode())

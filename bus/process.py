@@ -33,7 +33,7 @@ from envbus.bus.channel import (
     Start,
     Started,
 )
-from envbus.bus.descendants import wait_until_gone
+from envbus.bus.descendants import kill_marked, wait_until_gone
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
 from envbus.bus.pipe import Pipe
 from envbus.bus.server_process import ServerProcess, current_directory, module_path, server_for
@@ -46,11 +46,14 @@ logger = logging.getLogger("envbus.bus.process")
 #: How children start unless told otherwise. macOS' frameworks crash in processes that were
 #: forked after they were loaded, and numpy alone loads one (Accelerate).
 DEFAULT_METHOD: Final = "spawn" if sys.platform == "darwin" else "fork"
-#: Seconds for a killed child to be reported. Only one that the kernel holds (a dead network
-#: disk, a broken driver) takes longer.
-_KILL_TIMEOUT: Final = 5.0
-#: Seconds for a server that is not importing to take or answer a message.
-_ANSWER_TIMEOUT: Final = 10.0
+#: Seconds for a killed child to be reported by the server, which may hold that back for the sake
+#: of what the child has left (`forkserver.py`).
+_KILL_TIMEOUT: Final = 2.2
+#: Seconds for one that was killed without the server to be gone. Only what the kernel holds (a dead
+#: network disk, a broken driver) takes longer. `close` promises the sum of both, with some air.
+_DIRECT_KILL_TIMEOUT: Final = 0.5
+#: Seconds for a server that is not importing to take a message.
+_SEND_TIMEOUT: Final = 10.0
 
 
 class ExitStatus(msgspec.Struct, frozen=True):
@@ -84,12 +87,13 @@ class Child:
         exit_status: How it ended; None until `exits` or `close` has reported it.
     """
 
-    def __init__(self, name: str, pid: int, pipe: Pipe, number: int) -> None:
+    def __init__(self, name: str, started: Started, pipe: Pipe) -> None:
         self.name = name
-        self.pid = pid
+        self.pid = started.pid
         self.pipe = pipe
         self.exit_status: ExitStatus | None = None
-        self._number = number
+        self._number = started.number
+        self._mark = started.mark
 
     def __repr__(self) -> str:
         state = self.exit_status.describe() if self.exit_status else "running"
@@ -248,12 +252,13 @@ class Nursery:
         if child._number in self._children:
             self._killed.add(child._number)
             with contextlib.suppress(EnvbusError):  # a dead server's children are dead
-                self._links.control.send(Kill(child._number), timeout=_ANSWER_TIMEOUT)
+                self._links.control.send(Kill(child._number), timeout=_SEND_TIMEOUT)
 
     def close(self, timeout: float = 5.0) -> list[Child]:
         """Wait until all children have ended, kill those that have not. Idempotent.
 
-        Whoever wants them to end by themselves asks them before.
+        Whoever wants them to end by themselves asks them before. Returns within `timeout` and
+        three more seconds, also if the fork server is stopped or stuck.
 
         Args:
             timeout: Seconds to wait before killing.
@@ -263,18 +268,15 @@ class Nursery:
         """
         if self._closed or self._owner != os.getpid():
             return []
-        self._wait_for_exits(time.monotonic() + timeout)
-        late = list(self._children.values())
+        late: list[Child] = []
         try:
-            for child in late:
-                self.kill(child)
-            self._wait_for_exits(time.monotonic() + _KILL_TIMEOUT)
-            if self._children and not self._server_answers():
-                self._lose_server()  # stopped or stuck: its death is its children's
-                self.exits()
-            for child in self._children.values():
-                logger.warning("%s (pid %d) was killed and has not ended", child.name, child.pid)
-        finally:
+            self._wait_for_exits(time.monotonic() + timeout)
+            late = list(self._children.values())
+            if late:
+                self._have_killed(late)
+            if self._children:
+                self._kill_directly()
+        finally:  # also after Ctrl-C: then all is left to the server
             self._closed = True
             for child in late:
                 child.pipe.close()
@@ -311,13 +313,13 @@ class Nursery:
         try:
             with theirs, _standard_streams() as streams:
                 self._send(message, [theirs.fileno(), *streams], deadline)
-            pid = self._wait_for_start(message.number, deadline)
+            started = self._wait_for_start(message.number, deadline)
         except BaseException:
             pipe.close()
             with contextlib.suppress(EnvbusError):
                 self._links.control.send(Kill(message.number), timeout=0.0)
             raise
-        child = Child(name, pid, pipe, message.number)
+        child = Child(name, started, pipe)
         self._children[message.number] = child
         return child
 
@@ -334,15 +336,15 @@ class Nursery:
         except EnvbusError as error:
             raise StartError(f"{error}: {self._describe_server()}") from error
 
-    def _wait_for_start(self, number: int, deadline: float) -> int:
+    def _wait_for_start(self, number: int, deadline: float) -> Started:
         while True:
             try:
                 message, _ = self._links.control.receive(deadline)
             except EnvbusError as error:
                 raise StartError(f"{error}: {self._describe_server()}") from error
             match message:
-                case Started(answered, pid) if answered == number:
-                    return pid
+                case Started(answered) if answered == number:
+                    return message
                 case NotStarted(answered, text) if answered == number:
                     raise StartError(f"the fork server could not start a child: {text}")
                 case Attached(failures):
@@ -394,15 +396,29 @@ class Nursery:
             for child, _ in self.exits():
                 child.pipe.close()
 
-    def _server_answers(self) -> bool:
-        deadline = time.monotonic() + _ANSWER_TIMEOUT
-        try:
-            self._links.control.send(Ping(), timeout=_ANSWER_TIMEOUT)
-            while not isinstance(self._links.control.receive(deadline)[0], Pong):
-                pass
-        except EnvbusError:
-            return False
-        return True
+    def _have_killed(self, children: Sequence[Child]) -> None:
+        """Have the server kill children, and wait for their ends for a while."""
+        deadline = time.monotonic() + _KILL_TIMEOUT
+        self._killed.update(child._number for child in children)
+        kills = [Kill(child._number) for child in children]
+        with contextlib.suppress(EnvbusError):  # dead, and so are its children; or stuck
+            for message in (*kills, Ping()):
+                self._links.control.send(message, timeout=deadline - time.monotonic())
+        self._wait_for_exits(deadline)
+
+    def _kill_directly(self) -> None:
+        """Kill the children that are left without the server, which is stuck or overloaded."""
+        answers = [message for message, _ in self._links.control.read()]
+        if self._server is not None and not any(isinstance(answer, Pong) for answer in answers):
+            logger.warning("%s does not answer and gets no new children", self._server)
+            self._server.retire()
+        kill_marked([child._mark for child in self.children], _DIRECT_KILL_TIMEOUT)
+        self._wait_for_exits(0.0)  # it may have answered after all
+        for child in self.children:
+            if wait_until_gone([child.pid], 0.0):
+                self._on_exit(Exited(child._number, -signal.SIGKILL))
+            else:
+                logger.warning("%s (pid %d) was killed and has not ended", child.name, child.pid)
 
 
 class _Links:

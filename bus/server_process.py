@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from typing import IO, Final
 
@@ -28,8 +29,8 @@ __all__ = ["ServerProcess", "current_directory", "module_path", "server_for"]
 #: Seconds for the server to take a message of some hundred bytes. It reads while it is not
 #: importing, and the socket has room for hundreds of them meanwhile.
 _SEND_TIMEOUT: Final = 10.0
-#: Seconds for the server to kill its children and go, before it is killed itself.
-_STOP_TIMEOUT: Final = 8.0
+#: Seconds for all servers to kill their children and go, before they are killed themselves.
+_STOP_TIMEOUT: Final = 4.0
 #: Seconds for killed processes to be gone.
 _KILL_TIMEOUT: Final = 2.0
 #: Characters of the server's stderr that an error shows.
@@ -57,6 +58,7 @@ class ServerProcess:
         self._token = f"envbus-{secrets.token_hex(8)}"
         self._lock = threading.Lock()
         self._buried = False
+        self._retired = False
         #: What the server writes itself, most of it while importing; children write to the
         #: driver's own streams.
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `bury`)
@@ -89,6 +91,15 @@ class ServerProcess:
         """Whether its process runs, and is this process' own."""
         return self._owner == os.getpid() and not self._buried and self._process.poll() is None
 
+    def retire(self) -> None:
+        """Let it serve those that it serves, and no new ones: it has not answered in time."""
+        self._retired = True
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether it gets no new nurseries."""
+        return self._retired
+
     def describe_end(self) -> str:
         """Return how the server ended and the last it wrote; waits a moment for its end."""
         try:
@@ -99,13 +110,15 @@ class ServerProcess:
         tail = self._read_log()
         return f"the fork server (pid {self.pid}) {what}" + (f"; it wrote:\n{tail}" if tail else "")
 
-    def stop(self) -> None:
-        """Ask it to kill all children and end; kill it if it does not. Idempotent."""
+    def hang_up(self) -> None:
+        """Ask it to kill all children and end."""
         with self._lock:
             self._main.close()
+
+    def wait(self, timeout: float) -> None:
+        """Wait for its end, up to `timeout` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_TIMEOUT)
-        self.bury()
+            self._process.wait(max(timeout, 0.0))
 
     def bury(self) -> None:
         """Kill it if it lives, and all that it or its children have left. Idempotent."""
@@ -113,10 +126,10 @@ class ServerProcess:
             if self._buried:
                 return
             self._buried = True
+            deadline = time.monotonic() + _KILL_TIMEOUT
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_KILL_TIMEOUT)
-            kill_marked(self._token.encode(), _KILL_TIMEOUT)
+            self.wait(_KILL_TIMEOUT)
+            kill_marked([self._token.encode()], deadline - time.monotonic())
             self._main.close()
             self._log.close()
 
@@ -203,6 +216,9 @@ def server_for(preload: Sequence[str]) -> ServerProcess:
         if server is not None and not server.is_alive():
             server.bury()
             server = None
+        elif server is not None and server.is_retired:
+            _registry.retired.append(server)
+            server = None
         if server is None:
             server = _registry.servers[key] = ServerProcess(key)
         return server
@@ -214,21 +230,33 @@ class _Registry:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.servers: dict[tuple[str, ...], ServerProcess] = {}
+        self.retired: list[ServerProcess] = []
 
     def stop_all(self) -> None:
         """At the interpreter's end: leave no process, not even for a moment."""
         with self.lock:
-            servers = list(self.servers.values())
-            self.servers.clear()
+            servers = self._take_all()
+        deadline = time.monotonic() + _STOP_TIMEOUT
         for server in servers:
-            server.stop()
+            server.hang_up()
+        for server in servers:
+            try:
+                server.wait(deadline - time.monotonic())
+            except KeyboardInterrupt:  # the second Ctrl-C: no more patience, and no traceback
+                deadline = 0.0
+            server.bury()
 
     def disown_all(self) -> None:
         """In a forked process: the servers are its parent's."""
         self.lock = threading.Lock()
-        for server in self.servers.values():
+        for server in self._take_all():
             server.disown()
+
+    def _take_all(self) -> list[ServerProcess]:
+        servers = [*self.servers.values(), *self.retired]
         self.servers.clear()
+        self.retired.clear()
+        return servers
 
 
 def _describe_code(code: int) -> str:

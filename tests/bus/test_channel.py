@@ -86,9 +86,9 @@ def test_queued_messages_wait_for_room_without_waiting(ends: tuple[Channel, Chan
 
 def test_what_was_sent_before_a_hang_up_arrives(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
-    one.send(Started(1, 2), timeout=1.0)
+    one.send(Started(1, 2, b"mark"), timeout=1.0)
     one.close()
-    assert other.receive(LATER) == (Started(1, 2), [])
+    assert other.receive(LATER) == (Started(1, 2, b"mark"), [])
     with pytest.raises(ClosedError):
         other.receive(LATER)
     with pytest.raises(ClosedError):

@@ -31,14 +31,14 @@ def test_who_carries_the_mark_is_killed_and_nobody_else() -> None:
         for process in (first, second, third):
             assert process.stdout is not None
             process.stdout.readline()
-        assert kill_marked(f"{mine}-000002".encode(), 30.0)
+        assert kill_marked([f"{mine}-000002".encode()], 30.0)
         assert second.wait() == -9
         assert first.poll() is None
-        assert kill_marked(mine.encode(), 30.0)
+        assert kill_marked([b"no such mark", mine.encode()], 30.0)
         assert first.wait() == -9
         assert third.poll() is None
         third.kill()
 
 
 def test_without_anybody_to_kill_there_is_nothing_to_wait_for() -> None:
-    assert kill_marked(secrets.token_hex(16).encode(), 0.0)
+    assert kill_marked([secrets.token_hex(16).encode()], 0.0)

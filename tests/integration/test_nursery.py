@@ -385,11 +385,23 @@ def test_a_server_that_is_stopped_does_not_keep_close_from_ending(
     nursery: Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("envbus.bus.process._KILL_TIMEOUT", 0.2)
-    monkeypatch.setattr("envbus.bus.process._ANSWER_TIMEOUT", 0.2)
-    child = start_up(nursery, "wait_for_the_driver")
-    server_of(child).suspend()
-    assert nursery.close(0.0) == [child]
-    assert not is_alive(child.pid)
+    child = start(nursery, "start_family")
+    child.pipe.send_bytes(1, b"hold")
+    family = [child.pid, *json.loads(child.pipe.receive_bytes(1, PATIENCE))]
+    server = server_of(child)
+    with Nursery(preload=("numpy",)) as neighbours:
+        neighbour = start_up(neighbours, "wait_for_the_driver")
+        assert server_of(neighbour) == server
+        server.suspend()
+        assert nursery.close(0.0) == [child]
+        assert child.exit_status == ExitStatus(signal=signal.SIGKILL)
+        assert [pid for pid in family if is_alive(pid)] == []
+        with Nursery(preload=("numpy",)) as later:
+            newcomer = start_up(later, "wait_for_the_driver")
+            assert later.close(0.0) == [newcomer]
+        server.resume()
+        assert is_alive(neighbour.pid)
+        assert neighbours.close(0.0) == [neighbour]
 
 
 # --- leaks ----------------------------------------------------------------------------------
