@@ -13,6 +13,7 @@ import socket
 from envbus.actors.env_actor import EnvActor
 from envbus.actors.protocol import CallResult
 from envbus.bus.codec import encode
+from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Hello, Tree
 from envbus.bus.serve import Heartbeats, PlainCodec, Worker
 from envbus.bus.transport import PeerTransport
@@ -30,29 +31,41 @@ PATIENCE = 30.0
 _CAPACITY = 4096
 
 
-def serve_remote(endpoint: str, *, name: str | None = None, timeout: float = 60.0) -> None:
+def serve_remote(
+    endpoint: str,
+    *,
+    name: str | None = None,
+    timeout: float = 60.0,
+    keys: PathLike | None = None,
+    server_key: PathLike | None = None,
+) -> None:
     """Join the runner at `endpoint`, host the envs it asks for, and leave when it says so.
 
     Args:
         endpoint: What the runner is bound to, e.g. `"tcp://10.0.0.5:5555"`.
         name: For messages to people; None: host name and process id.
         timeout: Seconds to wait for the runner to answer.
+        keys: File of this actor's secret key, for a runner that has keys. Who holds the runner's
+            key can run code here: it names the envs to build.
+        server_key: File of the runner's public key.
 
     Raises:
-        ConfigError: The endpoint is malformed.
-        RequestTimeoutError: No runner answered.
+        ConfigError: The endpoint is malformed, or a key file cannot be used.
+        RequestTimeoutError: No runner answered; if keys do not fit, the message says so.
         VersionMismatchError: The runner speaks another protocol version.
         ProtocolError: The runner refuses this actor, e.g. as the name is taken.
     """
     chosen = name or f"{socket.gethostname()}-{os.getpid()}"
-    identity = f"{chosen}.{secrets.token_hex(4)}".encode()
+    identity = f"{chosen}.{secrets.token_hex(8)}".encode()
+    peer_keys = PeerKeys.load(keys, server_key)
 
     def connect(suffix: bytes = b"") -> PeerTransport:
-        return ZmqPeer(endpoint, identity + suffix)
+        return ZmqPeer(endpoint, identity + suffix, keys=peer_keys)
 
     actor = EnvActor(check=lambda value: encode(CallResult(values=Tree(value))))
+    transport = connect()
     worker = Worker(
-        connect(),
+        transport,
         Hello(
             name=chosen,
             services=[REMOTE_SERVICE],
@@ -73,4 +86,5 @@ def serve_remote(endpoint: str, *, name: str | None = None, timeout: float = 60.
         worker.run()
     finally:
         heartbeats.stop()
+        transport.close()
         actor.close()

@@ -25,25 +25,36 @@ def services_of(hello: Hello) -> tuple[str, ...]:
 
 
 def objection(
-    hello: Hello, identity: bytes, incarnation: int, peers: Peers, router: Router
+    hello: Hello,
+    identity: bytes,
+    incarnation: int,
+    user: str,
+    peers: Peers,
+    router: Router,
+    *,
+    max_heartbeat: float = math.inf,
 ) -> str | None:
     """Return why the peer cannot join, for people, or None if it can.
 
-    A name belongs to one peer at a time. A higher incarnation takes it over, unless the
-    broker's owner started the holder. Services and names are told apart by nothing but
+    A name belongs to one peer at a time. A higher incarnation of the same user takes it over,
+    unless the broker's owner started the holder. Services and names are told apart by nothing but
     themselves, so none may be both, except that a peer may be called like its own service.
 
     Args:
         hello: What it says of itself.
         identity: Its routing id.
         incarnation: From its header.
+        user: Its public key; "" without keys.
         peers: Those who are there.
         router: The services that are there.
+        max_heartbeat: Longest interval between signs of life, in seconds, of a peer that was not
+            announced by the owner; infinite: it need not give any.
     """
     return (
         _malformed(hello)
-        or _other_self(hello, identity, incarnation, peers)
-        or _name_taken(hello, identity, incarnation, peers)
+        or _other_self(hello, identity, incarnation, user, peers)
+        or _name_taken(hello, identity, incarnation, user, peers)
+        or _never_missed(hello, identity, peers, max_heartbeat)
         or _name_is_service(hello, peers, router)
     )
 
@@ -60,12 +71,16 @@ def _malformed(hello: Hello) -> str | None:
     return None
 
 
-def _other_self(hello: Hello, identity: bytes, incarnation: int, peers: Peers) -> str | None:
+def _other_self(
+    hello: Hello, identity: bytes, incarnation: int, user: str, peers: Peers
+) -> str | None:
     peer = peers.find(identity)
     if peer is None:
         return None
     if peer.name != hello.name:
         return f"this identity belongs to {peer.name!r}, not to {hello.name!r}"
+    if peer.state is not PeerState.JOINING and peer.user != user:
+        return f"this identity belongs to {peer.name!r} of another user"
     if peer.state is PeerState.JOINING:
         if incarnation != peer.incarnation:
             return (
@@ -76,14 +91,31 @@ def _other_self(hello: Hello, identity: bytes, incarnation: int, peers: Peers) -
     return None
 
 
-def _name_taken(hello: Hello, identity: bytes, incarnation: int, peers: Peers) -> str | None:
+def _name_taken(
+    hello: Hello, identity: bytes, incarnation: int, user: str, peers: Peers
+) -> str | None:
     holder = peers.by_name(hello.name)
     if holder is None or holder.identity == identity:
         return None
+    if holder.user != user and not holder.expected:
+        return f"the name {hello.name!r} is taken by another user; choose another name"
     if holder.expected or incarnation <= holder.incarnation:
         return (
             f"the name {hello.name!r} is taken by incarnation {holder.incarnation} of it; "
             "choose another name, or raise the incarnation"
+        )
+    return None
+
+
+def _never_missed(hello: Hello, identity: bytes, peers: Peers, max_heartbeat: float) -> str | None:
+    """Nobody watches the process of a peer that comes by itself: only its silence tells."""
+    peer = peers.find(identity)
+    if (peer is not None and peer.expected) or max_heartbeat == math.inf:
+        return None
+    if not 0.0 < hello.heartbeat <= max_heartbeat:
+        return (
+            f"this broker asks for a heartbeat over 0 and of at most {max_heartbeat:g} s, not "
+            f"{hello.heartbeat:g}: it would not miss a peer that vanished"
         )
     return None
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
+import msgspec
+
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import (
     Accepted,
@@ -196,7 +198,8 @@ class Broker:
 
     def statistics(self) -> BrokerStatistics:
         """Return counts since the start, as a frozen struct."""
-        return self._core.statistics()
+        refused = self._transport.refused_connections
+        return msgspec.structs.replace(self._core.statistics(), refused_connections=refused)
 
     def close(self) -> None:
         """Close the socket. Idempotent; pending requests get no outcome any more."""
@@ -225,7 +228,9 @@ class Broker:
             except ProtocolError as exc:
                 self._handle(Malformed(peer, str(exc)))
             else:
-                self._handle(Received(peer, header, frames[1:]))
+                # Asked once in a peer's life only: it costs a call into libzmq.
+                user = self._transport.user_of(frames) if header.payload_type == "Hello" else ""
+                self._handle(Received(peer, header, frames[1:], user))
 
     def _handle(self, event: Event) -> None:
         for effect in self._core.handle(event, self._clock()):

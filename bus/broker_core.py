@@ -280,6 +280,10 @@ class BrokerCore:
             self._dispatcher.counts.no_peer += 1
             text = f"this broker answers no {header.payload_type}; name a peer or service in 'to'"
             return [failure(identity, request_id, FailureCode.NO_PEER, text)]
+        if header.payload_type in self._config.blocked:
+            self._counts.blocked += 1
+            text = f"{header.payload_type} is blocked on this bus"
+            return [failure(identity, request_id, FailureCode.PROTOCOL, text)]
         if not 0.0 < header.ttl < _INFINITY:
             text = f"the ttl of a request must be finite and over 0 s, not {header.ttl}"
             return self._refuse(identity, request_id, text)
@@ -315,6 +319,9 @@ class BrokerCore:
 
     def _on_notice_to(self, to: str, event: Received) -> list[Effect]:
         """Pass a notice on, to one peer; there is no promise that it arrives."""
+        if event.header.payload_type in self._config.blocked:
+            self._counts.blocked += 1
+            return []
         router = self._dispatcher.router
         receiver = router.pick(to) if to in router else self._peers.by_name(to)
         if receiver is None or receiver.state is _JOINING:
@@ -355,7 +362,13 @@ class BrokerCore:
         except DecodeError as error:
             return self._refuse(identity, header.request_id, str(error))
         problem = objection(
-            hello, identity, header.incarnation, self._peers, self._dispatcher.router
+            hello,
+            identity,
+            header.incarnation,
+            event.user,
+            self._peers,
+            self._dispatcher.router,
+            max_heartbeat=self._config.max_heartbeat,
         )
         if problem is not None:
             return self._refuse(identity, header.request_id, problem)
@@ -388,8 +401,9 @@ class BrokerCore:
             lease=lease,
             now=now,
         )
+        peer.user = event.user
         self._dispatcher.router.join(peer)
-        effects += [welcome, PeerReady(identity, hello, peer.incarnation)]
+        effects += [welcome, PeerReady(identity, hello, peer.incarnation, event.user)]
         return effects + self._dispatcher.pull(peer, now)
 
     # --- bad input ------------------------------------------------------------------------
@@ -460,3 +474,4 @@ class _FrameCounts(msgspec.Struct, kw_only=True):
     malformed: int = 0
     duplicate_requests: int = 0
     dropped_notices: int = 0
+    blocked: int = 0

@@ -70,6 +70,8 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     header: Header
     #: Payload, then raw buffers.
     frames: Frames
+    #: Of a hello: who sent it, by the public key that the transport has checked; "" without keys.
+    user: str = ""
 
 
 class Malformed(msgspec.Struct, frozen=True, gc=False):
@@ -172,6 +174,8 @@ class PeerReady(msgspec.Struct, frozen=True, gc=False):
     peer: bytes
     hello: Hello
     incarnation: int
+    #: Its public key, in Z85, where the broker asks for keys; else "".
+    user: str = ""
 
 
 class PeerLeft(msgspec.Struct, frozen=True, gc=False):
@@ -231,12 +235,19 @@ class BrokerConfig:
     #: Whether an owner answers what is sent to the broker itself (`Notify`); if not, such
     #: requests fail with `NO_PEER`.
     embedded: bool = True
+    #: Longest interval between signs of life, in seconds, that a peer may choose whose process
+    #: nobody here watches; infinite: it need not give any, and is never missed if it vanishes.
+    max_heartbeat: float = math.inf
+    #: Payload types that are not passed on from peer to peer.
+    blocked: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("max_in_flight_per_peer", "max_backlog", "max_peers", "max_message_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a positive integer, not {value!r}")
+        if not self.max_heartbeat > 0:
+            raise ConfigError(f"max_heartbeat must be positive, not {self.max_heartbeat!r}")
         if not 1.0 < self.liveness < math.inf:
             raise ConfigError(
                 f"liveness must be finite and over 1 heartbeat, not {self.liveness!r}; "
@@ -286,3 +297,8 @@ class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     #: Notices to nobody; answers whose asker could not be reached.
     dropped_notices: int
     unsendable: int
+    #: Requests and notices of a type that is blocked.
+    blocked: int
+    #: Connections that were refused for their keys, or broken off in the handshake. Counted by
+    #: the transport, where it asks for keys.
+    refused_connections: int = 0

@@ -19,6 +19,7 @@ from typing import Any
 
 from envbus.bus.client_loop import ClientLoop, ClientStatistics, Question, Telling
 from envbus.bus.errors import ClosedError, ConfigError, EncodeError, RequestTimeoutError
+from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Hello, Notice, Payload, R, Request
 from envbus.bus.serve import Codec, PlainCodec
 from envbus.bus.transport import Frames
@@ -44,10 +45,14 @@ class Client:
             forgets this client.
         max_pending: Most requests and notices that may be unsettled at one time.
         codec: How payloads become frames; None: what can cross a socket and nothing else.
+        keys: File of this client's secret key, for a broker that has keys: see
+            docs/security.md.
+        server_key: File of the broker's public key.
 
     Raises:
-        ConfigError: A setting cannot be used.
-        RequestTimeoutError: No broker answered within `timeout`.
+        ConfigError: A setting or a key file cannot be used.
+        RequestTimeoutError: No broker answered within `timeout`; if keys do not fit, the message
+            says so.
         VersionMismatchError: The broker speaks another protocol version.
         ProtocolError: The broker refuses this client, e.g. as its name is taken.
     """
@@ -61,11 +66,14 @@ class Client:
         heartbeat: float = 2.0,
         max_pending: int = 1024,
         codec: Codec | None = None,
+        keys: PathLike | None = None,
+        server_key: PathLike | None = None,
     ) -> None:
         for setting, value in (("timeout", timeout), ("heartbeat", heartbeat)):
             _check_seconds(setting, value)
         if max_pending < 1:
             raise ConfigError(f"max_pending must be positive, not {max_pending}")
+        peer_keys = PeerKeys.load(keys, server_key)
         self._codec = codec or PlainCodec()
         self._owner = os.getpid()
         self._numbers = itertools.count(1)
@@ -73,7 +81,7 @@ class Client:
         identity = f"client.{secrets.token_hex(8)}".encode()
         hello = Hello(name=self.name, pid=os.getpid(), heartbeat=heartbeat)
         self._loop = ClientLoop(
-            lambda: ZmqPeer(endpoint, identity), hello, self._codec, max_pending
+            lambda: ZmqPeer(endpoint, identity, keys=peer_keys), hello, self._codec, max_pending
         )
         self._loop.start()
         # The thread must not keep this object alive, nor outlive it.
@@ -82,9 +90,9 @@ class Client:
             welcome = self._loop.joined.result(timeout)
         except FutureTimeoutError:
             self._finalizer()
+            why = self._loop.trouble or "is it running, and is the endpoint right?"
             raise RequestTimeoutError(
-                f"no broker answered at {endpoint} within {timeout:g} s; is it running, and is "
-                "the endpoint right?",
+                f"no broker answered at {endpoint} within {timeout:g} s; {why}",
                 request_id=0,
                 peer="broker",
             ) from None

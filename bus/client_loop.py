@@ -161,6 +161,8 @@ class ClientLoop:
         self._max_pending = max_pending
         #: Done when the broker has answered the first hello.
         self.joined: Future[Welcome] = Future()
+        #: Why there is no connection, for people, as last seen by the thread; "" if unknown.
+        self.trouble = ""
         # Shared by threads, under the lock.
         self._lock = threading.Lock()
         self._orders: deque[Order] = deque()
@@ -294,18 +296,19 @@ class ClientLoop:
                 self._held.append(order)
 
     def _look_at_clock(self, now: float) -> None:
+        lost = self._transport.lost_for() > 0.0
+        self.trouble = self._transport.trouble()
         for pending in self._pending.expire(now):
             self._counts.timeouts += 1
             question = self._questions[pending.wire_id]
             text = (
                 f"timed out after {question.timeout:g} s and the broker said nothing; "
-                "look whether it runs"
+                f"{self.trouble or 'look whether it runs'}"
             )
             self._fail(
                 question,
                 RequestTimeoutError(text, request_id=question.request_id, peer=question.to),
             )
-        lost = self._transport.lost_for() > 0.0
         asleep = self._ready and now > self._next_heartbeat + self._hello.heartbeat
         if (self._was_lost or asleep) and not lost:
             # It may be another broker by now. One that does not know us says so at once, and then
@@ -364,6 +367,7 @@ class ClientLoop:
             self._pending.settle(order.request_id, b"")
             self._counts.timeouts += 1
             text = f"timed out after {order.timeout:g} s: the broker could not be reached"
+            text += f"; {self.trouble}" if self.trouble else ""
             self._fail(order, RequestTimeoutError(text, request_id=order.request_id, peer=order.to))
             return
         header = Header(

@@ -222,6 +222,10 @@ class LanePeer:
         """Return 0.0: `receive` reports at once that a broker is gone."""
         return 0.0
 
+    def trouble(self) -> str:
+        """Return "": see `lost_for`."""
+        return ""
+
     def close(self) -> None:
         """Close this end. Idempotent."""
         self._end.close()
@@ -321,6 +325,15 @@ class LaneRouter:
             except (DecodeError, TransportError) as exc:
                 logger.error("what %r sent is unreadable: %s", peer, exc)
                 return peer, []  # no header: counted, and answered as malformed
+
+    def user_of(self, frames: Frames) -> str:
+        """Return who sent a message, by their key; "" for a child, which needs none."""
+        return "" if self._router is None else self._router.user_of(frames)
+
+    @property
+    def refused_connections(self) -> int:
+        """Connections that the router refused."""
+        return 0 if self._router is None else self._router.refused_connections
 
     def wait(self, timeout: float) -> bool:
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""

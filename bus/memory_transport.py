@@ -108,6 +108,15 @@ class MemoryRouter:
             del self._queued[peer]
         return peer, frames
 
+    def user_of(self, _frames: Frames) -> str:
+        """Return "": nobody has a key."""
+        return ""
+
+    @property
+    def refused_connections(self) -> int:
+        """None: everybody may join."""
+        return 0
+
     def wait(self, timeout: float) -> bool:
         """Return whether a message is there; if none is, `idle` is called before."""
         self._check_open()
@@ -181,6 +190,10 @@ class MemoryPeer:
     def lost_for(self) -> float:
         """Return 0.0: a broker in the same process is always in reach."""
         return 0.0
+
+    def trouble(self) -> str:
+        """Return "": see `lost_for`."""
+        return ""
 
     def close(self) -> None:
         """Disconnect; what was sent still arrives. Idempotent."""

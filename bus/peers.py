@@ -52,6 +52,8 @@ class Peer(msgspec.Struct, gc=False, eq=False):
     heard: float = 0.0
     #: Whether the broker's owner started it; then nobody can take its name over.
     expected: bool = False
+    #: Public key of who said its hello; "" without keys.
+    user: str = ""
     #: Requests it holds.
     in_flight: int = 0
     #: Requests that ended without its answer, which it may still be working on.

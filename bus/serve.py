@@ -169,8 +169,9 @@ class Worker:
                 if failed.code is FailureCode.VERSION:
                     raise VersionMismatchError(failed.message)
                 raise ProtocolError(f"the broker refuses {self._hello.name}: {failed.message}")
+        why = self._transport.trouble() or "is it running, and is the endpoint right?"
         raise RequestTimeoutError(
-            f"no broker answered within {timeout} s; is it running, and is the endpoint right?",
+            f"no broker answered within {timeout} s; {why}",
             request_id=0,
             peer="broker",
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import socket
 import threading
@@ -17,9 +18,14 @@ from types import FrameType
 from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import BrokerConfig, BrokerStatistics
+from envbus.bus.keys import Allow, BrokerKeys, PathLike
 from envbus.bus.zmq_transport import ZmqRouter
 
-__all__ = ["serve_broker"]
+__all__ = ["MAX_HEARTBEAT", "serve_broker"]
+
+#: `BrokerConfig.max_heartbeat` of a broker that strangers can join, in seconds: with four of them
+#: to a lease, one that vanished is forgotten after four minutes at the latest.
+MAX_HEARTBEAT = 60.0
 
 logger = logging.getLogger("envbus.bus.standalone")
 
@@ -27,6 +33,8 @@ logger = logging.getLogger("envbus.bus.standalone")
 def serve_broker(
     bind: str | Sequence[str],
     *,
+    keys: PathLike | None = None,
+    allow: Allow | None = None,
     insecure: bool = False,
     config: BrokerConfig | None = None,
     on_ready: Callable[[tuple[str, ...]], object] | None = None,
@@ -38,8 +46,13 @@ def serve_broker(
 
     Args:
         bind: Endpoints, e.g. `"tcp://127.0.0.1:5555"`, `"ipc:///tmp/bus"`.
-        insecure: Allow binding to more than this host, where anybody may join.
-        config: Limits; `embedded` is always off.
+        keys: File of the broker's secret key. All endpoints then take clients with keys only.
+        allow: Which clients: a folder of their public keys, or one file, looked at anew whenever
+            one comes; or a function of the public key, called in a thread of its own, that
+            returns True or False, soon.
+        insecure: Allow binding to more than this host without keys, where anybody may join.
+        config: Limits; `embedded` is always off. Peers must promise heartbeats, at least every
+            60 s unless `max_heartbeat` says otherwise.
         on_ready: Called with the endpoints, a `*` port replaced by the real one, when peers can
             connect.
 
@@ -47,16 +60,20 @@ def serve_broker(
         Its counts, at the end.
 
     Raises:
-        ConfigError: An endpoint is malformed, or wider than this host.
+        ConfigError: An endpoint is malformed, or wider than this host without keys; a key file
+            cannot be used.
         TransportError: An endpoint cannot be bound, e.g. is in use.
         RuntimeError: This is not the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("only the main thread is told of signals; use Broker.run elsewhere")
     config = replace(config or BrokerConfig(), embedded=False)
+    if config.max_heartbeat == math.inf:
+        config = replace(config, max_heartbeat=MAX_HEARTBEAT)
     router = ZmqRouter(
         [bind] if isinstance(bind, str) else list(bind),
         max_frame_bytes=config.max_message_bytes,
+        keys=BrokerKeys.load(keys, allow),
         insecure=insecure,
     )
     broker = Broker(router, BrokerCore(config))

@@ -44,6 +44,15 @@ class RouterTransport(Protocol):
         """
         ...
 
+    def user_of(self, frames: Frames) -> str:
+        """Return who sent a message that was received: a public key, in Z85; "" without keys."""
+        ...
+
+    @property
+    def refused_connections(self) -> int:
+        """Connections that were refused for their keys, or broken off in the handshake."""
+        ...
+
     def wait(self, timeout: float) -> bool:
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
         ...
@@ -86,6 +95,10 @@ class PeerTransport(Protocol):
         """Return for how many seconds the broker has been out of reach; 0.0 if it is not."""
         ...
 
+    def trouble(self) -> str:
+        """Return, for people, why there is no connection; "" if there is one, or none tells."""
+        ...
+
     def close(self) -> None:
         """Close the socket, giving unsent messages a bounded time. Idempotent."""
         ...
@@ -116,18 +129,20 @@ def is_local(endpoint: str) -> bool:
         return False  # a host name or `*`: assume that others can reach it
 
 
-def check_endpoint(endpoint: str, *, insecure: bool) -> None:
-    """Refuse to bind wider than this host, unless asked for by name.
+def check_endpoint(endpoint: str, *, has_keys: bool, insecure: bool) -> None:
+    """Refuse to bind wider than this host without keys, unless asked for by name.
 
     Args:
         endpoint: What is to be bound.
+        has_keys: Whether only holders of keys can join there.
         insecure: Whether the caller accepts that anybody who reaches it may join.
 
     Raises:
-        ConfigError: The syntax is wrong, or the bind is wide and `insecure` is False.
+        ConfigError: The syntax is wrong, or the bind is wide, without keys, and not `insecure`.
     """
-    if not is_local(endpoint) and not insecure:
+    if not is_local(endpoint) and not has_keys and not insecure:
         raise ConfigError(
-            f"binding {endpoint} lets other hosts join without a key; bind to 127.0.0.1 "
-            "instead, or say insecure=True"
+            f"binding {endpoint} would let other hosts join without a key; make keys with "
+            "'envbus keys new' and pass keys= and allow=, bind to 127.0.0.1 instead, or say "
+            "insecure=True"
         )

@@ -7,6 +7,7 @@ and must be created in the process that uses it: neither survives a fork.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import select
@@ -18,6 +19,13 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from envbus.bus.authentication import (
+    MONITOR_QUEUE,
+    Doorkeeper,
+    guard,
+    handshake_trouble,
+    introduce,
+)
 from envbus.bus.errors import (
     ClosedError,
     ConfigError,
@@ -25,9 +33,12 @@ from envbus.bus.errors import (
     TransportError,
     UnknownPeerError,
 )
+from envbus.bus.keys import BrokerKeys, PeerKeys
 from envbus.bus.transport import Buffer, Frames, check_endpoint, is_local
 
 __all__ = ["HIGH_WATER_MARK", "ZmqPeer", "ZmqRouter"]
+
+logger = logging.getLogger("envbus.bus.zmq_transport")
 
 #: Messages queued per peer and direction. The broker allows far fewer requests in flight, so
 #: that only a peer that ignores the protocol can fill it.
@@ -37,6 +48,21 @@ LINGER_MS = 500
 #: Milliseconds between libzmq's own signs of life on a TCP connection, and until the lack of them
 #: closes it.
 KEEPALIVE_MS = 10_000
+#: Longest pause between two tries to connect, in milliseconds; libzmq's first one is 100.
+RECONNECT_MAX_MS = 1000
+#: Seconds until a peer that was turned away for good by libzmq knocks again: the broker may allow
+#: its key by then.
+_KNOCK_INTERVAL = 1.0
+#: What tells a peer about its connection.
+_NEWS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+#: After these libzmq does not try again by itself.
+_TURNED_AWAY = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 # Plain ints: combining pyzmq's flag enums costs a microsecond each time.
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -51,8 +77,11 @@ class ZmqRouter:
 
     Args:
         endpoints: What to bind: `"ipc:///path"`, `"tcp://127.0.0.1:*"`; may be mixed.
+        private: What to bind besides, for the owner's own processes: without keys, and reachable
+            from this host only.
         max_frame_bytes: A peer that sends a larger frame is disconnected by libzmq.
-        insecure: Allow binding wider than this host without encryption.
+        keys: Take connections to `endpoints` only from who holds a key that is allowed.
+        insecure: Allow binding wider than this host without keys.
 
     Raises:
         ConfigError: An endpoint is malformed, too long, or wider than this host.
@@ -63,13 +92,18 @@ class ZmqRouter:
         self,
         endpoints: Sequence[str],
         *,
+        private: Sequence[str] = (),
         max_frame_bytes: int = 1 << 30,
+        keys: BrokerKeys | None = None,
         insecure: bool = False,
     ) -> None:
-        if not endpoints:
+        if not endpoints and not private:
             raise ConfigError("no endpoint to bind; name at least one")
+        for endpoint in private:
+            check_endpoint(endpoint, has_keys=False, insecure=False)
         for endpoint in endpoints:
-            check_endpoint(endpoint, insecure=insecure)
+            check_endpoint(endpoint, has_keys=keys is not None, insecure=insecure)
+        for endpoint in (*private, *endpoints):
             _check_ipc_path(endpoint)
             _check_ipc_unused(endpoint)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -79,22 +113,15 @@ class ZmqRouter:
         #: Paths of Unix sockets that are this one's, and their inodes; libzmq leaves them behind.
         self._files: dict[str, int] = {}
         self._closed = False
+        self._doorkeeper: Doorkeeper | None = None
         self._list_watched()
         _set_limits(self._socket, max_frame_bytes)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        bound = []
-        for endpoint in endpoints:
-            try:
-                self._socket.bind(endpoint)
-            except zmq.ZMQError as exc:
-                self.close()
-                raise TransportError(f"cannot bind {endpoint}: {exc}") from exc
-            bound.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
-            scheme, _, path = bound[-1].partition("://")
-            if scheme == "ipc":
-                with contextlib.suppress(OSError):  # an abstract one, `@name`, has no file
-                    self._files[path] = os.stat(path).st_ino
-        self._endpoints = tuple(bound)
+        bound = [self._bind(endpoint) for endpoint in private]
+        if keys is not None:
+            guard(self._socket, keys)
+            self._doorkeeper = Doorkeeper(self._socket, keys.allow)
+        self._endpoints = (*bound, *(self._bind(endpoint) for endpoint in endpoints))
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -126,6 +153,20 @@ class ZmqRouter:
         except zmq.ZMQError as exc:
             raise self._translate(exc) from exc
         return peer.bytes, frames
+
+    def user_of(self, frames: Frames) -> str:
+        """Return the public key of who sent a message that was received; "" without keys."""
+        if self._doorkeeper is None or not frames:
+            return ""
+        try:
+            return str(frames[0].get("User-Id"))
+        except zmq.ZMQError:  # over a private endpoint
+            return ""
+
+    @property
+    def refused_connections(self) -> int:
+        """Connections that were refused for their keys, or broken off in the handshake."""
+        return 0 if self._doorkeeper is None else self._doorkeeper.refused
 
     def wait(self, timeout: float) -> bool:
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
@@ -164,12 +205,30 @@ class ZmqRouter:
         self._closed = True
         if self._extra is not None:
             self._extra.close()
+        let_go = self._doorkeeper is None or self._doorkeeper.close()
         self._socket.close(LINGER_MS)
-        self._context.term()
+        if let_go:
+            self._context.term()
+        else:  # it would wait for that thread
+            logger.error("allow= has not returned; its thread and one context are left behind")
         for path, inode in self._files.items():
             with contextlib.suppress(OSError):  # gone with its folder
                 if os.stat(path).st_ino == inode:  # else somebody else's by now
                     os.unlink(path)
+
+    def _bind(self, endpoint: str) -> str:
+        """Return where it is bound in fact."""
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as exc:
+            self.close()
+            raise TransportError(f"cannot bind {endpoint}: {exc}") from exc
+        bound = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        scheme, _, path = bound.partition("://")
+        if scheme == "ipc":
+            with contextlib.suppress(OSError):  # an abstract one, `@name`, has no file
+                self._files[path] = os.stat(path).st_ino
+        return bound
 
     def _list_watched(self) -> None:
         self._watched: list[tuple[Any, int]] = [(self._socket, _POLLIN)]
@@ -191,13 +250,26 @@ class ZmqPeer:
         endpoint: What the broker is bound to.
         identity: Routing id of this life of the peer; must be fresh for each life.
         max_frame_bytes: A broker that sends a larger frame is disconnected by libzmq.
+        keys: This peer's, and the broker's public one; None for a broker without keys.
     """
 
-    def __init__(self, endpoint: str, identity: bytes, *, max_frame_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        identity: bytes,
+        *,
+        max_frame_bytes: int = 1 << 30,
+        keys: PeerKeys | None = None,
+    ) -> None:
         is_local(endpoint)  # raises for one that is malformed
         _check_ipc_path(endpoint)
+        self._endpoint = endpoint
         self._identity = identity
+        self._keys = keys
+        self._trouble = ""
+        self._knock_at = math.inf
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.setsockopt(zmq.RCVHWM, MONITOR_QUEUE)
         self._socket = self._context.socket(zmq.DEALER)
         self._timeout_ms = -1
         self._closed = False
@@ -207,9 +279,10 @@ class ZmqPeer:
         if endpoint.startswith("tcp:"):  # a cable can be pulled; a process of this host cannot
             for option in (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT):
                 self._socket.setsockopt(option, KEEPALIVE_MS)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
-        )
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        if keys is not None:
+            introduce(self._socket, keys)
+        self._monitor = self._socket.get_monitor_socket(_NEWS)
         try:
             self._socket.setsockopt(zmq.IDENTITY, identity)
         except zmq.ZMQError as exc:
@@ -244,6 +317,8 @@ class ZmqPeer:
                 self._timeout_ms = timeout_ms
             return _receive(self._socket, 0)
         except zmq.Again:
+            if timeout_ms:
+                self._take_news()
             return None
         except zmq.ZMQError as exc:
             raise self._translate(exc) from exc
@@ -264,11 +339,15 @@ class ZmqPeer:
 
         A closed connection shows at once, one that was cut without a word after `KEEPALIVE_MS`.
         """
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)
-            connected = event["event"] == zmq.EVENT_CONNECTED
-            self._lost_since = None if connected else self._lost_since or time.monotonic()
+        self._take_news()
         return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+
+    def trouble(self) -> str:
+        """Return, for people, why there is no connection; "" if there is one, or none tells.
+
+        As `receive` (after a wait in vain) and `lost_for` have last seen it.
+        """
+        return self._trouble
 
     def close(self) -> None:
         """Close the socket, giving unsent messages a bounded time. Idempotent."""
@@ -279,6 +358,24 @@ class ZmqPeer:
         self._monitor.close(0)
         self._socket.close(LINGER_MS)
         self._context.term()
+
+    def _take_news(self) -> None:
+        """Take what the monitor has said; knock again where libzmq would not."""
+        while self._monitor.poll(0):
+            news = recv_monitor_message(self._monitor)
+            event = news["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._lost_since, self._trouble = None, ""
+                continue
+            now = time.monotonic()
+            self._lost_since = self._lost_since or now
+            if event != zmq.EVENT_DISCONNECTED:
+                self._trouble = handshake_trouble(event, news["value"], self._keys)
+            if event & _TURNED_AWAY:
+                self._knock_at = now + _KNOCK_INTERVAL
+        if time.monotonic() >= self._knock_at:
+            self._knock_at = math.inf
+            self._socket.connect(self._endpoint)
 
     def _translate(self, exc: zmq.ZMQError) -> TransportError:
         if self._closed or exc.errno in (zmq.ENOTSOCK, zmq.ETERM):

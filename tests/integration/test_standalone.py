@@ -56,7 +56,7 @@ def test_it_serves_until_a_signal_and_ends_in_order(number: signal.Signals, tmp_
     with running("tcp://127.0.0.1:*", f"ipc://{ipc}") as (process, endpoints):
         assert endpoints[0].startswith("tcp://127.0.0.1:")
         assert not endpoints[0].endswith("*")
-        with worker("w", endpoints[0]), Client(endpoints[1]) as client:
+        with worker("w", endpoints[0], heartbeat=1.0), Client(endpoints[1]) as client:
             assert client.ask("names", Name(), timeout=PATIENCE).result(PATIENCE).name == "w"
             process.send_signal(number)
             assert process.communicate(timeout=PATIENCE) == ("1\n", "")
