@@ -25,6 +25,7 @@ __all__ = [
     "Attach",
     "Attached",
     "Channel",
+    "DumpStacks",
     "Exited",
     "Kill",
     "Message",
@@ -51,7 +52,11 @@ class Attached(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """To the server: start a child. Descriptors: its pipe, stdout and stderr."""
+    """To the server: start a child.
+
+    Descriptors: its pipe, stdout, what the server passes its stderr on to, and the file for its
+    stacks.
+    """
 
     #: Chosen by the nursery, unique in it.
     number: int
@@ -89,12 +94,22 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class DumpStacks(msgspec.Struct, frozen=True, tag=True):
+    """To the server: have child `number` write the stacks of its threads to its file."""
+
+    number: int
+
+
 class Exited(msgspec.Struct, frozen=True, tag=True):
     """From the server, on the news socket: a child ended, and nothing that it started is left."""
 
     number: int
     #: Exit code, or minus the signal's number.
     status: int
+    #: What else is known of the cause; may be empty.
+    note: str = ""
+    #: The end of what it wrote to stderr.
+    stderr: bytes = b""
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -105,7 +120,9 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     """From the server: yes."""
 
 
-Message: TypeAlias = Attach | Attached | Start | Started | NotStarted | Kill | Exited | Ping | Pong
+Message: TypeAlias = (
+    Attach | Attached | Start | Started | NotStarted | Kill | DumpStacks | Exited | Ping | Pong
+)
 
 #: Length of the message, and how many descriptors come with it.
 _PREFIX: Final = struct.Struct("<II")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import importlib
 import io
 import os
@@ -27,6 +28,7 @@ from envbus.bus.channel import Start
 from envbus.bus.descendants import MARK_VARIABLE, die_with_parent
 from envbus.bus.errors import ClosedError
 from envbus.bus.pipe import Pipe
+from envbus.bus.stacks import offer_stacks
 
 __all__ = ["ChildPlace", "become_child", "load_entry", "main"]
 
@@ -40,6 +42,8 @@ class ChildPlace(msgspec.Struct, frozen=True, kw_only=True):
     pipe_fd: int
     stdout_fd: int
     stderr_fd: int
+    #: Where it writes its stacks when asked.
+    stacks_fd: int
     #: pidfd of the driver, or -1.
     driver_fd: int
     server_pid: int
@@ -129,7 +133,7 @@ def _execute(start: Start, place: ChildPlace, command: Sequence[str]) -> NoRetur
         file.write(json.dumps(config).encode())
         file.flush()
         file.seek(0)
-        for fd in (file.fileno(), place.pipe_fd, place.driver_fd):
+        for fd in (file.fileno(), place.pipe_fd, place.stacks_fd, place.driver_fd):
             if fd >= 0:
                 os.set_inheritable(fd, True)
         environ = {**start.environ, MARK_VARIABLE.encode(): place.marks.encode()}
@@ -156,9 +160,11 @@ def _take_over_interpreter(start: Start, marks: str) -> None:
 
 def _run(entry: str, place: ChildPlace) -> int:
     """Call the entry and return the exit code, as the interpreter would choose it."""
-    for fd in (place.pipe_fd, place.driver_fd):
+    for fd in (place.pipe_fd, place.stacks_fd, place.driver_fd):
         if fd >= 0:
             os.set_inheritable(fd, False)
+    faulthandler.enable(file=2)  # a crash in C code says on stderr where it was
+    offer_stacks(place.stacks_fd)
     watched_fd = os.dup(place.pipe_fd)  # stays open whatever the entry does with its own
     threading.Thread(
         target=_watch,

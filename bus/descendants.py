@@ -23,6 +23,7 @@ __all__ = [
     "die_with_parent",
     "kill_marked",
     "orphans",
+    "process_state",
     "wait_until_gone",
 ]
 
@@ -110,6 +111,12 @@ def wait_until_gone(pids: Iterable[int], timeout: float) -> bool:
             return False
         time.sleep(_KILL_INTERVAL)
     return True
+
+
+def process_state(pid: int) -> str:
+    """Return the kernel's letter for what a process is doing; empty if it is gone or unknown."""
+    fields = _stat_fields(pid) if _LINUX else []
+    return fields[0].decode() if fields else ""
 
 
 def _prctl(option: int, value: int) -> bool:

@@ -28,10 +28,13 @@ import warnings
 from collections.abc import Container, Iterator
 from typing import Any, Final, NoReturn
 
+from envbus.bus.autopsy import OomWatch, explain_kill
+from envbus.bus.cgroup import memory_limit, oom_kills
 from envbus.bus.channel import (
     Attach,
     Attached,
     Channel,
+    DumpStacks,
     Exited,
     Kill,
     Message,
@@ -45,6 +48,8 @@ from envbus.bus.child import ChildPlace, become_child
 from envbus.bus.descendants import MARK_VARIABLE, Orphan, adopt_orphans, kill_marked, orphans
 from envbus.bus.errors import EnvbusError
 from envbus.bus.lookout import lookout
+from envbus.bus.stacks import STACK_SIGNAL
+from envbus.bus.stderr_relay import StderrRelay
 
 __all__ = ["BOOTSTRAP", "ForkServer", "main"]
 
@@ -71,6 +76,10 @@ _SWEEP_INTERVAL: Final = 0.02
 _LOADING_TIMEOUT: Final = 0.25
 #: Seconds for all children to be gone after the driver is.
 _END_TIMEOUT: Final = 5.0
+#: Seconds for the last that they wrote to find room in the driver's stderr.
+_FLUSH_TIMEOUT: Final = 1.0
+#: Seconds between looks at the kernel's counter of out-of-memory kills.
+_OOM_INTERVAL: Final = 1.0
 
 
 def main(config: dict[str, Any]) -> NoReturn:
@@ -94,11 +103,18 @@ def main(config: dict[str, Any]) -> NoReturn:
 class _Child:
     """One child process, until its end is reported."""
 
-    def __init__(self, nursery: _Nursery, number: int, pid: int, mark: bytes) -> None:
+    def __init__(
+        self, nursery: _Nursery, number: int, pid: int, mark: bytes, relay: StderrRelay
+    ) -> None:
         self.nursery = nursery
         self.number = number
         self.pid = pid
         self.mark = mark
+        self.relay = relay
+        #: Whether it was killed from here.
+        self.killed = False
+        #: What else is known of the cause of its end.
+        self.note = ""
         #: Exit code or minus the signal's number, once it has ended.
         self.status: int | None = None
         #: When its end is reported at the latest, and until when orphans may be loading.
@@ -139,6 +155,10 @@ class ForkServer:
         self._running: dict[int, _Child] = {}
         #: Children that have ended, and whose descendants are being looked for.
         self._dying: list[_Child] = []
+        #: Children's streams, until all is passed on.
+        self._relays: list[StderrRelay] = []
+        self._oom = OomWatch(oom_kills())
+        self._next_oom_look = 0.0
         self._started = 0
         self._stopping = False
         self._wakeup, self._wakeup_out = socket.socketpair()
@@ -169,6 +189,7 @@ class ForkServer:
         while not self._stopping and not self._main.ended and self._driver_lives():
             self._wait()
             self._reap()
+            self._pump()
             for message, fds in self._main.read():
                 self._on_main(message, fds)
             for nursery in list(self._nurseries):
@@ -193,6 +214,10 @@ class ForkServer:
             self._pause()
         for nursery in self._nurseries:
             _remove(nursery.directory)
+        deadline = time.monotonic() + _FLUSH_TIMEOUT
+        for relay in self._relays:
+            relay.finish()
+            relay.flush(deadline)
 
     # --- the loop's parts --------------------------------------------------------------------
 
@@ -208,6 +233,8 @@ class ForkServer:
                 poller.register(nursery.control, select.POLLIN | _if_unsent(nursery.control))
             if nursery.news.has_unsent:
                 poller.register(nursery.news, select.POLLOUT)
+        for relay in self._relays:
+            relay.register(poller)
         timeout = _SWEEP_INTERVAL if self._dying else _DRIVER_CHECK_INTERVAL
         poller.poll(timeout * 1000)
         self._clear_wakeup()
@@ -236,6 +263,7 @@ class ForkServer:
         if nursery.ended:
             for child in nursery.children.values():
                 if child.status is None:
+                    child.killed = True
                     _kill(child.pid)
             if not nursery.children:
                 self._nurseries.remove(nursery)
@@ -254,7 +282,12 @@ class ForkServer:
             case Kill(number):
                 child = nursery.children.get(number)
                 if child is not None and child.status is None:
+                    child.killed = True
                     _kill(child.pid)
+            case DumpStacks(number):
+                child = nursery.children.get(number)
+                if child is not None and child.status is None:
+                    os.kill(child.pid, STACK_SIGNAL)
             case Ping():
                 nursery.control.queue(Pong())
             case _:
@@ -263,12 +296,15 @@ class ForkServer:
     def _start(self, nursery: _Nursery, start: Start, fds: list[int]) -> None:
         self._started += 1
         mark = f"{self._token}-{self._started % 1_000_000:06d}"
+        relay = None
         try:
-            pipe_fd, stdout_fd, stderr_fd = fds
+            pipe_fd, stdout_fd, stderr_fd, stacks_fd = fds
+            relay = StderrRelay(stderr_fd)
             place = ChildPlace(
                 pipe_fd=pipe_fd,
                 stdout_fd=stdout_fd,
-                stderr_fd=stderr_fd,
+                stderr_fd=relay.child_fd,
+                stacks_fd=stacks_fd,
                 driver_fd=self._driver_fd,
                 server_pid=os.getpid(),
                 marks=self._marks.replace(f"{self._token}-000000", mark),
@@ -282,27 +318,55 @@ class ForkServer:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except (OSError, ValueError) as error:
+            if relay is not None:
+                relay.close()
             nursery.control.queue(NotStarted(start.number, f"{type(error).__name__}: {error}"))
             return
         if pid == 0:
             with _never_returning():
                 self._let_go()
+                relay.close_server_fds()
+                os.close(stderr_fd)
                 become_child(start, place, _spawn_command())
-        child = _Child(nursery, start.number, pid, mark.encode())
+        relay.close_child_fd()
+        self._relays.append(relay)
+        child = _Child(nursery, start.number, pid, mark.encode(), relay)
         nursery.children[start.number] = child
         self._running[pid] = child
         nursery.control.queue(Started(start.number, pid, child.mark))
 
     def _reap(self) -> None:
         """Take note of each process below this one that has ended."""
+        self._watch_memory()
         while (ended := _reap_one(self._running)) is not None:
-            pid, status = ended
+            pid, status, peak = ended
             child = self._running.pop(pid, None)
             if child is not None:
                 child.status = status
+                if status == -signal.SIGKILL and not child.killed:
+                    child.note = self._explain_kill(peak)
                 child.report_at = time.monotonic() + _SWEEP_TIMEOUT
                 child.loading_until = time.monotonic() + _LOADING_TIMEOUT
                 self._dying.append(child)
+
+    def _watch_memory(self, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if at_once or now >= self._next_oom_look:
+            self._next_oom_look = now + _OOM_INTERVAL
+            self._oom.observe(oom_kills(), now)
+
+    def _explain_kill(self, peak: int) -> str:
+        self._watch_memory(at_once=True)
+        rose = self._oom.rose_lately(time.monotonic())
+        return explain_kill(rose=rose, peak=peak, limit=memory_limit())
+
+    def _pump(self) -> None:
+        """Pass on what children have written to stderr."""
+        for relay in list(self._relays):
+            relay.pump()
+            if relay.is_done:
+                relay.close()
+                self._relays.remove(relay)
 
     def _sweep(self) -> None:
         """Kill what ended children have left; report those that have nothing left."""
@@ -328,7 +392,9 @@ class ForkServer:
                 self._dying.remove(child)
                 del child.nursery.children[child.number]
                 assert child.status is not None
-                child.nursery.news.queue(Exited(child.number, child.status))
+                child.relay.finish()
+                tail = bytes(child.relay.tail)
+                child.nursery.news.queue(Exited(child.number, child.status, child.note, tail))
                 if child.nursery.ended:
                     self._serve_nursery(child.nursery)
 
@@ -363,6 +429,8 @@ class ForkServer:
         # A handler, not SIG_IGN: an ignored signal stays ignored in all that is started from here.
         signal.signal(signal.SIGINT, _do_nothing)
         signal.signal(signal.SIGTERM, self._on_terminate)
+        # But this one must not kill a child that is about to take care of it (`child.py`).
+        signal.signal(STACK_SIGNAL, signal.SIG_IGN)
 
     def _on_terminate(self, signum: int, frame: object) -> None:
         del signum, frame
@@ -373,6 +441,8 @@ class ForkServer:
         self._main.close(hang_up=False)
         self._wakeup.close()
         self._wakeup_out.close()
+        for relay in self._relays:
+            relay.close()
         for nursery in self._nurseries:
             nursery.control.close(hang_up=False)
             nursery.news.close(hang_up=False)
@@ -425,25 +495,31 @@ def _find_marks(token: str) -> tuple[str, int]:
     return marks, address + len(os.fsencode(marks)) - len("000000")
 
 
-def _reap_one(leaders: Container[int]) -> tuple[int, int] | None:
+def _reap_one(leaders: Container[int]) -> tuple[int, int, int] | None:
     """Reap a child that has ended; kill its process group if it is one of `leaders`.
 
     Returns:
-        Its id, and its exit code or minus the signal's number; None if no child has ended.
+        Its id, its exit code or minus the signal's number, and the most memory that it ever had,
+        in bytes; None if no child has ended.
     """
     try:
         if hasattr(os, "waitid"):
             info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if info is not None and info.si_pid in leaders:
                 _kill_group(info.si_pid)  # while the id is certain to be still its own
-            pid, status = os.waitpid(info.si_pid, 0) if info is not None else (0, 0)
+            if info is None:
+                return None
+            pid, status, usage = os.wait4(info.si_pid, 0)
         else:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
             if pid in leaders:
                 _kill_group(pid)
     except ChildProcessError:
         return None
-    return (pid, os.waitstatus_to_exitcode(status)) if pid else None
+    if not pid:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * unit
 
 
 def _kill(pid: int) -> None:

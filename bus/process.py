@@ -21,9 +21,11 @@ from typing import Final
 
 import msgspec
 
+from envbus.bus.autopsy import last_words
 from envbus.bus.channel import (
     Attached,
     Channel,
+    DumpStacks,
     Exited,
     Kill,
     Message,
@@ -37,6 +39,7 @@ from envbus.bus.descendants import kill_marked, wait_until_gone
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
 from envbus.bus.pipe import Pipe
 from envbus.bus.server_process import ServerProcess, current_directory, module_path, server_for
+from envbus.bus.stacks import StackFile, describe_stacks
 from envbus.bus.unix_sockets import wait_for
 
 __all__ = ["DEFAULT_METHOD", "Child", "ExitStatus", "Nursery", "NurseryStatistics"]
@@ -61,8 +64,10 @@ class ExitStatus(msgspec.Struct, frozen=True):
 
     code: int | None = None
     signal: int | None = None
-    #: What else is known, e.g. that its fork server died.
+    #: What else is known, e.g. that its fork server died, or that it looks out of memory.
     note: str = ""
+    #: The last lines that it, or what it had started, wrote to stderr.
+    stderr: str = ""
 
     def describe(self) -> str:
         """Return it in words: `"exit code 9"`, `"signal SIGKILL"`."""
@@ -74,6 +79,13 @@ class ExitStatus(msgspec.Struct, frozen=True):
         else:
             what = f"exit code {self.code}"
         return f"{what} ({self.note})" if self.note else what
+
+    def report(self) -> str:
+        """Return `describe()` and, on lines of their own, the last that it wrote to stderr."""
+        if not self.stderr:
+            return self.describe()
+        shown = self.stderr.replace("\n", "\n  | ")
+        return f"{self.describe()}\nThe end of its stderr:\n  | {shown}"
 
 
 class Child:
@@ -87,13 +99,14 @@ class Child:
         exit_status: How it ended; None until `exits` or `close` has reported it.
     """
 
-    def __init__(self, name: str, started: Started, pipe: Pipe) -> None:
+    def __init__(self, name: str, started: Started, pipe: Pipe, stacks: StackFile) -> None:
         self.name = name
         self.pid = started.pid
         self.pipe = pipe
         self.exit_status: ExitStatus | None = None
         self._number = started.number
         self._mark = started.mark
+        self._stacks = stacks
 
     def __repr__(self) -> str:
         state = self.exit_status.describe() if self.exit_status else "running"
@@ -166,9 +179,10 @@ class Nursery:
     ) -> Child:
         """Start a child that calls `entry` with its end of a pipe (an `envbus.bus.pipe.Pipe`).
 
-        It has the driver's working directory, environment, `sys.path`, `sys.argv`, stdout and
-        stderr as they are now, `/dev/null` as stdin, and a session of its own. An exception from
-        `entry` is printed to stderr and gives exit code 1.
+        It has the driver's working directory, environment, `sys.path`, `sys.argv` and stdout as
+        they are now, `/dev/null` as stdin, and a session of its own. What it writes to stderr the
+        server passes on to what is the driver's stderr now; the end of it is kept for `exits`.
+        An exception from `entry` is printed to stderr and gives exit code 1.
 
         Args:
             name: For messages to people.
@@ -233,6 +247,27 @@ class Nursery:
             self._lose_server()
             ended += [self._on_exit(message) for message, _ in self._links.news.read()]
         return [child_and_status for child_and_status in ended if child_and_status is not None]
+
+    def stacks(self, children: Sequence[Child], timeout: float = 0.3) -> list[str]:
+        """Ask children for the Python stacks of all their threads, also those that are stuck.
+
+        Takes some ten milliseconds if they can answer. With py-spy beside this interpreter (the
+        extra `native-stacks`) and the permission to trace, native frames are shown too, which
+        takes up to some seconds each.
+
+        Args:
+            children: Whom to ask.
+            timeout: Seconds to wait for all of them.
+
+        Returns:
+            For each, the stacks as text, or why there are none.
+        """
+        self._check_usable()
+        for child in children:
+            child._stacks.clear()
+            with contextlib.suppress(EnvbusError):  # then nothing is answered, which is told
+                self._links.control.send(DumpStacks(child._number), timeout=timeout)
+        return describe_stacks([(child.pid, child._stacks) for child in children], timeout)
 
     def statistics(self) -> NurseryStatistics:
         """Return counts since the nursery was made."""
@@ -309,17 +344,18 @@ class Nursery:
             self._lose_server()
             self._attach()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        pipe = Pipe(ours)
+        pipe, stacks = Pipe(ours), StackFile()
         try:
             with theirs, _standard_streams() as streams:
-                self._send(message, [theirs.fileno(), *streams], deadline)
+                self._send(message, [theirs.fileno(), *streams, stacks.fd], deadline)
             started = self._wait_for_start(message.number, deadline)
         except BaseException:
             pipe.close()
+            stacks.close()
             with contextlib.suppress(EnvbusError):
                 self._links.control.send(Kill(message.number), timeout=0.0)
             raise
-        child = Child(name, started, pipe)
+        child = Child(name, started, pipe, stacks)
         self._children[message.number] = child
         return child
 
@@ -363,11 +399,14 @@ class Nursery:
         child = self._children.pop(message.number, None)
         if child is None:
             return None  # its start was given up
-        note = self._notes.pop(message.number, "")
-        if message.status >= 0:
-            status = ExitStatus(code=message.status, note=note)
-        else:
-            status = ExitStatus(signal=-message.status, note=note)
+        child._stacks.close()
+        by_signal = message.status < 0
+        status = ExitStatus(
+            code=None if by_signal else message.status,
+            signal=-message.status if by_signal else None,
+            note=self._notes.pop(message.number, message.note),
+            stderr=last_words(message.stderr),
+        )
         child.exit_status = status
         self._exited += 1
         return child, status
@@ -470,6 +509,7 @@ def _abandon(links: _Links, children: dict[int, Child], owner: int) -> None:
     links.close(hang_up=os.getpid() == owner)
     for child in children.values():
         child.pipe.close()
+        child._stacks.close()
 
 
 def _encode_environ(environ: Mapping[str, str]) -> dict[bytes, bytes]:
@@ -478,7 +518,7 @@ def _encode_environ(environ: Mapping[str, str]) -> dict[bytes, bytes]:
 
 @contextlib.contextmanager
 def _standard_streams() -> Iterator[list[int]]:
-    """Yield descriptors for a child's stdout and stderr: the driver's, or the null device."""
+    """Yield what becomes of a child's stdout and stderr: the driver's, or the null device."""
     with open(os.devnull, "wb", buffering=0) as null:
         streams = []
         for fd in (1, 2):

@@ -84,8 +84,9 @@ def test_a_child_has_its_own_descriptors_only(nursery: Nursery, method: str) -> 
     others = [start_up(nursery, "wait_for_the_driver") for _ in range(3)]
     child = start(nursery, "tell_about_itself", method)
     facts = json.loads(child.pipe.receive_bytes(1, PATIENCE))
-    # Standard streams, the pipe, the watchdog's copy and the driver's pidfd, and the listing's own.
-    assert len(facts["descriptors"]) <= 7
+    # Standard streams, the pipe, the watchdog's copy, the file for stacks, the driver's pidfd, and
+    # the listing's own.
+    assert len(facts["descriptors"]) <= 8
     assert facts["threads"] == ["MainThread", "envbus-watchdog"]
     assert all(is_alive(other.pid) for other in others)
 
@@ -180,8 +181,9 @@ def test_system_exit_gives_the_code_that_the_interpreter_would(
 ) -> None:
     child = start(nursery, "exit_as_told", method)
     tell_to_exit(child, told)
-    assert next_exits(nursery) == [(child, ExitStatus(code=code))]
-    assert child.exit_status == ExitStatus(code=code)
+    status = ExitStatus(code=code, stderr="text" if told == "text" else "")
+    assert next_exits(nursery) == [(child, status)]
+    assert child.exit_status == status
     assert nursery.exits() == []
 
 
@@ -190,8 +192,10 @@ def test_an_exception_is_printed_and_gives_exit_code_one(
     nursery: Nursery, method: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     child = start(nursery, "raise_error", method)
-    assert next_exits(nursery) == [(child, ExitStatus(code=1))]
+    ((_, status),) = next_exits(nursery)
+    assert (status.code, child.exit_status) == (1, status)
     printed = capfd.readouterr().err
+    assert status.stderr == printed.rstrip()
     assert "ValueError: raised by the entry" in printed
     assert "nursery_children.py" in printed
 
@@ -200,7 +204,9 @@ def test_an_entry_that_is_not_there_is_the_childs_error(
     nursery: Nursery, capfd: pytest.CaptureFixture[str]
 ) -> None:
     child = nursery.start("child", "nursery_children:no_such_function")
-    assert next_exits(nursery) == [(child, ExitStatus(code=1))]
+    ((_, status),) = next_exits(nursery)
+    assert status.code == 1
+    assert "no_such_function" in status.stderr
     assert "no_such_function" in capfd.readouterr().err
 
 

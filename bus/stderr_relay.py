@@ -1,0 +1,136 @@
+"""Passes on what a child writes to stderr, and keeps the end of it.
+
+In the fork server, which survives the child. Leaves out what the end of it tells (`autopsy.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from typing import Final
+
+from envbus.bus.autopsy import StderrTail
+
+__all__ = ["StderrRelay"]
+
+#: Bytes taken in at one time; as many may wait for room.
+_CHUNK: Final = 64 * 1024
+#: What a pipe that has any room takes without blocking (PIPE_BUF).
+_WRITE: Final = 4096
+#: Bytes taken at a child's end: what a pipe holds at most, unless somebody goes on writing.
+_LAST_CHUNK: Final = 1024 * 1024
+
+
+class StderrRelay:
+    """A pipe from one child to what the driver has as stderr.
+
+    Never waits: as long as there is no room (a stopped terminal, a pipe that nobody reads), the
+    child's own pipe is left to fill up, and the child blocks as it would without a relay.
+    """
+
+    def __init__(self, target_fd: int) -> None:
+        """Make the pipe.
+
+        Args:
+            target_fd: Where to pass it on to; duplicated.
+        """
+        self._target = os.dup(target_fd)
+        try:
+            self._source, self.child_fd = os.pipe()
+        except OSError:
+            os.close(self._target)
+            raise
+        os.set_blocking(self._source, False)
+        self._waiting = bytearray()
+        self._target_gone = False
+        self.tail = StderrTail()
+
+    def close_child_fd(self) -> None:
+        """Close the end that the child has by now."""
+        os.close(self.child_fd)
+        self.child_fd = -1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nobody writes any more and all was passed on."""
+        return self._source < 0 and not self._waiting
+
+    def register(self, poller: select.poll) -> None:
+        """Have `poller` wake up when `pump` has something to do."""
+        if self._waiting:
+            poller.register(self._target, select.POLLOUT)
+        elif self._source >= 0:
+            poller.register(self._source, select.POLLIN)
+
+    def pump(self) -> None:
+        """Pass on what is there, as far as there is room."""
+        self._write()
+        if not self._waiting and self._source >= 0:
+            self._read(_CHUNK)
+            self._write()
+
+    def finish(self) -> None:
+        """The child has ended: take what is left in the pipe."""
+        if self._source >= 0:
+            self._read(_LAST_CHUNK)
+            self._hang_up()
+        self._write()
+
+    def flush(self, deadline: float) -> None:
+        """Pass the rest on, waiting for room until `deadline`, in seconds of `time.monotonic`."""
+        while self._waiting and (left := deadline - time.monotonic()) > 0:
+            poller = select.poll()
+            poller.register(self._target, select.POLLOUT)
+            poller.poll(left * 1000)
+            self._write()
+
+    def close(self) -> None:
+        """Let go of all descriptors. Idempotent."""
+        self.close_server_fds()
+        if self.child_fd >= 0:
+            self.close_child_fd()
+
+    def close_server_fds(self) -> None:
+        """Let go of all but the child's end. Idempotent."""
+        self._hang_up()
+        if self._target >= 0:
+            os.close(self._target)
+            self._target = -1
+        self._waiting.clear()
+
+    def _read(self, most: int) -> None:
+        while most > 0:
+            try:
+                data = os.read(self._source, min(most, _CHUNK))
+            except BlockingIOError:
+                return
+            if not data:
+                self._hang_up()
+                return
+            most -= len(data)
+            self.tail.add(data)
+            if not self._target_gone:
+                self._waiting += data
+
+    def _write(self) -> None:
+        while self._waiting and _has_room(self._target):
+            try:
+                # The driver's own descriptor may not be made non-blocking: others write to it.
+                del self._waiting[: os.write(self._target, self._waiting[:_WRITE])]
+            except OSError:  # a terminal that was closed, a pipe without a reader, a full disk
+                self._target_gone = True
+                self._waiting.clear()
+
+    def _hang_up(self) -> None:
+        if self._source >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._source)
+            self._source = -1
+
+
+def _has_room(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    return bool(poller.poll(0))

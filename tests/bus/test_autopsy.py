@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from envbus.bus.autopsy import OomWatch, StderrTail, explain_kill, last_words
+
+GIB = 2**30
+
+
+# --- out of memory --------------------------------------------------------------------------
+
+
+def test_a_rise_of_the_counter_is_remembered_for_a_while() -> None:
+    watch = OomWatch(2)
+    watch.observe(2, 10.0)
+    assert not watch.rose_lately(10.0)
+    watch.observe(3, 11.0)
+    assert watch.rose_lately(11.0)
+    watch.observe(3, 12.0)
+    assert watch.rose_lately(13.5)
+    assert not watch.rose_lately(14.5)
+
+
+@pytest.mark.parametrize("counts", [[None, None], [None, 5], [5, None, 7], [5, 4]])
+def test_a_counter_that_cannot_be_read_or_was_reset_tells_nothing(
+    counts: list[int | None],
+) -> None:
+    watch = OomWatch(counts[0])
+    for now, count in enumerate(counts[1:]):
+        watch.observe(count, float(now))
+    assert not watch.rose_lately(float(len(counts)))
+
+
+@pytest.mark.parametrize(
+    ("rose", "peak", "limit", "words"),
+    [
+        (False, 0, None, ""),
+        (False, 3 * GIB, None, ""),
+        (False, 3 * GIB, 4 * GIB, ""),
+        (False, int(3.7 * GIB), 4 * GIB, "perhaps out of memory; its memory reached 3.7 GiB of 4"),
+        (True, 300 * 2**20, 4 * GIB, "by the kernel's counter; its memory reached 300 MiB of 4.0"),
+        (True, 3 * GIB, None, "by the kernel's counter; its memory reached 3.0 GiB"),
+        (True, 0, 4 * GIB, "out of memory, by the kernel's counter"),
+    ],
+)
+def test_a_kill_is_explained_by_counter_and_memory(
+    rose: bool, peak: int, limit: int | None, words: str
+) -> None:
+    found = explain_kill(rose=rose, peak=peak, limit=limit)
+    assert words in found
+    assert bool(found) is bool(words)
+
+
+# --- last words -----------------------------------------------------------------------------
+
+
+def test_a_tail_forgets_what_is_too_old() -> None:
+    tail = StderrTail()
+    for number in range(100_000):
+        tail.add(b"line %d\n" % number)
+    assert len(bytes(tail)) < 20_000
+    assert bytes(tail).endswith(b"line 99998\nline 99999\n")
+    tail.add(b"x" * 10**6)
+    assert set(bytes(tail)) == {ord("x")}
+    assert len(bytes(tail)) < 20_000
+
+
+def test_only_the_last_lines_are_shown() -> None:
+    shown = last_words(b"".join(b"line %d\n" % number for number in range(1000)))
+    assert shown.startswith("line 975\n")
+    assert shown.endswith("\nline 999")
+
+
+def test_what_a_terminal_would_not_show_is_left_out() -> None:
+    assert last_words(b"\n\n\x1b[33mWARN\x1b[0m: a\n  1%\r 50%\r100%\n\xff\n\n") == (
+        "WARN: a\n100%\n\N{REPLACEMENT CHARACTER}"
+    )
+    assert last_words(b"") == last_words(b"\n \n") == ""
+
+
+def test_a_crash_is_shown_from_where_it_names_its_cause() -> None:
+    frames = b"".join(b'  File "env.py", line %d in f\n' % number for number in range(100))
+    tail = (
+        b"a warning\nFatal Python error: Segmentation fault\n\n"
+        b"Current thread 0x01 (most recent call first):\n" + frames + b"\nExtension modules: a, b\n"
+    )
+    shown = last_words(tail).splitlines()
+    assert shown[0] == "Fatal Python error: Segmentation fault"
+    assert shown[2] == '  File "env.py", line 0 in f'
+    assert len(shown) == 25
+
+
+@pytest.mark.parametrize("head", [b"", b"Fatal Python error: Aborted\n"])
+def test_long_lines_are_cut(head: bytes) -> None:
+    assert len(last_words(head + b"x" * 16_000)) < 4100

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbus.bus.cgroup import memory_limit, oom_kills
+
+EVENTS = "low 0\nhigh 0\nmax 17\noom 3\noom_kill {}\noom_group_kill 0\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_own_cgroup_is_asked_and_the_smallest_limit_above_it_counts(root: Path) -> None:
+    write(root / "proc/self/cgroup", "0::/slice/job\n")
+    write(root / "sys/fs/cgroup/slice/job/memory.events", EVENTS.format(2))
+    write(root / "sys/fs/cgroup/slice/job/memory.max", "max\n")
+    write(root / "sys/fs/cgroup/slice/memory.events", EVENTS.format(9))
+    write(root / "sys/fs/cgroup/slice/memory.max", "4096\n")
+    assert oom_kills(str(root)) == 2
+    assert memory_limit(str(root)) == 4096
+
+
+def test_in_a_container_the_path_of_the_host_is_not_there(root: Path) -> None:
+    write(root / "proc/self/cgroup", "0::/../../docker/abc\n")
+    write(root / "sys/fs/cgroup/memory.events", EVENTS.format(1))
+    write(root / "sys/fs/cgroup/memory.max", "8192\n")
+    assert oom_kills(str(root)) == 1
+    assert memory_limit(str(root)) == 8192
+
+
+def test_version_one_has_other_names(root: Path) -> None:
+    write(root / "proc/self/cgroup", "5:cpu,cpuacct:/\n4:memory:/job\n0::/\n")
+    folder = root / "sys/fs/cgroup/memory/job"
+    write(folder / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    write(folder / "memory.limit_in_bytes", "9223372036854771712\n")
+    assert oom_kills(str(root)) == 3
+    assert memory_limit(str(root)) is None
+
+
+def test_without_a_cgroup_the_machine_is_asked(root: Path) -> None:
+    write(root / "proc/self/cgroup", "0::/\n")
+    write(root / "proc/vmstat", "nr_free_pages 5\noom_kill 4\n")
+    assert oom_kills(str(root)) == 4
+    assert memory_limit(str(root)) is None
+
+
+def test_elsewhere_nothing_is_known(tmp_path: Path) -> None:
+    assert oom_kills(str(tmp_path)) is None
+    assert memory_limit(str(tmp_path)) is None
+
+
+def test_here_it_can_be_asked() -> None:
+    kills, limit = oom_kills(), memory_limit()
+    assert kills is None or kills >= 0
+    assert limit is None or limit > 0
