@@ -17,6 +17,7 @@ from envbus.bus.messages import Failed, FailureCode, Header, Hello
 from envbus.bus.transport import Frames
 
 __all__ = [
+    "MAX_HEARTBEAT",
     "Accepted",
     "Ask",
     "BrokerConfig",
@@ -39,6 +40,10 @@ __all__ = [
     "Tick",
     "Unsendable",
 ]
+
+#: `BrokerConfig.max_heartbeat` of a broker that strangers can join, in seconds: with four of them
+#: to a lease, one that vanished is forgotten after four minutes at the latest.
+MAX_HEARTBEAT = 60.0
 
 # gc=False: none of these can be part of a reference cycle, and many are made per step.
 

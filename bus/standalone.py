@@ -17,15 +17,11 @@ from types import FrameType
 
 from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
-from envbus.bus.broker_vocabulary import BrokerConfig, BrokerStatistics
+from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig, BrokerStatistics
 from envbus.bus.keys import Allow, BrokerKeys, PathLike
 from envbus.bus.zmq_transport import ZmqRouter
 
-__all__ = ["MAX_HEARTBEAT", "serve_broker"]
-
-#: `BrokerConfig.max_heartbeat` of a broker that strangers can join, in seconds: with four of them
-#: to a lease, one that vanished is forgotten after four minutes at the latest.
-MAX_HEARTBEAT = 60.0
+__all__ = ["serve_broker"]
 
 logger = logging.getLogger("envbus.bus.standalone")
 
