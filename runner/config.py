@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
 
 __all__ = ["FleetConfig", "Timeouts", "choose_num_actors", "choose_start_method"]
@@ -63,7 +64,10 @@ class FleetConfig:
     remote_actors: int = 0
     #: Endpoints that they join at, e.g. `("tcp://127.0.0.1:5555",)`.
     bind: tuple[str, ...] = ()
-    #: Allow binding wider than this host, without encryption.
+    #: File of the runner's secret key, and which actors may join with which public keys.
+    keys: PathLike | None = None
+    allow: Allow | None = None
+    #: Allow binding wider than this host without keys.
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -71,6 +75,8 @@ class FleetConfig:
             raise ConfigError(f"remote_actors must not be negative, is {self.remote_actors}")
         if self.remote_actors and not self.bind:
             raise ConfigError("remote_actors need an endpoint to join at: pass bind='tcp://...'")
+        if not self.bind and (self.keys is not None or self.allow is not None):
+            raise ConfigError("keys= and allow= guard an endpoint: pass bind='tcp://...' too")
 
 
 def choose_num_actors(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -32,6 +33,7 @@ from envbus.bus.arena import Arena
 from envbus.bus.broker import NO_DEADLINE, Broker, failure_to_error
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import (
+    MAX_HEARTBEAT,
     BrokerConfig,
     Complete,
     FailLocal,
@@ -40,6 +42,7 @@ from envbus.bus.broker_vocabulary import (
 )
 from envbus.bus.errors import ConfigError, DecodeError, NoPeerError, StartError, TransportError
 from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
+from envbus.bus.keys import BrokerKeys
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request, Tree
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.process import ExitStatus, Nursery
@@ -188,9 +191,7 @@ class Fleet:
             router.close()
             shutil.rmtree(self._directory, ignore_errors=True)
             raise
-        self._broker = Broker(
-            router, BrokerCore(BrokerConfig(max_in_flight_per_peer=_IN_FLIGHT_PER_ACTOR))
-        )
+        self._broker = Broker(router, BrokerCore(self._broker_config()))
         self._broker.watch(self._nursery.fileno())
 
     # --- start -------------------------------------------------------------------------------
@@ -415,12 +416,20 @@ class Fleet:
             theirs.close()
             self._lanes.add_lane(actor.identity, ours)
 
+    def _broker_config(self) -> BrokerConfig:
+        return BrokerConfig(
+            max_in_flight_per_peer=_IN_FLIGHT_PER_ACTOR,
+            max_heartbeat=MAX_HEARTBEAT if self.config.bind else math.inf,
+        )
+
     def _make_router(self) -> RouterTransport:
-        endpoints = list(self.config.bind)
-        with_lanes = self.config.lanes and LANES_EXIST
-        if not with_lanes:
-            endpoints.insert(0, self._ipc_endpoint)
-        router = ZmqRouter(endpoints, insecure=self.config.insecure) if endpoints else None
+        config = self.config
+        with_lanes = config.lanes and LANES_EXIST
+        private = [] if with_lanes else [self._ipc_endpoint]
+        router = None
+        if private or config.bind:
+            keys = BrokerKeys.load(config.keys, config.allow)
+            router = ZmqRouter(config.bind, private=private, keys=keys, insecure=config.insecure)
         if with_lanes or router is None:
             self._lanes = LaneRouter(router, spin=self._num_local <= _usable_cores() > 1)
             return self._lanes

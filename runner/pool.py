@@ -25,6 +25,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from envbus.actors.protocol import Reset, Step, StepResult
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import NoPeerError, RestartLimitError
+from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import FailureCode, Tree
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import ActionStore
@@ -117,7 +118,10 @@ class ActorPool:
         remote_actors: How many of the actors join from other hosts (`envbus actor ENDPOINT`);
             they host the last envs, which must be given as ids or import paths.
         bind: Endpoints that they join at, e.g. `"tcp://127.0.0.1:5555"`.
-        insecure: Allow binding to more than this host, where anybody may join.
+        keys: File of this runner's secret key. Only actors with keys can join at `bind` then.
+        allow: Which actors: a folder of their public keys, or one file, or a function of the
+            public key that returns True or False. See docs/security.md.
+        insecure: Allow binding to more than this host without keys, where anybody may join.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -142,6 +146,8 @@ class ActorPool:
         lanes: bool = True,
         remote_actors: int = 0,
         bind: str | Sequence[str] = (),
+        keys: PathLike | None = None,
+        allow: Allow | None = None,
         insecure: bool = False,
     ) -> None:
         sources = list(env_fns)
@@ -165,6 +171,8 @@ class ActorPool:
                 lanes=lanes,
                 remote_actors=remote_actors,
                 bind=(bind,) if isinstance(bind, str) else tuple(bind),
+                keys=keys,
+                allow=allow,
                 insecure=insecure,
             ),
         )
