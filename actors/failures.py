@@ -13,6 +13,8 @@ __all__ = ["slot_error"]
 #: Characters of a message or traceback that cross; a pathological one must not fill the bus.
 _MAX_TEXT = 64 * 1024
 _INT64 = range(-(2**63), 2**63)
+#: `BaseException.args` itself.
+_ARGS: Any = BaseException.__dict__["args"].__get__
 
 
 def slot_error(slot: int, phase: str, error: BaseException) -> SlotError:
@@ -27,35 +29,43 @@ def slot_error(slot: int, phase: str, error: BaseException) -> SlotError:
     return SlotError(
         slot=slot,
         phase=phase,
-        type_module=_text(kind.__module__),
-        type_name=_text(kind.__qualname__),
+        type_module=_name(kind, "__module__"),
+        type_name=_name(kind, "__qualname__"),
         message=_message(error),
         traceback=_traceback(error),
         args=_arguments(error),
     )
 
 
+def _name(kind: type, attribute: str) -> str:
+    try:
+        return _text(getattr(kind, attribute))
+    except BaseException:  # a metaclass may make it anything
+        return "?"
+
+
 def _message(error: BaseException) -> str:
     try:
         return _text(str(error))
-    except Exception as second:  # __str__ is anybody's code
-        return f"(its text cannot be shown: {type(second).__qualname__} in __str__)"
+    except BaseException as second:  # __str__ is anybody's code, and may even exit
+        return f"(its text cannot be shown: {_name(type(second), '__qualname__')} in __str__)"
 
 
 def _traceback(error: BaseException) -> str:
     try:
         return _text("".join(traceback.format_exception(error)))
-    except Exception as second:  # formatting calls anybody's __str__ and __repr__
+    except BaseException as second:  # formatting calls anybody's __str__ and __repr__
         frames = "".join(traceback.format_tb(error.__traceback__))
         return _text(
-            f"Traceback (most recent call last):\n{frames}{type(error).__qualname__} (not shown: "
-            f"{type(second).__qualname__} while formatting)\n"
+            f"Traceback (most recent call last):\n{frames}{_name(type(error), '__qualname__')} "
+            f"(not shown: {_name(type(second), '__qualname__')} while formatting)\n"
         )
 
 
 def _arguments(error: BaseException) -> Tree | None:
-    args: Any = getattr(error, "args", None)
-    return Tree(args) if type(args) is tuple and all(map(_is_plain, args)) else None
+    # The tuple that BaseException keeps, not a property of the same name.
+    args: Any = _ARGS(error)
+    return Tree(args) if all(map(_is_plain, args)) else None
 
 
 def _is_plain(value: object) -> bool:
@@ -73,7 +83,8 @@ def _is_plain(value: object) -> bool:
 
 def _text(value: object) -> str:
     """`value` as text that UTF-8 can express, of bounded length."""
-    text = str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    # The type's own method: `str()` may return a subclass, which may encode as it likes.
+    text = str.encode(str(value), "utf-8", "backslashreplace").decode("utf-8")
     if len(text) <= _MAX_TEXT:
         return text
     half = _MAX_TEXT // 2

@@ -126,13 +126,24 @@ def to_exception(
 ) -> tuple[EnvError, Exception | None]:
     """Return the error, and the env's own exception if class and arguments give it back.
 
-    The class is looked up by name; an exception that is not an `Exception` (SystemExit,
-    KeyboardInterrupt) is not rebuilt, since raising it would end the caller's program.
+    The class is looked up by name, and called with the arguments or else with the text alone; an
+    exception that is not an `Exception` (SystemExit, KeyboardInterrupt) is not rebuilt, since
+    raising it would end the caller's program.
     """
     env_error = EnvError(error, env_id=env_id, actor=actor, incarnation=incarnation)
     cls = _find_class(error.type_module, error.type_name)
-    if cls is None or error.args is None:
-        return env_error, None
+    original = None
+    if cls is not None and error.args is not None:
+        original = _rebuild_original(cls, tuple(error.args.value), error.message)
+    if cls is not None and original is None:  # OSError's `args` leave the file's name out
+        original = _rebuild_original(cls, (error.message,), error.message)
+    return env_error, original
+
+
+def _rebuild_original(
+    cls: type[Exception], args: tuple[object, ...], message: str
+) -> Exception | None:
+    """Return `cls(*args)` if that gives such an exception with that text."""
     try:
         original = cls(*error.args.value)
         same = type(original) is cls and str(original) == error.message

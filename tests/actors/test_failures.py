@@ -65,6 +65,55 @@ def test_an_exception_without_a_text_is_told() -> None:
     assert "UnprintableError" in record.traceback
 
 
+class ExitingTextError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
+class TextLikeError(Exception):
+    class Text(str):
+        __slots__ = ()
+
+        def encode(self, *args: str) -> bytes:
+            raise RuntimeError("no bytes")
+
+    def __str__(self) -> str:
+        return self.Text("a text")
+
+
+class PropertyError(Exception):
+    @property
+    def args(self) -> Any:
+        raise RuntimeError("no arguments")
+
+
+class Nameless(type):
+    @property
+    def __module__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError("no module")
+
+
+@pytest.mark.parametrize(
+    "cls", [ExitingTextError, TextLikeError, PropertyError, Nameless("E", (Exception,), {})]
+)
+def test_no_class_keeps_its_exceptions_from_being_told(cls: type[Exception]) -> None:
+    record = caught(cls("x"))
+    assert record.type_name == cls.__qualname__
+    assert "in caught" in record.traceback
+    assert record.args == Tree(("x",))
+
+
+def test_a_cause_without_a_text_does_not_hide_the_rest() -> None:
+    error = RuntimeError("outer")
+    error.__cause__ = ExitingTextError("x")
+    error.__context__ = error
+    record = caught(error)
+    assert record.message == "outer"
+    assert "in caught" in record.traceback
+
+
 def test_causes_are_told() -> None:
     error = RuntimeError("outer")
     error.__cause__ = ValueError("the cause")

@@ -203,7 +203,7 @@ def test_an_exception_is_printed_and_gives_exit_code_one(
 def test_an_entry_that_is_not_there_is_the_childs_error(
     nursery: Nursery, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    child = nursery.start("child", "nursery_children:no_such_function")
+    nursery.start("child", "nursery_children:no_such_function")
     ((_, status),) = next_exits(nursery)
     assert status.code == 1
     assert "no_such_function" in status.stderr

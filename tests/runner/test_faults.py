@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,20 @@ class ChangingTextError(Exception):
 
     def __str__(self) -> str:
         return f"{id(self)}: {self.text}"
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    __repr__ = __str__
+
+
+class ExitingError(Exception):
+    def __init__(self, text: str) -> None:
+        if any(frame.name == "to_exception" for frame in traceback.extract_stack()):
+            raise SystemExit(text)
+        super().__init__(text)
 
 
 class Outer:
@@ -72,8 +87,9 @@ def test_an_exception_comes_back_as_its_own_type(error: Exception) -> None:
     [
         TwoWordsError("left", right="right"),
         ChangingTextError("x"),
-        ValueError(object()),
-        ValueError(2**80),
+        KeyError(object()),
+        UnprintableError("x"),
+        ExitingError("x"),
         SystemExit(3),
         KeyboardInterrupt(),
     ],
@@ -86,6 +102,22 @@ def test_what_cannot_be_rebuilt_or_would_end_the_caller_stands_in_the_text(
     env_error, original = rebuilt(error)
     assert original is None
     assert type(error).__qualname__ in str(env_error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "No such file or directory", "/no/such/file"),
+        ValueError(object()),
+        ValueError(2**80),
+        RuntimeError({"a": "dict"}),
+    ],
+    ids=lambda error: str(error)[:20],
+)
+def test_where_the_arguments_do_not_give_it_back_the_text_may(error: Exception) -> None:
+    _, original = rebuilt(error)
+    assert type(original) is type(error)
+    assert str(original) == str(error)
 
 
 def test_a_class_of_a_function_is_not_looked_for() -> None:
