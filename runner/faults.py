@@ -145,11 +145,10 @@ def _rebuild_original(
 ) -> Exception | None:
     """Return `cls(*args)` if that gives such an exception with that text."""
     try:
-        original = cls(*error.args.value)
-        same = type(original) is cls and str(original) == error.message
-    except Exception:  # a constructor that wants something else: the text must do
-        return env_error, None
-    return env_error, original if same else None
+        original = cls(*args)
+        return original if type(original) is cls and str(original) == message else None
+    except BaseException:  # anybody's constructor and `__str__`: the text must do
+        return None
 
 
 def _find_class(module_name: str, qualified_name: str) -> type[Exception] | None:
