@@ -25,8 +25,7 @@ class Autoreset:
 
     Attributes:
         mode: Gymnasium's mode.
-        waiting: One bool per slot: its next step is a reset. True in NEXT_STEP only. To be
-            read, not written.
+        waiting: One bool per slot: its next step is a reset. To be read, not written.
     """
 
     def __init__(self, mode: AutoresetMode, num_slots: int) -> None:
@@ -38,6 +37,10 @@ class Autoreset:
         if self.mode is AutoresetMode.NEXT_STEP:
             self.waiting[slot] = True
         return self.mode is AutoresetMode.SAME_STEP
+
+    def await_reset(self, slot: int) -> None:
+        """The slot holds a new env: its next step is a reset, in each mode."""
+        self.waiting[slot] = True
 
     def on_reset(self, slot: int) -> None:
         """The slot was reset, by itself or because somebody asked: its next step acts."""

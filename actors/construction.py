@@ -5,8 +5,9 @@ Leaves out how they are stepped (`slots.py`, `vector_slots.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import cloudpickle
 import gymnasium
@@ -25,6 +26,8 @@ from envbus.bus.messages import Tree
 __all__ = ["construct"]
 
 T = TypeVar("T")
+#: Makes one env, or one vector env.
+Maker: TypeAlias = Callable[[], AnyEnv]
 
 
 def construct(request: Build) -> tuple[list[SlotGroup], Built]:
@@ -38,12 +41,14 @@ def construct(request: Build) -> tuple[list[SlotGroup], Built]:
     """
     mode = AutoresetMode(request.autoreset_mode)
     envs: list[AnyEnv] = []
+    makers: list[Maker] = []
     try:
         if request.specs is not None:
             env_source.register_missing(request.specs.value)
         for plain in request.sources.value:
-            envs.append(env_source.make(env_source.from_plain(plain)))
-        groups = list(_group(envs, mode, request.first_env_id))
+            makers.append(functools.partial(env_source.make, env_source.from_plain(plain)))
+            envs.append(makers[-1]())
+        groups = list(_group(envs, makers, mode, request.first_env_id))
         found, space_of = _distinct_spaces(envs)
         return groups, _describe(envs, found, space_of)
     except BaseException as error:
@@ -77,20 +82,25 @@ def _portable(value: T) -> T | None:
     return value
 
 
-def _group(envs: Sequence[AnyEnv], mode: AutoresetMode, first_env_id: int) -> Iterator[SlotGroup]:
+def _group(
+    envs: Sequence[AnyEnv], makers: Sequence[Maker], mode: AutoresetMode, first_env_id: int
+) -> Iterator[SlotGroup]:
     """Yield vector envs by themselves and the envs between them together."""
     first = 0
     singles: list[gymnasium.Env[Any, Any]] = []
-    for env in [*envs, None]:
+    for index, env in enumerate([*envs, None]):
         if isinstance(env, gymnasium.Env):
             singles.append(env)
             continue
         if singles:
-            yield EnvSlots(singles, mode, first_slot=first, first_env_id=first_env_id + first)
+            own = makers[index - len(singles) : index]
+            yield EnvSlots(singles, mode, own, first_slot=first, first_env_id=first_env_id + first)
             first += len(singles)
             singles = []
         if env is not None:
-            yield VectorSlots(env, mode, first_slot=first, first_env_id=first_env_id + first)
+            yield VectorSlots(
+                env, mode, makers[index], first_slot=first, first_env_id=first_env_id + first
+            )
             first += _count(env)
 
 

@@ -22,6 +22,7 @@ from envbus.actors.protocol import (
     Exec,
     MapBlocks,
     Mapped,
+    Rebuild,
     Reset,
     SetAttr,
     SlotError,
@@ -73,6 +74,7 @@ class EnvActor:
         self.handlers: dict[type[Request[Any]], Handler] = {
             Build: self.build,
             MapBlocks: self.map_blocks,
+            Rebuild: self.rebuild,
             Reset: self.reset,
             Step: self.step,
             Call: self.call,
@@ -145,13 +147,37 @@ class EnvActor:
             RuntimeError: There are no envs, or no blocks yet.
         """
         addressed = self._slots.addressed(request.slots)
-        seeds = None if request.seeds is None else request.seeds.value
-        if seeds is not None and len(seeds) != addressed:
-            raise ValueError(f"{len(seeds)} seeds for {addressed} slots")
+        seeds = self._seeds(request.seeds, addressed)
         options = None if request.options is None else request.options.value
         outcomes = [
             (positions, group.reset(slots, pick(seeds, positions), options))
             for group, slots, positions in self._slots.split(request.slots)
+        ]
+        return self._result(addressed, request.slots, outcomes, with_rewards=False)
+
+    def rebuild(self, request: Rebuild) -> StepResult:
+        """Make the addressed envs anew.
+
+        Raises:
+            ValueError: Unknown slots, not one seed per slot, or only some envs of a vector env.
+            RuntimeError: There are no envs, or no blocks yet.
+        """
+        addressed = self._slots.addressed(request.slots)
+        seeds = self._seeds(request.seeds, addressed)
+        groups = list(self._slots.split(request.slots))
+        for group, slots, _ in groups:
+            group.check_step(slots)
+        outcomes = [
+            (
+                positions,
+                group.rebuild(
+                    slots,
+                    pick(seeds, positions),
+                    reset=request.reset,
+                    close_timeout=request.close_timeout,
+                ),
+            )
+            for group, slots, positions in groups
         ]
         return self._result(addressed, request.slots, outcomes, with_rewards=False)
 
@@ -237,6 +263,13 @@ class EnvActor:
         arena, self._arena = self._arena, None
         if arena is not None:
             arena.close()
+
+    def _seeds(self, seeds: Tree | None, addressed: int) -> list[int | None] | None:
+        if seeds is None:
+            return None
+        if len(seeds.value) != addressed:
+            raise ValueError(f"{len(seeds.value)} seeds for {addressed} slots")
+        return list(seeds.value)
 
     def _check_actions(
         self, addressed: int, items: Sequence[Any] | None, leaves: Sequence[Any] | None

@@ -23,6 +23,7 @@ __all__ = [
     "Exec",
     "MapBlocks",
     "Mapped",
+    "Rebuild",
     "Reset",
     "SetAttr",
     "SlotError",
@@ -121,6 +122,22 @@ class Reset(Request[StepResult], frozen=True, kw_only=True):
     #: List of integers of any size, or None, one per addressed slot; None: no env is seeded.
     seeds: Tree | None = None
     options: Tree | None = None
+
+
+class Rebuild(Request[StepResult], frozen=True, kw_only=True):
+    """Close the addressed slots' envs, make them anew from their sources, and begin new episodes.
+
+    An env that cannot be made is named in the errors; its slot then fails whatever it is asked,
+    until the next `Rebuild`. The slots of one vector env are addressed all together.
+    """
+
+    slots: list[int] | None = None
+    #: As in `Reset`.
+    seeds: Tree | None = None
+    #: Reset within this request; else the next step of each slot is its reset, in all modes.
+    reset: bool = True
+    #: Seconds that closing one env may take; it is left to itself then.
+    close_timeout: float = 10.0
 
 
 class Step(Request[StepResult], frozen=True, kw_only=True):

@@ -78,6 +78,20 @@ class SlotGroup(Protocol):
     ) -> Outcome:
         """Reset the addressed slots; None addresses all."""
 
+    def rebuild(
+        self,
+        slots: Sequence[int] | None,
+        seeds: Sequence[int | None] | None,
+        *,
+        reset: bool,
+        close_timeout: float,
+    ) -> Outcome:
+        """Close the addressed slots' envs and make new ones; reset them now or at their next step.
+
+        Raises:
+            ValueError: They cannot be made anew without others.
+        """
+
     def check_step(self, slots: Sequence[int] | None) -> None:
         """See whether these slots can be stepped together.
 

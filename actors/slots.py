@@ -19,6 +19,7 @@ from envbus.actors.autoreset import Autoreset, AutoresetMode, same_step_info
 from envbus.actors.copies import own, own_deeply
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import SlotError
+from envbus.actors.renewal import NoEnv, check_fits, close_within
 from envbus.actors.rows import ObservationRows
 from envbus.actors.slot_group import (
     Exchange,
@@ -45,6 +46,7 @@ class EnvSlots:
         self,
         envs: Sequence[gymnasium.Env[Any, Any]],
         mode: AutoresetMode,
+        makers: Sequence[Callable[[], Any]] = (),
         *,
         first_slot: int = 0,
         first_env_id: int = 0,
@@ -54,11 +56,15 @@ class EnvSlots:
         Args:
             envs: One per slot.
             mode: When to reset them without being asked.
+            makers: What makes each of them anew; without them there is no `rebuild`.
             first_slot: Number of the first of these slots in the actor, for errors.
             first_env_id: Its number in the pool, for messages to people.
         """
         self.num_slots = len(envs)
         self._envs = list(envs)
+        self._makers = list(makers)
+        #: What seeds the next reset of a slot that was made anew.
+        self._first_seeds: dict[int, int | None] = {}
         self._first_slot = first_slot
         self._first_env_id = first_env_id
         self._autoreset = Autoreset(mode, self.num_slots)
@@ -108,13 +114,42 @@ class EnvSlots:
         for position, slot in enumerate(addressed):
             seed = None if seeds is None else seeds[position]
             try:
-                observation, info = self._envs[slot].reset(seed=seed, options=own_deeply(options))
-                self._on_reset(slot)
-                rows.rows[slot][...] = rows.convert(slot, observation)
+                info = self._reset_one(rows, slot, seed, options)
                 if info or info is None:
                     infos[slot] = info
             except BaseException as error:
                 outcome.errors.append(slot_error(self._first_slot + slot, "reset", error))
+        return self._finish(outcome, addressed, infos, "reset")
+
+    def rebuild(
+        self,
+        slots: Sequence[int] | None,
+        seeds: Sequence[int | None] | None,
+        *,
+        reset: bool,
+        close_timeout: float,
+    ) -> Outcome:
+        """Close the addressed slots' envs, make new ones, reset them now or at their next step."""
+        rows, exchange = self._bound()
+        addressed = range(self.num_slots) if slots is None else slots
+        infos: dict[int, Any] = {}
+        outcome = Outcome()
+        for position, slot in enumerate(addressed):
+            seed = None if seeds is None else seeds[position]
+            phase = "build"
+            try:
+                self._renew(slot, exchange, close_timeout)
+                if reset:
+                    phase = "reset"
+                    info = self._reset_one(rows, slot, seed, None)
+                    if info or info is None:
+                        infos[slot] = info
+                else:
+                    self._first_seeds[slot] = seed
+                    self._autoreset.await_reset(slot)
+            except BaseException as error:
+                outcome.errors.append(slot_error(self._first_slot + slot, phase, error))
+        self._refresh(addressed)
         return self._finish(outcome, addressed, infos, "reset")
 
     def check_step(self, slots: Sequence[int] | None) -> None:
@@ -276,6 +311,27 @@ class EnvSlots:
             return iter(copies[0])  # what `iterate` does, without its way there
         return iterate(self._batched_action_space, self._structure(copies))
 
+    def _reset_one(
+        self, rows: ObservationRows, slot: int, seed: int | None, options: Options
+    ) -> Info:
+        observation, info = self._envs[slot].reset(seed=seed, options=own_deeply(options))
+        self._on_reset(slot)
+        rows.rows[slot][...] = rows.convert(slot, observation)
+        return info
+
+    def _renew(self, slot: int, exchange: Exchange, close_timeout: float) -> None:
+        who = f"env {self._first_env_id + slot}"
+        close_within(self._envs[slot], close_timeout, who)
+        self._envs[slot] = NoEnv(f"{who} could not be made again")
+        self._on_reset(slot)
+        env = self._makers[slot]()
+        try:
+            check_fits(env, exchange.observation_space, exchange.action_space)
+        except BaseException:
+            close_within(env, close_timeout, who)
+            raise
+        self._envs[slot] = env
+
     def _on_end(self, slot: int, observation: Element, info: Info) -> tuple[Element, Info]:
         """An episode ended: return the observation and the info that its step reports."""
         if self._autoreset.on_end(slot):
@@ -292,6 +348,7 @@ class EnvSlots:
 
     def _on_reset(self, slot: int) -> None:
         self._autoreset.on_reset(slot)
+        self._first_seeds.pop(slot, None)
         self._stuck[slot] = False
         self._refresh([slot])
 
@@ -300,7 +357,9 @@ class EnvSlots:
 
         def reset_instead(_action: Element) -> tuple[Element, float, bool, bool, Info]:
             self._resetting = slot
-            observation, info = self._envs[slot].reset()
+            seed = self._first_seeds.get(slot)
+            env = self._envs[slot]
+            observation, info = env.reset() if seed is None else env.reset(seed=seed)
             self._on_reset(slot)
             return observation, 0.0, False, False, info
 

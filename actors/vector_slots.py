@@ -17,9 +17,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from envbus.actors.copies import own, own_deeply
+from envbus.actors.env_source import AnyEnv
 from envbus.actors.failures import slot_error
 from envbus.actors.infos import split_infos
 from envbus.actors.protocol import SlotError
+from envbus.actors.renewal import check_fits, close_within
 from envbus.actors.rows import as_array
 from envbus.actors.slot_group import Exchange, Options, Outcome, check_callable_name
 from envbus.actors.spaces import Element, Space, is_fixed_size, leaves, structurer
@@ -40,6 +42,7 @@ class VectorSlots:
         self,
         env: VectorEnv[Any, Any, Any],
         mode: AutoresetMode,
+        maker: Callable[[], AnyEnv] | None = None,
         *,
         first_slot: int = 0,
         first_env_id: int = 0,
@@ -49,24 +52,19 @@ class VectorSlots:
         Args:
             env: The vector env.
             mode: The autoreset mode that the actor was asked for.
+            maker: What makes it anew; without it there is no `rebuild`.
             first_slot: Number of the first of its slots in the actor, for errors.
             first_env_id: Its number in the pool, for messages to people.
 
         Raises:
             ValueError: `env` has another autoreset mode, or no envs.
         """
-        # A vector env that does not say is taken for NEXT_STEP, as Gymnasium's wrappers do.
-        own_mode = AutoresetMode(
-            (env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        )
-        if own_mode is not mode:
-            raise ValueError(
-                f"{type(env).__qualname__} resets its envs in mode {own_mode.value}, but "
-                f"{mode.value} was asked for: make it with that mode, or ask for its own"
-            )
-        if env.num_envs < 1:
-            raise ValueError(f"{type(env).__qualname__} has num_envs={env.num_envs}, expected >= 1")
+        _check_env(env, mode)
         self.num_slots = int(env.num_envs)
+        self._mode = mode
+        self._maker = maker
+        #: What seeds the reset that the next step is, after `rebuild`; None: it is a step.
+        self._first_seeds: list[int | None] | None = None
         self._env: VectorEnv[Any, Any, Any] | None = env
         self._first_slot = first_slot
         self._first_env_id = first_env_id
@@ -95,10 +93,37 @@ class VectorSlots:
         def run(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
             # Typed as `int | None`, but Gymnasium's own classes take lists.
             observations, infos = env.reset(seed=_seed(all_seeds), options=options)  # type: ignore[arg-type]
+            self._first_seeds = None
             self._write(exchange, observations)
             return infos
 
         return self._run("reset", addressed, run)
+
+    def rebuild(
+        self,
+        slots: Sequence[int] | None,
+        seeds: Sequence[int | None] | None,
+        *,
+        reset: bool,
+        close_timeout: float,
+    ) -> Outcome:
+        """Close the vector env and make it anew; reset it now or at its next step.
+
+        Raises:
+            ValueError: Only some of its slots were addressed.
+        """
+        exchange = self._bound()
+        self.check_step(slots)
+        addressed = self._addressed(slots)
+        who = f"envs {self._first_env_id} to {self._first_env_id + self.num_slots - 1}"
+        try:
+            self._renew(exchange, who, close_timeout)
+        except BaseException as error:
+            return Outcome(errors=self._errors("build", error, addressed))
+        if reset:
+            return self.reset(slots, seeds, None)
+        self._first_seeds = list(seeds) if seeds is not None else [None] * self.num_slots
+        return Outcome(observations=self._ragged(addressed))
 
     def check_step(self, slots: Sequence[int] | None) -> None:
         """See that all envs are to be stepped.
@@ -132,6 +157,8 @@ class VectorSlots:
         exchange = self._bound()
         self.check_step(slots)
         addressed = self._addressed(slots)
+        if self._first_seeds is not None:
+            return self._reset_instead(exchange, slots)
         actions = self._actions(exchange, leaves, items)
 
         def run(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
@@ -217,6 +244,13 @@ class VectorSlots:
             return self._errors("close", error, range(self.num_slots))
         return []
 
+    def _present(self) -> VectorEnv[Any, Any, Any]:
+        if self._env is None:
+            first = self._first_env_id
+            last = first + self.num_slots - 1
+            raise RuntimeError(f"the vector env of envs {first} to {last} could not be made again")
+        return self._env
+
     def _bound(self) -> Exchange:
         if self._exchange is None:
             raise RuntimeError("no place to exchange arrays yet: ask MapBlocks first")
@@ -268,17 +302,44 @@ class VectorSlots:
         run: Callable[[VectorEnv[Any, Any, Any]], dict[str, Any]],
     ) -> Outcome:
         """Run it and return the addressed slots' part of what it returned or raised."""
-        assert self._env is not None
         outcome = Outcome()
         try:
-            infos = run(self._env)
+            infos = run(self._present())
             if infos:
                 split = split_infos(infos, self.num_slots)
                 outcome.infos = [split[slot] for slot in addressed]
         except BaseException as error:
             outcome.errors = self._errors(phase, error, addressed)
-        if self._bound().blocks.observations is None:
-            outcome.observations = [self._observations[slot] for slot in addressed]
+        outcome.observations = self._ragged(addressed)
+        return outcome
+
+    def _ragged(self, addressed: Sequence[int]) -> list[Any] | None:
+        """The observations that have no place in the blocks, or None."""
+        if self._bound().blocks.observations is not None:
+            return None
+        return [self._observations[slot] for slot in addressed]
+
+    def _renew(self, exchange: Exchange, who: str, close_timeout: float) -> None:
+        assert self._maker is not None, "made without a maker"
+        env, self._env = self._env, None
+        if env is not None:
+            close_within(env, close_timeout, who)
+        new = self._maker()
+        try:
+            if not isinstance(new, VectorEnv) or new.num_envs != self.num_slots:
+                raise ValueError(f"{who}: expected a vector env of {self.num_slots}, got {new}")
+            _check_env(new, self._mode)
+            check_fits(new, exchange.observation_space, exchange.action_space)
+        except BaseException:
+            close_within(new, close_timeout, who)
+            raise
+        self._env = new
+
+    def _reset_instead(self, exchange: Exchange, slots: Sequence[int] | None) -> Outcome:
+        """The first step after `rebuild`."""
+        outcome = self.reset(slots, self._first_seeds, None)
+        exchange.blocks.rewards[...] = 0.0
+        exchange.blocks.terminations[...] = exchange.blocks.truncations[...] = False
         return outcome
 
     def _deal(
@@ -289,9 +350,8 @@ class VectorSlots:
     ) -> tuple[list[Any], list[SlotError]]:
         """Return each addressed slot's part of what it returned, and the errors."""
         addressed = self._addressed(slots)
-        assert self._env is not None
         try:
-            value = run(self._env)
+            value = run(self._present())
         except BaseException as error:
             return [None] * len(addressed), self._errors(phase, error, addressed)
         if isinstance(value, list | tuple) and len(value) == self.num_slots:
@@ -309,6 +369,18 @@ class VectorSlots:
             whole,
             *[msgspec.structs.replace(whole, slot=slot, traceback=short) for slot in others],
         ]
+
+
+def _check_env(env: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> None:
+    # A vector env that does not say is taken for NEXT_STEP, as Gymnasium's wrappers do.
+    own_mode = AutoresetMode((env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP))
+    if own_mode is not mode:
+        raise ValueError(
+            f"{type(env).__qualname__} resets its envs in mode {own_mode.value}, but "
+            f"{mode.value} was asked for: make it with that mode, or ask for its own"
+        )
+    if env.num_envs < 1:
+        raise ValueError(f"{type(env).__qualname__} has num_envs={env.num_envs}, expected >= 1")
 
 
 def _seed(seeds: list[int | None]) -> int | list[int | None] | None:

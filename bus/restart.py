@@ -87,7 +87,8 @@ class RestartPolicy:
     max_restarts: int = 5
     #: Seconds. Long, as an env that crashes after 10 s of work each time makes no progress.
     window: float = 60.0
-    #: Seconds before the first restart within the window; doubles with each further one.
+    #: Seconds before the second restart within the window, after a first one at once; doubles
+    #: with each further one.
     backoff: float = 0.1
     #: Seconds; the most that `backoff` grows to.
     max_backoff: float = 5.0
@@ -115,14 +116,16 @@ class RestartPolicy:
 
     def delay(self, recent: int) -> float:
         """Return seconds to wait after `recent` restarts in the window, without jitter."""
+        if recent == 0:
+            return 0.0  # most failures are the only one for long
         # 2.0**1024 overflows; long before, the maximum is reached.
-        return min(self.backoff * 2.0 ** min(recent, 64), self.max_backoff)
+        return min(self.backoff * 2.0 ** min(recent - 1, 64), self.max_backoff)
 
     def _shortest_way_to_give_up(self) -> float:
         total = 0.0
-        for recent in range(self.max_restarts):
+        for recent in range(self.max_restarts if self.backoff else 0):
             total += self.delay(recent) * (1.0 + self.jitter)
-            if total >= self.window or total == 0.0:
+            if total >= self.window:
                 break
         return total
 

@@ -7,6 +7,7 @@ import enum
 from envbus.actors.protocol import Built
 from envbus.bus.process import Child
 from envbus.bus.serve import Codec
+from envbus.runner.faults import FaultCause
 
 __all__ = ["Actor", "ActorState"]
 
@@ -52,6 +53,13 @@ class Actor:
         self.built: Built | None = None
         #: Id of the last request that was given up, or 0 once a later one was answered.
         self.abandoned = 0
+        #: Why it is killed, once that is decided: its cause, and words for people.
+        self.doom: tuple[FaultCause, str] | None = None
+
+    @property
+    def cause(self) -> FaultCause:
+        """Why it ends, or ended."""
+        return FaultCause.CRASH if self.doom is None else self.doom[0]
 
     @property
     def is_behind(self) -> bool:
@@ -65,6 +73,15 @@ class Actor:
     def reads_blocks(self) -> bool:
         """Whether a step may leave its actions in the blocks."""
         return self.shares_memory and not self.is_behind
+
+    def units(self) -> list[range]:
+        """Return the envs of each of its sources, which fail and are made together."""
+        units = []
+        first = self.env_ids.start
+        for count in self.counts:
+            units.append(range(first, first + count))
+            first += count
+        return units
 
     @property
     def rows(self) -> slice:

@@ -12,6 +12,7 @@ import gymnasium
 import msgspec
 
 from envbus.actors.protocol import SlotError
+from envbus.actors.renewal import RestartRequest
 from envbus.bus.errors import EnvbusError
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "EnvError",
     "Fault",
     "FaultCause",
+    "advise",
     "raise_env_errors",
     "to_exception",
 ]
@@ -30,6 +32,10 @@ class FaultCause(enum.Enum):
     ERROR = "error"
     CRASH = "crash"
     TIMEOUT = "timeout"
+    #: Its actor used more memory than it may.
+    MEMORY = "memory"
+    #: It asked for it, by a `RestartRequest`.
+    REQUEST = "request"
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +45,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     cause: FaultCause
     #: What happened, to which process; for people.
     message: str
-    #: Restarts of this env's actor so far, the one for this fault not counted.
+    #: Restarts of this env so far, alone or with its actor, the one for this fault not counted.
     restarts: int
+    #: What the env raised, if it did.
+    error: EnvError | None = None
+    #: Whether it is not made anew any more: it has failed too often.
+    given_up: bool = False
 
 
 class EnvError(EnvbusError):
@@ -65,10 +75,17 @@ class EnvError(EnvbusError):
         self.phase = error.phase
         self.remote_type = f"{error.type_module}.{error.type_name}"
         self.remote_traceback = error.traceback
-        super().__init__(
+        #: In one line.
+        self.summary = (
             f"env {env_id} ({actor}, incarnation {incarnation}) failed in {error.phase}: "
-            f"{self.remote_type}: {error.message}\n\nRemote traceback:\n{error.traceback}"
+            f"{self.remote_type}: {error.message}"
         )
+        super().__init__(f"{self.summary}\n\nRemote traceback:\n{error.traceback}")
+
+    @property
+    def cause(self) -> FaultCause:
+        """What kind of fault it is."""
+        return FaultCause.REQUEST if self.remote_type == _REQUEST else FaultCause.ERROR
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.args), self.__dict__
@@ -89,6 +106,15 @@ class ActorLostError(EnvbusError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.args), self.__dict__
+
+
+_REQUEST = f"{RestartRequest.__module__}.{RestartRequest.__qualname__}"
+
+
+def advise(reason: str, advice: str) -> str:
+    """Return `reason` with what to do at the end of its first line: a long text may follow."""
+    first, *rest = reason.split("\n", 1)
+    return "\n".join([f"{first}; {advice}", *rest])
 
 
 def raise_env_errors(errors: Sequence[EnvError], originals: Sequence[Exception | None]) -> None:

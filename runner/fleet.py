@@ -41,8 +41,8 @@ from envbus.bus.broker_vocabulary import (
     PeerReady,
 )
 from envbus.bus.errors import ConfigError, DecodeError, NoPeerError, StartError, TransportError
-from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
 from envbus.bus.keys import BrokerKeys
+from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request, Tree
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.process import ExitStatus, Nursery
@@ -60,7 +60,8 @@ from envbus.bus.transport import Frames, RouterTransport
 from envbus.bus.zmq_transport import ZmqRouter
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.config import FleetConfig, choose_num_actors, choose_start_method
-from envbus.runner.faults import to_exception
+from envbus.runner.faults import FaultCause, to_exception
+from envbus.runner.hangs import StackReports
 
 __all__ = ["Actor", "ActorState", "Answer", "Fleet", "Gone", "Lost", "News", "Ready"]
 
@@ -87,6 +88,8 @@ class Lost(msgspec.Struct, frozen=True, gc=False):
     actor: Actor
     tag: Any
     failed: Failed
+    #: Why, if the actor was killed or died.
+    cause: FaultCause = FaultCause.CRASH
 
 
 class Gone(msgspec.Struct, frozen=True, gc=False):
@@ -94,6 +97,7 @@ class Gone(msgspec.Struct, frozen=True, gc=False):
 
     actor: Actor
     reason: str
+    cause: FaultCause = FaultCause.CRASH
 
 
 class Ready(msgspec.Struct, frozen=True, gc=False):
@@ -175,7 +179,6 @@ class Fleet:
         self._map: MapBlocks | None = None
         self.blocks: Blocks | None = None
         self._closed = False
-        self._owner = os.getpid()
         self._directory = Path(tempfile.mkdtemp(prefix="envbus-"))  # mode 0700
         self._ipc_endpoint = f"ipc://{self._directory}/bus"
         #: Carries the messages of local actors; None: ROUTER and DEALER do.
@@ -193,6 +196,10 @@ class Fleet:
             raise
         self._broker = Broker(router, BrokerCore(self._broker_config()))
         self._broker.watch(self._nursery.fileno())
+        disown_in_forks(self)
+        self._stacks = StackReports(self._nursery)
+        #: Requests that have passed their deadline and are told with the next news.
+        self._late: list[tuple[Actor, Any, Failed]] = []
 
     # --- start -------------------------------------------------------------------------------
 
@@ -214,7 +221,8 @@ class Fleet:
             if left <= 0:
                 raise StartError(
                     f"not started within {timeout} s: {', '.join(a.describe() for a in late)}; "
-                    "raise Timeouts.start if their envs need longer"
+                    "raise Timeouts.start if their envs need longer\n"
+                    + "\n".join(self.stacks(late))
                 )
             for news in self.poll(left):
                 _raise_if_failed(news)
@@ -298,6 +306,7 @@ class Fleet:
         self, actor: Actor, frames: Frames, name: str, *, timeout: float | None, tag: object
     ) -> int:
         """Send a request that was encoded before; as `ask` else."""
+        self._check_usable()
         try:
             request_id = self._broker.ask(
                 actor.identity, name, frames, timeout=NO_DEADLINE if timeout is None else timeout
@@ -311,7 +320,7 @@ class Fleet:
     def cancel(self, request_id: int) -> None:
         """Forget a request; its reply will be dropped."""
         call = self._calls.pop(request_id, None)
-        if call is not None:
+        if call is not None and not self._closed:
             call[0].abandoned = request_id
             self._broker.cancel(request_id)
 
@@ -320,7 +329,11 @@ class Fleet:
 
         The driver may stay away between calls for as long as it likes: what came meanwhile is
         taken before anything is judged late.
+
+        Raises:
+            ClosedError: It was closed, or belongs to the process that this one was forked from.
         """
+        self._check_usable()
         if self._supervision is not None:
             wake_at = self._supervision.wake_at()
             if wake_at is not None:
@@ -333,10 +346,23 @@ class Fleet:
         news, self._news = self._news, []
         return news
 
+    def stacks(self, actors: Sequence[Actor]) -> list[str]:
+        """Return what the threads of actors are doing that do not answer, for people.
+
+        `Lost` says it by itself when a request has passed its deadline. Takes 0.3 s at most.
+        """
+        return self._stacks.of(actors)
+
     # --- end ---------------------------------------------------------------------------------
 
-    def kill(self, actor: Actor) -> None:
-        """Kill an actor's process tree; `poll` reports its end."""
+    def kill(self, actor: Actor, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
+        """Kill an actor's process tree; `poll` reports its end, with `cause` and `reason`."""
+        if actor.doom is None:
+            actor.doom = (cause, reason)
+        if actor.state is not ActorState.LOST:
+            actor.state = ActorState.DOWN
+        if actor.remote and actor.identity:  # out of reach: it is left to itself
+            self._broker.peer_gone(actor.identity, reason or "it is given up")
         if actor.child is not None:
             self._nursery.kill(actor.child)
 
@@ -360,30 +386,42 @@ class Fleet:
         if self._closed:
             return
         self._closed = True
-        if self._owner != os.getpid():
-            return  # a forked copy: socket and actors are its parent's, which goes on
         allowed = 0.0
-        if not terminate:
-            allowed = self.config.timeouts.close if timeout is None else max(timeout, 0.0)
-            for actor in self.actors:
-                if actor.identity and actor.state is not ActorState.DOWN:
-                    self._broker.shut_down(actor.identity)
-        for child in self._nursery.close(allowed):
+        try:
             if not terminate:
-                logger.warning("%s did not leave within %s s and was killed", child.name, allowed)
-        for actor in self.actors:
-            if actor.child is not None:
-                actor.child.pipe.close()
-        self._broker.close()
-        if self._arena is not None:
-            self._arena.close()
+                allowed = self.config.timeouts.close if timeout is None else max(timeout, 0.0)
+                for actor in self.actors:
+                    if actor.identity and actor.state is not ActorState.DOWN:
+                        self._broker.shut_down(actor.identity)
+            for child in self._nursery.close(allowed):
+                if not terminate:
+                    logger.warning("%s did not leave in %s s and was killed", child.name, allowed)
+        finally:  # also after Ctrl-C
+            for actor in self.actors:
+                if actor.child is not None:
+                    actor.child.pipe.close()
+            self._broker.close()
+            if self._arena is not None:
+                self._arena.close()
+
+    def disown(self) -> None:
+        """In a forked copy: be closed. Sockets and actors are the owner's, which goes on."""
+        self._closed = True
 
     # --- private -----------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError(
+                "these actors were stopped, or belong to the process that this one was forked "
+                "from; make new ones here"
+            )
 
     def _launch(self, actor: Actor) -> None:
         """Start an actor's process; its hello, and all that follows, comes through `poll`."""
         actor.state = ActorState.STARTING
         actor.abandoned = 0
+        actor.doom = None
         if actor.remote:
             actor.identity, actor.peer_name = b"", ""
             self._employ_spares()
@@ -458,6 +496,8 @@ class Fleet:
                 self._on_hello(outcome)
             elif type(outcome) is PeerLeft:
                 self._on_left(outcome)
+        if self._late:
+            self._tell_late()
         return bool(outcomes)
 
     def _on_hello(self, outcome: PeerReady) -> None:
@@ -497,7 +537,11 @@ class Fleet:
             first_env_id=actor.env_ids.start,
             specs=Tree(self._specs) if self._specs and not actor.remote else None,
         )
-        self.ask(actor, build, timeout=self.config.timeouts.start, tag=_Internal.BUILD)
+        try:
+            self.ask(actor, build, timeout=self.config.timeouts.start, tag=_Internal.BUILD)
+        except EncodeError:
+            _raise_for_unsendable(actor)
+            raise
 
     def _on_reply(self, outcome: Complete) -> None:
         call = self._calls.pop(outcome.wire_id, None)
@@ -531,11 +575,21 @@ class Fleet:
             self._end(actor)
         elif outcome.failed.code is FailureCode.TIMEOUT:
             actor.abandoned = outcome.wire_id
+            self._late.append((actor, tag, outcome.failed))
+            return
         self._fail(actor, tag, outcome.failed)
+
+    def _tell_late(self) -> None:
+        """Fail the requests that have passed their deadlines, saying where their actors are."""
+        late, self._late = self._late, []
+        texts = self._stacks.of([actor for actor, _, _ in late])
+        for (actor, tag, failed), text in zip(late, texts, strict=True):
+            told = msgspec.structs.replace(failed, message=f"{failed.message}\n{text}")
+            self._fail(actor, tag, told)
 
     def _fail(self, actor: Actor, tag: object, failed: Failed) -> None:
         if type(tag) is not _Internal or self._map is None:
-            self._news.append(Lost(actor, tag, failed))
+            self._news.append(Lost(actor, tag, failed, actor.cause))
         else:
             logger.error("%s did not come up: %s", actor.describe(), failed.message)
             self.kill(actor)
@@ -581,18 +635,20 @@ class Fleet:
 
     def _on_exit(self, actor: Actor, status: ExitStatus, now: float) -> None:
         self._take_outcomes(0.0)  # what it sent before it ended counts
-        reason = f"{actor.describe()} ended: {status.describe()}"
+        reason = f"{actor.describe()} ended: {status.report()}"
+        if actor.doom is not None and actor.doom[1]:
+            reason = f"{actor.describe()} was killed: {actor.doom[1]}"
         self._by_identity.pop(actor.identity, None)
         self._broker.peer_gone(actor.identity, reason)
         self._take_outcomes(0.0)
         if self._lanes is not None:
             self._lanes.drop_lane(actor.identity)
-        self._on_end(actor, reason, status.describe(), now)
+        self._on_end(actor, reason, status.report(), now)
 
     def _on_end(self, actor: Actor, reason: str, detail: str, now: float) -> None:
         """An actor is gone and all that it held was told: start it again, or tell."""
         actor.state = ActorState.DOWN if self._supervision is not None else ActorState.LOST
-        gone = Gone(actor, reason)
+        gone = Gone(actor, reason, actor.cause)
         self._news.append(gone)
         if self._supervision is not None:
             logger.warning("%s", reason)
@@ -604,7 +660,6 @@ class Fleet:
     def _end(self, actor: Actor) -> None:
         """Treat an actor that cannot be reached as ended, and see to it that it is."""
         if actor.state not in (ActorState.DOWN, ActorState.LOST):
-            actor.state = ActorState.DOWN
             self.kill(actor)
 
     def _perform(self, effects: Sequence[SupervisionEffect]) -> None:
@@ -621,7 +676,7 @@ class Fleet:
                     f"{effect.cause}"
                 )
                 logger.error("%s; giving up on it", reason)
-                self._news.append(Gone(actor, reason))
+                self._news.append(Gone(actor, reason, actor.cause))
 
     def _raise_build_error(self, actor: Actor, built: Built) -> None:
         error = built.errors[0]
@@ -650,10 +705,20 @@ def _check_remote_sources(sources: Sequence[object], num_actors: int, remote: in
 def _raise_if_failed(news: News) -> None:
     """Raise for what keeps an actor from its first start."""
     if isinstance(news, Gone):
-        raise StartError(f"{news.reason} while starting")
+        raise StartError(f"while starting, {news.reason}")
     # What a process held when it ended is told before its end, which says more.
     if isinstance(news, Lost) and news.failed.code is not FailureCode.PEER_LOST:
         raise failure_to_error(news.failed, 0)
+
+
+def _raise_for_unsendable(actor: Actor) -> None:
+    """Raise for the first source of an actor that cannot be sent, and say which it is."""
+    assert actor.codec is not None
+    for number, source in enumerate(actor.sources, actor.first_source):
+        try:
+            actor.codec.encode(CanSend(source=Tree(source)))
+        except EncodeError as exc:
+            raise EncodeError(f"env {number} cannot be sent to its actor: {exc}") from exc
 
 
 def _usable_cores() -> int:

@@ -135,7 +135,7 @@ class _Job:
                 config.env,
                 config.num_envs,
                 num_actors=config.num_actors,
-                vector_kwargs={"restart_failed_sub_environments": True},
+                vector_kwargs={"restart_failed_sub_environments": config.kill_one},
             )
         except Exception as exc:
             if not _is_not_found(exc):

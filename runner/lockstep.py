@@ -16,10 +16,10 @@ from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import NoPeerError, RestartLimitError
 from envbus.bus.messages import FailureCode, Request
 from envbus.bus.transport import Frames
-from envbus.runner.faults import ActorLostError
+from envbus.runner.faults import ActorLostError, FaultCause, advise
 from envbus.runner.fleet import Actor, ActorState, Answer, Fleet, Gone, Lost, News, Ready
 
-__all__ = ["Encoded", "Lockstep", "Round"]
+__all__ = ["Encoded", "Lockstep", "Loss", "Round"]
 
 #: Longest single wait, in seconds; a round without a time-out waits again.
 _LONGEST_WAIT = 3600.0
@@ -32,6 +32,13 @@ class Encoded(msgspec.Struct, frozen=True):
     frames: Frames
 
 
+class Loss(msgspec.Struct, frozen=True):
+    """Why an actor lost its envs."""
+
+    cause: FaultCause
+    reason: str
+
+
 class Round(msgspec.Struct):
     """What became of the requests of one round."""
 
@@ -39,9 +46,14 @@ class Round(msgspec.Struct):
     replies: dict[int, Any] = msgspec.field(default_factory=dict)
     #: By actor index: why it lost its envs in this round. It may have a reply besides, to the
     #: request that began its new life.
-    faults: dict[int, str] = msgspec.field(default_factory=dict)
+    faults: dict[int, Loss] = msgspec.field(default_factory=dict)
     #: Actors whose request passed its deadline.
     late: list[Actor] = msgspec.field(default_factory=list)
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether an env raised."""
+        return any(reply.errors for reply in self.replies.values())
 
 
 class Lockstep:
@@ -62,10 +74,11 @@ class Lockstep:
         self._waiting: dict[int, int] = {}
         self._held: dict[int, Request[Any] | Encoded] = {}
         self._timeout: float | None = None
+        self._kill_late = False
         self._round = Round()
         self._number = 0
         #: Actors that died between two rounds, and why; told by the next one.
-        self._died: dict[int, str] = {}
+        self._died: dict[int, Loss] = {}
 
     def begin(
         self,
@@ -73,6 +86,7 @@ class Lockstep:
         timeout: float | None,
         *,
         afresh: bool = False,
+        kill_late: bool = False,
     ) -> None:
         """Send the requests, by actor index.
 
@@ -81,6 +95,8 @@ class Lockstep:
             timeout: Deadline of each, in seconds from when it is sent; None lifts it.
             afresh: The requests begin new episodes, so that actors which died since the last
                 round are no news.
+            kill_late: Where actors are started again: an actor that passes its deadline is hung,
+                and killed.
 
         Raises:
             ActorLostError: One of the actors has ended and is not started again. Nothing was
@@ -95,11 +111,12 @@ class Lockstep:
         self._number += 1
         self._round = Round()
         self._timeout = timeout
+        self._kill_late = kill_late and self._restarts
         try:
             for index, request in requests.items():
-                reason = self._died.pop(index, None)
-                if reason is not None and not afresh:
-                    self._fault(actors[index], reason)
+                loss = self._died.pop(index, None)
+                if loss is not None and not afresh:
+                    self._fault(actors[index], loss)
                 else:
                     self._send(actors[index], request)
         except BaseException:
@@ -131,6 +148,17 @@ class Lockstep:
                 return None
         return self._round
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass between two rounds, while the actors are looked after.
+
+        Raises:
+            ActorLostError, RestartLimitError: As `collect`.
+        """
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            for news in self._fleet.poll(left):
+                self._take(news)
+
     def missing(self) -> list[Actor]:
         """Return the actors that have not answered yet."""
         return [self._fleet.actors[index] for index in sorted(self._waiting)]
@@ -160,7 +188,7 @@ class Lockstep:
                     actor, request, timeout=self._timeout, tag=self._number
                 )
         except NoPeerError as exc:  # it left, and its exit has not been told yet
-            self._fault(actor, str(exc))
+            self._fault(actor, Loss(actor.cause, str(exc)))
 
     def _take(self, news: News) -> None:
         if type(news) is Answer:
@@ -182,10 +210,14 @@ class Lockstep:
         if news.tag != self._number or index not in self._waiting:
             return
         if news.failed.code is FailureCode.TIMEOUT:
+            if self._kill_late:
+                self._fleet.kill(news.actor, FaultCause.TIMEOUT, news.failed.message)
+                self._fault(news.actor, Loss(FaultCause.TIMEOUT, news.failed.message))
+                return
             del self._waiting[index]
             self._round.late.append(news.actor)
         elif news.failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER):
-            self._fault(news.actor, news.failed.message)
+            self._fault(news.actor, Loss(news.cause, news.failed.message))
         else:
             self.abandon()
             raise failure_to_error(news.failed, 0)
@@ -195,13 +227,13 @@ class Lockstep:
         if actor.state is ActorState.LOST and (self._restarts or actor.index in self._waiting):
             self._raise_lost(actor, news.reason)
         if actor.index not in self._waiting and actor.index not in self._round.faults:
-            self._died[actor.index] = news.reason
+            self._died[actor.index] = Loss(news.cause, news.reason)
 
-    def _fault(self, actor: Actor, reason: str) -> None:
+    def _fault(self, actor: Actor, loss: Loss) -> None:
         self._waiting.pop(actor.index, None)
         if not self._restarts:
-            self._raise_lost(actor, reason)
-        self._round.faults.setdefault(actor.index, reason)
+            self._raise_lost(actor, loss.reason)
+        self._round.faults.setdefault(actor.index, loss)
         request = self._after_fault(actor)
         if request is not None:
             self._send(actor, request)
@@ -211,8 +243,11 @@ class Lockstep:
         if self._restarts:
             raise RestartLimitError(message)
         raise ActorLostError(
-            f"{message}; close this and make a new one, or pass "
-            "restart_failed_sub_environments=True to have its envs started again",
+            advise(
+                message,
+                "close this and make a new one, or pass restart_failed_sub_environments=True to "
+                "have its envs started again",
+            ),
             env_ids=actor.env_ids,
             actor=actor.name,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import multiprocessing
 import operator
+import random
 import time
 import weakref
 from collections import deque
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from envbus.actors.protocol import Reset, Step, StepResult
+from envbus.actors.protocol import Rebuild, Reset, Step, StepResult
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import NoPeerError, RestartLimitError
 from envbus.bus.keys import Allow, PathLike
@@ -30,20 +31,29 @@ from envbus.bus.messages import FailureCode, Tree
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import ActionStore
 from envbus.runner.config import FleetConfig, Timeouts
-from envbus.runner.faults import ActorLostError, Fault, FaultCause, raise_env_errors, to_exception
+from envbus.runner.fault_log import FaultLog, Hooks
+from envbus.runner.faults import (
+    ActorLostError,
+    EnvError,
+    Fault,
+    FaultCause,
+    raise_env_errors,
+    to_exception,
+)
 from envbus.runner.fleet import (
     Actor,
     ActorState,
     Answer,
     Fleet,
-    FleetStatistics,
     Gone,
     Lost,
     News,
     Ready,
 )
 from envbus.runner.observations import ObservationStore
-from envbus.runner.seeding import restart_seed, spread_seeds
+from envbus.runner.recovery import Lives, Recovery
+from envbus.runner.seeding import spread_seeds
+from envbus.runner.statistics import Statistics, gather
 from envbus.runner.vector_spaces import check_max_concurrency, choose_spaces
 
 __all__ = ["ActorPool", "Batch"]
@@ -75,10 +85,10 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     truncations: npt.NDArray[np.bool_]
     #: Merged as a vector env of `n` envs merges them: rows are those of this batch.
     infos: dict[str, Any]
-    #: `(n,)` int64: which life of its actor each row comes from.
+    #: `(n,)` int64: which life of the env each row comes from, from 0.
     incarnations: npt.NDArray[np.int64]
-    #: Envs whose actor died since the last batch: their episodes are over, without a last row.
-    #: The first observation of their next episode comes by itself.
+    #: Envs that failed, alone or with their actor, since the last batch: their episodes are over,
+    #: without a last row. The first observation of their next episode comes by itself.
     faults: list[Fault]
     #: Envs that were asked and have not answered, if the time-out ended this `recv`.
     late: list[int]
@@ -107,10 +117,13 @@ class ActorPool:
         autoreset_mode: What happens at the end of an episode. DISABLED: reset the env yourself.
         max_concurrency: Most envs that step at one time.
         num_actors: Processes; "auto": as many as there are usable CPU cores.
-        restart_failed_sub_environments: Start actors again that died or passed a deadline, and
-            their envs anew, while the others go on. Off, `recv` raises an `ActorLostError` or
-            a time-out.
-        restart_policy: How often and how soon; None: the default policy.
+        restart_failed_sub_environments: Make envs anew that raised, and start actors again that
+            died or passed a deadline, while the others go on. Off, `recv` raises the env's
+            error, an `ActorLostError` or a time-out.
+        restart_policy: How often and how soon, per env and per actor; None: the default policy.
+        all_or_nothing: Raise a `RestartLimitError` when an env is given up, instead of going on
+            with the others.
+        hooks: Functions that are told of faults and restarts.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked.
         lanes: Carry the messages of local actors through a socketpair each, where the platform
@@ -141,6 +154,8 @@ class ActorPool:
         num_actors: int | Literal["auto"] = "auto",
         restart_failed_sub_environments: bool = False,
         restart_policy: RestartPolicy | None = None,
+        all_or_nothing: bool = False,
+        hooks: Hooks | None = None,
         timeouts: Timeouts | None = None,
         preload: Sequence[str] = (),
         lanes: bool = True,
@@ -157,6 +172,9 @@ class ActorPool:
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.timeouts = timeouts or Timeouts()
         self._restarts = restart_failed_sub_environments
+        self._all_or_nothing = all_or_nothing
+        self._log = FaultLog(hooks)
+        policy = (restart_policy or RestartPolicy()) if self._restarts else None
         self._fleet = Fleet(
             sources,
             self.autoreset_mode,
@@ -166,7 +184,7 @@ class ActorPool:
                 context=context,
                 max_concurrency=check_max_concurrency(max_concurrency),
                 timeouts=self.timeouts,
-                restart=(restart_policy or RestartPolicy()) if self._restarts else None,
+                restart=policy,
                 preload=tuple(preload),
                 lanes=lanes,
                 remote_actors=remote_actors,
@@ -180,12 +198,12 @@ class ActorPool:
         self._finalizer = weakref.finalize(self, self._fleet.close, terminate=True)
         try:
             self._fleet.start()
-            self._set_up(shared_memory)
+            self._set_up(shared_memory, policy)
         except BaseException:
             self.close(terminate=True)
             raise
 
-    def _set_up(self, shared_memory: bool) -> None:
+    def _set_up(self, shared_memory: bool, policy: RestartPolicy | None) -> None:
         fleet = self._fleet
         self.num_envs = fleet.num_envs
         spaces = choose_spaces(fleet.env_spaces(), "same", shared_memory=False)
@@ -208,12 +226,15 @@ class ActorPool:
         #: and actors lost for good.
         self._errors: deque[Exception] = deque()
         self._losses: deque[Exception] = deque()
-        #: By actor index: why it is lost for good.
+        #: By env: why it is lost for good.
         self._lost: dict[int, str] = {}
-        self._incarnations = np.zeros(self.num_envs, np.int64)
-        self._seeds: list[int | None] = [None] * self.num_envs
+        self._lives = Lives(self.num_envs)
+        units = [unit for actor in fleet.actors for unit in actor.units()]
+        #: None where errors are raised.
+        self._recovery = Recovery(units, policy, random.random) if policy else None
         self._actor_of = [actor for actor in fleet.actors for _ in actor.env_ids]
-        self._company = _companies(fleet.actors)
+        #: For each env that is part of a vector env, the ids of all envs of that one.
+        self._company = {i: unit for unit in units for i in unit if len(unit) > 1}
         #: Number of the current reset; results that were asked for before it are dropped.
         self._round = 0
         #: Ids of requests in flight, by their first env.
@@ -246,14 +267,13 @@ class ActorPool:
         self._assert_open()
         seeds = spread_seeds(seed, self.num_envs)
         if env_ids is None:
-            self._assert_none_lost(range(self.num_envs))
+            self._assert_some_left()
             self._drop_everything()
             named: Sequence[int] = range(self.num_envs)
         else:
             named = self._check_env_ids(env_ids)
         for env_id in named:
-            if seeds[env_id] is not None:
-                self._seeds[env_id] = seeds[env_id]
+            self._lives.remember(env_id, seeds[env_id])
         idle = [env_id for env_id in named if self._states[env_id] is _EnvState.IDLE]
         for actor, members in self._by_actor(idle):
             own = [seeds[env_id] for env_id in members]
@@ -272,8 +292,8 @@ class ActorPool:
         Args:
             actions: As many actions as `env_ids`, batched as Gymnasium batches them, or a
                 sequence of single actions.
-            env_ids: Which envs, in the order of the actions; None: all. Those whose actor died
-                meanwhile are skipped: their next episode begins by itself.
+            env_ids: Which envs, in the order of the actions; None: all that were not given up.
+                Those that failed meanwhile are skipped: their next episode begins by itself.
 
         Raises:
             ValueError: An unknown env id, another number of actions, or only some envs of one
@@ -284,10 +304,10 @@ class ActorPool:
                 Nothing was sent.
         """
         self._assert_open()
-        chosen = self._check_env_ids(range(self.num_envs) if env_ids is None else env_ids)
+        chosen = self._check_env_ids(self._left() if env_ids is None else env_ids)
         self._check_company(chosen)
         index = np.asarray(chosen, np.int64)
-        rows = slice(None) if env_ids is None else index
+        rows = slice(None) if len(chosen) == self.num_envs and env_ids is None else index
         singles = self._actions.store(actions, rows)
         position = {env_id: place for place, env_id in enumerate(chosen)}
         active = [i for i in chosen if self._states[i] is _EnvState.IDLE]
@@ -336,8 +356,8 @@ class ActorPool:
         if max_envs is not None and max_envs < min_envs:
             raise ValueError(f"max_envs={max_envs} is less than min_envs={min_envs}")
         if not (self._ready or self._awaited() or self._faults or self._has_error()):
-            if len(self._lost) == len(self._fleet.actors):
-                self._assert_none_lost(range(self.num_envs))
+            if len(self._lost) == self.num_envs:
+                raise self._loss(min(self._lost))
             raise NoAsyncCallError("Nothing to receive: call `reset` or `send` first.", "recv")
         deadline = None if timeout is None else time.monotonic() + timeout
         timed_out = False
@@ -350,14 +370,16 @@ class ActorPool:
                 timed_out = True
                 break
             self._take_news(min(left, _LONGEST_WAIT))
+        self._log.tell()
         if self._has_error():
             raise self._errors.popleft() if self._errors else self._losses.popleft()
         count = len(self._ready) if max_envs is None else min(len(self._ready), max_envs)
         return self._make_batch([self._ready.popleft() for _ in range(count)], timed_out)
 
-    def statistics(self) -> FleetStatistics:
-        """Return counts since the start: actors, restarts, late replies."""
-        return self._fleet.statistics()
+    def statistics(self) -> Statistics:
+        """Return counts since the start: actors, restarts, faults, late replies."""
+        given_up = len(self._lost) if self._restarts else 0
+        return gather(self._fleet, self._log, self._recovery, given_up)
 
     def actor_pids(self) -> list[int]:
         """Return the process id of each actor that runs."""
@@ -395,7 +417,11 @@ class ActorPool:
     # --- private -----------------------------------------------------------------------------
 
     def _ask(
-        self, actor: Actor, request: Reset | Step, members: list[int], timeout: float | None
+        self,
+        actor: Actor,
+        request: Reset | Rebuild | Step,
+        members: list[int],
+        timeout: float | None,
     ) -> None:
         try:
             request_id = self._fleet.ask(
@@ -413,8 +439,15 @@ class ActorPool:
         return self._num_pending > 0 or _EnvState.RECOVERING in self._states
 
     def _take_news(self, timeout: float) -> None:
+        recovery = self._recovery
+        if recovery:
+            wake_at = recovery.wake_at()
+            if wake_at is not None:
+                timeout = min(timeout, max(wake_at - time.monotonic(), 0.0))
         for news in self._fleet.poll(timeout):
             self._on_news(news)
+        if recovery:
+            self._remake(recovery.due(time.monotonic()))
 
     def _on_news(self, news: News) -> None:
         if type(news) is Answer:
@@ -422,9 +455,10 @@ class ActorPool:
         elif type(news) is Lost:
             self._on_lost(news)
         elif type(news) is Gone:
-            self._on_gone(news.actor.env_ids, news.reason)
-            if news.actor.state is ActorState.LOST:
-                self._on_lost_for_good(news.actor, news.reason)
+            lost = news.actor.state is ActorState.LOST
+            self._on_gone(news.actor.env_ids, news.reason, news.cause, for_good=lost)
+            if lost and (not self._restarts or self._all_or_nothing):
+                self._losses.append(self._loss(news.actor.env_ids.start))
         elif type(news) is Ready:
             self._on_ready(news.actor)
 
@@ -436,14 +470,12 @@ class ActorPool:
         result: StepResult = news.reply
         failed = {error.slot for error in result.errors}
         first = news.actor.env_ids.start
-        if result.errors:
-            self._keep_errors(news.actor, result)
         if result.observation_arrays is not None:
             self._observations.put_arrays(members, result.observation_arrays)
         if result.observations is not None:
             self._observations.put_singles(members, result.observations.value)
         blocks = self._blocks
-        if kind is Reset:
+        if kind is not Step:
             blocks.rewards[members] = 0.0
             blocks.terminations[members] = False
             blocks.truncations[members] = False
@@ -461,12 +493,21 @@ class ActorPool:
             else:
                 self._states[env_id] = _EnvState.READY
                 self._ready.append(env_id)
+        if result.errors:
+            self._take_errors(news.actor, result)
+        elif kind is not Step and self._recovery:
+            self._recovery.works(members)
+        if kind is Rebuild:
+            for env_id in members:
+                if env_id - first not in failed:
+                    self._log.restarted(env_id, int(self._lives.numbers[env_id]))
 
     def _settle(self, members: list[int]) -> None:
         self._requests.pop(members[0], None)
         self._num_pending -= len(members)
 
-    def _keep_errors(self, actor: Actor, result: StepResult) -> None:
+    def _take_errors(self, actor: Actor, result: StepResult) -> None:
+        """Envs raised: have them made anew, or the next `recv` raise it."""
         rebuilt = [
             to_exception(
                 error,
@@ -476,6 +517,9 @@ class ActorPool:
             )
             for error in result.errors
         ]
+        if self._recovery is not None:
+            self._on_env_errors(self._recovery, [error for error, _ in rebuilt])
+            return
         try:
             raise_env_errors([error for error, _ in rebuilt], [found for _, found in rebuilt])
         except Exception as exc:  # raised by the next `recv`, after this news is all taken
@@ -489,12 +533,13 @@ class ActorPool:
         for env_id in members:
             self._states[env_id] = _EnvState.IDLE
         if news.failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER):
-            self._on_gone(members, news.failed.message)
+            self._on_gone(members, news.failed.message, news.cause)
         elif news.failed.code is not FailureCode.TIMEOUT:
             self._errors.append(failure_to_error(news.failed, 0))
         elif self._restarts:
             reason = f"{news.actor.describe()} did not answer in time: {news.failed.message}"
-            self._fleet.kill(news.actor)  # nothing else ends a step that never returns
+            # Nothing else ends a step that never returns.
+            self._fleet.kill(news.actor, FaultCause.TIMEOUT, news.failed.message)
             self._on_gone(members, reason, FaultCause.TIMEOUT)
         else:
             names = ", ".join(map(str, members))
@@ -504,58 +549,115 @@ class ActorPool:
                 )
             )
 
+    def _on_env_errors(self, recovery: Recovery, errors: Sequence[EnvError]) -> None:
+        """Envs raised and are made anew, each with those that it is one vector env with."""
+        seen: set[int] = set()
+        for error in errors:
+            unit = recovery.unit_of(error.env_id)
+            if unit.start in seen:
+                continue
+            seen.add(unit.start)
+            restarts = recovery.failed(unit, error.summary, time.monotonic())
+            message = error.summary
+            if restarts is not None:
+                message = f"failed again after {restarts} restarts: {message}"
+            for env_id in unit:
+                self._end_life(env_id, error.cause, message, error, for_good=restarts is not None)
+            if restarts is not None and self._all_or_nothing:
+                self._losses.append(self._loss(unit.start))
+
+    def _remake(self, units: Sequence[range]) -> None:
+        """Ask for envs that failed to be made anew, and reset."""
+        due = [i for unit in units for i in unit if self._states[i] is _EnvState.RECOVERING]
+        for actor, members in self._by_actor(due):
+            if actor.state is not ActorState.READY:
+                continue  # they are made anew with it
+            seeds = self._lives.seeds(members)
+            request = Rebuild(
+                slots=[env_id - actor.env_ids.start for env_id in members],
+                seeds=None if seeds is None else Tree(seeds),
+                close_timeout=self.timeouts.close,
+            )
+            self._ask(actor, request, members, self.timeouts.start)
+
     def _on_gone(
         self,
         members: Sequence[int],
         reason: str,
         cause: FaultCause = FaultCause.CRASH,
+        *,
+        for_good: bool = False,
     ) -> None:
         """An actor died, or is about to: the episodes of `members` are over.
 
         Told once for each request that it held, and once for all of its envs. Those that are
         PENDING have a request whose own failure is still to come.
         """
+        passed = [_EnvState.PENDING, _EnvState.LOST]
+        if not for_good:
+            passed.append(_EnvState.RECOVERING)
         for env_id in members:
-            state = self._states[env_id]
-            if state in (_EnvState.PENDING, _EnvState.RECOVERING, _EnvState.LOST):
-                continue
-            if state is _EnvState.READY:
-                self._ready.remove(env_id)
-                self._infos.pop(env_id, None)
-            self._states[env_id] = _EnvState.RECOVERING
-            if self._restarts:
-                restarts = int(self._incarnations[env_id])
-                self._faults.append(
-                    Fault(env_id=env_id, cause=cause, message=reason, restarts=restarts)
-                )
+            if self._states[env_id] not in passed:
+                self._end_life(env_id, cause, reason, for_good=for_good)
 
-    def _on_lost_for_good(self, actor: Actor, reason: str) -> None:
-        """An actor is not started again; all that it held has failed before."""
-        for env_id in actor.env_ids:
-            self._states[env_id] = _EnvState.LOST
-        self._lost[actor.index] = reason
-        self._losses.append(self._loss(actor))
+    def _end_life(
+        self,
+        env_id: int,
+        cause: FaultCause,
+        reason: str,
+        error: EnvError | None = None,
+        *,
+        for_good: bool,
+    ) -> None:
+        """An env's episode is over by a fault; another life follows, unless `for_good`."""
+        if self._states[env_id] is _EnvState.READY:
+            self._ready.remove(env_id)
+        self._infos.pop(env_id, None)
+        self._states[env_id] = _EnvState.LOST if for_good else _EnvState.RECOVERING
+        if for_good:
+            self._lost[env_id] = reason
+        if not self._restarts:
+            return
+        fault = Fault(
+            env_id=env_id,
+            cause=cause,
+            message=reason,
+            restarts=int(self._lives.numbers[env_id]),
+            error=error,
+            given_up=for_good,
+        )
+        self._faults.append(fault)
+        self._log.fault(fault)
+        self._lives.begin([env_id])
 
-    def _loss(self, actor: Actor) -> ActorLostError | RestartLimitError:
-        """Return the error that says that an actor is gone for good."""
-        reason = self._lost[actor.index]
+    def _loss(self, env_id: int) -> ActorLostError | RestartLimitError:
+        """Return the error that says that an env is gone for good."""
+        reason = self._lost[env_id]
         if self._restarts:
             return RestartLimitError(reason)
+        actor = self._actor_of[env_id]
         return ActorLostError(
-            f"{reason}; close the pool and make a new one, or pass "
-            "restart_failed_sub_environments=True to have its envs started again",
+            advise(
+                reason,
+                "close the pool and make a new one, or pass restart_failed_sub_environments=True "
+                "to have its envs started again",
+            ),
             env_ids=actor.env_ids,
             actor=actor.name,
         )
 
     def _on_ready(self, actor: Actor) -> None:
         """An actor runs again: its envs begin new episodes."""
-        members = list(actor.env_ids)
+        members = [i for i in actor.env_ids if self._states[i] is not _EnvState.LOST]
+        if self._recovery is not None:
+            self._recovery.works(members)
         for env_id in members:
-            self._incarnations[env_id] = actor.incarnation
             self._states[env_id] = _EnvState.IDLE
-        seeds = [restart_seed(self._seeds[i], i, actor.incarnation) for i in members]
-        request = Reset(seeds=None if all(seed is None for seed in seeds) else Tree(seeds))
+            self._log.restarted(env_id, int(self._lives.numbers[env_id]))
+        seeds = self._lives.seeds(members)
+        request = Reset(
+            slots=self._slots(actor, members), seeds=None if seeds is None else Tree(seeds)
+        )
         self._ask(actor, request, members, self.timeouts.reset)
 
     def _has_error(self) -> bool:
@@ -588,7 +690,7 @@ class ActorPool:
             terminations=self._blocks.terminations[index],
             truncations=self._blocks.truncations[index],
             infos=infos,
-            incarnations=self._incarnations[index],
+            incarnations=self._lives.numbers[index],
             faults=faults,
             late=[i for i, state in enumerate(self._states) if state in late] if timed_out else [],
         )
@@ -602,6 +704,11 @@ class ActorPool:
             if info:
                 infos = self._merger._add_info(infos, info, row)
         return infos
+
+    def _left(self) -> Sequence[int]:
+        """Return the envs that are not gone for good."""
+        self._assert_some_left()
+        return [i for i in range(self.num_envs) if i not in self._lost]
 
     def _check_env_ids(
         self, env_ids: Sequence[int] | range | npt.NDArray[np.integer[Any]]
@@ -618,13 +725,17 @@ class ActorPool:
             raise AlreadyPendingCallError(
                 f"envs {busy} have a result that was not received yet; call `recv` first", "recv"
             )
-        self._assert_none_lost(chosen)
+        for env_id in chosen:
+            if self._states[env_id] is _EnvState.LOST:
+                raise self._loss(env_id)
         return chosen
 
-    def _assert_none_lost(self, env_ids: Sequence[int]) -> None:
-        for env_id in env_ids:
-            if self._states[env_id] is _EnvState.LOST:
-                raise self._loss(self._actor_of[env_id])
+    def _assert_some_left(self) -> None:
+        """See that not all envs are gone for good; where all are wanted, that none is."""
+        if self._lost and (
+            not self._restarts or self._all_or_nothing or len(self._lost) == self.num_envs
+        ):
+            raise self._loss(min(self._lost))
 
     def _check_company(self, chosen: list[int]) -> None:
         """Refuse a step of only some envs of one vector env."""
@@ -652,17 +763,3 @@ class ActorPool:
     def _assert_open(self) -> None:
         if self.closed:
             raise ClosedEnvironmentError("Trying to operate on `ActorPool`, after `close()`.")
-
-
-def _companies(actors: Sequence[Actor]) -> dict[int, range]:
-    """Return for each env that is part of a vector env the ids of all envs of that one."""
-    companies: dict[int, range] = {}
-    for actor in actors:
-        first = actor.env_ids.start
-        for count in actor.counts:
-            if count > 1:
-                companies.update(
-                    dict.fromkeys(range(first, first + count), range(first, first + count))
-                )
-            first += count
-    return companies

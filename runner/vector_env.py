@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 import logging
 import multiprocessing
+import random
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
@@ -27,24 +29,27 @@ from envbus.actors.protocol import (
     Call,
     CallResult,
     Exec,
+    Rebuild,
     Reset,
     SetAttr,
-    SlotError,
     Step,
     StepResult,
 )
 from envbus.bus.codec import encode
-from envbus.bus.errors import EnvbusError
+from envbus.bus.errors import EnvbusError, RestartLimitError
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import Request, Tree
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import ActionStore
 from envbus.runner.config import FleetConfig, Timeouts
-from envbus.runner.faults import FaultCause, raise_env_errors, to_exception
-from envbus.runner.fleet import Actor, Fleet, FleetStatistics
+from envbus.runner.fault_log import FaultLog, Hooks
+from envbus.runner.faults import EnvError, Fault, raise_env_errors, to_exception
+from envbus.runner.fleet import Actor, Fleet
 from envbus.runner.lockstep import Encoded, Lockstep, Round
 from envbus.runner.observations import ObservationStore
-from envbus.runner.seeding import restart_seed, spread_seeds
+from envbus.runner.recovery import Lives, Recovery
+from envbus.runner.seeding import spread_seeds
+from envbus.runner.statistics import Statistics, gather
 from envbus.runner.vector_spaces import check_max_concurrency, check_reset_mask, choose_spaces
 
 __all__ = ["BusVectorEnv"]
@@ -93,9 +98,11 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             which envs step one after another.
         num_actors: Processes; "auto": as many as there are usable CPU cores. Choose more for
             envs that wait rather than compute.
-        restart_failed_sub_environments: Start actors again that died. Their envs' episodes end as
-            truncated, with `infos["fault"]`; the others go on. Off, an `ActorLostError` is raised.
-        restart_policy: How often and how soon; None: the default policy.
+        restart_failed_sub_environments: Make envs anew that raised, and start actors again that
+            died or passed a deadline. The episodes of their envs end as truncated, with
+            `infos["fault"]`; the others go on. Off, errors are raised.
+        restart_policy: How often and how soon, per env and per actor; None: the default policy.
+        hooks: Functions that are told of faults and restarts.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked, e.g. a simulator.
         lanes: Carry the messages of local actors through a socketpair each, where the platform
@@ -131,6 +138,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         num_actors: int | Literal["auto"] = "auto",
         restart_failed_sub_environments: bool = False,
         restart_policy: RestartPolicy | None = None,
+        hooks: Hooks | None = None,
         timeouts: Timeouts | None = None,
         preload: Sequence[str] = (),
         lanes: bool = True,
@@ -157,6 +165,8 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.max_concurrency = check_max_concurrency(max_concurrency)
         self.timeouts = timeouts or Timeouts()
         restart = (restart_policy or RestartPolicy()) if restart_failed_sub_environments else None
+        self._restart_policy = restart
+        self._log = FaultLog(hooks)
         self._state = _State.DEFAULT
         self._fleet = Fleet(
             self.env_fns,
@@ -209,12 +219,17 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         )
         self._actions = ActionStore(self.action_space, self.num_envs, blocks.actions)
         self._lockstep = Lockstep(fleet, self._after_fault)
-        self._seeds: list[int | None] = [None] * self.num_envs
+        self._lives = Lives(self.num_envs)
+        units = [unit for actor in fleet.actors for unit in actor.units()]
+        #: None where errors are raised.
+        self._recovery: Recovery | None = None
+        if self._restart_policy is not None:
+            self._recovery = Recovery(units, self._restart_policy, random.random)
         #: Actors whose envs must be reset before they can be stepped, after a fault.
         self._to_reset: set[int] = set()
-        self._reset_requests: dict[int, Reset] = {}
-        #: By actor: how many lives of it have ended.
-        self._lives = [0] * len(fleet.actors)
+        self._reset_requests: dict[int, Reset | Rebuild] = {}
+        #: Whether an actor that dies while envs are made anew begins its episodes at once.
+        self._resets_reborn = False
         self._call_indices: list[int] = []
 
     # --- reset -------------------------------------------------------------------------------
@@ -274,10 +289,9 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 options=None if rest is None else Tree(own(rest)),
             )
             for slot in addressed:
-                if seeds[actor.env_ids[slot]] is not None:
-                    self._seeds[actor.env_ids[slot]] = seeds[actor.env_ids[slot]]
+                self._lives.remember(actor.env_ids[slot], seeds[actor.env_ids[slot]])
         self._reset_requests = {i: r for i, r in requests.items() if isinstance(r, Reset)}
-        self._lockstep.begin(requests, self.timeouts.reset, afresh=True)
+        self._lockstep.begin(requests, self.timeouts.reset, afresh=True, kill_late=True)
         self._to_reset.difference_update(requests)
         self._state = _State.WAITING_RESET
 
@@ -301,7 +315,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     ) -> tuple[Any, dict[str, Any]]:
         done = self._collect(verb, asked, _State.WAITING_RESET, timeout)
         infos = self._take_results(done)
-        self._raise_if_errors(done)
+        self._settle_faults(done, infos, reset=True)
         return self._observations.batch(copy=self.copy), self._merge_infos(infos)
 
     # --- step --------------------------------------------------------------------------------
@@ -356,7 +370,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 assert self._blocks.actions is not None
                 rows = [leaf[actor.rows].copy() for leaf in self._blocks.actions]
                 requests[index] = Step(action_arrays=rows)
-        self._lockstep.begin(requests, self.timeouts.step)
+        self._lockstep.begin(requests, self.timeouts.step, kill_late=True)
         self._to_reset.clear()
         self._state = _State.WAITING_STEP
 
@@ -379,8 +393,8 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     def _end_step(self, verb: str, asked: str, timeout: float | None) -> tuple[Any, ...]:
         done = self._collect(verb, asked, _State.WAITING_STEP, timeout)
         infos = self._take_results(done)
-        self._take_faults(done, infos)
-        self._raise_if_errors(done)
+        if done.faults or done.has_errors:
+            self._settle_faults(done, infos, reset=self.autoreset_mode is AutoresetMode.SAME_STEP)
         blocks = self._blocks
         return (
             self._observations.batch(copy=self.copy),
@@ -633,9 +647,9 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Return the process id of each actor that runs."""
         return [actor.child.pid for actor in self._fleet.actors if actor.child is not None]
 
-    def statistics(self) -> FleetStatistics:
-        """Return counts since the start: actors, restarts, late replies."""
-        return self._fleet.statistics()
+    def statistics(self) -> Statistics:
+        """Return counts since the start: actors, restarts, faults, late replies."""
+        return gather(self._fleet, self._log, self._recovery, 0)
 
     # --- private -----------------------------------------------------------------------------
 
@@ -665,7 +679,8 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._state = _State.DEFAULT
         raise multiprocessing.TimeoutError(
             f"The call to `{verb}` has timed out after {timeout} second(s). "
-            f"Not answered: {', '.join(actor.describe() for actor in late)}."
+            f"Not answered: {', '.join(actor.describe() for actor in late)}.\n"
+            + "\n".join(self._fleet.stacks(late))
         )
 
     def _take_results(self, done: Round) -> dict[int, dict[str, Any]]:
@@ -701,40 +716,135 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                         infos[env_id] = info
         return infos
 
-    def _take_faults(self, done: Round, infos: dict[int, dict[str, Any]]) -> None:
-        """End the episodes that an actor's death ended: truncated, reward 0, named."""
-        for index, reason in done.faults.items():
+    def _settle_faults(self, done: Round, infos: dict[int, dict[str, Any]], *, reset: bool) -> None:
+        """Raise what envs raised, or make them anew and say so: truncated, reward 0, named.
+
+        Args:
+            done: The round.
+            infos: Of this round, by env; get `fault`.
+            reset: Envs that are made anew begin their episode at once, not at the next step.
+        """
+        recovery = self._recovery
+        if recovery is None:
+            self._raise_if_errors(done)
+            return
+        faults: dict[int, Fault] = {}
+        self._note_faults(done, faults, reset=reset)
+        while recovery:
+            done = self._remake(recovery, reset=reset)
+            if reset:
+                infos.update(self._take_results(done))
+            self._note_faults(done, faults, reset=reset)
+        for env_id, fault in faults.items():
+            self._blocks.rewards[env_id] = 0.0
+            self._blocks.terminations[env_id] = False
+            self._blocks.truncations[env_id] = True
+            infos.setdefault(env_id, {})["fault"] = {
+                "cause": fault.cause.value,
+                "error": fault.message,
+                "restarts": fault.restarts,
+            }
+        self._log.tell()
+
+    def _note_faults(self, done: Round, faults: dict[int, Fault], *, reset: bool) -> None:
+        """Take in what failed in a round.
+
+        Raises:
+            RestartLimitError: An env failed too often.
+        """
+        recovery = self._recovery
+        assert recovery is not None
+        for index, loss in done.faults.items():
             actor = self._fleet.actors[index]
-            self._blocks.rewards[actor.rows] = 0.0
-            self._blocks.terminations[actor.rows] = False
-            self._blocks.truncations[actor.rows] = True
-            for env_id in actor.env_ids:
-                infos.setdefault(env_id, {})["fault"] = {
-                    "cause": FaultCause.CRASH.value,
-                    "error": reason,
-                    "restarts": self._fleet.statistics().restarts,
-                }
-            if self.autoreset_mode is not AutoresetMode.SAME_STEP:
+            recovery.works(actor.env_ids)  # made anew with their actor
+            if not reset:
                 self._to_reset.add(index)
+            for env_id in actor.env_ids:
+                faults[env_id] = fault = Fault(
+                    env_id=env_id,
+                    cause=loss.cause,
+                    message=loss.reason,
+                    restarts=int(self._lives.numbers[env_id]) - 1,
+                )
+                self._log.fault(fault)
+        failed: set[int] = set()
+        for error, _ in self._errors_of(done):
+            unit = recovery.unit_of(error.env_id)
+            if unit.start in failed:
+                continue
+            failed.add(unit.start)
+            restarts = recovery.failed(unit, error.summary, time.monotonic())
+            for env_id in unit:
+                faults[env_id] = fault = Fault(
+                    env_id=env_id,
+                    cause=error.cause,
+                    message=error.summary,
+                    restarts=int(self._lives.numbers[env_id]),
+                    error=error,
+                    given_up=restarts is not None,
+                )
+                self._log.fault(fault)
+            self._lives.begin(unit)
+            if restarts is not None:
+                self._log.tell()
+                raise RestartLimitError(
+                    f"env {unit.start} failed again after {restarts} restarts: {error}"
+                ) from error
+
+    def _remake(self, recovery: Recovery, *, reset: bool) -> Round:
+        """Make those failed envs anew that are due first."""
+        while not (due := recovery.due(time.monotonic())):
+            wake_at = recovery.wake_at()
+            assert wake_at is not None, "an env failed and nobody makes it anew"
+            self._lockstep.wait(wake_at - time.monotonic())
+        requests: dict[int, Rebuild] = {}
+        for actor in self._fleet.actors:
+            env_ids = [i for unit in due if unit.start in actor.env_ids for i in unit]
+            if env_ids:
+                seeds = self._lives.seeds(env_ids)
+                requests[actor.index] = Rebuild(
+                    slots=[env_id - actor.env_ids.start for env_id in env_ids],
+                    seeds=None if seeds is None else Tree(seeds),
+                    reset=reset,
+                    close_timeout=self.timeouts.close,
+                )
+        self._reset_requests = dict(requests)
+        self._resets_reborn = reset
+        try:
+            self._lockstep.begin(requests, self.timeouts.start, kill_late=True)
+            done = self._lockstep.collect(None)
+        except BaseException:
+            self._lockstep.abandon()
+            raise
+        finally:
+            for unit in due:  # what failed again is told by its errors
+                recovery.works(unit)
+        assert done is not None
+        failed = {error.env_id for error, _ in self._errors_of(done)}
+        for env_id in (i for unit in due for i in unit if i not in failed):
+            self._log.restarted(env_id, int(self._lives.numbers[env_id]))
+        return done
 
     def _after_fault(self, actor: Actor) -> Request[Any] | None:
         """Return what begins an actor's new life within this very round."""
-        self._lives[actor.index] += 1
+        self._lives.begin(actor.env_ids)
+        index = actor.index
         if self._state is _State.WAITING_RESET:
-            return self._reset_requests[actor.index]
-        if self._state is _State.WAITING_STEP and (
-            self.autoreset_mode is AutoresetMode.SAME_STEP or actor.index in self._reset_requests
-        ):
-            return self._new_life(actor)
-        return None
+            return self._reset_requests[index]
+        if self._state is _State.WAITING_STEP:
+            at_once = self.autoreset_mode is AutoresetMode.SAME_STEP
+            at_once = at_once or index in self._reset_requests
+        else:
+            at_once = self._state is _State.DEFAULT and self._resets_reborn
+        if not at_once:
+            return None
+        self._reset_requests[index] = request = self._new_life(actor)
+        return request
 
     def _new_life(self, actor: Actor) -> Reset:
         """Return the reset of all envs of an actor that was started again, or is about to be."""
-        seeds = [
-            restart_seed(self._seeds[env_id], env_id, self._lives[actor.index])
-            for env_id in actor.env_ids
-        ]
-        return Reset(seeds=None if all(seed is None for seed in seeds) else Tree(seeds))
+        seeds = self._lives.seeds(actor.env_ids)
+        return Reset(seeds=None if seeds is None else Tree(seeds))
 
     def _merge_infos(self, infos: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         merged: dict[str, Any] = {}
@@ -748,23 +858,23 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         return merged
 
     def _raise_if_errors(self, done: Round) -> None:
-        found: list[tuple[Actor, SlotError]] = [
-            (self._fleet.actors[index], error)
-            for index, reply in sorted(done.replies.items())
-            for error in reply.errors
-        ]
-        if not found:
-            return
-        rebuilt = [
+        found = self._errors_of(done)
+        if found:
+            raise_env_errors([error for error, _ in found], [original for _, original in found])
+
+    def _errors_of(self, done: Round) -> list[tuple[EnvError, Exception | None]]:
+        """Return what envs raised in a round, in their order."""
+        return [
             to_exception(
                 error,
                 env_id=actor.env_ids[error.slot],
                 actor=actor.name,
                 incarnation=actor.incarnation,
             )
-            for actor, error in found
+            for index, reply in sorted(done.replies.items())
+            for actor in [self._fleet.actors[index]]
+            for error in reply.errors
         ]
-        raise_env_errors([error for error, _ in rebuilt], [original for _, original in rebuilt])
 
     def _resolve(self, indices: int | Sequence[int] | None) -> list[int]:
         if indices is None:

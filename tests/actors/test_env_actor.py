@@ -17,6 +17,7 @@ from envbus.actors.protocol import (
     CloseEnvs,
     Exec,
     MapBlocks,
+    Rebuild,
     Reset,
     SetAttr,
     Step,
@@ -41,6 +42,7 @@ def test_each_request_has_a_handler() -> None:
     assert set(EnvActor().handlers) == {
         Build,
         MapBlocks,
+        Rebuild,
         Reset,
         Step,
         Call,

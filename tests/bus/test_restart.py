@@ -31,24 +31,25 @@ def crash(child: Child, now: float) -> list[StartAfter | GiveUp]:
 
 
 def test_it_backs_off_then_gives_up() -> None:
-    child = ready_child(RestartPolicy(max_restarts=2, window=5.0, backoff=0.5))
-    assert crash(child, now=10.0) == [StartAfter(0.5)]
-    assert crash(child, now=11.0) == [StartAfter(1.0)]
-    assert crash(child, now=12.0) == [GiveUp(2)]
-    assert (child.state, child.incarnation) == (ChildState.GIVEN_UP, 2)
+    child = ready_child(RestartPolicy(max_restarts=3, window=5.0, backoff=0.5))
+    assert crash(child, now=10.0) == [StartAfter(0.0)]
+    assert crash(child, now=11.0) == [StartAfter(0.5)]
+    assert crash(child, now=12.0) == [StartAfter(1.0)]
+    assert crash(child, now=13.0) == [GiveUp(3)]
+    assert (child.state, child.incarnation) == (ChildState.GIVEN_UP, 3)
 
 
 def test_old_crashes_are_forgiven() -> None:
     child = ready_child(RestartPolicy(max_restarts=2, window=5.0, backoff=0.5))
     crash(child, now=10.0)
     crash(child, now=11.0)
-    assert crash(child, now=15.5) == [StartAfter(1.0)]  # 10.0 has left the window
+    assert crash(child, now=15.5) == [StartAfter(0.5)]  # 10.0 has left the window
     assert child.restarts == 3
 
 
 def test_a_start_that_fails_counts_like_a_crash() -> None:
     child = Child(RestartPolicy(max_restarts=1))
-    assert child.on_exit(Exit.CRASH, 0.0) == [StartAfter(0.1)]
+    assert child.on_exit(Exit.CRASH, 0.0) == [StartAfter(0.0)]
     child.on_started_again()
     assert child.on_exit(Exit.CRASH, 0.2) == [GiveUp(1)]
 
@@ -59,12 +60,13 @@ def test_zero_restarts_means_never() -> None:
 
 def test_the_pause_has_a_cap() -> None:
     policy = RestartPolicy(max_restarts=2000, window=1e6, backoff=1.0, max_backoff=3.0)
-    assert [policy.delay(recent) for recent in (0, 1, 2, 1999)] == [1.0, 2.0, 3.0, 3.0]
+    assert [policy.delay(recent) for recent in (0, 1, 2, 3, 1999)] == [0.0, 1.0, 2.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize(("random", "delay"), [(0.0, 1.0), (0.5, 1.25)])
 def test_jitter_makes_the_pause_longer(random: float, delay: float) -> None:
     child = Child(RestartPolicy(backoff=1.0, jitter=0.5), random=lambda: random)
+    crash(child, -1.0)
     assert child.on_exit(Exit.CRASH, 0.0) == [StartAfter(delay)]
 
 

@@ -27,16 +27,24 @@ def supervision_of(*names: str) -> Supervision:
 
 def test_one_child_is_restarted_and_the_others_go_on() -> None:
     supervision = supervision_of("a", "b")
-    assert supervision.handle(ChildExited("a", 0, Exit.CRASH, "exit code 9"), 5.0) == []
-    assert supervision.state("a") is ChildState.BACKING_OFF
-    assert supervision.wake_at() == 6.0
-    assert supervision.handle(SupervisionTick(), 5.9) == []
-    assert supervision.handle(SupervisionTick(), 6.0) == [StartChild("a", 1)]
+    exited = ChildExited("a", 0, Exit.CRASH, "exit code 9")
+    assert supervision.handle(exited, 5.0) == [StartChild("a", 1)]
     assert supervision.wake_at() is None
-    supervision.handle(ChildReady("a", 1), 6.1)
+    supervision.handle(ChildReady("a", 1), 5.1)
     assert (supervision.state("a"), supervision.incarnation("a")) == (ChildState.READY, 1)
     assert (supervision.state("b"), supervision.incarnation("b")) == (ChildState.READY, 0)
     assert (supervision.restarts("a"), supervision.restarts("b")) == (1, 0)
+
+
+def test_a_second_restart_waits() -> None:
+    supervision = supervision_of("a")
+    supervision.handle(ChildExited("a", 0, Exit.CRASH), 4.0)
+    assert supervision.handle(ChildExited("a", 1, Exit.CRASH), 5.0) == []
+    assert supervision.state("a") is ChildState.BACKING_OFF
+    assert supervision.wake_at() == 6.0
+    assert supervision.handle(SupervisionTick(), 5.9) == []
+    assert supervision.handle(SupervisionTick(), 6.0) == [StartChild("a", 2)]
+    assert supervision.wake_at() is None
 
 
 def test_giving_up_names_child_count_and_last_cause() -> None:

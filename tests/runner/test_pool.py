@@ -749,12 +749,16 @@ def test_a_reset_while_an_actor_is_down_reaches_it_in_its_new_life(make: Make) -
     assert rows[1]["observation"].tolist()[1:] == [0, 0, restart_seed(71, 1, 1)]
 
 
-def test_an_actor_that_dies_too_often_is_given_up_and_the_others_go_on(make: Make) -> None:
+@pytest.mark.parametrize("all_or_nothing", [False, True])
+def test_an_actor_that_dies_too_often_is_given_up_and_the_others_go_on(
+    make: Make, all_or_nothing: bool
+) -> None:
     pool = make(
         [partial(PidEnv, 1000)] * 2,
         num_actors=2,
         restart_failed_sub_environments=True,
         restart_policy=RestartPolicy(max_restarts=2, window=1000.0, backoff=0.001),
+        all_or_nothing=all_or_nothing,
     )
     pool.reset(seed=0)
     receive_all(pool, range(2))
@@ -768,6 +772,8 @@ def test_an_actor_that_dies_too_often_is_given_up_and_the_others_go_on(make: Mak
                 if i == 0:
                     lives.append(life)
                 pool.send(np.array([13 if i == 0 else 1]), [i])
+            if any(fault.given_up for fault in batch.faults):
+                pool.send(np.array([1]), [0])
 
     with pytest.raises(RestartLimitError, match=r"actor-0.*after 2 restarts.*SIGKILL"):
         kill_env_0_for_ever()
@@ -947,7 +953,7 @@ def test_statistics_count_actors_and_restarts(make: Make) -> None:
 
 def test_an_actor_that_ends_while_it_is_built_is_a_start_error() -> None:
     before = {process.pid for process in psutil.Process().children(recursive=True)}
-    with pytest.raises(StartError, match=r"actor-1 .*env 1.* exit code 5 while starting"):
+    with pytest.raises(StartError, match=r"while starting, actor-1 .*env 1.* exit code 5"):
         ActorPool([CountingEnv, partial(os._exit, 5)], num_actors=2)
     after = {process.pid for process in psutil.Process().children(recursive=True)}
     assert len(after - before) <= 1  # the fork server, which serves the next pool

@@ -1,0 +1,32 @@
+"""Counts that a pool of envs gives of itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from envbus.runner.fault_log import FaultLog
+from envbus.runner.fleet import Fleet, FleetStatistics
+from envbus.runner.recovery import Recovery
+
+__all__ = ["Statistics", "gather"]
+
+
+class Statistics(FleetStatistics, frozen=True, kw_only=True):
+    """Counts since the start."""
+
+    #: Envs made anew in their actor, which went on; 0 before any.
+    env_restarts: int
+    #: Envs that are not made anew any more.
+    envs_given_up: int
+    #: By cause (`FaultCause`): envs whose episode a fault ended.
+    faults: dict[str, int]
+
+
+def gather(fleet: Fleet, log: FaultLog, recovery: Recovery | None, given_up: int) -> Statistics:
+    """Return the counts of a pool's parts."""
+    return Statistics(
+        **msgspec.structs.asdict(fleet.statistics()),
+        env_restarts=0 if recovery is None else recovery.restarts(),
+        envs_given_up=given_up,
+        faults=log.counts(),
+    )
