@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from envbus.bus.thread_dump import tidy
+
 __all__ = ["OomWatch", "StderrTail", "explain_kill", "last_words"]
 
 #: Seconds for which a rise of the kernel's counter explains a SIGKILL. The kernel counts before
@@ -21,6 +23,10 @@ _TAIL_BYTES: Final = 16 * 1024
 #: Lines and characters that an error shows of it.
 _LAST_LINES: Final = 25
 _LAST_CHARACTERS: Final = 4000
+#: Lines that are shown from before a crash: a C library's own words about it.
+_LINES_BEFORE: Final = 5
+#: Characters of one line beside a crash's dump.
+_LONGEST_LINE: Final = 400
 #: First line of what `faulthandler` writes at a crash.
 _FATAL: Final = "Fatal Python error:"
 #: Colours and cursor movements of a terminal.
@@ -85,14 +91,18 @@ def last_words(tail: bytes) -> str:
     from its beginning, where it names the cause.
     """
     text = _ESCAPES.sub("", tail.decode("utf-8", "replace"))
+    before, fatal, dump = text.rpartition(_FATAL)
+    if not fatal:
+        shown = "\n".join(_lines(text)[-_LAST_LINES:])
+        return shown if len(shown) <= _LAST_CHARACTERS else f"... {shown[-_LAST_CHARACTERS:]}"
+    lines = _lines(before)[-_LINES_BEFORE:] + tidy(fatal + dump)
+    shown = "\n".join(line[:_LONGEST_LINE] for line in lines[:_LAST_LINES])
+    return shown if len(shown) <= _LAST_CHARACTERS else f"{shown[:_LAST_CHARACTERS]} ..."
+
+
+def _lines(text: str) -> list[str]:
     lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n")]
-    lines = [line for line in lines if line and not line.startswith("Extension modules:")]
-    fatal = [number for number, line in enumerate(lines) if line.startswith(_FATAL)]
-    lines = lines[fatal[-1] :][:_LAST_LINES] if fatal else lines[-_LAST_LINES:]
-    shown = "\n".join(lines)
-    if len(shown) <= _LAST_CHARACTERS:
-        return shown
-    return f"{shown[:_LAST_CHARACTERS]} ..." if fatal else f"... {shown[-_LAST_CHARACTERS:]}"
+    return [line for line in lines if line]
 
 
 def _size(count: int) -> str:

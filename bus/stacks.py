@@ -21,8 +21,9 @@ from typing import Final
 
 from envbus.bus.anonymous import anonymous_file
 from envbus.bus.descendants import process_state
+from envbus.bus.thread_dump import is_complete, tidy
 
-__all__ = ["STACK_SIGNAL", "StackFile", "describe_stacks", "is_complete", "offer_stacks", "tidy"]
+__all__ = ["STACK_SIGNAL", "StackFile", "describe_stacks", "offer_stacks"]
 
 #: The signal, SIGRTMIN + 11 on Linux. Programs use SIGUSR1 and SIGUSR2 for themselves, the C
 #: library and language runtimes the first few and the last few of the real-time signals.
@@ -33,8 +34,6 @@ STACK_SIGNAL: Final[int] = (
 _INTERVAL: Final = 0.005
 #: Characters of one process' stacks: faulthandler shows up to 100 threads of 100 frames each.
 _LONGEST: Final = 8000
-#: What each section of faulthandler's text begins with, and that of the thread in the handler.
-_THREAD, _CURRENT = "Thread 0x", "Current thread 0x"
 #: Seconds that py-spy may take.
 _PY_SPY_TIMEOUT: Final = 5.0
 _STATES: Final = {
@@ -99,39 +98,13 @@ def describe_stacks(processes: Sequence[tuple[int, StackFile]], timeout: float) 
     return [_describe(pid, text, timeout) for (pid, _), text in zip(processes, texts, strict=True)]
 
 
-def is_complete(text: str) -> bool:
-    """Return whether all threads seem to be in `text`.
-
-    The thread in the handler is the main thread, whose stack is written last.
-    """
-    _, current, frames = text.partition(_CURRENT)
-    return bool(current) and frames.count("\n") > 1 and text.endswith("\n")
-
-
-def tidy(text: str) -> str:
-    """Return faulthandler's text with the main thread first and without envbus' own watchdog."""
-    sections: list[list[str]] = []
-    for line in text.splitlines():
-        if line.startswith((_THREAD, _CURRENT)):
-            sections.append([])
-        if line and sections:
-            sections[-1].append(line)
-    sections = [section for section in sections if not _is_watchdog(section)]
-    sections.sort(key=lambda section: not section[0].startswith(_CURRENT))
-    tidied = "\n".join(line for section in sections for line in section)
-    return tidied if len(tidied) <= _LONGEST else f"{tidied[:_LONGEST]} ..."
-
-
-def _is_watchdog(section: Sequence[str]) -> bool:
-    return len(section) > 1 and section[1].endswith("in _watch") and "child.py" in section[1]
-
-
 def _describe(pid: int, text: str, timeout: float) -> str:
     native = _ask_py_spy(pid)
     if native:
         return native
     if text:
-        return tidy(text)
+        shown = "\n".join(tidy(text))
+        return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} ..."
     why = _STATES.get(process_state(pid), f"it did not react within {timeout} s")
     return f"no stack of process {pid}: {why}"
 
