@@ -37,6 +37,7 @@ from envbus.runner.faults import (
     EnvError,
     Fault,
     FaultCause,
+    advise,
     raise_env_errors,
     to_exception,
 )
