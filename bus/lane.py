@@ -23,6 +23,7 @@ from envbus.bus.errors import (
     TransportError,
     UnknownPeerError,
 )
+from envbus.bus.forking import disown_in_forks
 from envbus.bus.limits import DEFAULT_LIMITS
 from envbus.bus.pipe import Pipe
 from envbus.bus.spinning import BROKER_SPIN_SECONDS, CHILD_SPIN_SECONDS, SpinBudget
@@ -62,6 +63,7 @@ class LaneEnd:
     def __init__(self, sock: socket.socket, pipe: Pipe) -> None:
         self._socket = sock
         self._pipe = pipe
+        disown_in_forks(self)
 
     @classmethod
     def pair(cls) -> tuple[LaneEnd, LaneEnd]:
@@ -169,6 +171,10 @@ class LaneEnd:
         self._socket.close()
         self._pipe.close()
 
+    def disown(self) -> None:
+        """In a forked copy: close its descriptors, which the owner does not notice."""
+        self.close()
+
 
 class LanePeer:
     """A child's end, as a `PeerTransport`.
@@ -259,6 +265,7 @@ class LaneRouter:
         self._closed = False
         if router is not None:
             self._poller.register(router.fileno(), select.EPOLLIN)
+        disown_in_forks(self)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -375,6 +382,15 @@ class LaneRouter:
         self._poller.close()
         if self._router is not None:
             self._router.close()
+
+    def disown(self) -> None:
+        """In a forked copy: be closed, and leave the owner's epoll, which both share, alone."""
+        self._closed = True
+        self._lanes.clear()
+        self._by_fd.clear()
+        self._unsent.clear()
+        self._ready.clear()
+        self._poller.close()
 
     def _look(self, timeout: float) -> bool:
         """Note which lanes are readable and write to those that have room again."""

@@ -22,7 +22,9 @@ from typing import IO, Final
 from envbus.bus.channel import Attach, Channel
 from envbus.bus.descendants import MARK_VARIABLE, kill_marked
 from envbus.bus.errors import ConfigError, EnvbusError, StartError
+from envbus.bus.forking import disown_in_forks
 from envbus.bus.forkserver import BOOTSTRAP
+from envbus.bus.interrupts import without_interrupts
 
 __all__ = ["ServerProcess", "current_directory", "module_path", "server_for"]
 
@@ -237,16 +239,14 @@ class _Registry:
         with self.lock:
             servers = self._take_all()
         deadline = time.monotonic() + _STOP_TIMEOUT
-        for server in servers:
-            server.hang_up()
-        for server in servers:
-            try:
+        with without_interrupts():
+            for server in servers:
+                server.hang_up()
+            for server in servers:
                 server.wait(deadline - time.monotonic())
-            except KeyboardInterrupt:  # the second Ctrl-C: no more patience, and no traceback
-                deadline = 0.0
-            server.bury()
+                server.bury()
 
-    def disown_all(self) -> None:
+    def disown(self) -> None:
         """In a forked process: the servers are its parent's."""
         self.lock = threading.Lock()
         for server in self._take_all():
@@ -265,5 +265,4 @@ def _describe_code(code: int) -> str:
 
 _registry: Final = _Registry()
 atexit.register(_registry.stop_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_registry.disown_all)
+disown_in_forks(_registry)

@@ -40,7 +40,17 @@ from envbus.bus.broker_vocabulary import (
     PeerLeft,
     PeerReady,
 )
-from envbus.bus.errors import ConfigError, DecodeError, NoPeerError, StartError, TransportError
+from envbus.bus.errors import (
+    ClosedError,
+    ConfigError,
+    DecodeError,
+    EncodeError,
+    NoPeerError,
+    StartError,
+    TransportError,
+)
+from envbus.bus.forking import disown_in_forks
+from envbus.bus.interrupts import without_interrupts
 from envbus.bus.keys import BrokerKeys
 from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request, Tree
@@ -395,7 +405,7 @@ class Fleet:
                         self._broker.shut_down(actor.identity)
             for child in self._nursery.close(allowed):
                 if not terminate:
-                    logger.warning("%s did not leave in %s s and was killed", child.name, allowed)
+                    logger.warning("%s did not leave in %.3g s and was killed", child.name, allowed)
         finally:  # also after Ctrl-C
             for actor in self.actors:
                 if actor.child is not None:
@@ -403,6 +413,16 @@ class Fleet:
             self._broker.close()
             if self._arena is not None:
                 self._arena.close()
+
+    def abandon(self) -> None:
+        """Kill all actors; what finalizers call. Not broken off by Ctrl-C."""
+        with without_interrupts():
+            self.close(terminate=True)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or belongs to the process that this one was forked from."""
+        return self._closed
 
     def disown(self) -> None:
         """In a forked copy: be closed. Sockets and actors are the owner's, which goes on."""
@@ -540,7 +560,7 @@ class Fleet:
         try:
             self.ask(actor, build, timeout=self.config.timeouts.start, tag=_Internal.BUILD)
         except EncodeError:
-            _raise_for_unsendable(actor)
+            _raise_for_unsendable(actor, build)
             raise
 
     def _on_reply(self, outcome: Complete) -> None:
@@ -711,12 +731,12 @@ def _raise_if_failed(news: News) -> None:
         raise failure_to_error(news.failed, 0)
 
 
-def _raise_for_unsendable(actor: Actor) -> None:
+def _raise_for_unsendable(actor: Actor, build: Build) -> None:
     """Raise for the first source of an actor that cannot be sent, and say which it is."""
     assert actor.codec is not None
     for number, source in enumerate(actor.sources, actor.first_source):
         try:
-            actor.codec.encode(CanSend(source=Tree(source)))
+            actor.codec.encode(msgspec.structs.replace(build, sources=Tree(source), specs=None))
         except EncodeError as exc:
             raise EncodeError(f"env {number} cannot be sent to its actor: {exc}") from exc
 

@@ -196,7 +196,7 @@ class ActorPool:
             ),
         )
         # Not `__del__`: see `BusVectorEnv`.
-        self._finalizer = weakref.finalize(self, self._fleet.close, terminate=True)
+        self._finalizer = weakref.finalize(self, self._fleet.abandon)
         try:
             self._fleet.start()
             self._set_up(shared_memory, policy)

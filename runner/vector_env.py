@@ -189,7 +189,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         )
         # Not `__del__`: that might find the fleet's sockets collected already, if both are part of
         # one cycle. The finalizer keeps the fleet alive until this object is gone.
-        self._finalizer = weakref.finalize(self, self._fleet.close, terminate=True)
+        self._finalizer = weakref.finalize(self, self._fleet.abandon)
         try:
             self._fleet.start()
             self._set_up()
@@ -623,24 +623,25 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Close all envs and end their processes; called by `close`.
 
         Args:
-            timeout: Seconds for a pending call, and again for the envs to close, before the
-                processes are killed; None: `timeouts.close`.
+            timeout: Seconds for a pending call and for the envs to close, before the processes
+                are killed; None: `timeouts.close`.
             terminate: Kill the processes at once.
         """
-        if self._state is not _State.DEFAULT:
+        allowed = self.timeouts.close if timeout is None else timeout
+        deadline = time.monotonic() + allowed
+        if self._state is not _State.DEFAULT and not self._fleet.closed:
             gymnasium.logger.warn(
                 "Calling `close` while waiting for a pending call to "
                 f"`{self._state.value}` to complete."
             )
             self._state = _State.DEFAULT
-            allowed = self.timeouts.close if timeout is None else timeout
             try:
                 if terminate or self._lockstep.collect(allowed) is None:
                     terminate = True
             except EnvbusError as error:  # an actor that has ended needs no closing
                 logger.info("closed while a call was pending: %s", error)
             self._lockstep.abandon()
-        self._fleet.close(timeout=timeout, terminate=terminate)
+        self._fleet.close(timeout=deadline - time.monotonic(), terminate=terminate)
         self._finalizer.detach()
 
     def actor_pids(self) -> list[int]:
