@@ -30,11 +30,15 @@ T = TypeVar("T")
 Maker: TypeAlias = Callable[[], AnyEnv]
 
 
-def construct(request: Build) -> tuple[list[SlotGroup], Built]:
+def construct(request: Build, report: Callable[[int], object]) -> tuple[list[SlotGroup], Built]:
     """Return the groups of slots, and the reply.
 
     If an env cannot be made, there are no groups, the reply holds the error of the first one
     that failed, and those made before it are closed.
+
+    Args:
+        request: What to make.
+        report: Called with each source's number before it is made.
 
     Raises:
         ValueError: The autoreset mode is unknown.
@@ -45,7 +49,8 @@ def construct(request: Build) -> tuple[list[SlotGroup], Built]:
     try:
         if request.specs is not None:
             env_source.register_missing(request.specs.value)
-        for plain in request.sources.value:
+        for number, plain in enumerate(request.sources.value):
+            report(number)
             makers.append(functools.partial(env_source.make, env_source.from_plain(plain)))
             envs.append(makers[-1]())
         groups = list(_group(envs, makers, mode, request.first_env_id))

@@ -20,6 +20,7 @@ from envbus.actors.protocol import (
     CallResult,
     CloseEnvs,
     Exec,
+    Making,
     MapBlocks,
     Mapped,
     Rebuild,
@@ -62,6 +63,7 @@ class EnvActor:
         self,
         receive_fd: Callable[[int], int] | None = None,
         check: Callable[[object], object] | None = None,
+        report: Callable[[Making], object] | None = None,
     ) -> None:
         """Start without envs.
 
@@ -70,6 +72,7 @@ class EnvActor:
                 this actor shares no memory with its runner.
             check: Raises `EncodeError` for what cannot be sent, so that one such result of a call
                 is an error of its slot. None: all results of the request fail with it.
+            report: Tells the runner which env is being made.
         """
         self.handlers: dict[type[Request[Any]], Handler] = {
             Build: self.build,
@@ -84,6 +87,7 @@ class EnvActor:
         }
         self._receive_fd = receive_fd
         self._check = check
+        self._report = report or _tell_nobody
         self._slots = SlotTable()
         self._arena: Arena | None = None
         #: This actor's rows; None before `MapBlocks`.
@@ -101,7 +105,7 @@ class EnvActor:
         """
         if self._slots.groups:
             raise RuntimeError("this actor has its envs already; build a new actor instead")
-        groups, built = construct(request)
+        groups, built = construct(request, lambda source: self._report(Making(source=source)))
         self._slots = SlotTable(groups)
         return built
 
@@ -352,3 +356,7 @@ class EnvActor:
                 slot = position if slots is None else slots[position]
                 errors.append(slot_error(slot, "call", unsent))
         return CallResult(values=Tree(results), errors=errors)
+
+
+def _tell_nobody(_: Making) -> None:
+    pass

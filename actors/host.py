@@ -56,7 +56,9 @@ def main(pipe: Pipe) -> None:
     if bootstrap.authkey:
         multiprocessing.current_process().authkey = bootstrap.authkey
     actor = EnvActor(
-        receive_fd=lambda number: pipe.receive_fd(number, _HANDOVER_TIMEOUT), check=_checker(pipe)
+        receive_fd=lambda number: pipe.receive_fd(number, _HANDOVER_TIMEOUT),
+        check=_checker(pipe),
+        report=lambda making: worker.tell(making),
     )
     worker = Worker(
         _connect(bootstrap, pipe),

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from envbus.bus.messages import Reply, Request, Tree
+from envbus.bus.messages import Notice, Reply, Request, Tree
 
 __all__ = [
     "Build",
@@ -21,6 +21,7 @@ __all__ = [
     "CallResult",
     "CloseEnvs",
     "Exec",
+    "Making",
     "MapBlocks",
     "Mapped",
     "Rebuild",
@@ -76,6 +77,13 @@ class Build(Request[Built], frozen=True, kw_only=True):
     first_env_id: int = 0
     #: Env specs that were registered in the runner's process only, as cloudpickle takes them.
     specs: Tree | None = None
+
+
+class Making(Notice, frozen=True, kw_only=True):
+    """The actor begins to make an env: so that one that takes too long can be named."""
+
+    #: Which of the sources of `Build`.
+    source: int
 
 
 class Mapped(Reply, frozen=True, kw_only=True):

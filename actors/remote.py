@@ -62,7 +62,10 @@ def serve_remote(
     def connect(suffix: bytes = b"") -> PeerTransport:
         return ZmqPeer(endpoint, identity + suffix, keys=peer_keys)
 
-    actor = EnvActor(check=lambda value: encode(CallResult(values=Tree(value))))
+    actor = EnvActor(
+        check=lambda value: encode(CallResult(values=Tree(value))),
+        report=lambda making: worker.tell(making),
+    )
     transport = connect()
     worker = Worker(
         transport,

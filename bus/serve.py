@@ -32,6 +32,7 @@ from envbus.bus.messages import (
     Heartbeat,
     Hello,
     Kind,
+    Notice,
     Payload,
     Reply,
     Request,
@@ -142,6 +143,11 @@ class Worker:
     def stop(self) -> None:
         """Let `run` return after the present request. May be called from a handler."""
         self._stopping = True
+
+    def tell(self, notice: Notice) -> None:
+        """Send a notice, unless the broker does not read. May be called from a handler."""
+        with contextlib.suppress(QueueFullError):
+            self._send(Kind.NOTICE, 0, notice)
 
     def on_unknown(self) -> None:
         """The broker does not know this worker any more. May be called from any thread."""

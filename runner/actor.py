@@ -51,6 +51,8 @@ class Actor:
         self.child: Child | None = None
         self.codec: Codec | None = None
         self.built: Built | None = None
+        #: Which of its sources it is making an env of, or -1.
+        self.making = -1
         #: Id of the last request that was given up, or 0 once a later one was answered.
         self.abandoned = 0
         #: Why it is killed, once that is decided: its cause, and words for people.
@@ -99,4 +101,6 @@ class Actor:
             process = f"remote {self.peer_name or 'not joined'}"
         else:
             process = f"pid {self.child.pid if self.child else 'none'}"
+        if self.making >= 0:
+            envs = f"{envs}, making env {self.first_source + self.making}"
         return f"{self.name} ({process}, incarnation {self.incarnation}, {envs})"

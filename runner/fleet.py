@@ -6,6 +6,7 @@ requests to actors and returns what became of each.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import logging
@@ -27,7 +28,7 @@ import msgspec
 from envbus.actors import env_source, spaces
 from envbus.actors.blocks import BlockLayout, Blocks
 from envbus.actors.host import BOOTSTRAP_PARCEL, ENTRY, HOST_MODULE, LANE_PARCELS, Bootstrap
-from envbus.actors.protocol import Build, Built, MapBlocks, Mapped
+from envbus.actors.protocol import Build, Built, Making, MapBlocks, Mapped
 from envbus.actors.remote import REMOTE_SERVICE
 from envbus.bus.arena import Arena
 from envbus.bus.broker import NO_DEADLINE, Broker, failure_to_error
@@ -37,9 +38,11 @@ from envbus.bus.broker_vocabulary import (
     BrokerConfig,
     Complete,
     FailLocal,
+    Notify,
     PeerLeft,
     PeerReady,
 )
+from envbus.bus.codec import decode
 from envbus.bus.errors import (
     ClosedError,
     ConfigError,
@@ -516,9 +519,17 @@ class Fleet:
                 self._on_hello(outcome)
             elif type(outcome) is PeerLeft:
                 self._on_left(outcome)
+            elif type(outcome) is Notify:
+                self._on_notice(outcome)
         if self._late:
             self._tell_late()
         return bool(outcomes)
+
+    def _on_notice(self, outcome: Notify) -> None:
+        actor = self._by_identity.get(outcome.peer)
+        if actor is not None and outcome.header.payload_type == Making.__name__:
+            with contextlib.suppress(DecodeError):  # it is for people only
+                actor.making = decode(Making, outcome.frames).source
 
     def _on_hello(self, outcome: PeerReady) -> None:
         actor = self._by_identity.get(outcome.peer)
@@ -551,6 +562,7 @@ class Fleet:
 
     def _build(self, actor: Actor) -> None:
         actor.state = ActorState.BUILDING
+        actor.making = -1
         build = Build(
             sources=Tree(actor.sources),
             autoreset_mode=self._autoreset_mode.value,
@@ -615,6 +627,7 @@ class Fleet:
             self.kill(actor)
 
     def _on_built(self, actor: Actor, built: Built) -> None:
+        actor.making = -1
         if built.errors:
             if self._map is None:
                 self._raise_build_error(actor, built)

@@ -426,7 +426,8 @@ def test_a_constructor_that_exits_is_an_error_of_its_env(make: Callable[..., Any
 @pytest.mark.parametrize("make", [BusVectorEnv, ActorPool])
 def test_a_constructor_that_hangs_is_named_when_its_time_is_over(make: Callable[..., Any]) -> None:
     before = children()
-    with pytest.raises(StartError, match=r"not started within 2\.0 s: actor-1 .*env 1\)"):
+    message = r"not started within 2\.0 s: actor-1 .*env 1, making env 1\)"
+    with pytest.raises(StartError, match=message):
         make(
             [CountingEnv, partial(HangingEnv, "init")],
             num_actors=2,
