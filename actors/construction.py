@@ -30,7 +30,9 @@ T = TypeVar("T")
 Maker: TypeAlias = Callable[[], AnyEnv]
 
 
-def construct(request: Build, report: Callable[[int], object]) -> tuple[list[SlotGroup], Built]:
+def construct(
+    request: Build, report: Callable[[int], object] = lambda _: None
+) -> tuple[list[SlotGroup], Built]:
     """Return the groups of slots, and the reply.
 
     If an env cannot be made, there are no groups, the reply holds the error of the first one

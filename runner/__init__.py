@@ -6,8 +6,11 @@ Reading order: `make.py`, `vector_env.py`, `lockstep.py`, `fleet.py`.
 if __name__ != "envbus.runner":
     raise ImportError("import envbus.runner, not runner: two copies would keep two registries")
 
+from envbus.actors.renewal import RestartRequest
+from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.config import Timeouts
+from envbus.runner.fault_log import Hooks
 from envbus.runner.faults import ActorLostError, EnvError, Fault, FaultCause
 from envbus.runner.make import make_vec
 from envbus.runner.pool import ActorPool, Batch
@@ -21,7 +24,10 @@ __all__ = [
     "EnvError",
     "Fault",
     "FaultCause",
+    "Hooks",
+    "RestartLimitError",
     "RestartPolicy",
+    "RestartRequest",
     "Timeouts",
     "make_vec",
 ]
