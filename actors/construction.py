@@ -48,6 +48,9 @@ def construct(
     mode = AutoresetMode(request.autoreset_mode)
     envs: list[AnyEnv] = []
     makers: list[Maker] = []
+    space_pairs = _SpacePairs()
+    #: Slots of the envs that are complete; the next one's is the one that fails.
+    complete = 0
     try:
         if request.specs is not None:
             env_source.register_missing(request.specs.value)
@@ -55,25 +58,67 @@ def construct(
             report(number)
             makers.append(functools.partial(env_source.make, env_source.from_plain(plain)))
             envs.append(makers[-1]())
+            space_pairs.add(envs[-1])
+            complete += _count(envs[-1])
         groups = list(_group(envs, makers, mode, request.first_env_id))
-        found, space_of = _distinct_spaces(envs)
-        return groups, _describe(envs, found, space_of)
+        return groups, _describe(envs, space_pairs)
     except BaseException as error:
-        failed = slot_error(sum(map(_count, envs)), "build", error)
+        failed = slot_error(complete, "build", error)
         return [], _not_built([failed, *_close_all(envs)])
 
 
-def _describe(
-    envs: Sequence[AnyEnv], found: Sequence[tuple[Space, Space]], space_of: list[int]
-) -> Built:
+class _SpacePairs:
+    """The distinct pairs of observation and action space among envs.
+
+    Attributes:
+        plain: The pairs in `spaces.py`'s plain form.
+        of: Which pair each env has.
+    """
+
+    def __init__(self) -> None:
+        self.plain: list[list[Any]] = []
+        self.of: list[int] = []
+        self._found: list[tuple[Space, Space]] = []
+
+    def add(self, env: AnyEnv) -> None:
+        """Take in the spaces of the next env.
+
+        Raises:
+            Exception: Anything; `__eq__` and pickling of a custom space are anybody's code.
+        """
+        if isinstance(env, VectorEnv):
+            pair = (env.single_observation_space, env.single_action_space)
+        else:
+            pair = (env.observation_space, env.action_space)
+        for space in pair:
+            if not isinstance(space, gymnasium.Space):
+                raise TypeError(
+                    f"expected a gymnasium.Space as a space of {env}, got "
+                    f"{type(space).__module__}.{type(space).__qualname__}"
+                )
+        for number, (observation_space, action_space) in enumerate(self._found):
+            if pair[0] == observation_space and pair[1] == action_space:
+                self.of.append(number)
+                return
+        plain = [spaces.to_plain(space) for space in pair]
+        try:
+            cloudpickle.dumps(plain)
+        except Exception as exc:  # here it is one env's fault, in the reply it would be nobody's
+            raise TypeError(f"a space of {env} cannot leave its process: {exc}") from exc
+        self.plain.append(plain)
+        self.of.append(len(self._found))
+        self._found.append(pair)
+
+
+def _describe(envs: Sequence[AnyEnv], space_pairs: _SpacePairs) -> Built:
     first = envs[0] if envs else gymnasium.Env[Any, Any]()
     metadata = {key: _portable(value) for key, value in (first.metadata or {}).items()}
     if isinstance(first, VectorEnv):
         metadata.pop("autoreset_mode", None)  # the runner asked for it and knows
     return Built(
         counts=[_count(env) for env in envs],
-        spaces=Tree([[spaces.to_plain(space) for space in pair] for pair in found]),
-        space_of=space_of,
+        spaces=Tree(space_pairs.plain),
+        space_of=space_pairs.of,
         metadata=Tree(metadata),
         render_mode=first.render_mode if isinstance(first.render_mode, str) else None,
         spec=Tree(_portable(first.spec)),
@@ -113,31 +158,6 @@ def _group(
 
 def _count(env: AnyEnv) -> int:
     return int(env.num_envs) if isinstance(env, VectorEnv) else 1
-
-
-def _distinct_spaces(envs: Sequence[AnyEnv]) -> tuple[list[tuple[Space, Space]], list[int]]:
-    """Return the distinct pairs of spaces, and which of them each env has."""
-    found: list[tuple[Space, Space]] = []
-    space_of = []
-    for env in envs:
-        if isinstance(env, VectorEnv):
-            pair = (env.single_observation_space, env.single_action_space)
-        else:
-            pair = (env.observation_space, env.action_space)
-        for space in pair:
-            if not isinstance(space, gymnasium.Space):
-                raise TypeError(
-                    f"expected a gymnasium.Space as a space of {env}, got "
-                    f"{type(space).__module__}.{type(space).__qualname__}"
-                )
-        for number, (observation_space, action_space) in enumerate(found):
-            if pair[0] == observation_space and pair[1] == action_space:
-                space_of.append(number)
-                break
-        else:
-            space_of.append(len(found))
-            found.append(pair)
-    return found, space_of
 
 
 def _not_built(errors: list[SlotError]) -> Built:

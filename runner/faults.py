@@ -21,6 +21,8 @@ __all__ = [
     "Fault",
     "FaultCause",
     "advise",
+    "as_cause",
+    "env_errors",
     "raise_env_errors",
     "to_exception",
 ]
@@ -137,14 +139,35 @@ def raise_env_errors(errors: Sequence[EnvError], originals: Sequence[Exception |
             gymnasium.logger.error(error.remote_traceback.replace("%", "%%"))
         gymnasium.logger.error("Raising the last exception back to the main process.")
     last, original = errors[-1], originals[-1]
-    cause: Exception = last
-    if len(errors) > 1 and sys.version_info >= (3, 11):
-        cause = builtins.ExceptionGroup(f"{len(errors)} envs failed", list(errors))
+    cause = as_cause(errors)
     if original is not None:
         raise original from cause
     if cause is last:
         raise last
     raise last from cause
+
+
+def as_cause(errors: Sequence[EnvError]) -> Exception | None:
+    """Return one exception for all of `errors`: an `ExceptionGroup` if there are several.
+
+    Before Python 3.11 there are no groups, and the last one stands for all.
+    """
+    if len(errors) > 1 and sys.version_info >= (3, 11):
+        return builtins.ExceptionGroup(f"{len(errors)} envs failed", list(errors))
+    return errors[-1] if errors else None
+
+
+def env_errors(error: BaseException) -> list[EnvError]:
+    """Return what envs raised that has led to `error`, in order of env; empty if none did.
+
+    For exceptions of `reset`, `step`, `call`, `render`, `recv` and the constructors, which are
+    the envs' own where that is possible and have the `EnvError` in their cause. Before Python
+    3.11 it is the last one only; the log has all.
+    """
+    found = error.__cause__
+    if sys.version_info >= (3, 11) and isinstance(found, builtins.ExceptionGroup):
+        return [one for one in found.exceptions if isinstance(one, EnvError)]
+    return [one for one in (error, found) if isinstance(one, EnvError)][:1]
 
 
 def to_exception(

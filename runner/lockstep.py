@@ -49,6 +49,8 @@ class Round(msgspec.Struct):
     faults: dict[int, Loss] = msgspec.field(default_factory=dict)
     #: Actors whose request passed its deadline.
     late: list[Actor] = msgspec.field(default_factory=list)
+    #: Whether what envs raised in it was raised to the caller.
+    told: bool = False
 
     @property
     def has_errors(self) -> bool:
@@ -158,6 +160,11 @@ class Lockstep:
         while (left := until - time.monotonic()) > 0:
             for news in self._fleet.poll(left):
                 self._take(news)
+
+    @property
+    def round(self) -> Round:
+        """What has become of the last round's requests so far."""
+        return self._round
 
     def missing(self) -> list[Actor]:
         """Return the actors that have not answered yet."""

@@ -43,7 +43,14 @@ from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import ActionStore
 from envbus.runner.config import FleetConfig, Timeouts
 from envbus.runner.fault_log import FaultLog, Hooks
-from envbus.runner.faults import EnvError, Fault, raise_env_errors, to_exception
+from envbus.runner.faults import (
+    EnvError,
+    Fault,
+    FaultCause,
+    as_cause,
+    raise_env_errors,
+    to_exception,
+)
 from envbus.runner.fleet import Actor, Fleet
 from envbus.runner.lockstep import Encoded, Lockstep, Round
 from envbus.runner.observations import ObservationStore
@@ -76,6 +83,16 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     results, same errors. What differs: no env is built in this process; replies are matched by
     id, so that a time-out never shifts the data; waits have deadlines; an env's exception keeps
     its type and brings its remote traceback; after an exception the envs can be used further.
+
+    What an env raises in `reset`, `step` or a call is raised here once, as its own type where that
+    is possible, with an `EnvError` (which env, which process, the remote traceback) as its cause;
+    if several envs raise, the last one's is raised, with an `ExceptionGroup` of them all. What the
+    others returned is kept: `step_wait()`, `reset_wait()` or `call_wait()`, called again, returns
+    it. The row of an env that raised then has its former observation, reward 0, no flag and
+    `infos["fault"]`; of a call, its result is None. After that, or without it, all envs can be
+    reset, stepped or closed. Nothing is done to the env that raised: whether it can go on is its
+    own affair, but after a failed automatic reset it refuses to step until it is reset. After a
+    time-out the late answers are dropped, and after an `ActorLostError` only `close` works.
 
     One thread creates, uses and closes it.
 
@@ -231,6 +248,9 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         #: Whether an actor that dies while envs are made anew begins its episodes at once.
         self._resets_reborn = False
         self._call_indices: list[int] = []
+        #: What was collected last; and the results beside an error, until the next call.
+        self._collected = _State.DEFAULT
+        self._kept: tuple[_State, Round] | None = None
 
     # --- reset -------------------------------------------------------------------------------
 
@@ -291,6 +311,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             for slot in addressed:
                 self._lives.remember(actor.env_ids[slot], seeds[actor.env_ids[slot]])
         self._reset_requests = {i: r for i, r in requests.items() if isinstance(r, Reset)}
+        self._kept = None
         self._lockstep.begin(requests, self.timeouts.reset, afresh=True, kill_late=True)
         self._to_reset.difference_update(requests)
         self._state = _State.WAITING_RESET
@@ -306,7 +327,8 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             NoAsyncCallError: Nothing was asked.
             multiprocessing.TimeoutError: Not all answered; the message names who did not.
             ActorLostError, RestartLimitError: An actor ended and was not started again.
-            Exception: What an env raised, as its own type where possible.
+            Exception: What an env raised, as its own type where possible. Called again, this
+                returns the others' results.
         """
         return self._end_reset("reset_wait", "reset_async", timeout)
 
@@ -370,6 +392,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 assert self._blocks.actions is not None
                 rows = [leaf[actor.rows].copy() for leaf in self._blocks.actions]
                 requests[index] = Step(action_arrays=rows)
+        self._kept = None
         self._lockstep.begin(requests, self.timeouts.step, kill_late=True)
         self._to_reset.clear()
         self._state = _State.WAITING_STEP
@@ -570,12 +593,13 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             if slots:
                 requests[actor.index] = make_request(actor, slots)
         self._call_indices = sorted(chosen)
+        self._kept = None
         self._lockstep.begin(requests, self.timeouts.call)
         self._state = _State.WAITING_CALL
 
     def _end_call(self, verb: str, asked: str, timeout: float | None) -> list[Any]:
         done = self._collect(verb, asked, _State.WAITING_CALL, timeout)
-        self._raise_if_errors(done)
+        self._raise_or_mark(done, {})
         values: list[Any] = [None] * self.num_envs
         results = iter(
             value
@@ -657,6 +681,9 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     def _collect(self, verb: str, asked: str, state: _State, timeout: float | None) -> Round:
         if self.closed or self._state is not state:
             self._assert_is_running()
+            if self._state is _State.DEFAULT and self._kept is not None and self._kept[0] is state:
+                kept, self._kept = self._kept[1], None
+                return kept
             raise NoAsyncCallError(
                 f"Calling `{verb}` without any prior call to `{asked}`.", state.value
             )
@@ -664,6 +691,12 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             done = self._lockstep.collect(timeout)
         except KeyboardInterrupt:
             raise  # the call stays pending: it can be fetched, or closed
+        except EnvbusError as exc:
+            self._state = _State.DEFAULT
+            cause = self._cause_of(self._lockstep.round)
+            if cause is None:
+                raise
+            raise exc from cause
         except BaseException:
             self._state = _State.DEFAULT
             raise
@@ -671,7 +704,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             missing = self._lockstep.missing()
             self._lockstep.abandon()
             self._time_out(verb, timeout, missing)
-        self._state = _State.DEFAULT
+        self._state, self._collected = _State.DEFAULT, state
         if done.late:
             self._time_out(verb, getattr(self.timeouts, state.value), done.late)
         return done
@@ -682,7 +715,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             f"The call to `{verb}` has timed out after {timeout} second(s). "
             f"Not answered: {', '.join(actor.describe() for actor in late)}.\n"
             + "\n".join(self._fleet.stacks(late))
-        )
+        ) from self._cause_of(self._lockstep.round)
 
     def _take_results(self, done: Round) -> dict[int, dict[str, Any]]:
         """Put what the replies carry into the stores; return the infos that are not empty."""
@@ -727,7 +760,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         recovery = self._recovery
         if recovery is None:
-            self._raise_if_errors(done)
+            self._raise_or_mark(done, infos)
             return
         faults: dict[int, Fault] = {}
         self._note_faults(done, faults, reset=reset)
@@ -858,10 +891,23 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 ) from exc
         return merged
 
-    def _raise_if_errors(self, done: Round) -> None:
+    def _raise_or_mark(self, done: Round, infos: dict[int, dict[str, Any]]) -> None:
+        """Raise what envs raised, once; when the results are fetched after that, mark theirs."""
         found = self._errors_of(done)
-        if found:
+        if found and not done.told:
+            done.told = True
+            self._kept = (self._collected, done)
             raise_env_errors([error for error, _ in found], [original for _, original in found])
+        for error, _ in found:
+            infos.setdefault(error.env_id, {})["fault"] = {
+                "cause": FaultCause.ERROR.value,
+                "error": error.summary,
+                "restarts": 0,
+            }
+
+    def _cause_of(self, done: Round) -> Exception | None:
+        """Return what envs raised in a round that something else ended."""
+        return as_cause([error for error, _ in self._errors_of(done)])
 
     def _errors_of(self, done: Round) -> list[tuple[EnvError, Exception | None]]:
         """Return what envs raised in a round, in their order."""
