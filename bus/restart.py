@@ -7,6 +7,7 @@ STARTING ──ready──▶ READY
                       ├─ not worth a restart, or stopped ─▶ STOPPED
                       ├─ budget spent ────────────────────▶ GIVEN_UP
                       └─▶ BACKING_OFF ──delay over──▶ STARTING, incarnation + 1
+READY ──renewed──▶ STARTING, incarnation + 1
 ```
 
 Pure: no socket, clock, thread or process in this file; randomness is handed in. A child may be
@@ -159,6 +160,12 @@ class Child:
     def on_started_again(self) -> None:
         """The delay of `StartAfter` is over and a new process runs."""
         self._expect(ChildState.BACKING_OFF)
+        self.state = ChildState.STARTING
+        self.incarnation += 1
+
+    def on_renewed(self) -> None:
+        """It works and was exchanged for a fresh one, which says nothing against it."""
+        self._expect(ChildState.READY)
         self.state = ChildState.STARTING
         self.incarnation += 1
 

@@ -120,6 +120,15 @@ class Supervision:
         self._children[name].on_stop()
         self._starts.pop(name, None)
 
+    def renew(self, name: str) -> int:
+        """Exchange a child that works for a fresh one; return the new one's incarnation.
+
+        It is no restart: neither counted nor held against the policy.
+        """
+        child = self._children[name]
+        child.on_renewed()
+        return child.incarnation
+
     def remove(self, name: str) -> None:
         """Forget a child."""
         self._starts.pop(name, None)

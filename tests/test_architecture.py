@@ -37,7 +37,12 @@ CORE = COMPOSED | {
     "bus/routing.py",
     "bus/supervision.py",
 }
-PURE = CORE | {"actors/autoreset.py", "runner/episode_stats.py", "runner/latency.py"}
+PURE = CORE | {
+    "actors/autoreset.py",
+    "runner/episode_stats.py",
+    "runner/latency.py",
+    "runner/recycling.py",
+}
 NOT_IN_CORE = {
     "asyncio",
     "multiprocessing",

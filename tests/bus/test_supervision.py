@@ -153,3 +153,17 @@ class SupervisionMachine(RuleBasedStateMachine):
 
 
 TestSupervisionMachine = SupervisionMachine.TestCase
+
+
+def test_a_renewed_child_lives_on_in_another_incarnation_and_is_not_counted() -> None:
+    supervision = supervision_of("a")
+    for incarnation in range(1, 50):
+        assert supervision.renew("a") == incarnation
+        assert supervision.state("a") is ChildState.STARTING
+        supervision.handle(ChildReady("a", incarnation), 0.0)
+    late = ChildExited("a", 48, Exit.CRASH)
+    assert supervision.handle(late, 1.0) == []
+    assert supervision.restarts("a") == 0
+    exited = ChildExited("a", 49, Exit.CRASH)
+    assert supervision.handle(exited, 1.0) == [StartChild("a", 50)]
+    supervision.check_invariants()
