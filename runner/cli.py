@@ -5,7 +5,6 @@ Heavy imports happen in the commands, so that `--help` and mistakes answer at on
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,9 +14,10 @@ from typing import Annotated, Literal, TextIO
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 
-from envbus.bus.errors import ConfigError, ProtocolError, RequestTimeoutError, TransportError
+from envbus.bus.errors import ConfigError, TransportError
+from envbus.runner import cli_bus
+from envbus.runner.console import log_to, refuse
 
 __all__ = ["app", "main"]
 
@@ -53,18 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except _UsageError as exc:
         format_message = getattr(exc, "format_message", exc.__str__)
-        return _refuse(format_message())
+        return refuse(format_message())
     except ConfigError as exc:
-        return _refuse(str(exc))
+        return refuse(str(exc))
     except TransportError as exc:  # an address in use, for example
-        return _refuse(str(exc), code=1)
+        return refuse(str(exc), code=1)
     return code if isinstance(code, int) else 0
-
-
-def _refuse(message: str, *, code: int = 2) -> int:
-    """Say in one line why nothing is done; return the exit code."""
-    sys.stderr.write(f"envbus: error: {' '.join(message.split())}\n")
-    return code
 
 
 def _show_version(wanted: bool) -> None:
@@ -157,7 +151,7 @@ def run(
     )
     with _result_stream(exclusive=as_json) as out:
         console = Console(stderr=True)
-        _log_to(console)
+        log_to(console)
         with ProgressLine(console) as line:
             result = run_job(config, line)
         if as_json:
@@ -168,59 +162,6 @@ def run(
             console.print("interrupted before the first step")
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-@app.command()
-def broker(
-    bind: Annotated[
-        list[str],
-        typer.Option(help="Endpoint to listen on, tcp://127.0.0.1:5555 for example. Repeatable."),
-    ],
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Allow endpoints that other machines reach, without keys. Anybody who reaches "
-            "them can join.",
-        ),
-    ] = False,
-) -> None:
-    """Run a broker by itself until Ctrl-C: runners can share what is connected to it."""
-    from envbus.bus.standalone import serve_broker
-
-    def say_where(endpoints: tuple[str, ...]) -> None:
-        for endpoint in endpoints:
-            sys.stdout.write(f"listening on {endpoint}\n")
-        sys.stdout.flush()
-
-    _log_to(Console(stderr=True))
-    serve_broker(bind, insecure=insecure, on_ready=say_where)
-
-
-@app.command()
-def actor(
-    endpoint: Annotated[
-        str, typer.Argument(help="Where the runner listens, tcp://10.0.0.5:5555 for example.")
-    ],
-    name: Annotated[
-        str | None,
-        typer.Option(help="For messages to people.", show_default="host name and process id"),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds to wait for the runner to answer.")
-    ] = 60.0,
-) -> None:
-    """Host envs for a runner on another machine, until it says to stop.
-
-    The runner was made with remote_actors=... and bind=... and gives this actor its envs.
-    """
-    from envbus.actors.remote import serve_remote
-
-    _log_to(Console(stderr=True))
-    try:
-        serve_remote(endpoint, name=name, timeout=timeout)
-    except (RequestTimeoutError, ProtocolError) as exc:
-        raise typer.Exit(_refuse(str(exc), code=1)) from exc
 
 
 @app.command(
@@ -234,19 +175,14 @@ def bench(context: typer.Context) -> None:
     raise typer.Exit(bench_main(context.args) or 0)
 
 
+cli_bus.add_commands(app)
+
+
 def _find_modules_here() -> None:
     """Let `module:function` name a file of the current folder, as `python -m` would."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
-
-
-def _log_to(console: Console) -> None:
-    """Show warnings, a dead actor for example, without tearing the progress line."""
-    handler = RichHandler(
-        console=console, show_time=False, show_path=False, markup=False, highlighter=None
-    )
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s")
 
 
 @contextmanager
