@@ -1,0 +1,103 @@
+"""Puts what a vector env's actors reply where its caller reads it. Knows no fault and no wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import gymnasium
+
+from envbus.actors.blocks import Blocks
+from envbus.actors.protocol import Rebuild, Reset, StepResult
+from envbus.runner.fleet import Actor
+from envbus.runner.lockstep import Round
+from envbus.runner.observations import ObservationStore
+
+__all__ = ["Infos", "VectorResults", "merge_infos"]
+
+#: By env, those infos that are not empty.
+Infos: TypeAlias = dict[int, dict[str, Any]]
+
+
+class VectorResults:
+    """The latest observation, reward and flags of each env.
+
+    Args:
+        space: The single observation space.
+        num_envs: Rows.
+        blocks: Where rewards and flags are, and observations of a fixed size; the actors write
+            into the very same arrays, if memory is shared.
+        actors: Whose replies are taken.
+    """
+
+    def __init__(
+        self,
+        space: gymnasium.Space[Any],
+        num_envs: int,
+        blocks: Blocks,
+        actors: Sequence[Actor],
+    ) -> None:
+        self.blocks = blocks
+        self.observations = ObservationStore(space, num_envs, blocks.observations)
+        self._actors = actors
+
+    def take(self, done: Round, openings: Mapping[int, Reset | Rebuild]) -> Infos:
+        """Take in what a round's replies carry, and return the infos.
+
+        Args:
+            done: The round.
+            openings: By actor index: the request that its reply is to, where that began episodes.
+        """
+        blocks = self.blocks
+        infos: Infos = {}
+        for index, reply in done.replies.items():
+            if type(reply) is not StepResult:
+                continue
+            actor = self._actors[index]
+            request = openings.get(index)
+            slots = request.slots if request is not None else None
+            rows: Any = actor.rows
+            if slots is not None:
+                rows = [actor.env_ids[slot] for slot in slots]
+            if reply.observation_arrays is not None:
+                self.observations.put_arrays(rows, reply.observation_arrays)
+            if reply.observations is not None:
+                env_ids = actor.env_ids if slots is None else rows
+                self.observations.put_singles(env_ids, reply.observations.value)
+            if request is not None:
+                blocks.rewards[rows] = 0.0
+                blocks.terminations[rows] = False
+                blocks.truncations[rows] = False
+            elif reply.rewards is not None:
+                blocks.rewards[rows] = reply.rewards
+                blocks.terminations[rows] = reply.terminations
+                blocks.truncations[rows] = reply.truncations
+            if reply.infos is not None:
+                env_ids = actor.env_ids if slots is None else rows
+                for env_id, info in zip(env_ids, reply.infos.value, strict=True):
+                    if info:
+                        infos[env_id] = info
+        return infos
+
+
+def merge_infos(
+    infos: Infos, add_info: Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the infos of all envs as one dict of arrays.
+
+    Args:
+        infos: Those that are not empty.
+        add_info: Gymnasium's `VectorEnv._add_info`.
+
+    Raises:
+        ValueError: They cannot be merged; the message names the env.
+    """
+    merged: dict[str, Any] = {}
+    for env_id in sorted(infos):
+        try:
+            merged = add_info(merged, infos[env_id], env_id)
+        except Exception as exc:  # a different error for each kind of misfit
+            raise ValueError(
+                f"the info of env {env_id} cannot be merged with those before it: {exc}"
+            ) from exc
+    return merged
