@@ -19,6 +19,7 @@ class ActorState(enum.Enum):
     BUILDING = "building"  # its envs are being made
     BUILT = "built"  # its envs exist; no blocks yet
     READY = "ready"
+    LEAVING = "leaving"  # it was asked to end, and will be started again
     DOWN = "down"  # its process ended; it may be started again
     LOST = "lost"  # it ended and will not be started again
 

@@ -9,6 +9,7 @@ from typing import Literal
 from envbus.bus.errors import ConfigError
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
+from envbus.runner.recycling import RecycleAfter
 
 __all__ = ["FleetConfig", "Timeouts", "choose_num_actors", "choose_start_method"]
 
@@ -55,6 +56,11 @@ class FleetConfig:
     timeouts: Timeouts = field(default_factory=Timeouts)
     #: Whether, and how often, actors that died are started again; None: they are not.
     restart: RestartPolicy | None = None
+    #: Resident memory in MiB that the process of an actor may use, with all below it; one that
+    #: uses more is killed. None: no limit.
+    memory_limit_mb: float | None = None
+    #: When actors that work are exchanged for fresh ones; None: never.
+    recycle: RecycleAfter | None = None
     #: Modules that the fork server imports before it forks actors, for a quicker start.
     preload: tuple[str, ...] = ()
     #: Carry the messages of local actors through socketpairs instead of ROUTER and DEALER, where
@@ -71,6 +77,14 @@ class FleetConfig:
     insecure: bool = False
 
     def __post_init__(self) -> None:
+        limit, recycle = self.memory_limit_mb, self.recycle
+        if limit is not None and not 0 < limit < math.inf:
+            raise ConfigError(f"memory_limit_mb must be positive and finite, not {limit!r}")
+        if limit is not None and recycle is not None and (recycle.rss_mb or 0.0) >= limit:
+            raise ConfigError(
+                f"RecycleAfter.rss_mb={recycle.rss_mb} must be less than memory_limit_mb={limit}, "
+                "at which actors are killed"
+            )
         if self.remote_actors < 0:
             raise ConfigError(f"remote_actors must not be negative, is {self.remote_actors}")
         if self.remote_actors and not self.bind:

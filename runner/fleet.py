@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import random
 import secrets
+import select
 import shutil
 import tempfile
 import time
@@ -70,11 +71,14 @@ from envbus.bus.supervision import (
     SupervisionTick,
 )
 from envbus.bus.transport import Frames, RouterTransport
+from envbus.bus.unix_sockets import wait_for
 from envbus.bus.zmq_transport import ZmqRouter
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.config import FleetConfig, choose_num_actors, choose_start_method
 from envbus.runner.faults import FaultCause, to_exception
 from envbus.runner.hangs import StackReports
+from envbus.runner.memory import MemoryWatch
+from envbus.runner.recycling import Recycling
 
 __all__ = ["Actor", "ActorState", "Answer", "Fleet", "Gone", "Lost", "News", "Ready"]
 
@@ -84,6 +88,8 @@ logger = logging.getLogger("envbus.runner.fleet")
 _IN_FLIGHT_PER_ACTOR = 4096
 #: Seconds between looks for exited processes while messages keep coming.
 _EXIT_CHECK_INTERVAL = 0.05
+#: Seconds for the exit of a process to be told whose socket has hung up.
+_EXIT_TIMEOUT = 1.0
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -114,7 +120,7 @@ class Gone(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ready(msgspec.Struct, frozen=True, gc=False):
-    """An actor that had ended runs again; its envs are built and not reset."""
+    """An actor that had ended, or was recycled, runs again; its envs are built and not reset."""
 
     actor: Actor
 
@@ -129,6 +135,8 @@ class FleetStatistics(msgspec.Struct, frozen=True, kw_only=True):
     actors_ready: int
     #: Actor processes started again after they ended.
     restarts: int
+    #: Actor processes that were exchanged for fresh ones while they worked (`RecycleAfter`).
+    recycled: int
     #: Requests to actors that wait for their end now.
     in_flight: int
     #: Replies dropped because their request had ended already.
@@ -187,6 +195,14 @@ class Fleet:
         self._spares: dict[bytes, str] = {}
         self._news: list[News] = []
         self._restarts = 0
+        self._recycled = 0
+        #: Whose turn it is to be exchanged for a fresh one; None: never anybody's.
+        self.recycling = None if config.recycle is None else Recycling(config.recycle, num_actors)
+        #: An actor that was asked to leave, and when it is killed for not doing so.
+        self._leaving: Actor | None = None
+        self._leave_by = math.inf
+        weighs = self.recycling is not None and self.recycling.weighs
+        self._memory = MemoryWatch() if weighs or config.memory_limit_mb is not None else None
         self._next_exit_check = 0.0
         self._arena: Arena | None = None
         self._map: MapBlocks | None = None
@@ -351,13 +367,31 @@ class Fleet:
             wake_at = self._supervision.wake_at()
             if wake_at is not None:
                 timeout = min(timeout, max(wake_at - time.monotonic(), 0.0))
+        if self._leaving is not None:
+            timeout = min(timeout, max(self._leave_by - time.monotonic(), 0.0))
+        if self._memory is not None:
+            timeout = min(timeout, max(self._memory.look_at - time.monotonic(), 0.0))
         taken = self._take_outcomes(timeout)
         now = time.monotonic()
         if not taken or now >= self._next_exit_check:
             self._next_exit_check = now + _EXIT_CHECK_INTERVAL
             self._look_after_children(now)
+        if self._memory is not None and now >= self._memory.look_at:
+            self._look_at_memory(self._memory)
         news, self._news = self._news, []
         return news
+
+    def why_gone(self, actor: Actor) -> str:
+        """Return how an actor ended that could not be asked; waits up to a second for its exit."""
+        who, child = actor.describe(), actor.child
+        deadline = time.monotonic() + _EXIT_TIMEOUT
+        while child is not None and child.exit_status is None:
+            if not wait_for(self._nursery, select.POLLIN, deadline):
+                break
+            self._look_after_children(time.monotonic())
+        if child is None or child.exit_status is None:
+            return f"{who} has ended"
+        return f"{who} ended: {child.exit_status.report()}"
 
     def stacks(self, actors: Sequence[Actor]) -> list[str]:
         """Return what the threads of actors are doing that do not answer, for people.
@@ -367,6 +401,21 @@ class Fleet:
         return self._stacks.of(actors)
 
     # --- end ---------------------------------------------------------------------------------
+
+    def recycle(self, actor: Actor) -> None:
+        """Ask an actor that works to close its envs and leave; `Ready` tells of the fresh one.
+
+        Nothing may be in flight to it. If it does not leave within `timeouts.close` it is killed.
+        No restart is counted, and its end is no news.
+        """
+        assert actor.state is ActorState.READY
+        assert self.recycling is not None
+        assert self._leaving is None
+        self.recycling.leave(actor.index)
+        actor.state = ActorState.LEAVING
+        self._leaving = actor
+        self._leave_by = time.monotonic() + self.config.timeouts.close
+        self._broker.shut_down(actor.identity)
 
     def kill(self, actor: Actor, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
         """Kill an actor's process tree; `poll` reports its end, with `cause` and `reason`."""
@@ -385,6 +434,7 @@ class Fleet:
             actors=len(self.actors),
             actors_ready=sum(actor.state is ActorState.READY for actor in self.actors),
             restarts=self._restarts,
+            recycled=self._recycled,
             in_flight=len(self._calls),
             late_replies=self._broker.statistics().late_replies,
         )
@@ -500,12 +550,10 @@ class Fleet:
         try:
             self._launch(actor)
         except StartError as exc:  # no process, no memory: another failure of this actor
-            logger.warning("%s was not started again: %s", actor.name, exc)
-            assert self._supervision is not None
-            actor.state, actor.child = ActorState.DOWN, None
+            actor.child = None
             self._broker.peer_gone(actor.identity, str(exc))
-            exited = ChildExited(actor.name, actor.incarnation, Exit.CRASH, str(exc))
-            self._perform(self._supervision.handle(exited, time.monotonic()))
+            reason = f"{actor.name} was not started again: {exc}"
+            self._on_end(actor, reason, str(exc), time.monotonic())
 
     def _take_outcomes(self, timeout: float) -> bool:
         """Take what the broker has; return whether it had anything."""
@@ -643,6 +691,8 @@ class Fleet:
     def _on_mapped(self, actor: Actor) -> None:
         again = actor.incarnation > 0
         actor.state = ActorState.READY
+        if self.recycling is not None and not actor.remote:
+            self.recycling.begin(actor.index, time.monotonic())
         if self._supervision is not None:
             self._supervision.handle(ChildReady(actor.name, actor.incarnation), time.monotonic())
         if again:
@@ -663,8 +713,26 @@ class Fleet:
             for actor in self.actors:
                 if actor.child is child:
                     self._on_exit(actor, status, now)
+        if self._leaving is not None and now >= self._leave_by:
+            logger.warning(
+                "%s did not leave in %.3g s, to be recycled, and was killed",
+                self._leaving.describe(),
+                self.config.timeouts.close,
+            )
+            self._leave_by = math.inf
+            if self._leaving.child is not None:
+                self._nursery.kill(self._leaving.child)
         if self._supervision is not None and self._supervision.wake_at() is not None:
             self._perform(self._supervision.handle(SupervisionTick(), now))
+
+    def _look_at_memory(self, memory: MemoryWatch) -> None:
+        limit = self.config.memory_limit_mb
+        for actor, used in memory.look(self.actors):
+            if limit is not None and used > limit:
+                reason = f"it used {used:.0f} MiB of memory, and memory_limit_mb is {limit:g}"
+                self.kill(actor, FaultCause.MEMORY, reason)
+            elif self.recycling is not None:
+                self.recycling.weigh(actor.index, used)
 
     def _on_exit(self, actor: Actor, status: ExitStatus, now: float) -> None:
         self._take_outcomes(0.0)  # what it sent before it ended counts
@@ -676,11 +744,27 @@ class Fleet:
         self._take_outcomes(0.0)
         if self._lanes is not None:
             self._lanes.drop_lane(actor.identity)
-        self._on_end(actor, reason, status.report(), now)
+        if actor is self._leaving:
+            self._renew(actor)
+        else:
+            self._on_end(actor, reason, status.report(), now)
+
+    def _renew(self, actor: Actor) -> None:
+        """An actor left as it was asked to: start it again."""
+        logger.info("%s left, to be recycled", actor.describe())
+        self._leaving, self._leave_by = None, math.inf
+        self._recycled += 1
+        if self._supervision is not None:
+            actor.incarnation = self._supervision.renew(actor.name)
+        else:
+            actor.incarnation += 1
+        self._launch_again(actor)
 
     def _on_end(self, actor: Actor, reason: str, detail: str, now: float) -> None:
         """An actor is gone and all that it held was told: start it again, or tell."""
         actor.state = ActorState.DOWN if self._supervision is not None else ActorState.LOST
+        if self.recycling is not None:
+            self.recycling.end(actor.index)
         gone = Gone(actor, reason, actor.cause)
         self._news.append(gone)
         if self._supervision is not None:

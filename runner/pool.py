@@ -53,6 +53,7 @@ from envbus.runner.fleet import (
 )
 from envbus.runner.observations import ObservationStore
 from envbus.runner.recovery import Lives, Recovery
+from envbus.runner.recycling import RecycleAfter
 from envbus.runner.seeding import spread_seeds
 from envbus.runner.statistics import Statistics, gather
 from envbus.runner.vector_spaces import check_max_concurrency, choose_spaces
@@ -67,7 +68,8 @@ class _EnvState(enum.Enum):
     IDLE = "idle"  # its last result was received: it may be sent an action
     PENDING = "pending"  # a step or reset is under way
     READY = "ready"  # its result waits to be received
-    RECOVERING = "recovering"  # its actor died; a new episode will come by itself
+    RECOVERING = "recovering"  # its actor died or leaves; a new episode will come by itself
+    HELD = "held"  # its episode is over, and its actor leaves once those of the others are
     LOST = "lost"  # its actor died and is not started again
 
 
@@ -125,6 +127,11 @@ class ActorPool:
         all_or_nothing: Raise a `RestartLimitError` when an env is given up, instead of going on
             with the others.
         hooks: Functions that are told of faults and restarts.
+        memory_limit_mb: Resident memory in MiB that an actor may use, with all that it started;
+            one that uses more is killed, with or without restart. Looked at about once per
+            second, for actors on this host, while `recv` or `send` runs.
+        recycle_after: When actors on this host that work are exchanged for fresh ones; None:
+            never. See docs/recovery.md.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked.
         lanes: Carry the messages of local actors through a socketpair each, where the platform
@@ -157,6 +164,8 @@ class ActorPool:
         restart_policy: RestartPolicy | None = None,
         all_or_nothing: bool = False,
         hooks: Hooks | None = None,
+        memory_limit_mb: float | None = None,
+        recycle_after: RecycleAfter | None = None,
         timeouts: Timeouts | None = None,
         preload: Sequence[str] = (),
         lanes: bool = True,
@@ -186,6 +195,8 @@ class ActorPool:
                 max_concurrency=check_max_concurrency(max_concurrency),
                 timeouts=self.timeouts,
                 restart=policy,
+                memory_limit_mb=memory_limit_mb,
+                recycle=recycle_after,
                 preload=tuple(preload),
                 lanes=lanes,
                 remote_actors=remote_actors,
@@ -359,7 +370,9 @@ class ActorPool:
         if not (self._ready or self._awaited() or self._faults or self._has_error()):
             if len(self._lost) == self.num_envs:
                 raise self._loss(min(self._lost))
-            raise NoAsyncCallError("Nothing to receive: call `reset` or `send` first.", "recv")
+            if _EnvState.HELD not in self._states:
+                raise NoAsyncCallError("Nothing to receive: call `reset` or `send` first.", "recv")
+            self._stop_holding()  # the caller waits for those who wait for others
         deadline = None if timeout is None else time.monotonic() + timeout
         timed_out = False
         self._take_news(0.0)
@@ -375,7 +388,9 @@ class ActorPool:
         if self._has_error():
             raise self._errors.popleft() if self._errors else self._losses.popleft()
         count = len(self._ready) if max_envs is None else min(len(self._ready), max_envs)
-        return self._make_batch([self._ready.popleft() for _ in range(count)], timed_out)
+        batch = self._make_batch([self._ready.popleft() for _ in range(count)], timed_out)
+        self._recycle()  # before the caller can send to those whose episodes have ended
+        return batch
 
     def statistics(self) -> Statistics:
         """Return counts since the start: actors, restarts, faults, late replies."""
@@ -445,10 +460,14 @@ class ActorPool:
             wake_at = recovery.wake_at()
             if wake_at is not None:
                 timeout = min(timeout, max(wake_at - time.monotonic(), 0.0))
+        recycling = self._fleet.recycling
+        if recycling is not None:
+            timeout = min(timeout, max(recycling.hold_ends_at() - time.monotonic(), 0.0))
         for news in self._fleet.poll(timeout):
             self._on_news(news)
         if recovery:
             self._remake(recovery.due(time.monotonic()))
+        self._recycle()
 
     def _on_news(self, news: News) -> None:
         if type(news) is Answer:
@@ -484,6 +503,9 @@ class ActorPool:
             blocks.rewards[members] = result.rewards
             blocks.terminations[members] = result.terminations
             blocks.truncations[members] = result.truncations
+        if kind is Step and self._fleet.recycling is not None:
+            ended = np.count_nonzero(blocks.terminations[members] | blocks.truncations[members])
+            self._fleet.recycling.count(news.actor.index, len(members), int(ended))
         if result.infos is not None:
             for env_id, info in zip(members, result.infos.value, strict=True):
                 if info:
@@ -661,6 +683,48 @@ class ActorPool:
         )
         self._ask(actor, request, members, self.timeouts.reset)
 
+    def _recycle(self) -> None:
+        """Hold back the envs of the actor whose turn it is, and exchange it once all are held.
+
+        The next first observation of an env that was held comes by itself, as after a fault.
+        """
+        recycling = self._fleet.recycling
+        now = time.monotonic()
+        index = None if recycling is None else recycling.turn(now)
+        if recycling is None or index is None:
+            return
+        actor = self._fleet.actors[index]
+        if actor.state is not ActorState.READY:
+            return  # it was killed, and ends
+        if now >= recycling.hold_ends_at():
+            self._stop_holding()
+            return
+        for unit in actor.units():
+            if all(self._states[i] is _EnvState.IDLE and self._has_ended(i) for i in unit):
+                for env_id in unit:
+                    self._states[env_id] = _EnvState.HELD
+        at_rest = (_EnvState.HELD, _EnvState.RECOVERING, _EnvState.LOST)
+        states = [self._states[env_id] for env_id in actor.env_ids]
+        if _EnvState.HELD in states and all(state in at_rest for state in states):
+            members = [i for i in actor.env_ids if self._states[i] is not _EnvState.LOST]
+            for env_id in members:
+                self._states[env_id] = _EnvState.RECOVERING
+            self._lives.begin(members)
+            self._fleet.recycle(actor)
+
+    def _stop_holding(self) -> None:
+        """Let the actor whose turn it is go on, and its held envs begin their next episodes."""
+        recycling = self._fleet.recycling
+        assert recycling is not None
+        recycling.pass_turn(time.monotonic())
+        held = [i for i, state in enumerate(self._states) if state is _EnvState.HELD]
+        for actor, members in self._by_actor(held):
+            self._ask(actor, Reset(slots=self._slots(actor, members)), members, self.timeouts.reset)
+
+    def _has_ended(self, env_id: int) -> bool:
+        """Return whether an idle env's last row was the last of its episode."""
+        return bool(self._blocks.terminations[env_id] or self._blocks.truncations[env_id])
+
     def _has_error(self) -> bool:
         return bool(self._errors or self._losses)
 
@@ -674,7 +738,7 @@ class ActorPool:
         self._infos.clear()
         self._num_pending = 0
         for env_id, state in enumerate(self._states):
-            if state in (_EnvState.PENDING, _EnvState.READY):
+            if state in (_EnvState.PENDING, _EnvState.READY, _EnvState.HELD):
                 self._states[env_id] = _EnvState.IDLE
 
     def _make_batch(self, env_ids: list[int], timed_out: bool) -> Batch:
