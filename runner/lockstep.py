@@ -194,8 +194,8 @@ class Lockstep:
                 self._waiting[index] = self._fleet.ask(
                     actor, request, timeout=self._timeout, tag=self._number
                 )
-        except NoPeerError as exc:  # it left, and its exit has not been told yet
-            self._fault(actor, Loss(actor.cause, str(exc)))
+        except NoPeerError:  # it left, and its exit has not been told yet
+            self._fault(actor, Loss(actor.cause, self._fleet.why_gone(actor)))
 
     def _take(self, news: News) -> None:
         if type(news) is Answer:

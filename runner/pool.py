@@ -444,7 +444,7 @@ class ActorPool:
                 actor, request, timeout=timeout, tag=(self._round, members, type(request))
             )
         except NoPeerError:  # it left, and its exit has not been told yet
-            self._on_gone(members, f"{actor.describe()} has ended")
+            self._on_gone(members, self._fleet.why_gone(actor))
             return
         self._requests[members[0]] = request_id
         for env_id in members:

@@ -21,7 +21,7 @@ from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import StartError
 from envbus.runner import ActorLostError, ActorPool, BusVectorEnv, EnvError, Timeouts
 from envbus.runner.faults import env_errors
-from tests.integration.nursery_children import Driver
+from tests.integration.nursery_children import Driver, is_alive, wait_until
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -342,6 +342,25 @@ def test_a_process_that_ends_in_a_constructor_is_told_with_its_last_words() -> N
     """F-06."""
     with pytest.raises(StartError, match=r"(?s)while starting, actor-1 .*exit code 3.*line 19999"):
         BusVectorEnv([DyingEnv, partial(DyingEnv, True)], num_actors=2)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_end_between_two_steps_is_told_with_its_exit(restart: bool) -> None:
+    """F-03: the next request finds a socket that has hung up, before the exit was told."""
+    envs = BusVectorEnv([DyingEnv] * 2, num_actors=2, restart_failed_sub_environments=restart)
+    envs.reset()
+    pid = envs.actor_pids()[1]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), "its end")
+    if restart:
+        *_, infos = envs.step([1, 1])
+        text = infos["fault"]["error"][1]
+    else:
+        with pytest.raises(ActorLostError) as caught:
+            envs.step([1, 1])
+        text = str(caught.value)
+    envs.close()
+    assert f"actor-1 (pid {pid}, incarnation 0, env 1) ended: signal SIGKILL" in text
 
 
 # --- hangs --------------------------------------------------------------------------------------
