@@ -25,7 +25,8 @@ __all__ = ["MONITOR_QUEUE", "Doorkeeper", "guard", "handshake_trouble", "introdu
 
 logger = logging.getLogger("envbus.bus.authentication")
 
-#: A domain makes libzmq refuse everybody if nobody answers it, instead of letting everybody in.
+#: A domain that is enforced makes libzmq refuse everybody if nobody answers it; by default it would
+#: let everybody in.
 _DOMAIN = "envbus"
 #: Events that a socket's monitor keeps. libzmq's threads stand still when there is no room.
 MONITOR_QUEUE = 100_000
@@ -50,6 +51,7 @@ def guard(router: zmq.Socket[bytes], keys: BrokerKeys) -> None:
     router.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret)
     router.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public)
     router.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
+    router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
 
 
@@ -126,8 +128,11 @@ class Doorkeeper:
             allowed = self._allow(name)
             if not isinstance(allowed, bool):  # a coroutine, for example, would pass for a yes
                 raise TypeError(f"allow must return True or False, not {allowed!r}")
-        except Exception:  # the border: whatever is wrong with the list, the door stays shut
-            logger.exception("whether the client %s may come in could not be found out", name)
+        except Exception as exc:  # the border: whatever is wrong, the door stays shut
+            reason = f"{type(exc).__name__}: {exc}"
+            self._log_once(
+                reason, "it could not be found out whether %s may join: %s", name, reason
+            )
             return False
         if not allowed:
             self._log_once(name, "a client with the public key %s is not allowed", name)

@@ -125,7 +125,7 @@ class AllowList:
         self._load(_key_or_warning)
         return key.encode() in self._keys
 
-    def _load(self, read: Callable[[Path], bytes]) -> None:
+    def _load(self, read: Callable[[Path], bytes | None]) -> None:
         seen = {}
         try:
             folder = self._path.is_dir()
@@ -135,7 +135,7 @@ class AllowList:
         except OSError as exc:
             raise ConfigError(f"the allowed keys in {self._path} cannot be read: {exc}") from exc
         if seen != self._seen:
-            self._keys = {read(file) for file in seen}
+            self._keys = {key for file in seen if (key := read(file)) is not None}
             self._seen = seen
 
 
@@ -154,6 +154,9 @@ def new_keys(folder: PathLike, name: str) -> tuple[Path, Path]:
     public, secret = target / (name + _PUBLIC), target / (name + _PRIVATE)
     try:
         target.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(f"no keys can be made in {target}: {exc}") from exc
+    try:
         # Made where only this user can look, so that the secret is never readable by others.
         with tempfile.TemporaryDirectory(dir=target, prefix=".new-keys-") as private:
             made = zmq.auth.create_certificates(private, name)
@@ -196,13 +199,13 @@ def load_public_key(path: PathLike) -> bytes:
     return _read(path)[0]
 
 
-def _key_or_warning(path: Path) -> bytes:
-    """Return the key, or what no client's key equals: one bad file must not shut out the others."""
+def _key_or_warning(path: Path) -> bytes | None:
+    """Return the key, or None: one bad file must not shut out the others."""
     try:
         return load_public_key(path)
     except ConfigError as exc:
         logger.warning("%s", exc)
-        return b""
+        return None
 
 
 def _read(path: PathLike) -> tuple[bytes, bytes | None]:

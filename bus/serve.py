@@ -163,9 +163,15 @@ class Worker:
         """
         self._send(Kind.REQUEST, HELLO_ID, self._hello, ttl=timeout)
         deadline = time.monotonic() + timeout
+        turned_away = False
         while (left := deadline - time.monotonic()) > 0:
-            frames = self._transport.receive(left)
+            frames = self._transport.receive(min(left, _IDLE_WAIT))
             if frames is None:
+                if self._transport.trouble():
+                    turned_away = True  # and the hello is lost with the connection
+                elif turned_away:
+                    turned_away = False
+                    self._send(Kind.REQUEST, HELLO_ID, self._hello, ttl=left)
                 continue
             header = decode_header(frames[0])
             if header.kind is Kind.REPLY and header.payload_type == "Welcome":

@@ -375,6 +375,8 @@ class ZmqPeer:
                 self._knock_at = now + _KNOCK_INTERVAL
         if time.monotonic() >= self._knock_at:
             self._knock_at = math.inf
+            with contextlib.suppress(zmq.ZMQError):  # else libzmq takes it for connected
+                self._socket.disconnect(self._endpoint)
             self._socket.connect(self._endpoint)
 
     def _translate(self, exc: zmq.ZMQError) -> TransportError:

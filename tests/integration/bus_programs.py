@@ -15,6 +15,7 @@ from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import BrokerConfig, BrokerStatistics
 from envbus.bus.codec import encode, encode_header
+from envbus.bus.keys import BrokerKeys
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     Header,
@@ -83,10 +84,16 @@ class Note(Notice, frozen=True, kw_only=True):
 class RunningBroker:
     """A standalone broker in a thread of its own, which alone uses it."""
 
-    def __init__(self, *endpoints: str, max_frame_bytes: int = 1 << 30, **limits: Any) -> None:
+    def __init__(
+        self,
+        *endpoints: str,
+        max_frame_bytes: int = 1 << 30,
+        keys: BrokerKeys | None = None,
+        **limits: Any,
+    ) -> None:
         self._ready = threading.Event()
         self._error: BaseException | None = None
-        self._arguments = (endpoints or ("tcp://127.0.0.1:*",), max_frame_bytes, limits)
+        self._arguments = (endpoints or ("tcp://127.0.0.1:*",), max_frame_bytes, keys, limits)
         self._thread = threading.Thread(target=self._run, name="broker")
         self._thread.start()
         assert self._ready.wait(PATIENCE)
@@ -94,9 +101,9 @@ class RunningBroker:
             raise self._error
 
     def _run(self) -> None:
-        endpoints, max_frame_bytes, limits = self._arguments
+        endpoints, max_frame_bytes, keys, limits = self._arguments
         try:
-            router = ZmqRouter(list(endpoints), max_frame_bytes=max_frame_bytes)
+            router = ZmqRouter(endpoints, max_frame_bytes=max_frame_bytes, keys=keys)
             self.broker = Broker(router, BrokerCore(BrokerConfig(embedded=False, **limits)))
         except BaseException as error:
             self._error = error
