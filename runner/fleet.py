@@ -384,6 +384,8 @@ class Fleet:
     def why_gone(self, actor: Actor) -> str:
         """Return how an actor ended that could not be asked; waits up to a second for its exit."""
         who, child = actor.describe(), actor.child
+        if actor.doom is not None and actor.doom[1]:
+            return f"{who} was killed: {actor.doom[1]}"
         deadline = time.monotonic() + _EXIT_TIMEOUT
         while child is not None and child.exit_status is None:
             if not wait_for(self._nursery, select.POLLIN, deadline):
