@@ -104,6 +104,7 @@ def hello_from(
     incarnation: int = 0,
     request_id: int = 1,
     version: int = PROTOCOL_VERSION,
+    user: str = "",
 ) -> Received:
     """Return the event of a peer's hello; its name is its identity unless given."""
     hello = Hello(
@@ -113,7 +114,7 @@ def hello_from(
         heartbeat=heartbeat,
     )
     header = Header(version, Kind.REQUEST, request_id, "Hello", 5.0, incarnation)
-    return Received(peer, header, frames_of(hello))
+    return Received(peer, header, frames_of(hello), user)
 
 
 def goodbye_from(peer: bytes, *, incarnation: int = 0) -> Received:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from envbus.bus.broker_core import (
+    BrokerConfig,
     BrokerCore,
     Expect,
     Log,
@@ -84,3 +85,31 @@ def test_a_child_with_another_incarnation_than_expected_is_refused() -> None:
     drive(core, [Expect(b"a", "actor-0", 1)])
     effects = drive(core, [hello_from(b"a", name="actor-0", incarnation=0)])
     assert "incarnation 1" in failure_in(only(effects, Send)).message
+
+
+def refusal(core: BrokerCore, hello: Received) -> str:
+    """Return the message of the only failure that a hello gets."""
+    failed = failure_in(only(drive(core, [hello]), Send))
+    assert failed.code is FailureCode.PROTOCOL
+    return failed.message
+
+
+def test_a_name_and_an_identity_belong_to_one_user() -> None:
+    core = BrokerCore()
+    (_, ready) = drive(core, [hello_from(b"a", user="key")])
+    assert isinstance(ready, PeerReady)
+    assert ready.user == "key"
+    assert "another user" in refusal(core, hello_from(b"b", name="a", incarnation=1, user="other"))
+    assert "another user" in refusal(core, hello_from(b"a", user=""))
+    left, _, ready = drive(core, [hello_from(b"b", name="a", incarnation=1, user="key")])
+    assert isinstance(left, PeerLeft)
+    assert isinstance(ready, PeerReady)
+
+
+@pytest.mark.parametrize("heartbeat", [0.0, 5.1, 1e300])
+def test_where_nobody_watches_a_peer_it_has_to_give_signs_of_life(heartbeat: float) -> None:
+    core = BrokerCore(BrokerConfig(max_heartbeat=5.0))
+    assert "of at most 5 s" in refusal(core, hello_from(b"a", heartbeat=heartbeat))
+    drive(core, [Expect(b"a", "a", 0), hello_from(b"a", heartbeat=heartbeat)])
+    drive(core, [hello_from(b"b", heartbeat=5.0)])
+    assert core.statistics().ready_peers_now == 2

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 
 from envbus.bus.broker_core import (
+    Ask,
     BrokerConfig,
     BrokerCore,
     Expect,
@@ -276,3 +277,16 @@ def test_it_tells_what_it_holds() -> None:
     statistics = core.statistics()
     assert (statistics.in_flight_now, statistics.backlog_now) == (2, 1)
     assert (statistics.pending_high_water, statistics.backlog_high_water) == (3, 1)
+
+
+def test_what_is_blocked_is_passed_to_nobody_and_its_owner_may_still_ask() -> None:
+    core = BrokerCore(BrokerConfig(blocked=frozenset({"Call"})))
+    drive(core, [hello_from(b"a"), hello_from(b"w", services=["env"])])
+    refused = drive(core, [request_from(b"a", 1, to="env", payload_type="Call")])
+    failed = failure_in(only(refused, Send))
+    assert (failed.code, failed.message) == (FailureCode.PROTOCOL, "Call is blocked on this bus")
+    assert drive(core, [notice_from(b"a", "Call", to="env")]) == []
+    assert core.statistics().blocked == 2
+    assert core.statistics().in_flight_now == 0
+    assert sends(drive(core, [request_from(b"a", 2, to="env", payload_type="Step")]))
+    assert sends(drive(core, [Ask("a", "Call", 1.0, ())]))

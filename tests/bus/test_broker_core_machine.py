@@ -43,12 +43,17 @@ SERVICES = ["env", "policy"]
 TARGETS = st.sampled_from([*IDENTITIES, *NAMES, *SERVICES, "nobody"])
 
 
+LIMITS = BrokerConfig(
+    max_in_flight_per_peer=3, max_backlog=2, max_peers=3, blocked=frozenset({"Blocked"})
+)
+
+
 class BrokerCoreMachine(RuleBasedStateMachine):
     """Keeps what the owner and each peer have been promised, and what peers were sent."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = BrokerCore(BrokerConfig(max_in_flight_per_peer=3, max_backlog=2, max_peers=3))
+        self.core = BrokerCore(LIMITS)
         self.now = 0.0
         self.next_id = 1
         self.local: set[int] = set()
@@ -106,6 +111,7 @@ class BrokerCoreMachine(RuleBasedStateMachine):
         capacity=st.integers(0, 4),
         heartbeat=st.sampled_from([0.0, 0.5]),
         incarnation=st.integers(0, 2),
+        user=st.sampled_from(["", "key"]),
     )
     def hello(
         self,
@@ -115,6 +121,7 @@ class BrokerCoreMachine(RuleBasedStateMachine):
         capacity: int,
         heartbeat: float,
         incarnation: int,
+        user: str,
     ) -> None:
         self.happen(
             hello_from(
@@ -125,6 +132,7 @@ class BrokerCoreMachine(RuleBasedStateMachine):
                 heartbeat=heartbeat,
                 incarnation=incarnation,
                 request_id=1_000_000,
+                user=user,
             )
         )
 
@@ -180,6 +188,11 @@ class BrokerCoreMachine(RuleBasedStateMachine):
         if (peer, self.next_id) not in self.remote:
             self.remote.add((peer, self.next_id))
         self.happen(event)
+
+    @rule(peer=identities, to=st.sampled_from([*NAMES, *SERVICES]))
+    def blocked(self, peer: bytes, to: str) -> None:
+        header = Header(1, Kind.REQUEST, 2_000_000, "Blocked", 2.0, 9, to)
+        self.happen(Received(peer, header, [b""]))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), fails=st.booleans(), twice=st.booleans())
