@@ -14,6 +14,7 @@ from envbus.runner.fault_log import Hooks
 from envbus.runner.faults import ActorLostError, EnvError, Fault, FaultCause
 from envbus.runner.make import make_vec
 from envbus.runner.pool import ActorPool, Batch
+from envbus.runner.recycling import RecycleAfter
 from envbus.runner.vector_env import BusVectorEnv
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Fault",
     "FaultCause",
     "Hooks",
+    "RecycleAfter",
     "RestartLimitError",
     "RestartPolicy",
     "RestartRequest",

@@ -116,7 +116,9 @@ class Gone(msgspec.Struct, frozen=True, gc=False):
 
     actor: Actor
     reason: str
-    cause: FaultCause = FaultCause.CRASH
+    cause: FaultCause
+    #: Which life of it ended.
+    incarnation: int
 
 
 class Ready(msgspec.Struct, frozen=True, gc=False):
@@ -456,7 +458,9 @@ class Fleet:
             if not terminate:
                 allowed = self.config.timeouts.close if timeout is None else max(timeout, 0.0)
                 for actor in self.actors:
-                    if actor.identity and actor.state is not ActorState.DOWN:
+                    if actor.state is ActorState.STARTING and actor.child is not None:
+                        self._nursery.kill(actor.child)  # it has no envs, and does not listen yet
+                    elif actor.identity and actor.state is not ActorState.DOWN:
                         self._broker.shut_down(actor.identity)
             for child in self._nursery.close(allowed):
                 if not terminate:
@@ -767,7 +771,7 @@ class Fleet:
         actor.state = ActorState.DOWN if self._supervision is not None else ActorState.LOST
         if self.recycling is not None:
             self.recycling.end(actor.index)
-        gone = Gone(actor, reason, actor.cause)
+        gone = Gone(actor, reason, actor.cause, actor.incarnation)
         self._news.append(gone)
         if self._supervision is not None:
             logger.warning("%s", reason)
@@ -795,7 +799,7 @@ class Fleet:
                     f"{effect.cause}"
                 )
                 logger.error("%s; giving up on it", reason)
-                self._news.append(Gone(actor, reason, actor.cause))
+                self._news.append(Gone(actor, reason, actor.cause, actor.incarnation))
 
     def _raise_build_error(self, actor: Actor, built: Built) -> None:
         error = built.errors[0]
