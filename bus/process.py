@@ -39,7 +39,7 @@ from envbus.bus.descendants import kill_marked, wait_until_gone
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
 from envbus.bus.pipe import Pipe
 from envbus.bus.server_process import ServerProcess, current_directory, module_path, server_for
-from envbus.bus.stacks import StackFile, describe_stacks
+from envbus.bus.stacks import StackFile, describe_stacks, native_stacks
 from envbus.bus.unix_sockets import wait_for
 
 __all__ = ["DEFAULT_METHOD", "Child", "ExitStatus", "Nursery", "NurseryStatistics"]
@@ -251,23 +251,26 @@ class Nursery:
     def stacks(self, children: Sequence[Child], timeout: float = 0.3) -> list[str]:
         """Ask children for the Python stacks of all their threads, also those that are stuck.
 
-        Takes some ten milliseconds if they can answer. With py-spy beside this interpreter (the
-        extra `native-stacks`) and the permission to trace, native frames are shown too, which
-        takes up to some seconds each.
+        Takes some ten milliseconds if they can answer. With py-spy installed, native frames are
+        shown too where the system permits it, which takes up to five seconds each.
 
         Args:
             children: Whom to ask.
-            timeout: Seconds to wait for all of them.
+            timeout: Seconds to wait for all of them, without py-spy.
 
         Returns:
             For each, the stacks as text, or why there are none.
         """
         self._check_usable()
-        for child in children:
+        found = {child: native_stacks(child.pid) for child in children}
+        silent = [child for child, text in found.items() if not text]
+        for child in silent:
             child._stacks.clear()
             with contextlib.suppress(EnvbusError):  # then nothing is answered, which is told
                 self._links.control.send(DumpStacks(child._number), timeout=timeout)
-        return describe_stacks([(child.pid, child._stacks) for child in children], timeout)
+        texts = describe_stacks([(child.pid, child._stacks) for child in silent], timeout)
+        found.update(zip(silent, texts, strict=True))
+        return [found[child] for child in children]
 
     def statistics(self) -> NurseryStatistics:
         """Return counts since the nursery was made."""

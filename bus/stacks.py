@@ -1,8 +1,9 @@
 """Asks a process for the Python stacks of its threads, also one that is stuck in C code.
 
 `faulthandler` writes them in the handler of a signal, without the interpreter's help, into a
-nameless file that the asking process shares. Leaves out who is asked, and how the signal gets
-there (`process.py`, `forkserver.py`).
+nameless file that the asking process shares. The signal disturbs little: system calls go on
+after it, but for sleeps and polls of C code, which may return early. Leaves out who is asked, and
+how the signal gets there (`process.py`, `forkserver.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from envbus.bus.anonymous import anonymous_file
 from envbus.bus.descendants import process_state
 from envbus.bus.thread_dump import is_complete, tidy
 
-__all__ = ["STACK_SIGNAL", "StackFile", "describe_stacks", "offer_stacks"]
+__all__ = ["STACK_SIGNAL", "StackFile", "describe_stacks", "native_stacks", "offer_stacks"]
 
 #: The signal, SIGRTMIN + 11 on Linux. Programs use SIGUSR1 and SIGUSR2 for themselves, the C
 #: library and language runtimes the first few and the last few of the real-time signals.
@@ -98,19 +99,13 @@ def describe_stacks(processes: Sequence[tuple[int, StackFile]], timeout: float) 
     return [_describe(pid, text, timeout) for (pid, _), text in zip(processes, texts, strict=True)]
 
 
-def _describe(pid: int, text: str, timeout: float) -> str:
-    native = _ask_py_spy(pid)
-    if native:
-        return native
-    if text:
-        shown = "\n".join(tidy(text))
-        return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} ..."
-    why = _STATES.get(process_state(pid), f"it did not react within {timeout} s")
-    return f"no stack of process {pid}: {why}"
+def native_stacks(pid: int) -> str:
+    """Return a process' stacks with their native frames; empty unless py-spy may look.
 
-
-def _ask_py_spy(pid: int) -> str:
-    """Return the stacks with their native frames, if py-spy is installed and may look."""
+    That is where it is installed beside this interpreter (the extra `py-spy`) and the system
+    permits it to trace: as root, or with `kernel.yama.ptrace_scope=0`. Takes a tenth of a second
+    to some seconds, and stops the process for a part of it.
+    """
     program = Path(sys.executable).with_name("py-spy")  # the extra puts it there
     if not program.exists():
         return ""
@@ -122,5 +117,14 @@ def _ask_py_spy(pid: int) -> str:
             timeout=_PY_SPY_TIMEOUT,
             check=True,
         )
-        return done.stdout.strip()[:_LONGEST]
+        _, thread, stacks = done.stdout.partition("\nThread ")
+        return f"{thread}{stacks}".strip()[:_LONGEST]
     return ""
+
+
+def _describe(pid: int, text: str, timeout: float) -> str:
+    if text:
+        shown = "\n".join(tidy(text))
+        return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} ..."
+    why = _STATES.get(process_state(pid), f"it did not react within {timeout} s")
+    return f"no stack of process {pid}: {why}"
