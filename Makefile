@@ -7,13 +7,15 @@
 # Paths below are relative, so the clone may stand in any folder, also one with spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint typing format bench clean install-run install-test install-bench
+.PHONY: help run test lint typing format bench chaos clean install-run install-test install-bench
 
 # Interpreter to make .venv with; empty: the first suitable one found.
 PYTHON ?=
 # More arguments for pytest, `make test PYTEST_ARGS="-k arena"`, and for `envbus bench`.
 PYTEST_ARGS ?=
 BENCH_ARGS ?= all
+# Options of `envbus chaos`, `make chaos CHAOS_ARGS="--seconds 600 --seed 7"`.
+CHAOS_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -102,6 +104,9 @@ format: install-test ## Rewrite the sources as ruff would have them.
 
 bench: install-bench ## Measure; see bench/README.md. BENCH_ARGS are handed on.
 	@$(BIN)/python -m envbus.runner.cli bench $(BENCH_ARGS)
+
+chaos: install-run ## Break everything for two minutes and audit what came. CHAOS_ARGS are handed on.
+	@$(BIN)/python -m envbus.runner.cli chaos $(CHAOS_ARGS)
 
 clean: ## Remove the environment and everything generated.
 	@rm -rf $(VENV) .typing build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -178,6 +178,17 @@ def bench(context: typer.Context) -> None:
 cli_bus.add_commands(app)
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def chaos(context: typer.Context) -> None:
+    """Break everything and audit what came; `envbus chaos --help` lists the options."""
+    from envbus.bench.chaos.__main__ import main as chaos_main
+
+    raise typer.Exit(chaos_main(context.args))
+
+
 def _find_modules_here() -> None:
     """Let `module:function` name a file of the current folder, as `python -m` would."""
     here = os.getcwd()

@@ -19,7 +19,7 @@ LAYERS = {
     "runner": {"bus", "actors", "runner"},
     "bench": {"bus", "actors", "runner", "bench"},
 }
-#: `envbus bench` hands over to the benchmarks, the one import against the direction.
+#: `envbus bench` and `envbus chaos` hand over to it, the one import against the direction.
 EXCEPTIONS = {("envbus.runner.cli", "bench")}
 
 #: Parts of the broker's core that are tested through `broker_core.py`.

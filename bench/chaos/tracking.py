@@ -1,0 +1,91 @@
+"""Which injection a fault comes from, and how long it took until the env worked again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from envbus.bench.chaos.messages import KindReport
+from envbus.bench.chaos.schedule import HARMLESS, Injection, Kind
+
+__all__ = ["Tracker"]
+
+
+@dataclass
+class _Open:
+    kind: Kind
+    at: float
+    #: A fault of this env must follow; else it is of the same actor, or nothing need follow.
+    must_fail: bool
+    #: When it is over.
+    over_at: float
+    failed: bool = False
+
+
+class Tracker:
+    """Injections whose consequences are not over, by env.
+
+    Args:
+        pause: Seconds from an injection that had no consequence to the next one in the same env.
+        patience: Seconds for which an injection explains faults after it is over.
+    """
+
+    def __init__(self, pause: float, patience: float) -> None:
+        self.kinds: dict[str, KindReport] = {kind.name: KindReport() for kind in Kind}
+        self.unexplained: list[str] = []
+        self.faults = 0
+        self._pause = pause
+        self._patience = patience
+        self._open: dict[int, _Open] = {}
+
+    def is_free(self, env_id: int, now: float) -> bool:
+        """Whether nothing that was done to this env is under way."""
+        found = self._open.get(env_id)
+        if found is None:
+            return True
+        return not found.failed and not found.must_fail and now > found.over_at + self._pause
+
+    def passed_over(self, kind: Kind) -> None:
+        """An injection could not be made in time."""
+        self.kinds[kind.name].passed_over += 1
+
+    def injected(self, injection: Injection, companions: Iterable[int], now: float) -> None:
+        """An injection was made; `companions` are the other envs that it may reach."""
+        self.kinds[injection.kind.name].injected += 1
+        harmless = injection.kind in HARMLESS
+        lasts = injection.amount if injection.kind in (Kind.PAUSE, Kind.NEARLY_SLOW) else 0.0
+        for env_id in (injection.env_id, *companions):
+            aimed_at = env_id == injection.env_id
+            if aimed_at or self.is_free(env_id, now):
+                must_fail = aimed_at and not harmless
+                self._open[env_id] = _Open(injection.kind, now, must_fail, now + lasts)
+
+    def failed(self, env_id: int, cause: str, message: str, now: float) -> None:
+        """A fault was reported."""
+        self.faults += 1
+        found = self._open.get(env_id)
+        if found is None or not (
+            found.must_fail or found.failed or now <= found.over_at + self._patience
+        ):
+            self.unexplained.append(f"env {env_id}, {cause}: {message.splitlines()[0]}")
+            return
+        report = self.kinds[found.kind.name]
+        report.faults[cause] = report.faults.get(cause, 0) + 1
+        if not found.failed:
+            report.told.append(now - found.at)
+        found.failed = True
+
+    def works(self, env_id: int, now: float) -> None:
+        """The first observation of a new life came."""
+        found = self._open.get(env_id)
+        if found is not None and found.failed:
+            self.kinds[found.kind.name].recovered.append(now - found.at)
+            del self._open[env_id]
+
+    def unnoticed(self) -> list[str]:
+        """Return the injections that had to end an episode, and of which nothing was reported."""
+        return [
+            f"env {env_id}: {found.kind.value}"
+            for env_id, found in self._open.items()
+            if found.must_fail and not found.failed
+        ]

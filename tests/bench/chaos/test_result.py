@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from envbus.bench.chaos.leaks import Sample
+from envbus.bench.chaos.messages import KindReport, Result
+from envbus.bench.chaos.report import print_chaos
+from envbus.bench.chaos.result import ChaosResult, Leftovers, Observed, judge
+from envbus.bench.chaos.schedule import Kind
+
+MB = 1_000_000
+
+
+def a_sample(seconds: float = 0.0, **changes: Any) -> Sample:
+    found = Sample(
+        seconds=seconds,
+        driver_memory=50 * MB,
+        driver_descriptors=28,
+        driver_memory_files=4,
+        server_memory=40 * MB,
+        server_descriptors=13,
+        processes=3,
+        zombies=0,
+    )
+    return msgspec.structs.replace(found, **changes)
+
+
+def a_result(**changes: Any) -> Result:
+    kinds = {kind.name: KindReport() for kind in Kind}
+    kinds["KILL"] = KindReport(injected=2, faults={"crash": 2}, told=[0.1, 0.3], recovered=[0.2])
+    found = Result(
+        seconds=10.0,
+        env_steps=5000,
+        kinds=kinds,
+        unexplained=[],
+        unnoticed=[],
+        counted={"crash": 2},
+        actor_restarts=1,
+        env_restarts=0,
+        settled=True,
+    )
+    return msgspec.structs.replace(found, **changes)
+
+
+def observed(**changes: Any) -> Observed:
+    found = Observed(
+        result=a_result(),
+        failure="",
+        samples=[a_sample(second) for second in range(121)],
+        at_start=a_sample(),
+        at_end=a_sample(120.0),
+        left=Leftovers(processes=[], socket_files=[], shared_files=[]),
+    )
+    return msgspec.structs.replace(found, **changes)
+
+
+def judged(**changes: Any) -> ChaosResult:
+    return judge({"seed": 0}, observed(), observed(**changes), [])
+
+
+def printed(result: ChaosResult) -> str:
+    stream = io.StringIO()
+    print_chaos(Console(file=stream, width=120), result)
+    return stream.getvalue()
+
+
+def test_a_run_in_which_all_promises_are_kept_has_no_violation() -> None:
+    result = judged()
+    assert (result.violations, result.remarks) == ([], [])
+    assert (result.recovered.p50, result.told.n) == (0.2, 2)
+    assert (result.env_steps_per_second, result.calm_env_steps_per_second) == (500.0, 500.0)
+    assert "no violation" in printed(result)
+
+
+BROKEN: dict[str, Callable[[], dict[str, Any]]] = {
+    "the driver hung": lambda: {"result": None, "failure": "the driver hung: stacks"},
+    "left behind (processes): sleep": lambda: {
+        "left": Leftovers(processes=["sleep 1"], socket_files=[], shared_files=[])
+    },
+    "left behind (socket files): bus": lambda: {
+        "left": Leftovers(processes=[], socket_files=["bus"], shared_files=[])
+    },
+    "left behind (shared files): psm": lambda: {
+        "left": Leftovers(processes=[], socket_files=[], shared_files=["psm_1"])
+    },
+    "did not come back": lambda: {"result": a_result(settled=False)},
+    "for which nothing was broken": lambda: {
+        "result": a_result(unexplained=["env 1, crash: gone"], counted={"crash": 3})
+    },
+    "nothing was reported of": lambda: {"result": a_result(unnoticed=["env 2: os._exit"])},
+    "2 faults were told, and 5 counted": lambda: {"result": a_result(counted={"crash": 5})},
+    "driver descriptors: 28 at the start, 30": lambda: {"at_end": a_sample(driver_descriptors=30)},
+    "processes: 3 at the start, 4": lambda: {"at_end": a_sample(processes=4)},
+    "2 zombies": lambda: {"at_end": a_sample(zombies=2)},
+    "driver_memory grows by 3,000,000.0": lambda: {
+        "samples": [a_sample(s, driver_memory=50 * MB + s * MB // 20) for s in range(121)]
+    },
+    "server_descriptors grows by 60.0": lambda: {
+        "samples": [a_sample(s, server_descriptors=s) for s in range(121)]
+    },
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_what_breaks_a_promise_is_a_violation_and_is_printed(text: str) -> None:
+    result = judged(**BROKEN[text]())
+    (violation,) = result.violations
+    assert text in violation
+    assert f"VIOLATION: {violation}" in printed(result)
+
+
+def test_what_the_audit_and_the_calm_run_found_counts() -> None:
+    calm = observed(result=a_result(settled=False))
+    assert judge({}, calm, observed(), ["mixed"]).violations == [
+        "mixed",
+        "calm run: envs did not come back at the end",
+    ]
+
+
+def test_a_step_that_was_late_by_itself_is_a_remark() -> None:
+    late = a_result(unexplained=["env 1, timeout: late"], counted={"crash": 2, "timeout": 1})
+    result = judged(result=late)
+    assert result.violations == []
+    assert "env 1, timeout: late" in result.remarks[0]
+
+
+def test_memory_of_a_short_run_is_not_judged() -> None:
+    samples = [a_sample(s, driver_memory=s * MB) for s in range(30)]
+    result = judged(samples=samples)
+    assert result.growths["driver_memory"].per_minute is None
+    assert result.violations == []
