@@ -288,7 +288,10 @@ class LaneRouter:
             end.close()
 
     def send(self, peer: bytes, frames: Frames) -> None:
-        """Queue `frames` for `peer`; never blocks. Errors as `RouterTransport.send`."""
+        """Queue `frames` for `peer`; never blocks. Errors as `RouterTransport.send`.
+
+        What is sent to a child that has ended is lost, until `drop_lane`.
+        """
         end = self._lanes.get(peer)
         if end is None:
             if self._router is None:
@@ -302,8 +305,8 @@ class LaneRouter:
             packet = end.pack(frames)
             if waiting is None and end.write(packet):
                 return
-        except ClosedError as exc:
-            raise UnknownPeerError(str(exc)) from exc
+        except ClosedError:
+            return  # lost, as in a ROUTER's queue: the news of its process' end says why
         if waiting is None:
             waiting = self._unsent[peer] = deque()
             self._poller.modify(end.fileno(), select.EPOLLIN | select.EPOLLOUT)

@@ -65,7 +65,7 @@ class FaultLog:
             name, hook, arguments = self._untold.pop(0)
             try:
                 hook(*arguments)
-            except BaseException:
+            except Exception:
                 logger.error("the hook %s raised", name, exc_info=True)
                 raise
 

@@ -145,6 +145,8 @@ def test_what_a_child_sent_before_it_ended_is_received(router: LaneRouter, peer:
     peer.close()
     assert receive(router) == (b"p", [b"last words"])
     wait_until(lambda: router.wait(0.0) is False or router.receive() is None, "the end")
+    router.send(b"p", [b"lost: that it ended, and how, is told by who watches over it"])
+    router.drop_lane(b"p")
     with pytest.raises(UnknownPeerError):
         router.send(b"p", [b"too late"])
 

@@ -228,6 +228,32 @@ def test_a_stopped_actor_that_was_replaced_says_nothing_any_more(make: Make) -> 
     assert envs.statistics().late_replies == 0
 
 
+@METHODS
+def test_the_death_of_the_fork_server_is_that_of_all_actors(make: Make, context: str) -> None:
+    envs = make(
+        [partial(CountingEnv, 10**6)] * 3,
+        num_actors=3,
+        context=context,
+        restart_failed_sub_environments=True,
+        restart_policy=AT_ONCE,
+    )
+    envs.reset(seed=0)
+    pids = envs.actor_pids()
+    kill_server_of(pids)
+    _, _, _, truncations, infos = envs.step(np.ones(3))
+    assert truncations.all()
+    assert "fork server" in infos["fault"]["error"][0]
+    observations, *_ = envs.step(np.ones(3))
+    assert observations[:, :2].tolist() == [[1, 0]] * 3
+    assert not set(pids) & set(envs.actor_pids())
+
+
+def kill_server_of(pids: list[int]) -> None:
+    (server,) = {psutil.Process(pid).ppid() for pid in pids}
+    kill(server)
+    wait_until(lambda: not any(map(is_alive, pids)), "the actors' ends")
+
+
 # --- without restart ------------------------------------------------------------------------
 
 
@@ -256,6 +282,17 @@ def test_a_death_in_a_step_is_named(make: Make, action: int, words: str, context
         envs.reset()
         envs.step(np.ones(3))
     envs.close()
+
+
+@METHODS
+def test_the_death_of_the_fork_server_is_named(make: Make, context: str) -> None:
+    envs = make([CountingEnv] * 2, num_actors=2, context=context)
+    envs.reset()
+    kill_server_of(envs.actor_pids())
+    with pytest.raises(ActorLostError, match=r"(?s)actor-0 .*SIGKILL.*fork server"):
+        envs.step(np.ones(2))
+    envs.close()
+    assert make([CountingEnv], context=context).reset()[0].shape == (1, 4)
 
 
 @pytest.mark.parametrize("terminate", [False, True])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -183,29 +181,6 @@ def test_many_one_after_the_other_leave_nothing_open() -> None:
         once()
     gc.collect()
     assert (process.num_fds(), process.num_threads()) == before
-
-
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0"])
-def test_a_program_that_ends_without_closing_leaves_no_process(end: str) -> None:
-    script = (
-        "from envbus.runner import BusVectorEnv\n"
-        "envs = BusVectorEnv(['CartPole-v1'] * 2)\n"
-        "envs.reset()\n"
-        "envs.step_async([0, 0])\n"
-        "print(*envs.actor_pids(), flush=True)\n" + end
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == {"": 0, "raise SystemExit(3)": 3, "1 / 0": 1}[end]
-    assert gone([int(pid) for pid in done.stdout.split()])
-    assert ("ZeroDivisionError" in done.stderr) is (end == "1 / 0")
-    assert "Exception ignored" not in done.stderr
-    assert "ResourceWarning" not in done.stderr
 
 
 def test_proxies_of_a_manager_work_in_the_envs() -> None:
