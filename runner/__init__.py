@@ -11,7 +11,7 @@ from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.config import Timeouts
 from envbus.runner.fault_log import Hooks
-from envbus.runner.faults import ActorLostError, EnvError, Fault, FaultCause
+from envbus.runner.faults import ActorLostError, EnvError, Fault, FaultCause, env_errors
 from envbus.runner.make import make_vec
 from envbus.runner.pool import ActorPool, Batch
 from envbus.runner.recycling import RecycleAfter
@@ -31,5 +31,6 @@ __all__ = [
     "RestartPolicy",
     "RestartRequest",
     "Timeouts",
+    "env_errors",
     "make_vec",
 ]

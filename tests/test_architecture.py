@@ -39,6 +39,8 @@ CORE = COMPOSED | {
 }
 PURE = CORE | {
     "actors/autoreset.py",
+    "bus/autopsy.py",
+    "bus/thread_dump.py",
     "runner/episode_stats.py",
     "runner/latency.py",
     "runner/recycling.py",

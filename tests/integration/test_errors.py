@@ -19,8 +19,7 @@ import pytest
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import StartError
-from envbus.runner import ActorLostError, ActorPool, BusVectorEnv, EnvError, Timeouts
-from envbus.runner.faults import env_errors
+from envbus.runner import ActorLostError, ActorPool, BusVectorEnv, EnvError, Timeouts, env_errors
 from tests.integration.nursery_children import Driver, is_alive, wait_until
 
 pytestmark = [

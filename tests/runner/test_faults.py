@@ -12,7 +12,14 @@ import pytest
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import SlotError
 from envbus.bus.errors import EnvbusError
-from envbus.runner.faults import ActorLostError, EnvError, raise_env_errors, to_exception
+from envbus.runner.faults import (
+    ActorLostError,
+    EnvError,
+    advise,
+    env_errors,
+    raise_env_errors,
+    to_exception,
+)
 
 
 class TwoWordsError(Exception):
@@ -220,6 +227,20 @@ def test_of_several_the_last_is_raised_and_all_are_told() -> None:
         assert cause is several[1][0]
         return
     assert list(cause.exceptions) == [several[0][0], several[1][0]]
+
+
+def test_the_errors_of_envs_are_found_behind_what_was_raised() -> None:
+    several = [rebuilt(ValueError("first")), rebuilt(TwoWordsError("left", right="right"))]
+    expected = [error for error, _ in several[-2 if sys.version_info >= (3, 11) else -1 :]]
+    assert env_errors(raised_by(several[:1])[0]) == [several[0][0]]
+    assert env_errors(raised_by(several[1:])[0]) == [several[1][0]]
+    assert env_errors(raised_by(several)[0]) == expected
+    assert env_errors(ValueError("of nobody")) == []
+
+
+def test_advice_stands_before_what_may_be_long() -> None:
+    assert advise("it ended", "close it") == "it ended; close it"
+    assert advise("it ended\nlong\nlist", "close it") == "it ended; close it\nlong\nlist"
 
 
 def test_percent_signs_of_a_traceback_are_no_format() -> None:
