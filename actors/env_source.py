@@ -16,6 +16,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import VectorEnv
 
+from envbus.actors.agents import in_agents_env
 from envbus.bus.codec import register_struct
 from envbus.bus.errors import ConfigError
 
@@ -147,10 +148,13 @@ def from_plain(plain: object) -> EnvSource:
 
 
 def make(source: EnvSource) -> AnyEnv:
-    """Make the env. What its import or its constructor raises passes through.
+    """Make the env, one with several agents as an `AgentsEnv`.
+
+    What its import or its constructor raises passes through.
 
     Raises:
-        TypeError: What came is no `gymnasium.Env` and no `gymnasium.vector.VectorEnv`.
+        TypeError: What came is no `gymnasium.Env`, no `gymnasium.vector.VectorEnv`, and no env
+            with several agents.
     """
     env: object
     if isinstance(source, GymId):
@@ -161,6 +165,7 @@ def make(source: EnvSource) -> AnyEnv:
         env = _call_target(source)
     else:
         env = source()
+    env = in_agents_env(env)
     if isinstance(env, gymnasium.Env | VectorEnv):
         return env
     raise TypeError(
@@ -252,6 +257,8 @@ def _hint(value: object) -> str:
         return "; give a function that makes the env, not the env itself"
     if type(value).__module__.partition(".")[0] == "gym":
         return "; gym is incompatible with gymnasium, derive from gymnasium.Env instead"
+    if callable(getattr(value, "step", None)):
+        return "; an env with several agents needs `possible_agents` or `observation_spaces`"
     return ""
 
 

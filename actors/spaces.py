@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate
 
+from envbus.actors.agent_spaces import AgentSpaces, RecordSpace
 from envbus.bus.codec import register_struct
 
 __all__ = [
@@ -75,6 +76,8 @@ _DESCRIBE: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
         "node": _describe(space.node_space),
         "edge": None if space.edge_space is None else _describe(space.edge_space),
     },
+    AgentSpaces: lambda space: _describe_agents(space),
+    RecordSpace: lambda space: _describe_agents(space),
 }
 
 
@@ -94,6 +97,21 @@ def _build_dict(plain: Mapping[str, Any]) -> Space:
     if hasattr(space, "sort_keys"):
         space.sort_keys = plain["sort_keys"]
     return space
+
+
+def _describe_agents(space: AgentSpaces) -> dict[str, Any]:
+    # Each object once: agents that share a space, with its random generator, go on sharing it.
+    distinct = {id(sub): sub for sub in space.spaces.values()}
+    places = {key: place for place, key in enumerate(distinct)}
+    return {
+        "distinct": [_describe(sub) for sub in distinct.values()],
+        "agents": [[agent_id, places[id(sub)]] for agent_id, sub in space.spaces.items()],
+    }
+
+
+def _build_agents(plain: Mapping[str, Any]) -> dict[Any, Space]:
+    distinct = [from_plain(sub) for sub in plain["distinct"]]
+    return {agent_id: distinct[place] for agent_id, place in plain["agents"]}
 
 
 def _build_discrete(plain: Mapping[str, Any]) -> Space:
@@ -126,16 +144,18 @@ _BUILD: dict[str, Callable[[Mapping[str, Any]], Space]] = {
         from_plain(plain["node"]),
         None if plain["edge"] is None else from_plain(plain["edge"]),
     ),
+    "AgentSpaces": lambda plain: AgentSpaces(_build_agents(plain)),
+    "RecordSpace": lambda plain: RecordSpace(_build_agents(plain)),
 }
 
 
 def to_plain(space: Space) -> Plain:
     """Return `space` as dicts, lists, numbers, strings and arrays, or as it is.
 
-    Only the very classes of `gymnasium.spaces` have a plain form. An instance of a subclass, and
-    one with attributes of its own, stays the object it is (also inside a container): it can go
-    over a local actor's pipe, not over a socket. The state of the space's random generator
-    travels too, so that both sides sample the same.
+    Only the very classes of `gymnasium.spaces` and `agent_spaces.py` have a plain form. An
+    instance of a subclass, and one with attributes of its own, stays the object it is (also
+    inside a container): it can go over a local actor's pipe, not over a socket. The state of the
+    space's random generator travels too, so that both sides sample the same.
 
     Raises:
         TypeError: `space` is not a Gymnasium space.
