@@ -59,7 +59,7 @@ from envbus.bus.keys import BrokerKeys
 from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request, Tree
 from envbus.bus.pipe_codec import PipeCodec
-from envbus.bus.process import ExitStatus, Nursery
+from envbus.bus.process import Child, ExitStatus, Nursery
 from envbus.bus.restart import Exit
 from envbus.bus.serve import PlainCodec
 from envbus.bus.supervision import (
@@ -231,6 +231,8 @@ class Fleet:
         self._stacks = StackReports(self._nursery)
         #: Requests that have passed their deadline and are told with the next news.
         self._late: list[tuple[Actor, Any, Failed]] = []
+        #: Ends of children that are not acted upon yet.
+        self._exits: list[tuple[Child, ExitStatus]] = []
 
     # --- start -------------------------------------------------------------------------------
 
@@ -668,8 +670,18 @@ class Fleet:
     def _tell_late(self) -> None:
         """Fail the requests that have passed their deadlines, saying where their actors are."""
         late, self._late = self._late, []
-        texts = self._stacks.of([actor for actor, _, _ in late])
-        for (actor, tag, failed), text in zip(late, texts, strict=True):
+        # One that ended while the driver was away was not late.
+        self._exits += self._nursery.exits()
+        self._next_exit_check = 0.0
+        hanging = []
+        for actor, tag, failed in late:
+            if actor.child is None or actor.child.exit_status is None:
+                hanging.append((actor, tag, failed))
+            else:
+                reason = f"{actor.describe()} ended: {actor.child.exit_status.report()}"
+                self._fail(actor, tag, Failed(code=FailureCode.PEER_LOST, message=reason))
+        texts = self._stacks.of([actor for actor, _, _ in hanging])
+        for (actor, tag, failed), text in zip(hanging, texts, strict=True):
             told = msgspec.structs.replace(failed, message=f"{failed.message}\n{text}")
             self._fail(actor, tag, told)
 
@@ -715,7 +727,8 @@ class Fleet:
         self.ask(actor, request, timeout=self.config.timeouts.start, tag=_Internal.MAP)
 
     def _look_after_children(self, now: float) -> None:
-        for child, status in self._nursery.exits():
+        exits, self._exits = [*self._exits, *self._nursery.exits()], []
+        for child, status in exits:
             for actor in self.actors:
                 if actor.child is child:
                     self._on_exit(actor, status, now)

@@ -1,0 +1,60 @@
+"""A driver that does something else for longer than a deadline takes nobody for late."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import closing
+
+import pytest
+
+from envbus.runner import ActorPool, BusVectorEnv, Timeouts
+
+
+def do_something_else() -> None:
+    """Longer than the deadlines here."""
+    subprocess.run(["sleep", "0.6"], timeout=30, check=True)
+
+
+ENV = "envbus.actors.testing:CountingEnv"
+SETTINGS = {
+    "num_actors": 2,
+    "restart_failed_sub_environments": True,
+    "timeouts": Timeouts(step=0.3),
+}
+
+
+@pytest.mark.parametrize("lanes", [True, False])
+def test_an_actor_of_a_pool_that_died_meanwhile_crashed_and_was_not_late(lanes: bool) -> None:
+    with ActorPool([ENV] * 4, lanes=lanes, **SETTINGS) as pool:
+        pool.reset(seed=0)
+        pool.recv(min_envs=4)
+        os.kill(pool.actor_pids()[0], signal.SIGSTOP)  # so that its steps stay unanswered
+        pool.send([1] * 4)
+        os.kill(pool.actor_pids()[0], signal.SIGKILL)
+        do_something_else()
+        faults, received = [], []
+        while len(received) < 4:
+            batch = pool.recv()
+            faults += batch.faults
+            received += batch.env_ids.tolist()
+        assert [(fault.env_id, fault.cause.value) for fault in faults] == [
+            (0, "crash"),
+            (1, "crash"),
+        ]
+        assert "SIGKILL" in faults[0].message
+        assert sorted(received) == [0, 1, 2, 3]
+        assert pool.statistics().restarts == 1
+
+
+def test_an_actor_of_a_vector_env_that_died_meanwhile_crashed_and_was_not_late() -> None:
+    with closing(BusVectorEnv([ENV] * 4, **SETTINGS)) as envs:
+        envs.reset(seed=0)
+        os.kill(envs.actor_pids()[0], signal.SIGSTOP)
+        envs.step_async([1] * 4)
+        os.kill(envs.actor_pids()[0], signal.SIGKILL)
+        do_something_else()
+        _, _, _, truncations, infos = envs.step_wait()
+        assert truncations.tolist() == [True, True, False, False]
+        assert [infos["fault"]["cause"][i] for i in (0, 1)] == ["crash", "crash"]
