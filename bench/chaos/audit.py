@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 __all__ = [
     "NOTHING_NOTED",
     "RESET",
@@ -36,7 +38,7 @@ NOTHING_NOTED = -1
 _MOST_TOLD = 20
 
 
-class Applied(NamedTuple):
+class Applied(msgspec.Struct, frozen=True, gc=False):
     """An env's own record of a step or reset, made before the env does anything else."""
 
     #: Random number of the env object.
@@ -47,13 +49,13 @@ class Applied(NamedTuple):
     nonce: int
 
 
-class Sent(NamedTuple):
+class Sent(msgspec.Struct, frozen=True, gc=False):
     """The driver handed an action to the pool."""
 
     nonce: int
 
 
-class Delivered(NamedTuple):
+class Delivered(msgspec.Struct, frozen=True, gc=False):
     """The driver got a row."""
 
     #: What the observation says of itself.
@@ -68,7 +70,7 @@ class Delivered(NamedTuple):
     noted: int
 
 
-class Faulty(NamedTuple):
+class Faulty(msgspec.Struct, frozen=True, gc=False):
     """The pool reported that the env's episode ended by a fault, its `restarts`-th one."""
 
     restarts: int

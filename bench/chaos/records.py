@@ -116,7 +116,8 @@ def _event(row: list[int]) -> Event:
         case 0:
             return Sent(row[2])
         case 1:
-            return Delivered(*row[2:8], bool(row[8]), row[9])
+            _, _, env_id, life, count, nonce, incarnation, reward, over, noted = row
+            return Delivered(env_id, life, count, nonce, incarnation, reward, bool(over), noted)
         case _:
             return Faulty(row[2])
 

@@ -138,5 +138,6 @@ class Strangers:
 
     def _raw(self, data: bytes) -> None:
         url = urlsplit(self._endpoint)
-        with socket.create_connection((url.hostname, url.port), timeout=_TIMEOUT) as connection:
+        address = (url.hostname or "", url.port or 0)
+        with socket.create_connection(address, timeout=_TIMEOUT) as connection:
             connection.sendall(data)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from envbus.bench.chaos.audit import (
     APPLIED_AS_SENT,
@@ -60,7 +61,7 @@ def apply_an_action_twice(history: History, pick: Pick) -> None:
     steps = [place for place, row in enumerate(history.applied) if row.nonce != RESET]
     place = steps[pick(len(steps))]
     row = history.applied[place]
-    history.applied.insert(place + 1, row._replace(count=row.count + 1))
+    history.applied.insert(place + 1, replace(row, count=row.count + 1))
 
 
 def apply_an_action_again_in_the_next_life(history: History, pick: Pick) -> None:
@@ -100,28 +101,28 @@ def invent_a_row(history: History, pick: Pick) -> None:
     place = choose(history, pick, Delivered)
     row = history.events[place]
     assert isinstance(row, Delivered)
-    history.events[place] = row._replace(life=0xDEAD)
+    history.events[place] = replace(row, life=0xDEAD)
 
 
 def deliver_the_row_of_another_env(history: History, pick: Pick) -> None:
     place = choose(history, pick, Delivered)
     row = history.events[place]
     assert isinstance(row, Delivered)
-    history.events[place] = row._replace(env_id=ENV_ID + 1)
+    history.events[place] = replace(row, env_id=ENV_ID + 1)
 
 
 def mix_up_a_reward(history: History, pick: Pick) -> None:
     place = choose(history, pick, Delivered)
     row = history.events[place]
     assert isinstance(row, Delivered)
-    history.events[place] = row._replace(reward=row.reward + 1)
+    history.events[place] = replace(row, reward=row.reward + 1)
 
 
 def mix_up_an_info(history: History, pick: Pick) -> None:
     place = choose(history, pick, Delivered)
     row = history.events[place]
     assert isinstance(row, Delivered)
-    history.events[place] = row._replace(noted=row.noted + 2)
+    history.events[place] = replace(row, noted=row.noted + 2)
 
 
 def deliver_the_answer_to_the_action_before(history: History, pick: Pick) -> None:
@@ -160,7 +161,7 @@ def number_a_row_wrongly(history: History, pick: Pick) -> None:
     place = choose(history, pick, Delivered)
     row = history.events[place]
     assert isinstance(row, Delivered)
-    history.events[place] = row._replace(incarnation=row.incarnation + 1)
+    history.events[place] = replace(row, incarnation=row.incarnation + 1)
 
 
 def never_come_back(history: History, pick: Pick) -> None:
