@@ -1,8 +1,9 @@
 """When an actor is exchanged for a fresh one although it works: decided here, done elsewhere. Pure.
 
-One at a time, at the end of episodes. Who has the *turn* is exchanged once all of its envs are
-between two episodes; until then, a pool holds back those that are. Leaves out how an actor is
-exchanged (`fleet.py`).
+One at a time, at the end of episodes: when all envs of the actor are between two. In a pool, they
+are held back for each other, of the one actor that has the *turn*; a vector env, whose envs step
+together, takes any that is *due* when it happens to be. Leaves out how an actor is exchanged
+(`fleet.py`).
 """
 
 from __future__ import annotations
@@ -119,16 +120,27 @@ class Recycling:
         if self._is_spent(life):
             self._look_at = min(self._look_at, life.not_before)
 
-    def turn(self, now: float) -> int | None:
-        """Return who is to be exchanged once its envs are between episodes; None: nobody.
+    def due(self, now: float) -> list[int]:
+        """Return all who are to be exchanged, by whose turn is next; nobody while one leaves."""
+        if self._leaving or now < self._look_at:
+            return []
+        times = [self._due_at(life) for life in self._lives]
+        number = len(times)
+        in_turn = ((self._last + 1 + step) % number for step in range(number))
+        found = [index for index in in_turn if times[index] <= now]
+        if not found:
+            self._look_at = min(times)
+        return found
 
-        Nobody either while one is being exchanged.
+    def turn(self, now: float) -> int | None:
+        """Return whose envs are to be held back, so that it is exchanged; None: nobody's.
+
+        It keeps the turn until it leaves, passes it, or ends.
         """
-        if self._leaving:
-            return None
-        if self._turn is None and now >= self._look_at:
-            self._choose(now)
-        return self._turn
+        if self._turn is None and (found := self.due(now)):
+            self._turn = self._last = found[0]
+            self._turn_since = now
+        return None if self._leaving else self._turn
 
     def hold_ends_at(self) -> float:
         """Return when the one who has the turn is to `pass_turn`; infinite if nobody has it."""
@@ -147,7 +159,7 @@ class Recycling:
     def leave(self, index: int) -> None:
         """An actor was asked to leave; nobody else has a turn until its next life begins."""
         assert not self._leaving
-        self._turn = index
+        self._turn = self._last = index
         self._leaving = True
 
     def _end_turn(self, index: int) -> None:
@@ -155,18 +167,6 @@ class Recycling:
             self._turn = None
             self._leaving = False
             self._look_at = -math.inf
-
-    def _choose(self, now: float) -> None:
-        """Give somebody the turn who is due, each in its turn, or note when to look again."""
-        number = len(self._lives)
-        self._look_at = math.inf
-        for index in ((self._last + 1 + step) % number for step in range(number)):
-            at = self._due_at(self._lives[index])
-            if at <= now:
-                self._turn = self._last = index
-                self._turn_since = now
-                return
-            self._look_at = min(self._look_at, at)
 
     def _due_at(self, life: _Life) -> float:
         """Return when an actor may have its turn, as far as is known by now."""

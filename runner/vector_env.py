@@ -26,10 +26,12 @@ from envbus.runner.config import FleetConfig, Timeouts
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.fleet import Fleet
 from envbus.runner.lockstep import Encoded
+from envbus.runner.recycling import RecycleAfter
 from envbus.runner.seeding import spread_seeds
 from envbus.runner.statistics import Statistics, gather
 from envbus.runner.vector_calls import CallableVectorEnv
 from envbus.runner.vector_faults import NewLife, VectorFaults
+from envbus.runner.vector_recycling import VectorRecycling
 from envbus.runner.vector_results import VectorResults, merge_infos
 from envbus.runner.vector_rounds import Pending, VectorRounds
 from envbus.runner.vector_spaces import check_max_concurrency, check_reset_mask, choose_spaces
@@ -92,6 +94,11 @@ class BusVectorEnv(CallableVectorEnv):
             `infos["fault"]`; the others go on. Off, errors are raised.
         restart_policy: How often and how soon, per env and per actor; None: the default policy.
         hooks: Functions that are told of faults and restarts.
+        memory_limit_mb: Resident memory in MiB that an actor may use, with all that it started;
+            one that uses more is killed, with or without restart. Looked at about once per
+            second, for actors on this host, while a call waits.
+        recycle_after: When actors on this host that work are exchanged for fresh ones; None:
+            never. See docs/recovery.md.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked, e.g. a simulator.
         lanes: Carry the messages of local actors through a socketpair each, where the platform
@@ -128,6 +135,8 @@ class BusVectorEnv(CallableVectorEnv):
         restart_failed_sub_environments: bool = False,
         restart_policy: RestartPolicy | None = None,
         hooks: Hooks | None = None,
+        memory_limit_mb: float | None = None,
+        recycle_after: RecycleAfter | None = None,
         timeouts: Timeouts | None = None,
         preload: Sequence[str] = (),
         lanes: bool = True,
@@ -166,6 +175,8 @@ class BusVectorEnv(CallableVectorEnv):
                 max_concurrency=self.max_concurrency,
                 timeouts=self.timeouts,
                 restart=restart,
+                memory_limit_mb=memory_limit_mb,
+                recycle=recycle_after,
                 preload=tuple(preload),
                 lanes=lanes,
                 remote_actors=remote_actors,
@@ -208,6 +219,14 @@ class BusVectorEnv(CallableVectorEnv):
         )
         self._faults = VectorFaults(fleet, self._results, self._log)
         self._rounds = VectorRounds(type(self).__name__, fleet, self._faults.lockstep)
+        #: Actors whose envs the present step resets.
+        self._opened: set[int] = set()
+        #: None where actors are not exchanged.
+        self._recycling: VectorRecycling | None = None
+        if fleet.recycling is not None:
+            self._recycling = VectorRecycling(
+                fleet.recycling, fleet, blocks, self._faults.lives, self._log, self.autoreset_mode
+            )
 
     # --- reset -------------------------------------------------------------------------------
 
@@ -267,6 +286,8 @@ class BusVectorEnv(CallableVectorEnv):
             )
             for slot in addressed:
                 self._faults.lives.remember(actor.env_ids[slot], seeds[actor.env_ids[slot]])
+        if self._recycling is not None:
+            self._recycling.before_reset(requests)
         self._faults.expect(NewLife.SAME_REQUEST, requests)
         self._rounds.begin(Pending.RESET, requests, afresh=True, kill_late=True)
         self._faults.to_reset.difference_update(requests)
@@ -292,6 +313,8 @@ class BusVectorEnv(CallableVectorEnv):
     ) -> tuple[Any, dict[str, Any]]:
         done = self._rounds.collect(verb, asked, Pending.RESET, timeout)
         infos = self._results.take(done, self._faults.openings)
+        if self._recycling is not None:
+            self._recycling.after(step=False)
         self._faults.settle(done, infos, reset=True)
         observations = self._results.observations.batch(copy=self.copy)
         return observations, merge_infos(infos, self._add_info)
@@ -328,6 +351,9 @@ class BusVectorEnv(CallableVectorEnv):
         singles = self._actions.store(actions)
         requests: dict[int, Request[Any] | Encoded] = {}
         openings: dict[int, Reset | Rebuild] = {}
+        fresh = None if self._recycling is None else self._recycling.before_step()
+        if fresh is not None:
+            faults.to_reset.add(fresh.index)
         for actor in self._fleet.actors:
             index = actor.index
             if index in faults.to_reset:
@@ -342,7 +368,7 @@ class BusVectorEnv(CallableVectorEnv):
                 requests[index] = Step(action_arrays=rows)
         faults.expect(NewLife.RESET if self._same_step else NewLife.NOTHING, openings)
         rounds.begin(Pending.STEP, requests, kill_late=True)
-        faults.to_reset.clear()
+        self._opened = set(openings)
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
         """Wait for the steps and return their results; errors as in `reset_wait`.
@@ -354,7 +380,11 @@ class BusVectorEnv(CallableVectorEnv):
 
     def _end_step(self, verb: str, asked: str, timeout: float | None) -> Stepped:
         done = self._rounds.collect(verb, asked, Pending.STEP, timeout)
+        self._faults.to_reset -= self._opened  # a step that timed out leaves it to the next one
+        self._opened = set()
         infos = self._results.take(done, self._faults.openings)
+        if self._recycling is not None:
+            self._recycling.after(step=True)
         if done.faults or done.has_errors:
             self._faults.settle(done, infos, reset=self._same_step)
         blocks = self._blocks

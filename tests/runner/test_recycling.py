@@ -103,6 +103,17 @@ def test_who_does_not_come_to_an_end_passes_the_turn_and_pauses() -> None:
     assert recycling.turn(100.0) == 0
 
 
+def test_all_that_are_due_are_told_each_in_its_turn() -> None:
+    recycling = running(3, steps=1)
+    for index in range(3):
+        recycling.count(index, 5, 0)
+    assert recycling.due(0.0) == [0, 1, 2]
+    recycling.leave(1)
+    assert recycling.due(0.0) == []
+    recycling.begin(1, 0.0)
+    assert recycling.due(0.0) == [2, 0]
+
+
 def test_a_death_ends_the_turn_and_the_new_life_begins_at_zero() -> None:
     recycling = running(2, steps=10)
     recycling.count(0, 10, 0)

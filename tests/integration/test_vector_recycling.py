@@ -1,0 +1,197 @@
+"""`BusVectorEnv` whose actors are exchanged for fresh ones, or use too much memory."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from envbus.actors.testing import CountingEnv
+from envbus.bus.memory import tree_memory
+from envbus.runner import ActorLostError, BusVectorEnv, Hooks, RecycleAfter, make_vec
+from envbus.runner.seeding import restart_seed
+from tests.integration.nursery_children import PATIENCE, is_alive
+from tests.integration.recycling_envs import MB, GreedyEnv, LeakingEnv, LedgerEnv, read_ledger
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envbus.runner.memory._INTERVAL", 0.05)
+    monkeypatch.setattr("envbus.runner.memory._MAX_SHARE", 1.0)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "frames"])
+def test_under_next_step_no_step_is_lost_or_doubled(tmp_path: Path, shared_memory: bool) -> None:
+    paths = [tmp_path / f"env-{env_id}" for env_id in range(3)]
+    lives: Counter[int] = Counter()
+    envs = BusVectorEnv(
+        [partial(LedgerEnv, path, 4 + i) for i, path in enumerate(paths)],
+        num_actors=3,
+        shared_memory=shared_memory,
+        recycle_after=RecycleAfter(steps=20),
+        hooks=Hooks(on_restart=lambda env_id, life: lives.update([env_id])),
+    )
+    pids = envs.actor_pids()
+    last, _ = envs.reset(seed=0)
+    ended = np.zeros(3, bool)
+    steps = [0] * 3
+    seeds = list(range(3))
+    while envs.statistics().recycled < 9:
+        observations, rewards, terminated, truncated, infos = envs.step(np.ones(3, np.int64))
+        assert "fault" not in infos
+        for i in range(3):
+            episode, step, _, seed = observations[i]
+            if ended[i]:
+                assert step == rewards[i] == 0
+                assert not terminated[i]
+                assert not truncated[i]
+                if episode == 1:
+                    seeds[i] = restart_seed(i, i, lives[i]) or 0
+                    assert seed == seeds[i]
+                else:
+                    assert episode == last[i][0] + 1
+            else:
+                steps[i] += 1
+                assert [episode, step - 1] == last[i][:2].tolist()
+        last, ended = observations, terminated | truncated
+    statistics = envs.statistics()
+    assert (statistics.restarts, statistics.faults) == (0, {})
+    assert not any(is_alive(pid) for pid in pids)
+    envs.close()
+    ledgers = [read_ledger(path) for path in paths]
+    assert [ledger.steps for ledger in ledgers] == steps
+    assert sum(lives.values()) == 9
+    gaps = sorted(gap for ledger in ledgers for gap in ledger.gaps)
+    assert len(gaps) == 9
+    for (_, made), (closed, _) in itertools.pairwise(gaps):
+        assert made < closed
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
+def test_a_reset_is_a_place_to_recycle_with_its_seeds_and_options(
+    mode: AutoresetMode,
+) -> None:
+    envs = BusVectorEnv(
+        [partial(CountingEnv, 100)] * 4,
+        num_actors=2,
+        autoreset_mode=mode,
+        recycle_after=RecycleAfter(steps=4),
+    )
+    try:
+        for number in range(5):
+            observations, _ = envs.reset(seed=10 * number, options={"a": number})
+            assert observations[:, 1].tolist() == [0] * 4
+            assert observations[:, 3].tolist() == [10 * number + i for i in range(4)]
+            options = envs.get_attr("options")
+            assert [given[-1] for given in options] == [{"a": number}] * 4
+            for step in (1, 2):
+                observations, *_ = envs.step(np.zeros(4, np.int64))
+                assert observations[:, 1].tolist() == [step] * 4
+            assert envs.statistics().recycled == number
+        observations, _ = envs.reset()  # a fresh env is seeded, the others go on
+        assert all(seed is not None for seed in observations[:, 3])
+    finally:
+        envs.close()
+
+
+def test_a_reset_of_all_envs_of_one_actor_by_mask_is_one_too() -> None:
+    envs = BusVectorEnv(
+        [partial(CountingEnv, 100)] * 4,
+        num_actors=2,
+        autoreset_mode=AutoresetMode.DISABLED,
+        recycle_after=RecycleAfter(steps=2),
+    )
+    try:
+        envs.reset(seed=0)
+        envs.step(np.zeros(4, np.int64))
+        pids = envs.actor_pids()
+        envs.reset(options={"reset_mask": np.array([True, False, True, True])})
+        assert envs.statistics().recycled == 1
+        assert envs.actor_pids()[0] == pids[0]
+        assert envs.actor_pids()[1] != pids[1]
+        observations, *_ = envs.step(np.zeros(4, np.int64))
+        assert observations[:, 1].tolist() == [1, 2, 1, 1]
+    finally:
+        envs.close()
+
+
+def test_after_a_time_out_while_an_actor_is_exchanged_the_next_step_is_right() -> None:
+    envs = BusVectorEnv(
+        [partial(CountingEnv, 3)] * 2, num_actors=2, recycle_after=RecycleAfter(episodes=1)
+    )
+    try:
+        envs.reset(seed=0)
+        timeouts = 0
+        last = [0, 0]
+        while timeouts < 3:
+            envs.step_async(np.zeros(2, np.int64))
+            leaving = envs.statistics().actors_ready < 2
+            missed = False
+            try:
+                observations, *_ = envs.step_wait(timeout=0.001 if leaving else PATIENCE)
+            except multiprocessing.TimeoutError:
+                timeouts += 1
+                missed = True
+                observations, *_ = envs.step(np.zeros(2, np.int64))
+            for i in range(2):  # episodes are 0, 1, 2, 3; a row may be lost with its step
+                step, ways = int(observations[i][1]), {(last[i] + 1) % 4}
+                assert step in (ways | {(last[i] + 2) % 4} if missed else ways)
+                last[i] = step
+    finally:
+        envs.close()
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_recycling_keeps_the_memory_of_an_env_that_leaks_bounded() -> None:
+    limit, most, steps = 250, 0.0, 0
+    envs = BusVectorEnv([LeakingEnv], recycle_after=RecycleAfter(rss_mb=limit))
+    try:
+        envs.reset(seed=0)
+        while envs.statistics().recycled < 3:
+            for _ in range(10):
+                envs.step(np.zeros(1, np.int64))
+                steps += 1
+            most = max(most, *(size / MB for size in tree_memory(envs.actor_pids()).values()))
+    finally:
+        envs.close()
+    assert steps / 4 > 3 * 100  # MiB in all
+    assert most < limit + 150
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_an_actor_over_its_limit_is_killed_and_its_envs_come_back() -> None:
+    settings: dict[str, Any] = {"memory_limit_mb": 280, "restart_failed_sub_environments": True}
+    envs = make_vec(GreedyEnv, 2, num_actors=2, vector_kwargs=settings)
+    try:
+        envs.reset(seed=0)
+        _, rewards, terminated, truncated, infos = envs.step(np.array([13, 1]))
+        assert truncated.tolist() == [True, False]
+        assert not terminated.any()
+        assert rewards[0] == 0.0
+        assert infos["fault"]["cause"][0] == "memory"
+        assert "memory_limit_mb is 280" in infos["fault"]["error"][0]
+        observations, *_ = envs.step(np.array([1, 1]))
+        assert observations[:, 1].tolist() == [0, 2]
+        assert envs.statistics().faults == {"memory": 1}
+    finally:
+        envs.close()
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_without_restart_the_loss_says_what_the_limit_was() -> None:
+    envs = BusVectorEnv([GreedyEnv], memory_limit_mb=280)
+    try:
+        envs.reset(seed=0)
+        with pytest.raises(ActorLostError, match=r"was killed: it used \d+ MiB.* memory_limit_mb"):
+            envs.step(np.array([13]))
+    finally:
+        envs.close(terminate=True)
