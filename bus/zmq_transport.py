@@ -156,8 +156,8 @@ class ZmqRouter:
 
     def user_of(self, frames: Frames) -> str:
         """Return the public key of who sent a message that was received; "" without keys."""
-        if self._doorkeeper is None or not frames:
-            return ""
+        if self._doorkeeper is None or not frames or not isinstance(frames[0], zmq.Frame):
+            return ""  # the last: it came another way, and is given on by who wraps this
         try:
             return str(frames[0].get("User-Id"))
         except zmq.ZMQError:  # over a private endpoint

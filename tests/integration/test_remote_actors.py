@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -17,6 +18,7 @@ from gymnasium.vector import SyncVectorEnv
 from envbus.actors.testing import InfoEnv
 from envbus.bus.codec import Placeholder
 from envbus.bus.errors import ConfigError, EncodeError
+from envbus.bus.keys import new_keys
 from envbus.runner import ActorLostError, BusVectorEnv
 
 PATIENCE = 30.0
@@ -40,8 +42,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def with_remote_actor(endpoint: str) -> Iterator[subprocess.Popen[bytes]]:
-    program = [sys.executable, "-m", "envbus.runner.cli", "actor", endpoint]
+def with_remote_actor(endpoint: str, *options: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    program = [sys.executable, "-m", "envbus.runner.cli", "actor", endpoint, *map(str, options)]
     process = subprocess.Popen(program, start_new_session=True)
     try:
         yield process
@@ -126,6 +128,34 @@ def test_a_remote_actor_that_joins_later_takes_over_the_envs_of_one_that_died() 
             envs.step(np.zeros(2, np.int64))
             assert envs.statistics().restarts == 1
             envs.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "zeromq"])
+def test_with_keys_remote_actors_join_over_any_interface_and_local_ones_need_none(
+    lanes: bool, tmp_path: Path
+) -> None:
+    server, server_secret = new_keys(tmp_path, "server")
+    _, actor_secret = new_keys(tmp_path / "actors", "actor")
+    port = free_port()
+    keys = ("--keys", actor_secret, "--server-key", server)
+    with with_remote_actor(f"tcp://127.0.0.1:{port}", *keys) as process:
+        envs = make_vec(
+            ["CartPole-v1"] * 2,
+            f"tcp://0.0.0.0:{port}",
+            keys=server_secret,
+            allow=tmp_path / "actors",
+            lanes=lanes,
+        )
+        envs.reset(seed=0)
+        envs.step(np.zeros(2, np.int64))
+        envs.close()
+        assert process.wait(PATIENCE) == 0
+
+
+def test_keys_need_an_endpoint_to_guard(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="guard an endpoint"):
+        BusVectorEnv(["CartPole-v1"], keys=tmp_path, allow=tmp_path)
 
 
 def test_functions_do_not_cross_the_network() -> None:
