@@ -14,6 +14,7 @@ import os
 import psutil
 
 from envbus.bus.anonymous import anonymous_file
+from envbus.bus.cgroup import memory_limit
 from envbus.bus.errors import ClosedError, ConfigError
 
 __all__ = ["Arena"]
@@ -142,10 +143,8 @@ def _available_memory() -> int:
     with, would have the whole machine's memory taken before it gives up.
     """
     available = int(psutil.virtual_memory().available)
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError), open(limit) as file:
-            available = min(available, int(file.read()))  # ValueError: "max"
-    return available
+    limit = memory_limit()
+    return available if limit is None else min(available, limit)
 
 
 def _reserve(fd: int, size: int) -> None:

@@ -1,7 +1,7 @@
 """What a dead child died of, as far as numbers and its last words tell.
 
 Pure: no file, clock or process in this file. Where the numbers come from: `cgroup.py`,
-`forkserver.py`.
+`reaping.py`.
 """
 
 from __future__ import annotations

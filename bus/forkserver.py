@@ -25,11 +25,9 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
-from envbus.bus.autopsy import OomWatch, explain_kill
-from envbus.bus.cgroup import memory_limit, oom_kills
 from envbus.bus.channel import (
     Attach,
     Attached,
@@ -48,6 +46,7 @@ from envbus.bus.child import ChildPlace, become_child
 from envbus.bus.descendants import MARK_VARIABLE, Orphan, adopt_orphans, kill_marked, orphans
 from envbus.bus.errors import EnvbusError
 from envbus.bus.lookout import lookout
+from envbus.bus.reaping import KillExplainer, kill, reap_one
 from envbus.bus.stacks import STACK_SIGNAL
 from envbus.bus.stderr_relay import StderrRelay
 
@@ -78,8 +77,6 @@ _LOADING_TIMEOUT: Final = 0.25
 _END_TIMEOUT: Final = 5.0
 #: Seconds for the last that they wrote to find room in the driver's stderr.
 _FLUSH_TIMEOUT: Final = 1.0
-#: Seconds between looks at the kernel's counter of out-of-memory kills.
-_OOM_INTERVAL: Final = 1.0
 
 
 def main(config: dict[str, Any]) -> NoReturn:
@@ -157,8 +154,7 @@ class ForkServer:
         self._dying: list[_Child] = []
         #: Children's streams, until all is passed on.
         self._relays: list[StderrRelay] = []
-        self._oom = OomWatch(oom_kills())
-        self._next_oom_look = 0.0
+        self._kills = KillExplainer()
         self._started = 0
         self._stopping = False
         self._wakeup, self._wakeup_out = socket.socketpair()
@@ -201,14 +197,14 @@ class ForkServer:
         for nursery in self._nurseries:
             nursery.control.ended = True
         for child in self._running.values():
-            _kill(child.pid)
+            kill(child.pid)
         deadline = time.monotonic() + _END_TIMEOUT
         while time.monotonic() < deadline:
             self._reap()
             self._sweep()
             left = self._orphans()
             for orphan in left:
-                _kill(orphan.pid)
+                kill(orphan.pid)
             if not (self._running or self._dying or left):
                 break
             self._pause()
@@ -264,7 +260,7 @@ class ForkServer:
             for child in nursery.children.values():
                 if child.status is None:
                     child.killed = True
-                    _kill(child.pid)
+                    kill(child.pid)
             if not nursery.children:
                 self._nurseries.remove(nursery)
                 nursery.control.close()
@@ -283,7 +279,7 @@ class ForkServer:
                 child = nursery.children.get(number)
                 if child is not None and child.status is None:
                     child.killed = True
-                    _kill(child.pid)
+                    kill(child.pid)
             case DumpStacks(number):
                 child = nursery.children.get(number)
                 if child is not None and child.status is None:
@@ -337,28 +333,16 @@ class ForkServer:
 
     def _reap(self) -> None:
         """Take note of each process below this one that has ended."""
-        self._watch_memory()
-        while (ended := _reap_one(self._running)) is not None:
-            pid, status, peak = ended
-            child = self._running.pop(pid, None)
+        self._kills.look()
+        while (ended := reap_one(self._running)) is not None:
+            child = self._running.pop(ended.pid, None)
             if child is not None:
-                child.status = status
-                if status == -signal.SIGKILL and not child.killed:
-                    child.note = self._explain_kill(peak)
+                child.status = ended.status
+                if not child.killed:
+                    child.note = self._kills.explain(ended)
                 child.report_at = time.monotonic() + _SWEEP_TIMEOUT
                 child.loading_until = time.monotonic() + _LOADING_TIMEOUT
                 self._dying.append(child)
-
-    def _watch_memory(self, *, at_once: bool = False) -> None:
-        now = time.monotonic()
-        if at_once or now >= self._next_oom_look:
-            self._next_oom_look = now + _OOM_INTERVAL
-            self._oom.observe(oom_kills(), now)
-
-    def _explain_kill(self, peak: int) -> str:
-        self._watch_memory(at_once=True)
-        rose = self._oom.rose_lately(time.monotonic())
-        return explain_kill(rose=rose, peak=peak, limit=memory_limit())
 
     def _pump(self) -> None:
         """Pass on what children have written to stderr."""
@@ -385,7 +369,7 @@ class ForkServer:
                 or not (self._running or self._token.encode() in orphan.environ)
             }
             for pid in mine - child.remains:
-                _kill(pid)
+                kill(pid)
             child.remains = mine
             loading = now < child.loading_until and any(not orphan.environ for orphan in left)
             if not (mine or loading) or now >= child.report_at:
@@ -493,45 +477,6 @@ def _find_marks(token: str) -> tuple[str, int]:
     if not address or not marks.endswith(own):
         return marks, 0
     return marks, address + len(os.fsencode(marks)) - len("000000")
-
-
-def _reap_one(leaders: Container[int]) -> tuple[int, int, int] | None:
-    """Reap a child that has ended; kill its process group if it is one of `leaders`.
-
-    Returns:
-        Its id, its exit code or minus the signal's number, and the most memory that it ever had,
-        in bytes; None if no child has ended.
-    """
-    try:
-        if hasattr(os, "waitid"):
-            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if info is not None and info.si_pid in leaders:
-                _kill_group(info.si_pid)  # while the id is certain to be still its own
-            if info is None:
-                return None
-            pid, status, usage = os.wait4(info.si_pid, 0)
-        else:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-            if pid in leaders:
-                _kill_group(pid)
-    except ChildProcessError:
-        return None
-    if not pid:
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * unit
-
-
-def _kill(pid: int) -> None:
-    """Kill a child that is not reaped yet, and its process group."""
-    _kill_group(pid)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _remove(directory: bytes) -> None:

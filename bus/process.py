@@ -442,9 +442,9 @@ class Nursery:
         """Have the server kill children, and wait for their ends for a while."""
         deadline = time.monotonic() + _KILL_TIMEOUT
         self._killed.update(child._number for child in children)
-        kills = [Kill(child._number) for child in children]
+        messages: list[Message] = [*(Kill(child._number) for child in children), Ping()]
         with contextlib.suppress(EnvbusError):  # dead, and so are its children; or stuck
-            for message in (*kills, Ping()):
+            for message in messages:
                 self._links.control.send(message, timeout=deadline - time.monotonic())
         self._wait_for_exits(deadline)
 
