@@ -112,7 +112,7 @@ class ArrayBuffer:
             grown[:size] = self._array
             self._array = grown
         if not self._ragged:
-            if type(value) is not np.ndarray:
+            if not isinstance(value, np.ndarray | np.generic):
                 value = np.asarray(value)
             if value.shape != self._shape:
                 raise ValueError(f"has shape {value.shape}, earlier ones {self._shape}")

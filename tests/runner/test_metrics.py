@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbus.bus.errors import ConfigError
+from envbus.runner.episode import EpisodeRecorder
+from envbus.runner.metrics import PERF_TIMERS, EpisodeResult, PerfTimers, SampleMetrics, summarize
+
+
+def result(**changes: Any) -> EpisodeResult:
+    return EpisodeResult(
+        **{
+            "eps_id": 1,
+            "env_id": 0,
+            "incarnation": 0,
+            "episode_return": 3.0,
+            "length": 10,
+            "agent_returns": {"a": 1.0, "b": 2.0},
+            "agent_steps": {"a": 10, "b": 5},
+            "agent_policies": {"a": "p0", "b": "p0"},
+            "terminated": True,
+            "truncated": False,
+            "faulty": False,
+            "fragments": 0,
+            "unrecorded_reward": 0.0,
+            "custom_metrics": {},
+            **changes,
+        }
+    )
+
+
+def test_r_10_before_the_first_sample_there_are_zeros_and_empty_dicts() -> None:
+    read = SampleMetrics().read()
+    assert {name: value for name, value in read.items() if value not in (0, {}, [])} == {}
+    assert read["num_env_steps_sampled_lifetime"] == 0
+    assert read["agent_episode_returns_mean"] == {}
+    assert "episode_return_mean" not in read
+
+
+def test_r_10_returns_and_lengths_have_mean_min_and_max_also_per_agent_and_policy() -> None:
+    metrics = SampleMetrics()
+    metrics.add_episode(result(custom_metrics={"coins": 1.0}))
+    metrics.add_episode(
+        result(
+            episode_return=7.0,
+            length=20,
+            agent_returns={"a": 7.0},
+            agent_steps={"a": 20},
+            agent_policies={"a": "p1"},
+            custom_metrics={"coins": 3.0},
+        )
+    )
+    read = metrics.read()
+    assert [read[f"episode_return_{name}"] for name in ("mean", "min", "max")] == [5.0, 3.0, 7.0]
+    assert [read[f"episode_len_{name}"] for name in ("mean", "min", "max")] == [15.0, 10.0, 20.0]
+    assert read["agent_episode_returns_mean"] == {"a": 4.0, "b": 2.0}
+    assert read["module_episode_returns_mean"] == {"p0": 1.5, "p1": 7.0}
+    assert read["module_episode_returns_max"] == {"p0": 2.0, "p1": 7.0}
+    assert read["custom_metrics"] == {"coins_mean": 2.0, "coins_min": 1.0, "coins_max": 3.0}
+    assert read["num_episodes"] == 2
+
+
+def test_r_10_reading_clears_all_but_the_lifetime() -> None:
+    metrics = SampleMetrics()
+    metrics.add_steps(env_steps=16, agent_steps=32)
+    metrics.add_episode(result())
+    metrics.add_restart()
+    metrics.read()
+    metrics.add_steps(env_steps=4, agent_steps=8)
+    read = metrics.read()
+    assert (read["num_env_steps_sampled"], read["num_env_steps_sampled_lifetime"]) == (4, 20)
+    assert (read["num_agent_steps_sampled"], read["num_agent_steps_sampled_lifetime"]) == (8, 40)
+    assert (read["num_episodes"], read["num_episodes_lifetime"]) == (0, 1)
+    assert (read["num_env_restarts"], read["num_env_restarts_lifetime"]) == (0, 1)
+    assert "episode_return_mean" not in read
+
+
+def test_the_lifetime_goes_over_to_another() -> None:
+    metrics = SampleMetrics()
+    metrics.add_steps(env_steps=16, agent_steps=32)
+    other = SampleMetrics()
+    other.set_state({**metrics.get_state(), "unknown": 1})
+    assert other.read()["num_env_steps_sampled_lifetime"] == 16
+
+
+def test_r_13_faulty_episodes_are_counted_left_out_and_named_if_rows_had_left() -> None:
+    metrics = SampleMetrics()
+    metrics.add_episode(result(eps_id=8, faulty=True, fragments=0))
+    metrics.add_episode(result(eps_id=9, faulty=True, fragments=2))
+    metrics.add_dropped_rows(12)
+    read = metrics.read()
+    assert (read["num_faulty_episodes"], read["num_episodes"]) == (2, 0)
+    assert read["faulty_eps_ids"] == [9]
+    assert read["num_dropped_rows"] == 12
+    assert "episode_return_mean" not in read
+    assert metrics.read()["faulty_eps_ids"] == []
+
+
+def test_m_17_an_episode_in_which_nobody_acted_is_counted_apart() -> None:
+    metrics = SampleMetrics()
+    metrics.add_episode(result(agent_steps={}, agent_returns={}))
+    read = metrics.read()
+    assert (read["num_episodes_without_actions"], read["num_episodes"]) == (1, 0)
+    assert "episode_len_mean" not in read
+
+
+def test_r_04_an_episode_that_spans_fragments_counts_once_and_whole() -> None:
+    recorder = EpisodeRecorder(1, 0)
+    ready = recorder.reset({"a": 0})
+    metrics = SampleMetrics()
+    for t in range(6):
+        recorder.act("a", 0)
+        flags = {"__all__": t == 5}
+        ready = recorder.step({"a": t + 1}, {"a": 1.0}, flags, {"__all__": False})
+        if t % 2:
+            fragment = recorder.cut()
+            metrics.add_steps(env_steps=fragment.env_steps, agent_steps=fragment.agent_steps)
+    assert ready == []
+    metrics.add_episode(recorder.result())
+    read = metrics.read()
+    assert (read["num_episodes"], read["num_env_steps_sampled"]) == (1, 6)
+    assert (read["episode_return_mean"], read["episode_len_mean"]) == (6.0, 6.0)
+
+
+def test_results_of_several_runners_are_summed_up_together() -> None:
+    both = summarize([result(episode_return=1.0), result(episode_return=5.0)])
+    assert both["episode_return_mean"] == 3.0
+
+
+def test_a_result_can_travel() -> None:
+    before = result(agent_returns={"a": 1.5}, custom_metrics={"coins": 2.0})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(before))["agent_returns"] == {"a": 1.5}
+
+
+def test_r_11_timers_can_be_read_before_the_first_iteration() -> None:
+    names = [
+        "mean_raw_obs_processing_ms",
+        "mean_inference_ms",
+        "mean_action_processing_ms",
+        "mean_env_wait_ms",
+        "mean_env_render_ms",
+    ]
+    assert PerfTimers().read() == dict.fromkeys(names, 0.0)
+    assert PerfTimers(ema_coef=0.1).read() == dict.fromkeys(names, 0.0)
+
+
+def test_r_11_the_mean_is_per_iteration_and_in_milliseconds() -> None:
+    timers = PerfTimers()
+    for seconds in (0.001, 0.003):
+        timers.add("inference", seconds)
+        timers.add("inference", seconds)  # two policies
+        timers.end_iteration()
+    timers.add("inference", 5.0)  # of an iteration that is not over
+    assert timers.read()["mean_inference_ms"] == pytest.approx(4.0)
+    assert timers.read()["mean_env_wait_ms"] == 0.0
+
+
+def test_r_11_the_moving_average_follows_its_formula_from_the_first_value_on() -> None:
+    timers = PerfTimers(ema_coef=0.25)
+    for seconds in (0.008, 0.004):
+        timers.add("env_wait", seconds)
+        timers.end_iteration()
+    assert timers.read()["mean_env_wait_ms"] == pytest.approx(0.75 * 8 + 0.25 * 4)
+
+
+@given(st.lists(st.floats(0, 10), min_size=1), st.floats(0.01, 1.0))
+def test_averages_stay_between_the_least_and_the_greatest(times: list[float], coef: float) -> None:
+    for timers in (PerfTimers(), PerfTimers(coef)):
+        for seconds in times:
+            timers.add("env_render", seconds)
+            timers.end_iteration()
+        value = timers.read()["mean_env_render_ms"] / 1e3
+        assert np.min(times) - 1e-9 <= value <= np.max(times) + 1e-9
+
+
+@pytest.mark.parametrize("coef", [0.0, -1.0, 1.5])
+def test_a_coefficient_out_of_range_is_refused(coef: float) -> None:
+    with pytest.raises(ConfigError, match="ema_coef must be None or in"):
+        PerfTimers(coef)
+
+
+def test_an_unknown_timer_is_a_bug() -> None:
+    assert "inference" in PERF_TIMERS
+    with pytest.raises(KeyError):
+        PerfTimers().add("coffee", 1.0)
