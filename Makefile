@@ -14,6 +14,7 @@ PYTHON ?=
 # More arguments for pytest, `make test PYTEST_ARGS="-k arena"`, and for `envbus bench`.
 PYTEST_ARGS ?=
 BENCH_ARGS ?= all
+FUZZ_SECONDS ?= 60
 # Options of `envbus chaos`, `make chaos CHAOS_ARGS="--seconds 600 --seed 7"`.
 CHAOS_ARGS ?=
 
@@ -102,6 +103,9 @@ format: install-test ## Rewrite the sources as ruff would have them.
 	@$(BIN)/python -m ruff check --fix --quiet .
 	@$(BIN)/python -m ruff format .
 
+fuzz: install-fuzz ## Fuzz the codec and the broker, FUZZ_SECONDS each; needs atheris.
+	@$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
+
 bench: install-bench ## Measure; see bench/README.md. BENCH_ARGS are handed on.
 	@$(BIN)/python -m envbus.runner.cli bench $(BENCH_ARGS)
 
@@ -119,6 +123,10 @@ install-run:
 install-test:
 	$(make_venv)
 	$(call install,test,.[test])
+
+# Without atheris, which is not built for every Python, the command says so.
+install-fuzz: install-test
+	@$(BIN)/python -m pip install -qq --editable '.[fuzz]' || true
 
 install-bench:
 	$(make_venv)
