@@ -74,5 +74,5 @@ def _check_version(frame: Buffer) -> None:
             f"the other side speaks protocol version {header.version}, this side version "
             f"{PROTOCOL_VERSION}; install the same version of envbus on both",
             version=header.version,
-            request_id=header.request_id,
+            request_id=max(header.request_id, 0),
         )

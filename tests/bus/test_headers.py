@@ -43,6 +43,12 @@ def test_fields_that_a_newer_peer_adds_are_ignored() -> None:
     assert decode_header(data) == Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "Step", 1.0)
 
 
+def test_an_id_of_another_version_that_no_answer_can_carry_is_not_carried() -> None:
+    with pytest.raises(VersionMismatchError) as caught:
+        decode_header(msgpack.packb([9, 0, -7]))
+    assert caught.value.request_id == 0
+
+
 def test_fields_with_defaults_may_be_missing() -> None:
     data = msgpack.packb([PROTOCOL_VERSION, 1, 7, "StepResult"])
     assert decode_header(data) == Header(PROTOCOL_VERSION, Kind.REPLY, 7, "StepResult")
