@@ -47,7 +47,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     cause: FaultCause
     #: What happened, to which process; for people.
     message: str
-    #: Restarts of this env so far, alone or with its actor, the one for this fault not counted.
+    #: Restarts of this env so far, alone or with its actor, also to recycle that; the one for
+    #: this fault is not counted.
     restarts: int
     #: What the env raised, if it did.
     error: EnvError | None = None
