@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from envbus.actors.agent_spaces import AgentID, AgentSpaces, RecordSpace
+from envbus.actors.spaces import Plain, to_plain
 from envbus.actors.turns import TurnEnv
 
 __all__ = ["ALL", "AgentsEnv", "in_agents_env"]
@@ -148,9 +149,11 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         }
         return record, _total(rewards), bool(terminateds[ALL]), bool(truncateds[ALL]), {}
 
-    def agent_spaces(self, agent_id: AgentID) -> list[gymnasium.Space[Any]]:
-        """Return observation and action space of any agent, also one that came up just now."""
-        return [space_of(self.inner, agent_id, kind) for kind in ("observation", "action")]
+    def agent_spaces(self, agent_id: AgentID) -> list[Plain]:
+        """Return observation and action space of any agent, in `spaces.py`'s plain form."""
+        return [
+            to_plain(space_of(self.inner, agent_id, kind)) for kind in ("observation", "action")
+        ]
 
     def render(self) -> Any:
         """Return what the env draws."""

@@ -72,6 +72,12 @@ class ObservationStore:
         singles = [self._singles[env_id] for env_id in env_ids]
         return deepcopy(_concatenate(self._space, singles))
 
+    def single(self, env_id: int) -> Any:
+        """Return one env's observation, the caller's own."""
+        if self._leaves is None:
+            return self._singles[env_id]
+        return self._structure([leaf[env_id].copy() for leaf in self._leaves])
+
 
 def _concatenate(space: gymnasium.Space[Any], singles: Sequence[Any]) -> Any:
     out: Any = create_empty_array(space, n=len(singles), fn=np.zeros)

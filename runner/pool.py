@@ -5,7 +5,6 @@ Leaves out processes and messages (`fleet.py`).
 
 from __future__ import annotations
 
-import enum
 import multiprocessing
 import operator
 import random
@@ -31,6 +30,7 @@ from envbus.bus.messages import FailureCode, Tree
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import ActionStore
 from envbus.runner.config import FleetConfig, Timeouts
+from envbus.runner.env_state import EnvState as _EnvState
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.faults import (
     ActorLostError,
@@ -52,6 +52,7 @@ from envbus.runner.fleet import (
     Ready,
 )
 from envbus.runner.observations import ObservationStore
+from envbus.runner.polling import DictSide
 from envbus.runner.recovery import Lives, Recovery
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.seeding import spread_seeds
@@ -62,15 +63,6 @@ __all__ = ["ActorPool", "Batch"]
 
 #: Longest single wait, in seconds; without a time-out the pool waits again.
 _LONGEST_WAIT = 3600.0
-
-
-class _EnvState(enum.Enum):
-    IDLE = "idle"  # its last result was received: it may be sent an action
-    PENDING = "pending"  # a step or reset is under way
-    READY = "ready"  # its result waits to be received
-    RECOVERING = "recovering"  # its actor died or leaves; a new episode will come by itself
-    HELD = "held"  # its episode is over, and its actor leaves once those of the others are
-    LOST = "lost"  # its actor died and is not started again
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +89,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     late: list[int]
 
 
-class ActorPool:
+class ActorPool(DictSide):
     """Env actors that are stepped asynchronously: `send` actions, `recv` whoever is ready.
 
     A slow env does not hold up the others, apart from those in the same actor: choose
@@ -221,6 +213,7 @@ class ActorPool:
         spaces = choose_spaces(fleet.env_spaces(), "same", shared_memory=False)
         self.single_observation_space = spaces.single_observation_space
         self.single_action_space = spaces.single_action_space
+        self.observation_space = spaces.observation_space
         self.action_space = spaces.action_space
         self._blocks = fleet.map_blocks(self.single_observation_space, self.single_action_space)
         self._shared_memory = shared_memory
@@ -251,6 +244,7 @@ class ActorPool:
         self._round = 0
         #: Ids of requests in flight, by their first env.
         self._requests: dict[int, int] = {}
+        self._set_up_dict_side()
 
     # --- use ---------------------------------------------------------------------------------
 
@@ -286,6 +280,7 @@ class ActorPool:
             named = self._check_env_ids(env_ids)
         for env_id in named:
             self._lives.remember(env_id, seeds[env_id])
+        self._begin_episodes(named)
         idle = [env_id for env_id in named if self._states[env_id] is _EnvState.IDLE]
         for actor, members in self._by_actor(idle):
             own = [seeds[env_id] for env_id in members]
@@ -367,12 +362,7 @@ class ActorPool:
             raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
         if max_envs is not None and max_envs < min_envs:
             raise ValueError(f"max_envs={max_envs} is less than min_envs={min_envs}")
-        if not (self._ready or self._awaited() or self._faults or self._has_error()):
-            if len(self._lost) == self.num_envs:
-                raise self._loss(min(self._lost))
-            if _EnvState.HELD not in self._states:
-                raise NoAsyncCallError("Nothing to receive: call `reset` or `send` first.", "recv")
-            self._stop_holding()  # the caller waits for those who wait for others
+        self._assert_awaited("recv")
         deadline = None if timeout is None else time.monotonic() + timeout
         timed_out = False
         self._take_news(0.0)
@@ -384,9 +374,7 @@ class ActorPool:
                 timed_out = True
                 break
             self._take_news(min(left, _LONGEST_WAIT))
-        self._log.tell()
-        if self._has_error():
-            raise self._errors.popleft() if self._errors else self._losses.popleft()
+        self._raise_next_error()
         count = len(self._ready) if max_envs is None else min(len(self._ready), max_envs)
         batch = self._make_batch([self._ready.popleft() for _ in range(count)], timed_out)
         self._recycle()  # before the caller can send to those whose episodes have ended
@@ -485,6 +473,7 @@ class ActorPool:
     def _on_answer(self, news: Answer) -> None:
         round_number, members, kind = news.tag
         if round_number != self._round:
+            self._end_call(round_number, news)
             return
         self._settle(members)
         result: StepResult = news.reply
@@ -551,6 +540,7 @@ class ActorPool:
     def _on_lost(self, news: Lost) -> None:
         round_number, members, _ = news.tag
         if round_number != self._round:
+            self._end_call(round_number, news)
             return
         self._settle(members)
         for env_id in members:
@@ -727,6 +717,22 @@ class ActorPool:
 
     def _has_error(self) -> bool:
         return bool(self._errors or self._losses)
+
+    def _raise_next_error(self) -> None:
+        self._log.tell()
+        if self._has_error():
+            raise self._errors.popleft() if self._errors else self._losses.popleft()
+
+    def _assert_awaited(self, verb: str) -> None:
+        """See that waiting for results will come to an end."""
+        if self._ready or self._awaited() or self._faults or self._has_error():
+            return
+        if len(self._lost) == self.num_envs:
+            raise self._loss(min(self._lost))
+        if _EnvState.HELD not in self._states:
+            send = "`try_reset` or `send_actions`" if verb == "poll" else "`reset` or `send`"
+            raise NoAsyncCallError(f"Nothing to receive: call {send} first.", verb)
+        self._stop_holding()  # the caller waits for those who wait for others
 
     def _drop_everything(self) -> None:
         self._round += 1

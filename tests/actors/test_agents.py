@@ -10,6 +10,7 @@ from gymnasium import spaces
 from envbus.actors.agent_spaces import AgentSpaces, RecordSpace
 from envbus.actors.agents import AgentsEnv, in_agents_env
 from envbus.actors.env_source import make
+from envbus.actors.spaces import from_plain
 from envbus.actors.testing import CountingEnv
 from tests.actors.agent_envs import CountingParallelEnv, DictEnv, RoundRobinEnv
 
@@ -171,11 +172,12 @@ def test_attributes_are_the_env_s() -> None:
 def test_spaces_are_found_however_they_are_told() -> None:
     shared = wrap(RoundRobinEnv(3))
     assert list(shared.action_space.spaces) == [0, 1, 2]
-    assert shared.agent_spaces(2) == [RoundRobinEnv.observation_space, RoundRobinEnv.action_space]
+    told = [from_plain(plain) for plain in shared.agent_spaces(2)]
+    assert told == [RoundRobinEnv.observation_space, RoundRobinEnv.action_space]
     by_agent = wrap(DictEnv())
     assert by_agent.observation_space["b"] == spaces.Discrete(5)
     asked = wrap(CountingParallelEnv({"x": 1}))
-    assert asked.agent_spaces("x")[1] == spaces.Discrete(3)
+    assert from_plain(asked.agent_spaces("x")[1]) == spaces.Discrete(3)
 
     class Unclear(DictEnv):
         action_spaces = None  # type: ignore[assignment]

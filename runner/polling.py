@@ -1,0 +1,357 @@
+"""The dict side of `ActorPool`: results and actions by env and agent, as RLlib's BaseEnv has them.
+
+A part of the pool, which asks envs and takes their answers (`pool.py`). Leaves out what is held
+back for agents without an observation (`agent_results.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AutoresetMode
+
+from envbus.actors.blocks import Blocks
+from envbus.actors.copies import own
+from envbus.actors.protocol import Step
+from envbus.bus.errors import ConfigError
+from envbus.bus.messages import Tree
+from envbus.runner.actor import Actor
+from envbus.runner.agent_results import (
+    ASYNC_RESET,
+    DUMMY_AGENT,
+    HeldBack,
+    PollResult,
+    single_record,
+)
+from envbus.runner.env_state import EnvState
+from envbus.runner.faults import Fault
+from envbus.runner.observations import ObservationStore
+from envbus.runner.sub_environments import SubEnvironments
+
+__all__ = ["DictSide"]
+
+logger = logging.getLogger("envbus.runner.polling")
+
+#: Longest single wait, in seconds; without a time-out the pool waits again.
+_LONGEST_WAIT = 3600.0
+#: Asked, and not answered.
+_LATE = (EnvState.PENDING, EnvState.RECOVERING)
+
+
+class DictSide(SubEnvironments):
+    """What `ActorPool` offers by env and agent.
+
+    For pools with `autoreset_mode="Disabled"`: who polls resets envs whose episode is over. Envs
+    with one agent appear with the agent `"agent0"`.
+
+        with ActorPool(["pettingzoo.butterfly.pistonball_v6:parallel_env"] * 4,
+                       autoreset_mode="Disabled") as pool:
+            for _ in range(1000):
+                observations, _, terminateds, truncateds, _, _ = pool.poll()
+                for env_id, seen in observations.items():
+                    if terminateds[env_id]["__all__"] or truncateds[env_id]["__all__"]:
+                        pool.try_reset(env_id)
+                    else:
+                        pool.send_actions({env_id: policy(seen)})
+    """
+
+    #: Of the batch, as in a vector env; of one env, by agent, where envs have several agents.
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    # The pool's.
+    autoreset_mode: AutoresetMode
+    _blocks: Blocks
+    _observations: ObservationStore
+    _ready: deque[int]
+    _infos: dict[int, dict[str, Any]]
+    _faults: list[Fault]
+    _company: dict[int, range]
+    _awaited: Callable[[], bool]
+    _has_error: Callable[[], bool]
+    _has_ended: Callable[[int], bool]
+    _raise_next_error: Callable[[], None]
+    _assert_awaited: Callable[[str], None]
+    _check_env_ids: Callable[[Sequence[int]], list[int]]
+    _check_company: Callable[[list[int]], None]
+    _by_actor: Callable[[Sequence[int]], list[tuple[Actor, list[int]]]]
+    _slots: Callable[[Actor, list[int]], list[int] | None]
+    _ask: Callable[[Actor, Any, list[int], float | None], None]
+    _remake: Callable[[Sequence[range]], None]
+    _recycle: Callable[[], None]
+    _stop_holding: Callable[[], None]
+    reset: Callable[..., None]
+    close: Callable[..., None]
+
+    def _set_up_dict_side(self) -> None:
+        self._set_up_sub_environments()
+        if self.is_multi_agent:  # nobody batches dicts by agent
+            self.observation_space = self.single_observation_space
+            self.action_space = self.single_action_space
+        self._held_back = [HeldBack() for _ in range(self.num_envs)]
+        #: Envs whose first episode has begun, or was asked for.
+        self._begun: set[int] = set()
+        self._polled = False
+        self._told_of_idle_agents = False
+
+    def poll(
+        self,
+        timeout: float | None = None,
+        *,
+        min_envs: int | None = None,
+        batch_wait: float | None = None,
+    ) -> PollResult:
+        """Wait for envs to be ready, and return what they have, by env and agent.
+
+        The first call resets the envs that were not reset before. Returns as soon as `min_envs`
+        envs are ready; or `batch_wait` seconds after the first one was; or when none is awaited any
+        more, when an env has failed, or when `timeout` is over. It waits without spinning.
+
+        Args:
+            timeout: Seconds; None: until the requests' own deadlines.
+            min_envs: None: as many as are awaited, if there is a `batch_wait`, else 1.
+            batch_wait: Seconds to wait for more once one env is ready; None: no limit.
+
+        Returns:
+            A tuple of six dicts `{env_id: {agent_id: value}}`: observations, rewards, terminateds,
+            truncateds, infos, off-policy actions. Rewards of an agent without an observation are
+            added up and its flags OR-ed until its next one, or the episode's end. All is the
+            caller's own.
+
+        Raises:
+            ConfigError: The pool resets its envs itself.
+            NoAsyncCallError: Nothing is awaited: each env waits for `send_actions` or `try_reset`.
+            Exception: What an env raised, or what became of its actor, as `recv` raises it.
+        """
+        self._assert_dict_side()
+        if min_envs is not None and not 1 <= min_envs <= self.num_envs:
+            raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
+        if not self._polled:
+            self._polled = True
+            idle = EnvState.IDLE
+            new = [i for i, s in enumerate(self._states) if s is idle and i not in self._begun]
+            if new:
+                self.reset(env_ids=new)
+        self._assert_awaited("poll")
+        wanted = min_envs or (1 if batch_wait is None else self.num_envs)
+        timed_out = self._wait_for(wanted, batch_wait, timeout)
+        self._raise_next_error()
+        faults, self._faults = self._faults, []
+        for fault in faults:
+            self._held_back[fault.env_id].clear()
+        env_ids = [self._ready.popleft() for _ in range(len(self._ready))]
+        records = {env_id: self._take_record(env_id) for env_id in env_ids}
+        result = PollResult.of(
+            records,
+            faults=faults,
+            late=[i for i, s in enumerate(self._states) if s in _LATE] if timed_out else [],
+            incarnations={env_id: int(self._lives.numbers[env_id]) for env_id in env_ids},
+        )
+        self._recycle()  # before the caller can reset those whose episodes have ended
+        return result
+
+    def send_actions(self, actions: Mapping[int, Mapping[Any, Any]]) -> None:
+        """Ask envs to step by `{env_id: {agent_id: action}}`; `poll` returns what comes of it.
+
+        An env none of whose agents acts is stepped by an empty dict. Envs that failed meanwhile
+        are skipped: their next episode begins by itself.
+
+        Raises:
+            ValueError: An env is unknown, done or not reset yet, or an env with one agent got no
+                action for it. Nothing was sent.
+            TypeError: An env's actions are no dict. Nothing was sent.
+            AlreadyPendingCallError: An env has not been polled since it was asked. Nothing was
+                sent.
+            ActorLostError, RestartLimitError: The actor of one of the envs is gone for good.
+                Nothing was sent.
+        """
+        self._assert_dict_side()
+        chosen = self._check_env_ids(list(actions))
+        self._check_company(chosen)
+        for env_id in chosen:
+            self._check_actions(env_id, actions[env_id])
+        active = [i for i in chosen if self._states[i] is EnvState.IDLE]
+        for actor, members in self._by_actor(active):
+            # Copies: what is sent must not change under the sender's hands.
+            singles = [own(self._for_env(actions[env_id])) for env_id in members]
+            request = Step(slots=self._slots(actor, members), actions=Tree(singles))
+            self._ask(actor, request, members, self.timeouts.step)
+
+    def try_reset(
+        self,
+        env_id: int | None = None,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        *,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[Any, Any]:
+        """Begin a new episode of one env, or of all.
+
+        Args:
+            env_id: Which; None: all, and what they were asked before is dropped.
+            seed: Of this env; of all envs: env i gets `seed + i`.
+            options: Handed to the env.
+            wait: Return the first observation instead of leaving it to `poll`.
+            timeout: Seconds to wait; None: until the reset's own deadline.
+
+        Returns:
+            `ASYNC_RESET` twice; with `wait`, observations and infos as `{env_id: {agent_id: ...}}`.
+
+        Raises:
+            multiprocessing.TimeoutError: The time-out is over; `poll` will return the observation.
+            Exception: As `ActorPool.reset`; with `wait` also as `poll`.
+        """
+        self._assert_dict_side()
+        if env_id is None:
+            named: Sequence[int] = range(self.num_envs)
+            self.reset(seed, options)
+        else:
+            named = [env_id]
+            seeds = [seed if i == env_id else None for i in range(self.num_envs)]
+            self.reset(seeds, options, env_ids=named)
+        if not wait:
+            return ASYNC_RESET, ASYNC_RESET
+        self._wait_for_first(named, timeout)
+        records = {}
+        for i in named:
+            if self._states[i] is EnvState.LOST:
+                raise self._loss(i)
+            self._ready.remove(i)
+            records[i] = self._take_record(i)
+        return (
+            {i: record["observations"] for i, record in records.items()},
+            {i: record["infos"] for i, record in records.items()},
+        )
+
+    def try_restart(self, env_id: int | None = None) -> None:
+        """Close an env, or all, and make it anew in its actor; `poll` returns what it begins with.
+
+        It has the next incarnation then, and a seed derived from its last one. Envs that are one
+        vector env are made anew together.
+
+        Raises:
+            AlreadyPendingCallError: The env has not been polled since it was asked.
+            ActorLostError, RestartLimitError: Its actor is gone for good.
+        """
+        self._assert_dict_side()
+        asked = range(self.num_envs) if env_id is None else [env_id]
+        chosen = self._check_env_ids(sorted({j for i in asked for j in self._company.get(i, [i])}))
+        # Those that recover are being made anew already.
+        chosen = [i for i in chosen if self._states[i] is not EnvState.RECOVERING]
+        for i in chosen:
+            self._states[i] = EnvState.RECOVERING
+        self._lives.begin(chosen)
+        self._begin_episodes(chosen)
+        self._remake([range(i, i + 1) for i in chosen])
+
+    def stop(self) -> None:
+        """Close all envs and end their processes. Idempotent; the same as `close`."""
+        self.close()
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _begin_episodes(self, env_ids: Sequence[int]) -> None:
+        """The caller has asked for these envs' next episodes."""
+        self._begun.update(env_ids)
+        for env_id in env_ids:
+            self._held_back[env_id].clear()
+            self._episodes[env_id] += 1
+
+    def _wait_for(self, wanted: int, batch_wait: float | None, timeout: float | None) -> bool:
+        """Return once enough envs are ready; whether the time-out was what ended it."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        batch_ends_at = math.inf
+        self._take_news(0.0)
+        while len(self._ready) < wanted and self._awaited():
+            if self._faults or self._has_error():
+                break
+            now = time.monotonic()
+            if self._ready and batch_wait is not None:
+                batch_ends_at = min(batch_ends_at, now + batch_wait)
+            if now >= batch_ends_at:
+                break
+            if now >= deadline:
+                return True
+            self._take_news(min(deadline - now, batch_ends_at - now, _LONGEST_WAIT))
+        return False
+
+    def _wait_for_first(self, env_ids: Sequence[int], timeout: float | None) -> None:
+        """Wait for the first observations of these envs' new episodes."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        if any(self._states[i] is EnvState.HELD for i in env_ids):
+            self._stop_holding()  # others cannot go on while the caller waits
+        while True:
+            self._raise_next_error()
+            late = [i for i in env_ids if self._states[i] in _LATE]
+            if not late:
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise multiprocessing.TimeoutError(
+                    f"envs {late} were not reset within {timeout} s; `poll` returns them later"
+                )
+            self._take_news(min(left, _LONGEST_WAIT))
+
+    def _take_record(self, env_id: int) -> dict[str, Any]:
+        """Return what a ready env has; it is idle then."""
+        self._states[env_id] = EnvState.IDLE
+        self._begun.add(env_id)
+        info = self._infos.pop(env_id, {})
+        observation = self._observations.single(env_id)
+        if not self.is_multi_agent:
+            blocks = self._blocks
+            terminated = bool(blocks.terminations[env_id])
+            truncated = bool(blocks.truncations[env_id])
+            reward = float(blocks.rewards[env_id])
+            return single_record(observation, reward, terminated, truncated, info)
+        record = self._held_back[env_id].settle(observation)
+        if not record["observations"] and not self._has_ended(env_id):
+            self._tell_of_idle_agents(env_id)
+        return record
+
+    def _tell_of_idle_agents(self, env_id: int) -> None:
+        if not self._told_of_idle_agents:
+            self._told_of_idle_agents = True
+            logger.warning(
+                "env %d: no agent has an observation, so that none can act; step it by an empty "
+                "dict, as in send_actions({%d: {}}). This is said once.",
+                env_id,
+                env_id,
+            )
+
+    def _check_actions(self, env_id: int, actions: object) -> None:
+        if not isinstance(actions, Mapping):
+            raise TypeError(
+                f"the actions of env {env_id} must be a dict by agent, not a "
+                f"{type(actions).__qualname__}"
+            )
+        if env_id not in self._begun:
+            raise ValueError(f"Env {env_id} has not been reset: call `poll` or `try_reset` first")
+        settled = self._states[env_id] in (EnvState.IDLE, EnvState.HELD)
+        if settled and self._has_ended(env_id):
+            raise ValueError(
+                f"Env {env_id} is already done and cannot accept new actions; call "
+                f"try_reset({env_id}) first"
+            )
+        if not self.is_multi_agent and list(actions) != [DUMMY_AGENT]:
+            raise ValueError(
+                f"env {env_id} has one agent, {DUMMY_AGENT!r}; the actions are for {list(actions)}"
+            )
+
+    def _for_env(self, actions: Mapping[Any, Any]) -> Any:
+        return dict(actions) if self.is_multi_agent else actions[DUMMY_AGENT]
+
+    def _assert_dict_side(self) -> None:
+        self._assert_open()
+        if self.autoreset_mode is not AutoresetMode.DISABLED:
+            raise ConfigError(
+                "by env and agent, the caller resets envs whose episodes are over: make the pool "
+                f'with autoreset_mode="Disabled", not {self.autoreset_mode.value!r}'
+            )
