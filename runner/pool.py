@@ -679,9 +679,11 @@ class ActorPool(DictSide):
         The next first observation of an env that was held comes by itself, as after a fault.
         """
         recycling = self._fleet.recycling
+        if recycling is None:
+            return
         now = time.monotonic()
-        index = None if recycling is None else recycling.turn(now)
-        if recycling is None or index is None:
+        index = recycling.turn(now)
+        if index is None:
             return
         actor = self._fleet.actors[index]
         if actor.state is not ActorState.READY:

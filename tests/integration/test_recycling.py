@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
@@ -154,6 +154,16 @@ def test_the_envs_of_one_actor_wait_for_each_other(tmp_path: Path, mode: Autores
     assert (statistics.restarts, statistics.faults) == (0, {})
     ledgers = check_ledgers(driver, paths)
     assert sum(ledger.made for ledger in ledgers) == 4 + 2 * statistics.recycled
+
+
+def test_the_envs_of_a_vector_env_are_held_when_they_end_together() -> None:
+    together = partial(SyncVectorEnv, [partial(CountingEnv, 3)] * 2)
+    apart = partial(SyncVectorEnv, [partial(CountingEnv, 3), partial(CountingEnv, 4)])
+    with ActorPool([together, apart], num_actors=2, recycle_after=RecycleAfter(steps=10)) as pool:
+        pool.reset(seed=0)
+        driver = Driver(pool)
+        driver.run(recycled=4)
+        assert pool.statistics().restarts == 0
 
 
 def test_an_episode_that_never_ends_holds_the_others_for_a_while_only(tmp_path: Path) -> None:
