@@ -43,6 +43,11 @@ class FaultLog:
         """Return the number of faults so far by cause."""
         return {cause.value: number for cause, number in self._causes.items()}
 
+    @property
+    def untold(self) -> bool:
+        """Whether `tell` has something to call."""
+        return bool(self._untold)
+
     def fault(self, fault: Fault) -> None:
         """An env failed."""
         self._causes[fault.cause] += 1

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from envbus.bus.broker import failure_to_error
-from envbus.bus.errors import NoPeerError, RestartLimitError
+from envbus.bus.errors import EnvbusError, NoPeerError, RestartLimitError
 from envbus.bus.messages import FailureCode, Request
 from envbus.bus.transport import Frames
 from envbus.runner.faults import ActorLostError, FaultCause, advise
@@ -44,13 +44,14 @@ class Round(msgspec.Struct):
 
     #: By actor index: its reply.
     replies: dict[int, Any] = msgspec.field(default_factory=dict)
-    #: By actor index: why it lost its envs in this round. It may have a reply besides, to the
-    #: request that began its new life.
-    faults: dict[int, Loss] = msgspec.field(default_factory=dict)
     #: Actors whose request passed its deadline.
     late: list[Actor] = msgspec.field(default_factory=list)
     #: Whether what envs raised in it was raised to the caller.
     told: bool = False
+    #: Whether what envs raised in it was taken in by whoever makes them anew.
+    noted: bool = False
+    #: By env: the infos that its replies brought, once taken.
+    infos: dict[int, dict[str, Any]] | None = None
 
     @property
     def has_errors(self) -> bool:
@@ -63,14 +64,22 @@ class Lockstep:
 
     Args:
         fleet: Whose actors.
-        after_fault: Returns the request that begins an actor's new life within the round in
-            which it died, or None to leave that to a later round. Only called where the fleet
-            starts its actors again.
+        after_fault: Told that an actor has ended and is started again, once per life. Returns
+            the request that begins its new life within the present round, or None to leave that
+            to a later round.
+        given_up: Told of an actor that is not started again any more, before the error is raised
+            that says so.
     """
 
-    def __init__(self, fleet: Fleet, after_fault: Callable[[Actor], Request[Any] | None]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        after_fault: Callable[[Actor, Loss], Request[Any] | None],
+        given_up: Callable[[Actor, Loss], object],
+    ) -> None:
         self._fleet = fleet
         self._after_fault = after_fault
+        self._given_up = given_up
         self._restarts = fleet.config.restart is not None
         #: By actor index: id of the request in flight, or 0 while it waits for its actor.
         self._waiting: dict[int, int] = {}
@@ -79,26 +88,34 @@ class Lockstep:
         self._kill_late = False
         self._round = Round()
         self._number = 0
-        #: Actors that died between two rounds, and why; told by the next one.
+        #: The last round that was given up while somebody had not answered.
+        self.abandoned: Round | None = None
+        #: Whether the present round tells of faults; else they are kept for the next that does.
+        self._tells = True
+        #: Actors that died and were not told of, and why; told by the next round that tells.
         self._died: dict[int, Loss] = {}
+        #: By actor index: the life that its request went to, and its last life whose end is
+        #: known. An end is heard of twice: from the request that the actor held, and as `Gone`.
+        self._asked: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
 
     def begin(
         self,
         requests: Mapping[int, Request[Any] | Encoded],
         timeout: float | None,
         *,
-        afresh: bool = False,
         kill_late: bool = False,
+        tells: bool = True,
     ) -> None:
         """Send the requests, by actor index.
 
         Args:
             requests: What to send to whom.
             timeout: Deadline of each, in seconds from when it is sent; None lifts it.
-            afresh: The requests begin new episodes, so that actors which died since the last
-                round are no news.
             kill_late: Where actors are started again: an actor that passes its deadline is hung,
                 and killed.
+            tells: Whether faults are part of the round's results. If not, the death of an actor
+                that was asked is an error of the round, and the next one that tells has it too.
 
         Raises:
             ActorLostError: One of the actors has ended and is not started again. Nothing was
@@ -109,18 +126,20 @@ class Lockstep:
         actors = self._fleet.actors
         for index in requests:
             if actors[index].state is ActorState.LOST:
-                self._raise_lost(actors[index])
+                loss = self._died.get(index)
+                self._raise_lost(actors[index], None if loss is None else loss.reason)
         self._number += 1
         self._round = Round()
         self._timeout = timeout
         self._kill_late = kill_late and self._restarts
+        self._tells = tells
         try:
             for index, request in requests.items():
-                loss = self._died.pop(index, None)
-                if loss is not None and not afresh:
-                    self._fault(actors[index], loss)
-                else:
+                loss = self._died.pop(index, None) if tells else None
+                if loss is None:
                     self._send(actors[index], request)
+                else:
+                    self._on_end(actors[index], loss)
         except BaseException:
             self.abandon()
             raise
@@ -140,12 +159,15 @@ class Lockstep:
             left = _LONGEST_WAIT
             if deadline is not None:
                 left = min(left, max(deadline - time.monotonic(), 0.0))
-            try:
-                for news in poll(left):
+            failed = None
+            for news in poll(left):
+                try:
                     take(news)
-            except (ActorLostError, RestartLimitError):
+                except EnvbusError as exc:  # the other news are news all the same
+                    failed = failed or exc
+            if failed is not None:
                 self.abandon()
-                raise
+                raise failed
             if deadline is not None and self._waiting and time.monotonic() >= deadline:
                 return None
         return self._round
@@ -172,6 +194,8 @@ class Lockstep:
 
     def abandon(self) -> None:
         """Give the round up; replies that still come are dropped."""
+        if self._waiting and self._tells:
+            self.abandoned = self._round
         for request_id in self._waiting.values():
             if request_id:
                 self._fleet.cancel(request_id)
@@ -181,6 +205,7 @@ class Lockstep:
     def _send(self, actor: Actor, request: Request[Any] | Encoded) -> None:
         """Send now, or once the actor is back."""
         index = actor.index
+        self._asked[index] = actor.incarnation
         if actor.state is not ActorState.READY:
             self._waiting[index] = 0
             self._held[index] = request
@@ -195,7 +220,8 @@ class Lockstep:
                     actor, request, timeout=self._timeout, tag=self._number
                 )
         except NoPeerError:  # it left, and its exit has not been told yet
-            self._fault(actor, Loss(actor.cause, self._fleet.why_gone(actor)))
+            life = actor.incarnation
+            self._fault(actor, life, Loss(actor.cause, self._fleet.why_gone(actor)))
 
     def _take(self, news: News) -> None:
         if type(news) is Answer:
@@ -214,34 +240,60 @@ class Lockstep:
 
     def _on_lost(self, news: Lost) -> None:
         index = news.actor.index
-        if news.tag != self._number or index not in self._waiting:
+        if news.tag != self._number or not self._waiting.get(index):
             return
+        life = self._asked[index]
         if news.failed.code is FailureCode.TIMEOUT:
             if self._kill_late:
                 self._fleet.kill(news.actor, FaultCause.TIMEOUT, news.failed.message)
-                self._fault(news.actor, Loss(FaultCause.TIMEOUT, news.failed.message))
+                self._fault(news.actor, life, Loss(FaultCause.TIMEOUT, news.failed.message))
                 return
             del self._waiting[index]
             self._round.late.append(news.actor)
         elif news.failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER):
-            self._fault(news.actor, Loss(news.cause, news.failed.message))
+            self._fault(news.actor, life, Loss(news.cause, news.failed.message))
         else:
-            self.abandon()
             raise failure_to_error(news.failed, 0)
 
     def _on_gone(self, news: Gone) -> None:
-        actor = news.actor
-        if actor.state is ActorState.LOST and (self._restarts or actor.index in self._waiting):
-            self._raise_lost(actor, news.reason)
-        if actor.index not in self._waiting and actor.index not in self._round.faults:
-            self._died[actor.index] = Loss(news.cause, news.reason)
+        """An actor's process ended; the request that it held may be told before or after."""
+        actor, index = news.actor, news.actor.index
+        loss = Loss(news.cause, news.reason)
+        if actor.state is ActorState.LOST:
+            if self._restarts:
+                self._given_up(actor, loss)
+            if self._restarts or index in self._waiting:
+                self._raise_lost(actor, news.reason)
+        if index in self._waiting:
+            self._fault(actor, news.incarnation, loss)
+        elif self._is_news(index, news.incarnation):
+            self._died[index] = loss
 
-    def _fault(self, actor: Actor, loss: Loss) -> None:
+    def _is_news(self, index: int, life: int) -> bool:
+        """Take in that a life of an actor has ended; False if that is known already."""
+        if self._ended.get(index, -1) >= life:
+            return False
+        self._ended[index] = life
+        return True
+
+    def _fault(self, actor: Actor, life: int, loss: Loss) -> None:
+        """An actor that was asked has ended, or is about to."""
+        if self._is_news(actor.index, life):
+            self._on_end(actor, loss)
+
+    def _on_end(self, actor: Actor, loss: Loss) -> None:
         self._waiting.pop(actor.index, None)
+        self._held.pop(actor.index, None)
         if not self._restarts:
             self._raise_lost(actor, loss.reason)
-        self._round.faults.setdefault(actor.index, loss)
-        request = self._after_fault(actor)
+        if not self._tells:
+            self._died[actor.index] = loss
+            raise ActorLostError(
+                advise(loss.reason, "its envs are started again: the next step says so"),
+                env_ids=actor.env_ids,
+                actor=actor.name,
+            )
+        request = self._after_fault(actor, loss)
         if request is not None:
             self._send(actor, request)
 

@@ -205,7 +205,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 requests[actor.index] = make_request(actor, slots)
         self._call_indices = sorted(chosen)
         self._faults.expect(NewLife.NOTHING, {})
-        self._rounds.begin(Pending.CALL, requests)
+        self._rounds.begin(Pending.CALL, requests, tells=False)
 
     def _end_call(self, verb: str, asked: str, timeout: float | None) -> list[Any]:
         done = self._rounds.collect(verb, asked, Pending.CALL, timeout)

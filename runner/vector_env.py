@@ -6,6 +6,8 @@ failed envs (`vector_faults.py`).
 
 from __future__ import annotations
 
+import math
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
@@ -25,14 +27,14 @@ from envbus.runner.actions import ActionStore
 from envbus.runner.config import FleetConfig, Timeouts
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.fleet import Fleet
-from envbus.runner.lockstep import Encoded
+from envbus.runner.lockstep import Encoded, Round
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.seeding import spread_seeds
 from envbus.runner.statistics import Statistics, gather
 from envbus.runner.vector_calls import CallableVectorEnv
 from envbus.runner.vector_faults import NewLife, VectorFaults
 from envbus.runner.vector_recycling import VectorRecycling
-from envbus.runner.vector_results import VectorResults, merge_infos
+from envbus.runner.vector_results import Infos, VectorResults, merge_infos
 from envbus.runner.vector_rounds import Pending, VectorRounds
 from envbus.runner.vector_spaces import check_max_concurrency, check_reset_mask, choose_spaces
 
@@ -219,13 +221,16 @@ class BusVectorEnv(CallableVectorEnv):
         )
         self._faults = VectorFaults(fleet, self._results, self._log)
         self._rounds = VectorRounds(type(self).__name__, fleet, self._faults.lockstep)
-        #: Actors whose envs the present step resets.
-        self._opened: set[int] = set()
         #: None where actors are not exchanged.
         self._recycling: VectorRecycling | None = None
         if fleet.recycling is not None:
             self._recycling = VectorRecycling(
-                fleet.recycling, fleet, blocks, self._faults.lives, self._log, self.autoreset_mode
+                fleet.recycling,
+                fleet,
+                self._results,
+                self._faults,
+                self._log,
+                self.autoreset_mode,
             )
 
     # --- reset -------------------------------------------------------------------------------
@@ -269,28 +274,30 @@ class BusVectorEnv(CallableVectorEnv):
         self._rounds.check_open()
         seeds = spread_seeds(seed, self.num_envs)
         self._rounds.check_free(verb, ending="")
+        self._faults.check_given_up()
         mask, rest = check_reset_mask(options, self.num_envs)
         requests: dict[int, Reset] = {}
         for actor in self._fleet.actors:
             slots = None if mask is None else np.flatnonzero(mask[actor.rows]).tolist()
             if slots == []:
                 continue
-            if actor.index in self._faults.to_reset:
-                slots = None  # a new life: none of its envs has an episode to keep
+            reborn = actor.index in self._faults.to_reset
+            if reborn:
+                slots = None  # none of its envs has an episode to keep
             addressed = range(len(actor.env_ids)) if slots is None else slots
             given = [seeds[actor.env_ids[slot]] for slot in addressed]
-            requests[actor.index] = Reset(
+            request = Reset(
                 slots=slots,
                 seeds=None if all(s is None for s in given) else Tree(given),
                 options=None if rest is None else Tree(own(rest)),
             )
+            requests[actor.index] = self._faults.opening(actor, request) if reborn else request
             for slot in addressed:
                 self._faults.lives.remember(actor.env_ids[slot], seeds[actor.env_ids[slot]])
         if self._recycling is not None:
             self._recycling.before_reset(requests)
         self._faults.expect(NewLife.SAME_REQUEST, requests)
-        self._rounds.begin(Pending.RESET, requests, afresh=True, kill_late=True)
-        self._faults.to_reset.difference_update(requests)
+        self._rounds.begin(Pending.RESET, requests, kill_late=True)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the resets and return their results.
@@ -311,11 +318,12 @@ class BusVectorEnv(CallableVectorEnv):
     def _end_reset(
         self, verb: str, asked: str, timeout: float | None
     ) -> tuple[Any, dict[str, Any]]:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         done = self._rounds.collect(verb, asked, Pending.RESET, timeout)
         infos = self._results.take(done, self._faults.openings)
         if self._recycling is not None:
             self._recycling.after(step=False)
-        self._faults.settle(done, infos, reset=True)
+        self._settle(verb, Pending.RESET, done, infos, timeout, deadline)
         observations = self._results.observations.batch(copy=self.copy)
         return observations, merge_infos(infos, self._add_info)
 
@@ -346,8 +354,9 @@ class BusVectorEnv(CallableVectorEnv):
 
     def _begin_step(self, verb: str, actions: Any) -> None:
         rounds, faults = self._rounds, self._faults
-        if rounds.closed or rounds.pending is not Pending.NOTHING:
+        if rounds.closed or rounds.pending is not Pending.NOTHING or faults.given_up:
             rounds.check_free(verb)
+            faults.check_given_up()
         singles = self._actions.store(actions)
         requests: dict[int, Request[Any] | Encoded] = {}
         openings: dict[int, Reset | Rebuild] = {}
@@ -368,7 +377,6 @@ class BusVectorEnv(CallableVectorEnv):
                 requests[index] = Step(action_arrays=rows)
         faults.expect(NewLife.RESET if self._same_step else NewLife.NOTHING, openings)
         rounds.begin(Pending.STEP, requests, kill_late=True)
-        self._opened = set(openings)
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
         """Wait for the steps and return their results; errors as in `reset_wait`.
@@ -379,14 +387,19 @@ class BusVectorEnv(CallableVectorEnv):
         return self._end_step("step_wait", "step_async", timeout)
 
     def _end_step(self, verb: str, asked: str, timeout: float | None) -> Stepped:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         done = self._rounds.collect(verb, asked, Pending.STEP, timeout)
-        self._faults.to_reset -= self._opened  # a step that timed out leaves it to the next one
-        self._opened = set()
         infos = self._results.take(done, self._faults.openings)
         if self._recycling is not None:
             self._recycling.after(step=True)
-        if done.faults or done.has_errors:
-            self._faults.settle(done, infos, reset=self._same_step)
+        if done.has_errors or self._faults.unsettled:
+            self._settle(verb, Pending.STEP, done, infos, timeout, deadline)
+        if self._recycling is not None and timeout is None:
+            try:
+                self._recycling.end_step(infos)
+            except BaseException:  # also Ctrl-C: as in `_settle`
+                self._rounds.keep(Pending.STEP, done)
+                raise
         blocks = self._blocks
         return (
             self._results.observations.batch(copy=self.copy),
@@ -395,6 +408,27 @@ class BusVectorEnv(CallableVectorEnv):
             blocks.truncations.copy(),
             merge_infos(infos, self._add_info),
         )
+
+    def _settle(
+        self,
+        verb: str,
+        pending: Pending,
+        done: Round,
+        infos: Infos,
+        timeout: float | None,
+        deadline: float,
+    ) -> None:
+        """Have the round's faults settled by `deadline`."""
+        reset = self._same_step or pending is Pending.RESET
+        try:
+            late = self._faults.settle(
+                done, infos, in_step=pending is Pending.STEP, reset=reset, deadline=deadline
+            )
+        except BaseException:  # also Ctrl-C: the results can be fetched, or dropped
+            self._rounds.keep(pending, done)
+            raise
+        if late:
+            self._rounds.time_out(verb, timeout, late)
 
     # --- OpenRL's names ----------------------------------------------------------------------
 
@@ -437,4 +471,4 @@ class BusVectorEnv(CallableVectorEnv):
 
     def statistics(self) -> Statistics:
         """Return counts since the start: actors, restarts, faults, late replies."""
-        return gather(self._fleet, self._log, self._faults.recovery, 0)
+        return gather(self._fleet, self._log, self._faults.recovery, len(self._faults.given_up))

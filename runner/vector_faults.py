@@ -6,18 +6,21 @@ Leaves out which are due when (`recovery.py`) and how actors are started again (
 from __future__ import annotations
 
 import enum
+import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from envbus.actors.protocol import Rebuild, Reset
-from envbus.bus.errors import RestartLimitError
+from envbus.bus.errors import EnvbusError, RestartLimitError
 from envbus.bus.messages import Request, Tree
 from envbus.runner.fault_log import FaultLog
-from envbus.runner.faults import Fault
+from envbus.runner.faults import EnvError, Fault, FaultCause
 from envbus.runner.fleet import Actor, Fleet
-from envbus.runner.lockstep import Lockstep, Round
+from envbus.runner.lockstep import Lockstep, Loss, Round
 from envbus.runner.recovery import Lives, Recovery
 from envbus.runner.vector_results import Infos, VectorResults
 from envbus.runner.vector_rounds import errors_of, raise_errors_once
@@ -36,6 +39,9 @@ class NewLife(enum.Enum):
 class VectorFaults:
     """Settles the faults of each round.
 
+    A fault is told once, by the next step or reset that returns: also where settling it was
+    interrupted, timed out, or a hook raised.
+
     Args:
         fleet: Whose actors, once started.
         results: Where the rows of failed envs are.
@@ -47,6 +53,7 @@ class VectorFaults:
         recovery: The envs that failed alone; None where errors are raised.
         to_reset: Indices of actors whose envs must be reset before they can be stepped.
         openings: By actor index: the request of the present round that began episodes.
+        given_up: By env that is not made anew any more: what to tell whoever steps on.
     """
 
     def __init__(self, fleet: Fleet, results: VectorResults, log: FaultLog) -> None:
@@ -54,14 +61,27 @@ class VectorFaults:
         self._results = results
         self._log = log
         self._timeouts = fleet.config.timeouts
-        self.lockstep = Lockstep(fleet, self._after_fault)
+        self.lockstep = Lockstep(fleet, self._after_fault, self._on_actor_given_up)
         self.lives = Lives(fleet.num_envs)
         units = [unit for actor in fleet.actors for unit in actor.units()]
         policy = fleet.config.restart
         self.recovery = None if policy is None else Recovery(units, policy, random.random)
         self.to_reset: set[int] = set()
-        self.openings: dict[int, Reset | Rebuild] = {}
+        self.openings: Mapping[int, Reset | Rebuild] = {}
+        self.given_up: dict[int, str] = {}
         self._new_life = NewLife.NOTHING
+        #: By env: faults that the caller was not told yet.
+        self._untold: dict[int, Fault] = {}
+        #: Units to make anew now, and whether the present round of `lockstep` does so.
+        self._work: list[range] = []
+        self._at_work = False
+        #: Indices of actors whose new lives have not begun an episode yet.
+        self._reviving: set[int] = set()
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a former round left something to settle."""
+        return bool(self._untold or self.to_reset or self._log.untold or self.recovery)
 
     def expect(self, new_life: NewLife, openings: Mapping[int, Reset | Rebuild]) -> None:
         """Say what the round that is about to begin is.
@@ -70,26 +90,68 @@ class VectorFaults:
             new_life: What actors get that die in it.
             openings: By actor index, those of its requests that begin episodes.
         """
+        self._drop_work()
+        abandoned, self.lockstep.abandoned = self.lockstep.abandoned, None
+        if abandoned is not None and self.recovery is not None:
+            self._note_errors(self.recovery, abandoned)
         self._new_life = new_life
-        self.openings = dict(openings)
+        self.openings = openings
 
-    def opening(self, actor: Actor) -> Reset:
-        """Return the reset of all envs of an actor that was started again, or is about to be."""
-        seeds = self.lives.seeds(actor.env_ids)
-        return Reset(seeds=None if seeds is None else Tree(seeds))
+    def _note_openings(self, done: Round) -> None:
+        """Take in whose episodes have begun in a round."""
+        for index in self.to_reset & done.replies.keys():
+            if not isinstance(self.openings.get(index), Reset):
+                continue
+            self.to_reset.discard(index)
+            if index in self._reviving:
+                self._reviving.discard(index)
+                failed = {error.slot for error in done.replies[index].errors}
+                for slot, env_id in enumerate(self._fleet.actors[index].env_ids):
+                    if slot not in failed:
+                        self._log.restarted(env_id, int(self.lives.numbers[env_id]))
 
-    def settle(self, done: Round, infos: Infos, *, reset: bool) -> None:
-        """Raise what envs raised, or make them anew and say so: truncated, reward 0, named.
+    def opening(self, actor: Actor, given: Reset | None = None) -> Reset:
+        """Return the reset of all envs of an actor that was started again, or is about to be.
+
+        Args:
+            actor: The actor.
+            given: What its envs were to be reset by; what it does not seed is seeded here.
+        """
+        request = Reset() if given is None else given
+        env_ids = [actor.env_ids[slot] for slot in request.slots or range(len(actor.env_ids))]
+        seeds = self.lives.seeds(env_ids)
+        if seeds is not None and request.seeds is not None:
+            pairs = zip(request.seeds.value, seeds, strict=True)
+            seeds = [derived if seed is None else seed for seed, derived in pairs]
+        if seeds is None:
+            return request
+        return msgspec.structs.replace(request, seeds=Tree(seeds))
+
+    def settle(
+        self, done: Round, infos: Infos, *, in_step: bool, reset: bool, deadline: float
+    ) -> list[Actor]:
+        """Make the envs anew that failed, and say so: truncated, reward 0, named.
+
+        Called again with the same round after it raised, it goes on where it was.
 
         Args:
             done: The round.
             infos: Of this round, by env; get `fault`.
+            in_step: It was a step, which has rewards and flags.
             reset: Envs that are made anew begin their episode at once, not at the next step.
+            deadline: When to stop waiting, by `time.monotonic`; infinite: when the requests' own
+                deadlines have passed.
+
+        Returns:
+            Actors that did not do it in time: nothing was told then.
 
         Raises:
             RestartLimitError: An env failed too often.
+            Exception: What an env raised, once, where envs are not made anew; what a hook raised.
         """
         recovery = self.recovery
+        if not done.noted:
+            self._note_openings(done)
         if recovery is None:
             for error in raise_errors_once(done, self._fleet.actors):
                 infos.setdefault(error.env_id, {})["fault"] = {
@@ -97,47 +159,40 @@ class VectorFaults:
                     "error": error.summary,
                     "restarts": 0,
                 }
-            return
-        faults: dict[int, Fault] = {}
-        self._note(recovery, done, faults, reset=reset)
+            return []
+        self._note_errors(recovery, done)
         while recovery:
-            done = self._remake(recovery, reset=reset)
+            if self.given_up:
+                break
+            again = self._remake(recovery, deadline, reset=reset)
+            if again is None:
+                units = [self._fleet.actors[index] for index in self._indices(self._untold)]
+                return self.lockstep.missing() or units
             if reset:
-                infos.update(self._results.take(done, self.openings))
-            self._note(recovery, done, faults, reset=reset)
+                infos.update(self._results.take(again, self.openings))
+            self._note_openings(again)
+            self._note_errors(recovery, again)
+        self._log.tell()
+        self.check_given_up()
         blocks = self._results.blocks
-        for env_id, fault in faults.items():
-            blocks.rewards[env_id] = 0.0
-            blocks.terminations[env_id] = False
-            blocks.truncations[env_id] = True
+        for env_id, fault in self._untold.items():
+            if in_step:
+                blocks.rewards[env_id] = 0.0
+                blocks.terminations[env_id] = False
+                blocks.truncations[env_id] = True
             infos.setdefault(env_id, {})["fault"] = {
                 "cause": fault.cause.value,
                 "error": fault.message,
                 "restarts": fault.restarts,
             }
-        self._log.tell()
+        self._untold.clear()
+        return []
 
-    def _note(
-        self, recovery: Recovery, done: Round, faults: dict[int, Fault], *, reset: bool
-    ) -> None:
-        """Take in what failed in a round.
-
-        Raises:
-            RestartLimitError: An env failed too often.
-        """
-        for index, loss in done.faults.items():
-            actor = self._fleet.actors[index]
-            recovery.works(actor.env_ids)  # made anew with their actor
-            if not reset:
-                self.to_reset.add(index)
-            for env_id in actor.env_ids:
-                faults[env_id] = fault = Fault(
-                    env_id=env_id,
-                    cause=loss.cause,
-                    message=loss.reason,
-                    restarts=int(self.lives.numbers[env_id]) - 1,
-                )
-                self._log.fault(fault)
+    def _note_errors(self, recovery: Recovery, done: Round) -> None:
+        """Take in, once, what envs raised in a round."""
+        if done.noted:
+            return
+        done.noted = True
         failed: set[int] = set()
         for error, _ in errors_of(done, self._fleet.actors):
             unit = recovery.unit_of(error.env_id)
@@ -146,31 +201,73 @@ class VectorFaults:
             failed.add(unit.start)
             restarts = recovery.failed(unit, error.summary, time.monotonic())
             for env_id in unit:
-                faults[env_id] = fault = Fault(
-                    env_id=env_id,
-                    cause=error.cause,
-                    message=error.summary,
-                    restarts=int(self.lives.numbers[env_id]),
-                    error=error,
-                    given_up=restarts is not None,
-                )
-                self._log.fault(fault)
+                if restarts is not None:
+                    self.given_up[env_id] = (
+                        f"env {unit.start} failed again after {restarts} restarts: {error}"
+                    )
+                self._fault(env_id, error.cause, error.summary, error)
             self.lives.begin(unit)
-            if restarts is not None:
-                self._log.tell()
-                raise RestartLimitError(
-                    f"env {unit.start} failed again after {restarts} restarts: {error}"
-                ) from error
 
-    def _remake(self, recovery: Recovery, *, reset: bool) -> Round:
-        """Make those failed envs anew that are due first."""
-        while not (due := recovery.due(time.monotonic())):
-            wake_at = recovery.wake_at()
-            assert wake_at is not None, "an env failed and nobody makes it anew"
-            self.lockstep.wait(wake_at - time.monotonic())
+    def _fault(
+        self,
+        env_id: int,
+        cause: FaultCause,
+        message: str,
+        error: EnvError | None = None,
+    ) -> None:
+        self._untold[env_id] = fault = Fault(
+            env_id=env_id,
+            cause=cause,
+            message=message,
+            restarts=int(self.lives.numbers[env_id]),
+            error=error,
+            given_up=env_id in self.given_up,
+        )
+        self._log.fault(fault)
+
+    def check_given_up(self) -> None:
+        """See that no env is gone for good: all of them step together.
+
+        Raises:
+            RestartLimitError: One is; the message holds its last failure.
+        """
+        if self.given_up:
+            env_id = min(self.given_up)
+            fault = self._untold.get(env_id)
+            raise RestartLimitError(self.given_up[env_id]) from (fault.error if fault else None)
+
+    def _remake(self, recovery: Recovery, deadline: float, *, reset: bool) -> Round | None:
+        """Make those failed envs anew that are due first; None if that lasts past `deadline`."""
+        while not self._work:
+            self._work = recovery.due(time.monotonic())
+            if not self._work:
+                wake_at = recovery.wake_at()
+                assert wake_at is not None, "an env failed and nobody makes it anew"
+                self.lockstep.wait(min(wake_at, deadline) - time.monotonic())
+                if time.monotonic() >= deadline:
+                    return None
+        try:
+            if not self._at_work:
+                self._begin_work(reset=reset)
+            left = None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
+            done = self.lockstep.collect(left)
+        except EnvbusError:
+            self._drop_work()
+            raise
+        if done is None:
+            return None
+        failed = {error.env_id for error, _ in errors_of(done, self._fleet.actors)}
+        for unit in self._work:
+            if failed.isdisjoint(unit) and self._reviving.isdisjoint(self._indices(unit)):
+                for env_id in unit:
+                    self._log.restarted(env_id, int(self.lives.numbers[env_id]))
+        self._drop_work()
+        return done
+
+    def _begin_work(self, *, reset: bool) -> None:
         requests: dict[int, Rebuild] = {}
         for actor in self._fleet.actors:
-            env_ids = [i for unit in due if unit.start in actor.env_ids for i in unit]
+            env_ids = [i for unit in self._work if unit.start in actor.env_ids for i in unit]
             if env_ids:
                 seeds = self.lives.seeds(env_ids)
                 requests[actor.index] = Rebuild(
@@ -179,29 +276,49 @@ class VectorFaults:
                     reset=reset,
                     close_timeout=self._timeouts.close,
                 )
-        self.expect(NewLife.RESET if reset else NewLife.NOTHING, requests)
-        try:
-            self.lockstep.begin(requests, self._timeouts.start, kill_late=True)
-            done = self.lockstep.collect(None)
-        except BaseException:
-            self.lockstep.abandon()
-            raise
-        finally:
-            for unit in due:  # what failed again is told by its errors
-                recovery.works(unit)
-        assert done is not None
-        failed = {error.env_id for error, _ in errors_of(done, self._fleet.actors)}
-        for env_id in (i for unit in due for i in unit if i not in failed):
-            self._log.restarted(env_id, int(self.lives.numbers[env_id]))
-        return done
+        self._new_life = NewLife.RESET if reset else NewLife.NOTHING
+        self.openings = requests
+        self.lockstep.begin(requests, self._timeouts.start, kill_late=True)
+        self._at_work = True
 
-    def _after_fault(self, actor: Actor) -> Request[Any] | None:
+    def _drop_work(self) -> None:
+        """Wait no more for envs that are being made anew: what failed is told by its errors."""
+        if self._work:
+            assert self.recovery is not None
+            self.lockstep.abandon()
+            for unit in self._work:
+                self.recovery.works(unit)
+            self._work, self._at_work = [], False
+
+    def _indices(self, env_ids: Iterable[int]) -> set[int]:
+        """Return which actors host these envs."""
+        wanted = set(env_ids)
+        return {a.index for a in self._fleet.actors if not wanted.isdisjoint(a.env_ids)}
+
+    def _after_fault(self, actor: Actor, loss: Loss) -> Request[Any] | None:
         """Return what begins an actor's new life within this very round."""
+        assert self.recovery is not None
+        index = actor.index
+        for env_id in actor.env_ids:
+            self._fault(env_id, loss.cause, loss.reason)
+        self.recovery.works(actor.env_ids)  # made anew with their actor
         self.lives.begin(actor.env_ids)
-        opening = self.openings.get(actor.index)
-        if self._new_life is NewLife.SAME_REQUEST:
-            return opening
-        if self._new_life is NewLife.NOTHING and not isinstance(opening, Reset):
+        if not self._at_work:
+            self._work = [unit for unit in self._work if unit.start not in actor.env_ids]
+        self.to_reset.add(index)
+        self._reviving.add(index)
+        opening = self.openings.get(index)
+        given = opening if isinstance(opening, Reset) else None
+        if self._new_life is NewLife.NOTHING and given is None:
             return None
-        self.openings[actor.index] = request = self.opening(actor)
+        if self._new_life is not NewLife.SAME_REQUEST:
+            given = None
+        request = self.opening(actor, given)
+        self.openings = {**self.openings, index: request}
         return request
+
+    def _on_actor_given_up(self, actor: Actor, loss: Loss) -> None:
+        for env_id in actor.env_ids:
+            self.given_up[env_id] = loss.reason
+            self._fault(env_id, loss.cause, loss.reason)
+        self._log.tell()

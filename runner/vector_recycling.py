@@ -1,37 +1,42 @@
 """Exchanges the actors of a vector env for fresh ones, between two rounds.
 
 Leaves out who is due (`recycling.py`). In lock-step nobody can be held back: an actor is
-exchanged when all of its envs are between two episodes at the same time, and the round that then
-begins waits for the fresh one.
+exchanged when all of its envs are between two episodes at the same time, and the call waits for
+the fresh one.
 """
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import time
+from collections.abc import Iterator
 
-import msgspec
 import numpy as np
+import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors.blocks import Blocks
 from envbus.actors.protocol import Reset
-from envbus.bus.messages import Tree
 from envbus.runner.fault_log import FaultLog
 from envbus.runner.fleet import Actor, ActorState, Fleet
-from envbus.runner.recovery import Lives
 from envbus.runner.recycling import Recycling
+from envbus.runner.vector_faults import NewLife, VectorFaults
+from envbus.runner.vector_results import Infos, VectorResults
 
 __all__ = ["VectorRecycling"]
 
+#: What SAME_STEP puts into an info of the episode that ended; all else is of the next one.
+_FINAL_KEYS = ("final_obs", "final_info")
+
 
 class VectorRecycling:
-    """Exchanges at most one actor per round.
+    """Exchanges at most one actor per call.
 
     Args:
         recycling: Who is due.
         fleet: Whose actors.
-        blocks: Where the flags of the last step are.
-        lives: Which life each env is in.
+        results: Of the last step.
+        faults: What becomes of one that fails in its new life.
         log: What is told.
         mode: What happens at the end of an episode.
     """
@@ -40,15 +45,15 @@ class VectorRecycling:
         self,
         recycling: Recycling,
         fleet: Fleet,
-        blocks: Blocks,
-        lives: Lives,
+        results: VectorResults,
+        faults: VectorFaults,
         log: FaultLog,
         mode: AutoresetMode,
     ) -> None:
         self._recycling = recycling
         self._fleet = fleet
-        self._blocks = blocks
-        self._lives = lives
+        self._results = results
+        self._faults = faults
         self._log = log
         self._mode = mode
         #: An actor whose first results in its new life have not come yet.
@@ -61,12 +66,10 @@ class VectorRecycling:
         """
         if self._mode is not AutoresetMode.NEXT_STEP:
             return None
-        for actor in self._due():
-            rows = actor.rows
-            if (self._blocks.terminations[rows] | self._blocks.truncations[rows]).all():
-                self._exchange(actor)
-                return actor
-        return None
+        actor = next(self._due_at_an_end(), None)
+        if actor is not None:
+            self._exchange(actor)
+        return actor
 
     def before_reset(self, requests: dict[int, Reset]) -> None:
         """Exchange an actor all of whose envs are reset; its envs get what `requests` says.
@@ -79,26 +82,89 @@ class VectorRecycling:
             if request is None or len(request.slots or actor.env_ids) < len(actor.env_ids):
                 continue
             self._exchange(actor)
-            seeds = self._lives.seeds(actor.env_ids)
-            if seeds is not None and request.seeds is not None:
-                given = request.seeds.value
-                seeds = [old if new is None else new for new, old in zip(given, seeds, strict=True)]
-            if seeds is not None:
-                requests[actor.index] = msgspec.structs.replace(request, seeds=Tree(seeds))
+            requests[actor.index] = self._faults.opening(actor, request)
             return
+
+    def end_step(self, infos: Infos) -> None:
+        """Exchange an actor whose envs this step has reset, as SAME_STEP does.
+
+        The first observations become those of the fresh process, which is waited for; rewards and
+        flags stay those of the step.
+
+        Args:
+            infos: Of the step, by env; those of the resets are replaced.
+
+        Raises:
+            multiprocessing.TimeoutError: The fresh process did not reset in time. This, and what
+                follows, leaves the reset to the next step.
+            ActorLostError, RestartLimitError: It ended and is not started again.
+            Exception: What an env raised in it.
+        """
+        actor = None
+        if self._mode is AutoresetMode.SAME_STEP:
+            actor = next(self._due_at_an_end(), None)
+        if actor is None:
+            return
+        self._exchange(actor)
+        blocks, rows = self._results.blocks, actor.rows
+        flags = (blocks.rewards, blocks.terminations, blocks.truncations)
+        kept = [array[rows].copy() for array in flags]
+        try:
+            first = self._begin_again(actor)
+        except BaseException:
+            self._faults.lockstep.abandon()
+            self._faults.to_reset.add(actor.index)
+            raise
+        finally:
+            for array, values in zip(flags, kept, strict=True):
+                array[rows] = values
+        for env_id in actor.env_ids:
+            ended = {k: v for k, v in infos.get(env_id, {}).items() if k in _FINAL_KEYS}
+            infos[env_id] = {**ended, **first.get(env_id, {})}
+        self._tell()
+
+    def _begin_again(self, actor: Actor) -> Infos:
+        """Wait until the envs of a fresh process are reset; return their infos."""
+        faults, timeout = self._faults, self._fleet.config.timeouts.reset
+        openings = {actor.index: faults.opening(actor)}
+        faults.expect(NewLife.SAME_REQUEST, openings)
+        faults.lockstep.begin(openings, timeout, kill_late=True)
+        done = faults.lockstep.collect(None)
+        assert done is not None
+        if done.late:
+            raise multiprocessing.TimeoutError(
+                f"{actor.describe()} was exchanged for a fresh one, which did not reset its envs "
+                f"within {timeout} second(s)\n" + "\n".join(self._fleet.stacks(done.late))
+            )
+        first = self._results.take(done, faults.openings)
+        faults.settle(done, first, in_step=False, reset=True, deadline=math.inf)
+        return first
 
     def after(self, *, step: bool) -> None:
         """Take in what a round did that was collected."""
         if step:
-            ended = self._blocks.terminations | self._blocks.truncations
+            ended = self._ended()
             for actor in self._fleet.actors:
                 episodes = int(np.count_nonzero(ended[actor.rows]))
                 self._recycling.count(actor.index, len(actor.env_ids), episodes)
-        fresh, self._exchanged = self._exchanged, None
-        if fresh is not None and fresh.state is ActorState.READY:
-            for env_id in fresh.env_ids:
-                self._log.restarted(env_id, int(self._lives.numbers[env_id]))
+        self._tell()
+
+    def _tell(self) -> None:
+        actor, self._exchanged = self._exchanged, None
+        if actor is not None and actor.state is ActorState.READY:
+            for env_id in actor.env_ids:
+                self._log.restarted(env_id, int(self._faults.lives.numbers[env_id]))
             self._log.tell()
+
+    def _ended(self) -> npt.NDArray[np.bool_]:
+        blocks = self._results.blocks
+        return blocks.terminations | blocks.truncations
+
+    def _due_at_an_end(self) -> Iterator[Actor]:
+        """Yield those who are due and whose envs have all ended their episodes in the last step."""
+        due = self._due()
+        ended = self._ended() if due else None
+        return (actor for actor in due if ended is not None and ended[actor.rows].all())
 
     def _due(self) -> list[Actor]:
         found = self._recycling.due(time.monotonic())
@@ -106,6 +172,6 @@ class VectorRecycling:
         return [actor for actor in actors if actor.state is ActorState.READY]
 
     def _exchange(self, actor: Actor) -> None:
-        self._lives.begin(actor.env_ids)
+        self._faults.lives.begin(actor.env_ids)
         self._fleet.recycle(actor)
         self._exchanged = actor

@@ -42,14 +42,19 @@ class VectorResults:
         self._actors = actors
 
     def take(self, done: Round, openings: Mapping[int, Reset | Rebuild]) -> Infos:
-        """Take in what a round's replies carry, and return the infos.
+        """Take in what a round's replies carry, once, and return the infos.
+
+        The row of an env that raised keeps its former observation.
 
         Args:
             done: The round.
             openings: By actor index: the request that its reply is to, where that began episodes.
         """
+        if done.infos is not None:
+            return done.infos
         blocks = self.blocks
         infos: Infos = {}
+        done.infos = infos
         for index, reply in done.replies.items():
             if type(reply) is not StepResult:
                 continue
@@ -59,11 +64,8 @@ class VectorResults:
             rows: Any = actor.rows
             if slots is not None:
                 rows = [actor.env_ids[slot] for slot in slots]
-            if reply.observation_arrays is not None:
-                self.observations.put_arrays(rows, reply.observation_arrays)
-            if reply.observations is not None:
-                env_ids = actor.env_ids if slots is None else rows
-                self.observations.put_singles(env_ids, reply.observations.value)
+            if reply.observation_arrays is not None or reply.observations is not None:
+                self._take_observations(actor, slots, reply)
             if request is not None:
                 blocks.rewards[rows] = 0.0
                 blocks.terminations[rows] = False
@@ -78,6 +80,22 @@ class VectorResults:
                     if info:
                         infos[env_id] = info
         return infos
+
+    def _take_observations(
+        self, actor: Actor, slots: Sequence[int] | None, reply: StepResult
+    ) -> None:
+        asked = range(len(actor.env_ids)) if slots is None else slots
+        failed = {error.slot for error in reply.errors}
+        good = [position for position, slot in enumerate(asked) if slot not in failed]
+        env_ids = [actor.env_ids[asked[position]] for position in good]
+        if reply.observation_arrays is not None:
+            arrays = reply.observation_arrays
+            if failed:
+                arrays = [array[good] for array in arrays]
+            self.observations.put_arrays(env_ids, arrays)
+        if reply.observations is not None:
+            singles = reply.observations.value
+            self.observations.put_singles(env_ids, [singles[position] for position in good])
 
 
 def merge_infos(

@@ -91,12 +91,17 @@ class VectorRounds:
         pending: Pending,
         requests: Mapping[int, Request[Any] | Encoded],
         *,
-        afresh: bool = False,
         kill_late: bool = False,
+        tells: bool = True,
     ) -> None:
         """Send the requests; parameters and errors as in `Lockstep.begin`."""
         self._last = None
-        self._lockstep.begin(requests, self._timeouts[pending], afresh=afresh, kill_late=kill_late)
+        self._lockstep.begin(
+            requests,
+            self._timeouts[pending],
+            kill_late=kill_late,
+            tells=tells,
+        )
         self.pending = pending
 
     def collect(self, verb: str, asked: str, pending: Pending, timeout: float | None) -> Round:
@@ -138,10 +143,10 @@ class VectorRounds:
         if done is None:
             missing = self._lockstep.missing()
             self._lockstep.abandon()
-            self._time_out(verb, timeout, missing)
+            self.time_out(verb, timeout, missing)
         self.pending, self._last = Pending.NOTHING, (pending, done)
         if done.late:
-            self._time_out(verb, self._timeouts[pending], done.late)
+            self.time_out(verb, self._timeouts[pending], done.late)
         return done
 
     def close(self, timeout: float | None, *, terminate: bool) -> None:
@@ -168,7 +173,17 @@ class VectorRounds:
         self._fleet.close(timeout=deadline - time.monotonic(), terminate=terminate)
         self.closed = True
 
-    def _time_out(self, verb: str, timeout: float | None, late: Sequence[Actor]) -> NoReturn:
+    def keep(self, pending: Pending, done: Round) -> None:
+        """Let `collect`, called again, return this round, whose results were not given out."""
+        done.told = True
+        self._last = pending, done
+
+    def time_out(self, verb: str, timeout: float | None, late: Sequence[Actor]) -> NoReturn:
+        """Say that `verb` has timed out, and who has not answered.
+
+        Raises:
+            multiprocessing.TimeoutError: Always.
+        """
         self.pending = Pending.NOTHING
         raise multiprocessing.TimeoutError(
             f"The call to `{verb}` has timed out after {timeout} second(s). "

@@ -146,8 +146,12 @@ def test_a_death_in_a_reset_is_followed_by_the_same_reset(
     )
     observations, infos = envs.reset(seed=5)
     assert observations[:, 3].tolist() == [5, 6]
-    assert "fault" not in infos
+    assert infos["_fault"].tolist() == [True, False]
+    assert infos["fault"]["cause"][0] == "crash"
     assert envs.statistics().restarts == 1
+    _, _, _, truncations, infos = envs.step(np.ones(2))
+    assert not truncations[0]
+    assert "fault" not in infos
 
 
 class DyingInResetEnv(CountingEnv):
@@ -164,13 +168,14 @@ class DyingInResetEnv(CountingEnv):
         return super().reset(seed=seed)
 
 
-def test_a_death_before_a_reset_is_no_news(make: Make) -> None:
+def test_a_death_before_a_reset_is_told_by_it_and_costs_nothing(make: Make) -> None:
     envs = make([CountingEnv] * 2, num_actors=2, restart_failed_sub_environments=True)
     envs.reset(seed=0)
     kill_and_wait(envs.actor_pids()[1])
     observations, infos = envs.reset(seed=8)
     assert observations[:, 3].tolist() == [8, 9]
-    assert "fault" not in infos
+    assert infos["_fault"].tolist() == [False, True]
+    assert "fault" not in envs.step(np.ones(2))[4]
 
 
 @MODES

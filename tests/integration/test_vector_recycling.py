@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -74,6 +75,91 @@ def test_under_next_step_no_step_is_lost_or_doubled(tmp_path: Path, shared_memor
     assert len(gaps) == 9
     for (_, made), (closed, _) in itertools.pairwise(gaps):
         assert made < closed
+
+
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "frames"])
+def test_under_same_step_no_step_is_lost_or_doubled(tmp_path: Path, shared_memory: bool) -> None:
+    paths = [tmp_path / f"env-{env_id}" for env_id in range(4)]
+    lives: Counter[int] = Counter()
+    lengths = [4, 4, 5, 6]  # the first two are in one actor
+    envs = BusVectorEnv(
+        [partial(LedgerEnv, path, length) for path, length in zip(paths, lengths, strict=True)],
+        num_actors=2,
+        shared_memory=shared_memory,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        recycle_after=RecycleAfter(steps=40),
+        hooks=Hooks(on_restart=lambda env_id, life: lives.update([env_id])),
+    )
+    last, _ = envs.reset(seed=0)
+    steps = 0
+    while envs.statistics().recycled < 6:
+        before = lives.copy()
+        observations, rewards, terminated, truncated, infos = envs.step(np.ones(4, np.int64))
+        steps += 1
+        assert "fault" not in infos
+        for i in range(4):
+            episode, step, _, seed = observations[i]
+            if not (terminated[i] or truncated[i]):
+                assert [episode, step - 1] == last[i][:2].tolist()
+                assert rewards[i] == 10 * episode + step
+                continue
+            final = infos["final_obs"][i]
+            assert final[:2].tolist() == [last[i][0], lengths[i]] == [last[i][0], last[i][1] + 1]
+            assert rewards[i] == 10 * final[0] + final[1]
+            assert infos["episode"][i] == episode
+            if lives[i] > before[i]:
+                assert (episode, step) == (1, 0)
+                assert seed == restart_seed(i, i, lives[i])
+            else:
+                assert (episode, step) == (last[i][0] + 1, 0)
+        last = observations
+    envs.close()
+    assert [read_ledger(path).steps for path in paths] == [steps] * 4
+    assert sum(read_ledger(path).made for path in paths) == 4 + 2 * 6
+    assert (lives[0], lives[2]) == (lives[1], lives[3])
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_fresh_process_that_dies_takes_no_result_away(tmp_path: Path, restart: bool) -> None:
+    envs = BusVectorEnv(
+        [partial(DyingOnceEnv, tmp_path / "died", 3)],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        recycle_after=RecycleAfter(episodes=1),
+        restart_failed_sub_environments=restart,
+    )
+    try:
+        envs.reset(seed=0)
+        for _ in range(2):
+            envs.step(np.ones(1, np.int64))
+        if restart:
+            *_, infos = rows = envs.step(np.ones(1, np.int64))
+            assert infos["fault"]["cause"].tolist() == ["crash"]
+        else:
+            with pytest.raises(ActorLostError):
+                envs.step(np.ones(1, np.int64))
+            *_, infos = rows = envs.step_wait()
+        _, rewards, terminated, truncated, _ = rows
+        assert (rewards[0], terminated[0], truncated[0]) == (13.0, True, False)
+        assert infos["final_obs"][0][:2].tolist() == [1, 3]
+        if restart:
+            observations, *_ = envs.step(np.ones(1, np.int64))
+            assert observations[0, :2].tolist() == [1, 1]
+    finally:
+        envs.close(terminate=True)
+
+
+class DyingOnceEnv(CountingEnv):
+    """Ends its process in the first reset of its second life."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        super().__init__(length)
+        self._dies = path.exists() and path.stat().st_size == 1
+        path.open("a").write(".")
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self._dies:
+            os._exit(5)
+        return super().reset(**kwargs)
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
