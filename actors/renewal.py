@@ -58,12 +58,25 @@ def close_within(env: AnyEnv, timeout: float, who: str) -> None:
         logger.warning("%s: closing it took over %g s; it is left as it is", who, timeout)
 
 
-def check_fits(env: AnyEnv, observation_space: Space, action_space: Space) -> None:
-    """See that elements of the env's spaces can be exchanged where those of the pool's are.
+def check_fits(
+    env: AnyEnv, observation_space: Space, action_space: Space, *, num_envs: int | None
+) -> None:
+    """See that a new env can take the place of the one that failed.
+
+    Args:
+        env: The new env.
+        observation_space: The pool's single one. Elements of the env's must be exchangeable where
+            those of it are: same dtypes and shapes.
+        action_space: Likewise.
+        num_envs: Of the vector env that failed; None: it was a single env.
 
     Raises:
-        ValueError: They cannot.
+        ValueError: It cannot.
     """
+    found_envs = env.num_envs if isinstance(env, VectorEnv) else None
+    if found_envs != num_envs:
+        expected_kind = "one env" if num_envs is None else f"a vector env of {num_envs}"
+        raise ValueError(f"the env was made again as {env}, expected {expected_kind}")
     if isinstance(env, VectorEnv):
         pairs = [
             (env.single_observation_space, observation_space),

@@ -314,6 +314,8 @@ class EnvSlots:
     def _reset_one(
         self, rows: ObservationRows, slot: int, seed: int | None, options: Options
     ) -> Info:
+        if seed is None:  # it was made anew, and its first reset is this one
+            seed = self._first_seeds.get(slot)
         observation, info = self._envs[slot].reset(seed=seed, options=own_deeply(options))
         self._on_reset(slot)
         rows.rows[slot][...] = rows.convert(slot, observation)
@@ -326,7 +328,7 @@ class EnvSlots:
         self._on_reset(slot)
         env = self._makers[slot]()
         try:
-            check_fits(env, exchange.observation_space, exchange.action_space)
+            check_fits(env, exchange.observation_space, exchange.action_space, num_envs=None)
         except BaseException:
             close_within(env, close_timeout, who)
             raise

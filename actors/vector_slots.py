@@ -82,13 +82,14 @@ class VectorSlots:
         exchange = self._bound()
         addressed = self._addressed(slots)
         options = own_deeply(options)
-        if len(addressed) < self.num_slots:
+        # The first reset of one that was made anew is one of all its envs.
+        if len(addressed) < self.num_slots and self._first_seeds is None:
             mask = np.zeros(self.num_slots, np.bool_)
             mask[addressed] = True
             options = {**(options or {}), "reset_mask": mask}
-        all_seeds: list[int | None] = [None] * self.num_slots
+        all_seeds = list(self._first_seeds or [None] * self.num_slots)
         for slot, seed in zip(addressed, seeds or (), strict=False):
-            all_seeds[slot] = seed
+            all_seeds[slot] = all_seeds[slot] if seed is None else seed
 
         def run(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
             # Typed as `int | None`, but Gymnasium's own classes take lists.
@@ -119,7 +120,9 @@ class VectorSlots:
         try:
             self._renew(exchange, who, close_timeout)
         except BaseException as error:
-            return Outcome(errors=self._errors("build", error, addressed))
+            errors = self._errors("build", error, addressed)
+            return Outcome(observations=self._ragged(addressed), errors=errors)
+        self._first_seeds = None
         if reset:
             return self.reset(slots, seeds, None)
         self._first_seeds = list(seeds) if seeds is not None else [None] * self.num_slots
@@ -326,10 +329,10 @@ class VectorSlots:
             close_within(env, close_timeout, who)
         new = self._maker()
         try:
-            if not isinstance(new, VectorEnv) or new.num_envs != self.num_slots:
-                raise ValueError(f"{who}: expected a vector env of {self.num_slots}, got {new}")
+            spaces_of_pool = exchange.observation_space, exchange.action_space
+            check_fits(new, *spaces_of_pool, num_envs=self.num_slots)
+            assert isinstance(new, VectorEnv)
             _check_env(new, self._mode)
-            check_fits(new, exchange.observation_space, exchange.action_space)
         except BaseException:
             close_within(new, close_timeout, who)
             raise

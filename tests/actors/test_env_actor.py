@@ -310,3 +310,74 @@ def test_observations_without_a_fixed_size_travel_as_a_list() -> None:
         ask(actor, Step())
     with pytest.raises(ValueError, match="no fixed size"):
         ask(actor, Step(action_arrays=[np.zeros(2)]))
+
+
+# --- rebuild --------------------------------------------------------------------------------
+
+
+def test_one_env_is_made_anew_from_its_source_and_the_others_go_on() -> None:
+    actor = mapped_actor(
+        [partial(CountingEnv, 5), partial(CountingEnv, 6), partial(CountingEnv, 7)]
+    )
+    ask(actor, Reset(seeds=Tree([1, 2, 3])))
+    ask(actor, Step(actions=Tree([1, 1, 1])))
+    result = ask(actor, Rebuild(slots=[1], seeds=Tree([9])))
+    assert result.errors == []
+    assert result.observation_arrays[0].tolist() == [[1, 0, 0, 9]]
+    assert result.infos.value == [{"episode": 1}]
+    assert result.rewards is None
+    assert call(actor, "length").values.value == [5, 6, 7]
+    result = ask(actor, Step(actions=Tree([2, 2, 2])))
+    assert result.observation_arrays[0][:, 1].tolist() == [2, 1, 2]
+
+
+def test_a_vector_env_between_envs_is_made_anew_whole() -> None:
+    vector = partial(SyncVectorEnv, [partial(CountingEnv, 5)] * 2)
+    actor = mapped_actor([CountingEnv, vector, CountingEnv])
+    ask(actor, Reset(seeds=Tree([1, 2, 3, 4])))
+    ask(actor, Step(actions=Tree([1, 1, 1, 1])))
+    result = ask(actor, Rebuild(slots=[1, 2], seeds=Tree([8, 9])))
+    assert result.observation_arrays[0].tolist() == [[1, 0, 0, 8], [1, 0, 0, 9]]
+    result = ask(actor, Step(actions=Tree([1, 1, 1, 1])))
+    assert result.observation_arrays[0][:, 1].tolist() == [2, 1, 1, 2]
+    with pytest.raises(ValueError, match="together"):
+        ask(actor, Rebuild(slots=[0, 1]))
+
+
+def test_a_refused_rebuild_touches_no_env() -> None:
+    actor = mapped_actor([CountingEnv] * 2)
+    ask(actor, Reset())
+    for request in (Rebuild(slots=[2]), Rebuild(slots=[0], seeds=Tree([1, 2]))):
+        with pytest.raises(ValueError, match=r"slot 2|2 seeds for 1"):
+            ask(actor, request)
+    assert call(actor, "closed").values.value == [False, False]
+    with pytest.raises(RuntimeError, match="no envs"):
+        EnvActor().rebuild(Rebuild())
+
+
+def test_several_envs_made_anew_fail_each_for_itself() -> None:
+    made: list[int] = []
+
+    def make() -> CountingEnv:
+        made.append(1)
+        if len(made) in (4, 5):
+            raise OSError(f"no display {len(made)}")
+        return CountingEnv()
+
+    actor = mapped_actor([make] * 3)
+    ask(actor, Reset())
+    result = ask(actor, Rebuild())
+    assert [(error.slot, error.message) for error in result.errors] == [
+        (0, "no display 4"),
+        (1, "no display 5"),
+    ]
+    assert result.infos.value[2] == {"episode": 1}
+    assert ask(actor, Rebuild(slots=[0, 1])).errors == []
+
+
+def test_ragged_observations_of_envs_made_anew_travel_in_the_reply() -> None:
+    actor = mapped_actor([partial(SpaceEnv, spaces.Text(5), spaces.Discrete(2))] * 2)
+    ask(actor, Reset())
+    result = ask(actor, Rebuild(slots=[1]))
+    assert len(result.observations.value) == 1
+    assert isinstance(result.observations.value[0], str)

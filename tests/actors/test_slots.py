@@ -385,3 +385,139 @@ def test_nothing_works_before_there_is_a_place_to_exchange() -> None:
         slots.step(None, None, [0])
     with pytest.raises(RuntimeError, match="MapBlocks first"):
         slots.reset(None, None, None)
+
+
+# --- rebuild --------------------------------------------------------------------------------
+
+
+class Remade:
+    """Two slots; `made` holds what was made for slot 1, `queue` what is to be made next."""
+
+    def __init__(self, mode: AutoresetMode, *queue: Any) -> None:
+        self.queue = list(queue)
+        self.made: list[Any] = []
+        self.first = CountingEnv(10)
+        self.neighbour = CountingEnv(10)
+        self.bench = Bench(self.neighbour, self.first, mode=mode)
+        self.bench.slots._makers = [self.fail, self.make]
+        assert self.bench.slots.reset(None, [7, 8], None).errors == []
+
+    def fail(self) -> Any:
+        raise AssertionError("this env works")
+
+    def make(self) -> Any:
+        thing = self.queue.pop(0)
+        if isinstance(thing, BaseException):
+            raise thing
+        self.made.append(thing)
+        return thing
+
+    def rebuild(self, seed: int | None, *, reset: bool, close_timeout: float = 60.0) -> Anything:
+        return self.bench.slots.rebuild([1], [seed], reset=reset, close_timeout=close_timeout)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_rebuilt_env_is_reset_at_once_and_its_neighbour_goes_on(mode: AutoresetMode) -> None:
+    remade = Remade(mode, CountingEnv(10))
+    remade.bench.act(1, 1)
+    outcome = remade.rebuild(99, reset=True)
+    assert (outcome.errors, outcome.infos) == ([], [{"episode": 1}])
+    assert remade.first.closed
+    assert not remade.neighbour.closed
+    assert remade.bench.rows == [[1, 1, 1, 7], [1, 0, 0, 99]]
+    remade.bench.act(2, 3)
+    assert remade.bench.rows == [[1, 2, 2, 7], [1, 1, 3, 99]]
+    assert remade.bench.blocks.rewards.tolist() == [12, 11]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_rebuilt_env_may_be_reset_by_its_next_step(mode: AutoresetMode) -> None:
+    remade = Remade(mode, CountingEnv(10))
+    remade.bench.act(1, 1)
+    outcome = remade.rebuild(99, reset=False)
+    assert (outcome.errors, outcome.infos) == ([], None)
+    assert remade.bench.rows == [[1, 1, 1, 7], [1, 1, 1, 8]]  # as before
+    outcome = remade.bench.act(2, 3)
+    assert outcome.infos == [{}, {"episode": 1}]
+    assert remade.bench.rows == [[1, 2, 2, 7], [1, 0, 0, 99]]
+    assert remade.bench.blocks.rewards.tolist() == [12, 0]
+    remade.bench.act(2, 4)
+    assert remade.bench.rows == [[1, 3, 2, 7], [1, 1, 4, 99]]
+    assert remade.made[0].actions == [4]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_the_reset_of_a_rebuilt_env_may_be_asked_for_and_keeps_its_seed(
+    mode: AutoresetMode,
+) -> None:
+    remade = Remade(mode, CountingEnv(10), CountingEnv(10))
+    remade.rebuild(99, reset=False)
+    remade.bench.slots.reset([1], None, None)
+    assert remade.bench.rows[1] == [1, 0, 0, 99]
+    remade.bench.act(1, 5)
+    assert remade.bench.rows[1] == [1, 1, 5, 99]
+    remade.bench.slots.reset([1], None, None)  # the seed is for the first reset only
+    assert remade.bench.rows[1][:3] == [2, 0, 0]
+    remade.rebuild(99, reset=False)
+    remade.bench.slots.reset([1], [5], None)
+    assert remade.bench.rows[1] == [1, 0, 0, 5]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("error", [RuntimeError("no licence"), SystemExit(2)])
+def test_a_constructor_that_fails_is_an_error_until_the_next_rebuild(
+    mode: AutoresetMode, error: BaseException
+) -> None:
+    remade = Remade(mode, error, CountingEnv(10))
+    (failed,) = remade.rebuild(99, reset=True).errors
+    assert (failed.slot, failed.phase) == (1, "build")
+    (failed,) = remade.bench.act(1, 1).errors
+    assert "env 101 could not be made again" in failed.message
+    (failed,) = remade.bench.slots.reset([1], None, None).errors
+    assert "env 101 could not be made again" in failed.message
+    assert remade.neighbour.actions == [1]
+    assert remade.rebuild(99, reset=True).errors == []
+    assert remade.bench.rows[1] == [1, 0, 0, 99]
+
+
+def test_a_reset_that_fails_after_a_rebuild_is_told_with_its_phase() -> None:
+    remade = Remade(NEXT_STEP, FailingEnv("reset"), FailingEnv("reset", after=1))
+    (failed,) = remade.rebuild(1, reset=True).errors
+    assert (failed.slot, failed.phase) == (1, "reset")
+    assert remade.rebuild(1, reset=False).errors == []
+    assert remade.bench.act(1, 1).errors == []
+
+
+def test_an_env_made_again_with_another_space_is_closed_and_refused() -> None:
+    other = SpaceEnv(spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    closed = threading.Event()
+    other.close = closed.set  # type: ignore[method-assign]
+    remade = Remade(NEXT_STEP, other)
+    (failed,) = remade.rebuild(1, reset=True).errors
+    assert failed.phase == "build"
+    assert "the env was made again with the space" in failed.message
+    assert closed.is_set()
+
+
+def test_closing_the_old_env_is_bounded_and_its_errors_are_not_the_new_ones() -> None:
+    gate = threading.Event()
+    remade = Remade(NEXT_STEP, FailingEnv("close", length=10), CountingEnv(10))
+    remade.first.close = lambda: gate.wait(60.0)  # type: ignore[method-assign, assignment, return-value]
+    assert remade.rebuild(1, reset=True, close_timeout=0.01).errors == []
+    gate.set()
+    assert remade.rebuild(2, reset=True).errors == []
+    assert remade.bench.rows[1] == [1, 0, 0, 2]
+
+
+def test_a_rebuild_clears_what_the_old_env_left() -> None:
+    remade = Remade(SAME_STEP, CountingEnv(10), CountingEnv(10))
+    remade.bench.slots._envs[1] = stuck = FailingEnv("reset", after=0, length=1)
+    remade.bench.slots.set_attr([1], "length", [1])  # looks again what a step calls
+    (failed,) = remade.bench.act(1, 1).errors
+    assert failed.phase == "autoreset"
+    (failed,) = remade.bench.act(1, 1).errors
+    assert "automatic reset failed" in failed.message
+    assert remade.rebuild(3, reset=True).errors == []
+    assert stuck.closed
+    assert remade.bench.act(1, 1).errors == []
+    assert remade.bench.rows[1] == [1, 1, 1, 3]

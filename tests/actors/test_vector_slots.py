@@ -258,3 +258,101 @@ def test_closing_reports_and_closes_once() -> None:
     slots = Bench(SyncVectorEnv([partial(FailingEnv, "close"), CountingEnv])).slots
     assert [(error.slot, error.phase) for error in slots.close()] == [(2, "close"), (3, "close")]
     assert slots.close() == []
+
+
+# --- rebuild --------------------------------------------------------------------------------
+
+
+def ten(mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> SyncVectorEnv:
+    return counting(10, 10, 10, mode=mode)
+
+
+def remade(*queue: Any, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> Bench:
+    """A bench that has taken a step, and makes the vector envs of `queue`, or raises them."""
+    bench = Bench(ten(mode=mode), mode)
+    things = list(queue)
+
+    def make() -> Any:
+        thing = things.pop(0)
+        if isinstance(thing, BaseException):
+            raise thing
+        return thing
+
+    bench.slots._maker = make
+    bench.slots.reset(None, [1, 2, 3], None)
+    bench.slots.step(None, None, [4, 5, 6])
+    return bench
+
+
+def rebuild(bench: Bench, seeds: list[int | None] | None, *, reset: bool) -> Anything:
+    return bench.slots.rebuild(None, seeds, reset=reset, close_timeout=60.0)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_vector_env_is_made_anew_whole_and_reset(mode: AutoresetMode) -> None:
+    bench = remade(ten(mode=mode), mode=mode)
+    outcome = rebuild(bench, [7, 8, 9], reset=True)
+    assert outcome.errors == []
+    assert bench.rows == [[1, 0, 0, 7], [1, 0, 0, 8], [1, 0, 0, 9]]
+    bench.slots.step(None, None, [4, 5, 6])
+    assert bench.rows == [[1, 1, 4, 7], [1, 1, 5, 8], [1, 1, 6, 9]]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_vector_env_made_anew_may_be_reset_by_its_next_step(mode: AutoresetMode) -> None:
+    bench = remade(ten(mode=mode), mode=mode)
+    assert rebuild(bench, [7, 8, 9], reset=False).errors == []
+    assert [row[:3] for row in bench.rows] == [[1, 1, 4], [1, 1, 5], [1, 1, 6]]
+    outcome = bench.slots.step(None, None, [1, 1, 1])
+    assert bench.rows == [[1, 0, 0, 7], [1, 0, 0, 8], [1, 0, 0, 9]]
+    assert bench.blocks.rewards.tolist() == [0, 0, 0]
+    assert [info["episode"] for info in outcome.infos] == [1, 1, 1]
+    bench.slots.step(None, None, [2, 2, 2])
+    assert bench.rows[0] == [1, 1, 2, 7]
+
+
+def test_the_first_reset_of_one_made_anew_is_of_all_its_envs_and_keeps_their_seeds() -> None:
+    mode = AutoresetMode.DISABLED
+    bench = remade(ten(mode=mode), mode=mode)
+    rebuild(bench, [7, 8, 9], reset=False)
+    assert bench.slots.reset([1], [50], None).errors == []
+    assert bench.rows == [[1, 0, 0, 7], [1, 0, 0, 50], [1, 0, 0, 9]]
+    bench.slots.step(None, None, [2, 2, 2])
+    assert bench.rows[2] == [1, 1, 2, 9]
+
+
+def test_only_some_envs_of_a_vector_env_are_not_made_anew() -> None:
+    bench = remade()
+    with pytest.raises(ValueError, match="together"):
+        bench.slots.rebuild([1], None, reset=True, close_timeout=60.0)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (RuntimeError("no licence"), "no licence"),
+        (CountingEnv(), "expected a vector env of 3"),
+        (SyncVectorEnv([CountingEnv] * 2), "expected a vector env of 3"),
+        (ten(mode=AutoresetMode.SAME_STEP), "NextStep was asked for"),
+        (
+            SyncVectorEnv([partial(SpaceEnv, spaces.Discrete(3), spaces.Discrete(3))] * 3),
+            "made again with the space",
+        ),
+    ],
+)
+def test_a_vector_env_that_cannot_be_made_anew_fails_all_its_slots(made: Any, words: str) -> None:
+    bench = remade(made, ten())
+    errors = rebuild(bench, None, reset=False).errors
+    assert [(error.slot, error.phase) for error in errors] == [
+        (2, "build"),
+        (3, "build"),
+        (4, "build"),
+    ]
+    assert words in errors[0].message
+    errors = bench.slots.step(None, None, [1, 1, 1]).errors
+    assert len(errors) == 3
+    assert "envs 100 to 102 could not be made again" in errors[0].message
+    assert len(bench.slots.call(None, "length", (), {})[1]) == 3
+    assert rebuild(bench, [7, 8, 9], reset=True).errors == []
+    assert bench.rows[2] == [1, 0, 0, 9]
+    assert bench.slots.close() == []
