@@ -1,0 +1,225 @@
+"""What observations go through on their way to the policy. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.spaces.utils import flatten_space
+from gymnasium.vector.utils import batch_space
+
+from envbus.actors.spaces import Space
+from envbus.bus.errors import ConfigError
+from envbus.runner.connectors import Connector, Keys, State, map_leaf_spaces, map_space
+from envbus.runner.moments import Moments
+from envbus.runner.nested import Tree, map_tree
+from envbus.runner.trajectory import AgentID
+
+__all__ = ["Flatten", "FrameStack", "Normalize", "OneHot"]
+
+#: Spaces whose elements Gymnasium flattens, and that have one shape.
+_FLAT = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class Flatten(Connector):
+    """Rows as vectors, `(rows, n)`: Gymnasium's `flatten`, with its dtype and order.
+
+    Raises:
+        ConfigError: The space has a part that is not of fixed size.
+    """
+
+    def __init__(self, space: Space) -> None:
+        odd = [part for part in _leaf_spaces(space) if not isinstance(part, _FLAT)]
+        if odd:
+            raise ConfigError(
+                f"Flatten takes Box, Discrete, MultiDiscrete and MultiBinary, not {odd}"
+            )
+        self._space = space
+        self.space = flatten_space(space)
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return `(rows, n)`."""
+        parts: list[npt.NDArray[Any]] = []
+
+        def add(space: Space, leaf: npt.NDArray[Any]) -> None:
+            part = _one_hot(space, leaf) if _is_discrete(space) else leaf
+            parts.append(part.reshape(len(keys), -1))
+
+        map_space(add, self._space, batch)
+        return np.concatenate(parts, axis=1).astype(self.space.dtype, copy=False)
+
+
+class OneHot(Connector):
+    """Discrete parts as float32 vectors, `(rows, n)`, MultiDiscrete ones side by side."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self.space = map_leaf_spaces(
+            lambda part: (
+                spaces.Box(0.0, 1.0, flatten_space(part).shape, np.float32)
+                if _is_discrete(part)
+                else part
+            ),
+            space,
+        )
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return a tree of the same structure."""
+        del keys
+        return map_space(
+            lambda space, leaf: _one_hot(space, leaf) if _is_discrete(space) else leaf,
+            self._space,
+            batch,
+        )
+
+
+class FrameStack(Connector):
+    """The last `num_frames` observations of each agent, the newest last: `(rows, frames, ...)`.
+
+    An episode begins with its first one repeated, as in Gymnasium's `FrameStackObservation`.
+    """
+
+    def __init__(self, space: Space, num_frames: int) -> None:
+        if num_frames < 1:
+            raise ConfigError(f"num_frames must be at least 1, not {num_frames}")
+        self.num_frames = num_frames
+        self.space: Space = batch_space(space, num_frames)
+        #: Per env and agent.
+        self._frames: dict[int, dict[AgentID, Tree]] = {}
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return the stacks; every row counts as one more observation of its agent."""
+        stacked = map_tree(
+            lambda leaf: np.repeat(leaf[:, np.newaxis], self.num_frames, axis=1), batch
+        )
+        for row, (env_id, agent_id) in enumerate(keys):
+            agents = self._frames.setdefault(env_id, {})
+            if agent_id in agents:
+                map_tree(
+                    lambda leaf, old, r=row: _shift_in(leaf[r], old), stacked, agents[agent_id]
+                )
+            agents[agent_id] = map_tree(lambda leaf, r=row: leaf[r].copy(), stacked)
+        return stacked
+
+    def reset(self, env_ids: Iterable[int]) -> None:
+        """Forget the frames of these envs."""
+        for env_id in env_ids:
+            self._frames.pop(env_id, None)
+
+
+class Normalize(Connector):
+    """Box parts as float32 with mean 0 and variance 1, by what was seen so far.
+
+    Args:
+        space: Of what comes in; parts that are no Box stay as they are.
+        clip: Bound of what comes out.
+        epsilon: Added to the variance.
+
+    Attributes:
+        update: Whether to learn from what comes in; off for evaluation.
+    """
+
+    def __init__(self, space: Space, *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+        self._space = space
+        self.clip = clip
+        self.epsilon = epsilon
+        self.update = True
+        self.space = map_leaf_spaces(
+            lambda part: (
+                spaces.Box(-clip, clip, part.shape, np.float32)
+                if isinstance(part, spaces.Box)
+                else part
+            ),
+            space,
+        )
+        self._moments = Moments()
+        self._fresh = Moments()
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return the rows, by the moments that they themselves are part of."""
+        del keys
+        if self.update:
+            seen = Moments.of(self._boxes(batch))
+            self._moments = self._moments.merge(seen)
+            self._fresh = self._fresh.merge(seen)
+        if not self._moments.count:
+            return batch
+        scales = zip(self._moments.means, self._moments.variances(), strict=True)
+
+        def normalize(space: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            if not isinstance(space, spaces.Box):
+                return leaf
+            mean, variance = next(scales)
+            scaled = (leaf - mean) / np.sqrt(variance + self.epsilon)
+            return np.clip(scaled, -self.clip, self.clip).astype(np.float32)
+
+        return map_space(normalize, self._space, batch)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return count, means and sums of squares."""
+        return self._moments.to_plain()
+
+    def set_state(self, state: State) -> None:
+        """Go on from another's state."""
+        self._moments, self._fresh = Moments.from_plain(state), Moments()
+
+    def collect_delta(self) -> dict[str, Any]:
+        """Return the moments of what was seen since the last call."""
+        fresh, self._fresh = self._fresh, Moments()
+        return fresh.to_plain()
+
+    def sync(self, state: State) -> None:
+        """Take over merged moments, with what was seen here meanwhile."""
+        self._moments = Moments.from_plain(state).merge(self._fresh)
+
+    def merge(self, state: State, deltas: Iterable[State]) -> dict[str, Any]:
+        """Return the moments of all rows: each runner's are counted once."""
+        merged = Moments.from_plain(state)
+        for delta in deltas:
+            merged = merged.merge(Moments.from_plain(delta))
+        return merged.to_plain()
+
+    def _boxes(self, batch: Tree) -> list[npt.NDArray[Any]]:
+        boxes: list[npt.NDArray[Any]] = []
+        map_space(
+            lambda space, leaf: boxes.append(leaf) if isinstance(space, spaces.Box) else None,
+            self._space,
+            batch,
+        )
+        return boxes
+
+
+def _is_discrete(space: Space) -> bool:
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+
+
+def _one_hot(space: Space, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return `(rows, n)`, each number of a row a vector of its own, side by side.
+
+    Raises:
+        ValueError: A number is outside the space.
+    """
+    sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)  # type: ignore[attr-defined]
+    starts = np.ravel(space.start)  # type: ignore[attr-defined]
+    indices = np.asarray(values).reshape(-1, len(sizes)) - starts
+    if ((indices < 0) | (indices >= sizes)).any():
+        raise ValueError(f"a value of {np.unique(values)} is outside {space}")
+    out = np.zeros((len(indices), int(sizes.sum())), np.float32)
+    offsets = np.cumsum(sizes) - sizes
+    np.put_along_axis(out, indices + offsets, 1.0, axis=1)
+    return out
+
+
+def _shift_in(stack: npt.NDArray[Any], old: npt.NDArray[Any]) -> None:
+    """Put the older frames in front of the newest, which `stack` is full of."""
+    stack[:-1] = old[1:]
+
+
+def _leaf_spaces(space: Space) -> list[Space]:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return [leaf for part in parts for leaf in _leaf_spaces(part)]
+    return [space]
