@@ -1,0 +1,65 @@
+"""Envs of PettingZoo and its relatives, stepped in actors and here: all must be the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import data_equivalence
+
+from envbus.actors.agents import AgentsEnv
+from envbus.actors.env_source import make, parse_source
+from envbus.runner.pool import ActorPool
+
+SOURCES = {
+    "pettingzoo.butterfly.pistonball_v6:parallel_env": {"n_pistons": 4, "max_cycles": 12},
+    "pettingzoo.butterfly.knights_archers_zombies_v11:parallel_env": {"max_cycles": 12},
+    "pettingzoo.sisl.multiwalker_v9:parallel_env": {"max_cycles": 12},
+    "mpe2.simple_spread_v3:parallel_env": {"max_cycles": 12},
+    "mpe2.simple_spread_v3:env": {"max_cycles": 12},  # AEC, converted
+    "pettingzoo.classic.tictactoe_v3:env": {},  # AEC, in turns
+    "pettingzoo.classic.connect_four_v3:env": {},
+    "pettingzoo.test.example_envs.generated_agents_parallel_v0:parallel_env": {},
+}
+#: Steps, unless the episode ends before.
+STEPS = 45
+
+
+def choose(env: AgentsEnv, record: dict[str, Any], random: np.random.Generator) -> dict[Any, Any]:
+    """An action for each agent that is to act."""
+    actions = {}
+    for agent, observation in record["observations"].items():
+        if not (record["terminateds"][agent] or record["truncateds"][agent]):
+            space: Any = env.unwrapped.action_space(agent)
+            space.seed(int(random.integers(2**31)))
+            masked = isinstance(observation, dict) and "action_mask" in observation
+            actions[agent] = space.sample(observation["action_mask"] if masked else None)
+    return actions
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("source", SOURCES)
+def test_in_an_actor_an_env_does_what_it_does_here(source: str) -> None:
+    parsed = parse_source(source, SOURCES[source])
+    local = make(parsed)
+    assert isinstance(local, AgentsEnv)
+    random = np.random.default_rng(0)
+    names = ("observations", "rewards", "terminateds", "truncateds", "infos")
+    with ActorPool([parsed] * 2, autoreset_mode="Disabled", num_actors=1) as pool:
+        here, _ = local.reset(seed=3)
+        pool.try_reset(0, seed=1)
+        pool.try_reset(1, seed=3)
+        there = pool.poll(min_envs=2)
+        for step in range(STEPS):
+            for name, found in zip(names, there, strict=False):
+                assert data_equivalence(found[1], here[name]), (step, name)
+            if here["terminateds"]["__all__"] or here["truncateds"]["__all__"]:
+                break
+            actions = choose(local, here, random)
+            pool.send_actions({1: actions})
+            there = pool.poll()
+            here, *_ = local.step(actions)
+        assert step >= 4
+        assert step < STEPS - 1 or "generated" in source
+    local.close()
