@@ -12,6 +12,7 @@ import typer
 from envbus.bench.cases import ALL_CASES, FULL, QUICK, QUICK_CASES, Case, Schedule, parse_case
 from envbus.bench.environments import LIBRARIES, PACKAGE, Environments
 from envbus.bench.record import Record, load, save
+from envbus.bench.recovery import FULL_KILLS, QUICK_KILLS, VARIANTS_KILLED, measure_recovery
 from envbus.bench.report import render_details, render_summary
 from envbus.bench.startup import FULL_STARTS, QUICK_STARTS, measure_startup
 from envbus.bench.targets import check, render_verdicts
@@ -21,7 +22,7 @@ from envbus.bench.vector import measure_vector
 __all__ = ["app", "main"]
 
 RESULTS = PACKAGE / "results"
-KINDS = ("vector", "startup", "bus", "profile")
+KINDS = ("vector", "startup", "recovery", "bus", "profile")
 
 app = typer.Typer(
     name="bench",
@@ -101,6 +102,14 @@ def startup(
 
 
 @app.command()
+def recovery(quick: Quick = False, here: Here = False, out: Out = RESULTS) -> None:
+    """From kill -9 of a worker until its envs step again, and what others do."""
+    environments = _environments([VARIANTS[name] for name in VARIANTS_KILLED], here=here)
+    kills = QUICK_KILLS if quick else FULL_KILLS
+    _save(measure_recovery(kills, _schedule(quick), environments, say=_say), out)
+
+
+@app.command()
 def bus(quick: Quick = False, out: Out = RESULTS) -> None:
     """The bus alone, beside bare pyzmq and multiprocessing's Pipe."""
     from envbus.bench.bus_round_trip import measure_bus  # the rest works without the bus
@@ -121,6 +130,7 @@ def everything(quick: Quick = False, here: Here = False, out: Out = RESULTS) -> 
     """Install what is missing, measure everything, report."""
     vector(quick=quick, here=here, out=out)
     startup(quick=quick, here=here, out=out)
+    recovery(quick=quick, here=here, out=out)
     bus(quick=quick, out=out)
     profile(quick=quick, out=out)
     report(out)

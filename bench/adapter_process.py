@@ -25,6 +25,8 @@ __all__ = ["AdapterError", "AdapterProcess", "Memory"]
 START_TIMEOUT = 120.0
 #: Seconds that its own shutdown may take before everything is killed.
 CLOSE_TIMEOUT = 20.0
+#: Seconds for one kill and all that follows; a library may hang twice, and start again slowly.
+KILL_TIMEOUT = 120.0
 READ_BYTES = 65536
 
 
@@ -90,6 +92,10 @@ class AdapterProcess:
         return self._ask(
             {"op": "run", "seconds": seconds, "warm_up": warm_up}, seconds + warm_up + 120.0
         )
+
+    def kill_one(self) -> dict[str, Any]:
+        """Kill one worker process; return the adapter's `Recovered` or `Broken`, and which."""
+        return self._ask({"op": "kill"}, KILL_TIMEOUT)
 
     def cpu_seconds(self) -> float:
         """Return the CPU time used so far by the processes of the tree that are alive now."""

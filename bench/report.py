@@ -37,6 +37,8 @@ def render_summary(records: Mapping[str, Record]) -> str:
         parts += [_conditions(record), _vector_summary(record), _first_come_table(record)]
     if "startup" in records:
         parts.append(_startup_table(records["startup"]))
+    if "recovery" in records:
+        parts.append(_recovery_table(records["recovery"]))
     if "bus" in records:
         parts.append(_bus_table(records["bus"]))
     if "profile" in records:
@@ -173,6 +175,49 @@ def _startup_table(record: Record) -> str:
         )
     head = ["CartPole envs", "", "s to first reset", "PSS MB", "USS MB", "RSS MB", "processes"]
     return _table(head, body)
+
+
+def _recovery_table(record: Record) -> str:
+    body = []
+    for row in record["rows"]:
+        name = _label(row["variant"])
+        if row["status"] != "ok":
+            body.append([name, f"- ({row['reason']})", "", ""])
+        elif row["outcome"] == "recovered":
+            median, p99 = row["seconds"]["median"] * 1e3, row["seconds_p99"] * 1e3
+            body.append([name, "comes back by itself", f"{median:.0f} / {p99:.0f}", _others(row)])
+        else:
+            body.append([name, _broken(row), f"{row['by_hand']['median'] * 1e3:,.0f} by hand", "-"])
+    head = [
+        "kill -9 of a worker; CartPole, 16 envs",
+        "what happens",
+        "until its envs step again: ms, p50 / p99",
+        "the others, env steps/s: before, during; these envs not asked, and a core lost besides",
+    ]
+    return _table(head, body)
+
+
+def _others(row: Row) -> str:
+    rates = row["others_env_steps_per_second"]
+    if not rates:
+        return "wait (lockstep)"
+    before, during, not_asked, core_lost = (
+        _short(rates[phase]) for phase in ("before", "during", "not_asked", "core_lost")
+    )
+    return f"{before}, {during}; {not_asked}, {core_lost}"
+
+
+def _broken(row: Row) -> str:
+    """Return what a library that does not survive the kill does."""
+    errors = list(row["raised"])
+    if errors == ["hangs"]:
+        text = f"`step` hangs (over {row['surfaced']['median']:.0f} s)"
+    else:
+        text = f"{' or '.join(errors)} after {row['surfaced']['median'] * 1e3:.0f} ms"
+    text += f", {row['left']} workers left"
+    if "hangs" in row["close_error"]:
+        text += ", `close` hangs"
+    return text
 
 
 def _bus_table(record: Record) -> str:

@@ -12,7 +12,16 @@ from typing import Any
 from envbus.bench.record import Record
 from envbus.bench.variants import BASELINE, OURS, Role
 
-__all__ = ["MEMORY_RATIO", "RATIOS", "Verdict", "best_peer", "check", "render_verdicts", "rows_by"]
+__all__ = [
+    "MEMORY_RATIO",
+    "RATIOS",
+    "Verdict",
+    "best_peer",
+    "check",
+    "lost_by_others",
+    "render_verdicts",
+    "rows_by",
+]
 
 #: At least so many times the env steps per second of AsyncVectorEnv with shared memory.
 RATIOS = {
@@ -31,6 +40,11 @@ MEMORY_RATIO, MEMORY_NUM_ENVS = 0.2, 64
 BURN_RATIO = 0.9
 #: At most so many seconds to the first reset, by number of envs and of actors.
 START_SECONDS = {(64, 2): 1.5, (16, 16): 2.5}
+#: At most so many seconds from `kill -9` of an actor with 8 CartPole envs until they step again.
+RECOVERY_SECONDS = 0.15
+#: At most this part of the other actors' throughput is lost meanwhile, beyond what a lost core
+#: explains.
+RECOVERY_DROP = 0.1
 #: At most so many times bare pyzmq's round trip.
 BUS_RATIO = 1.3
 
@@ -59,6 +73,8 @@ def check(record: Record) -> list[Verdict]:
             return [*_ratios(record), *_ahead_of_all(record), *_burn(record)]
         case "startup":
             return [*_memory(record), *_start(record)]
+        case "recovery":
+            return list(_recovery(record))
         case "bus":
             return list(_bus(record))
         case _:
@@ -156,6 +172,32 @@ def _start(record: Record) -> Iterator[Verdict]:
     for (num_envs, num_actors), limit in START_SECONDS.items():
         target = f"{num_envs} envs in {num_actors} actors: seconds to the first reset"
         yield Verdict(target, started.get((num_envs, num_actors)), limit, at_least=False)
+
+
+def _recovery(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "variant")
+    for variant in ("envbus_pool", OURS):
+        row = rows.get((variant,))
+        target = f"{variant}: seconds from kill -9 until the envs step again, median"
+        measured = None if row is None else row["seconds"]["median"]
+        yield Verdict(target, measured, RECOVERY_SECONDS, at_least=False)
+    row = rows.get(("envbus_pool",))
+    measured = None if row is None else lost_by_others(row)
+    target = "envbus_pool: part of the other actors' throughput that is lost meanwhile"
+    yield Verdict(target, measured, RECOVERY_DROP, at_least=False)
+
+
+def lost_by_others(row: dict[str, Any]) -> float:
+    """Return the part of the others' env steps per second that a recovery costs them.
+
+    What a lost core explains is not counted: what they lose while the same envs are not stepped,
+    and something else keeps a core busy. If they gain there, that is not counted against the
+    recovery.
+    """
+    rates = row["others_env_steps_per_second"]
+    explained = max(0.0, 1.0 - rates["core_lost"] / rates["before"])
+    lost: float = 1.0 - rates["during"] / rates["before"] - explained
+    return lost
 
 
 def _bus(record: Record) -> Iterator[Verdict]:

@@ -2,7 +2,7 @@
 
 Run by the harness as `python -m envbus.bench.adapters MODULE` with the interpreter of the
 library's own environment. Requests: `{"op": "open", ...}`, `{"op": "run", ...}`,
-`{"op": "close"}`; each has one reply, `{"error": "..."}` if it failed.
+`{"op": "kill"}`, `{"op": "close"}`; each has one reply, `{"error": "..."}` if it failed.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class Session:
                 if request["warm_up"]:
                     self._stepper.run(self._ring, request["warm_up"])
                 return asdict(self._stepper.run(self._ring, request["seconds"]))
+            case "kill":
+                if self._stepper is None:
+                    raise RuntimeError("kill before open")
+                outcome = self._stepper.kill_one(self._ring)
+                return {"outcome": type(outcome).__name__, **asdict(outcome)}
             case "close":
                 if self._stepper is not None:
                     self._stepper.close()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Measurement", "Opening", "Stepper", "measurement_of"]
+__all__ = ["Broken", "Measurement", "Opening", "Recovered", "Stepper", "measurement_of"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,35 @@ class Measurement:
     latency_p99_us: float
 
 
+@dataclass(frozen=True)
+class Recovered:
+    """A worker process was killed, and its envs came back by themselves. Durations in seconds."""
+
+    #: From the kill until each of its envs has made a step again.
+    seconds: float
+    #: Env steps of the other workers, and how long they were counted: `before` the kill, `during`
+    #: the recovery, and for as long with the worker's envs merely `not_asked`, by itself and with
+    #: a `core_lost` to something else. Empty in lockstep, where all wait for all.
+    others: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A worker process was killed, and stepping failed. Durations in seconds."""
+
+    #: Qualified name of the exception, or `"hangs"`.
+    raised: str
+    #: From the kill until it was raised.
+    surfaced: float
+    #: Other worker processes that were still there then.
+    left: int
+    #: To end the workers that are left, construct anew, reset, and make a step.
+    by_hand: float
+    #: What became of a plain `close()`: empty, the qualified name of what it raised, or `"hangs"`.
+    #: Then the workers are ended by force, and `by_hand` is from there.
+    close_error: str = ""
+
+
 class Stepper(ABC):
     """An opened vector of envs, after its first reset."""
 
@@ -55,6 +84,14 @@ class Stepper(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the library's processes."""
+
+    def kill_one(self, ring: Sequence[npt.NDArray[Any]]) -> Recovered | Broken:
+        """Kill one worker process with SIGKILL, and see what comes of it.
+
+        Raises:
+            NotImplementedError: This library is not part of that comparison.
+        """
+        raise NotImplementedError
 
     def run(self, ring: Sequence[npt.NDArray[Any]], seconds: float) -> Measurement:
         """Step for `seconds` of wall time with the actions of `ring`, round and round."""

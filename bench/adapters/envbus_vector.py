@@ -1,19 +1,25 @@
 """envbus's own BusVectorEnv.
 
 Options: `shared_memory`; `lanes`; `num_actors`: a number, `"auto"` (one per core) or `"num_envs"`
-(one per env, for envs that wait rather than compute).
+(one per env, for envs that wait rather than compute); `restart`: failed envs are made anew.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from envbus.bench.adapters.base import Opening, Stepper
+import numpy.typing as npt
+
+from envbus.bench.adapters.base import Opening, Recovered, Stepper
 from envbus.bench.adapters.gymnasium_vector import VectorStepper
 from envbus.bench.workloads import env_fns
-from envbus.runner import BusVectorEnv
+from envbus.runner import BusVectorEnv, RestartPolicy
 
-__all__ = ["DISTRIBUTIONS", "actors_of", "open_stepper"]
+__all__ = ["DISTRIBUTIONS", "POLICY", "QUIET_SECONDS", "actors_of", "open_stepper"]
 
 DISTRIBUTIONS = ("envbus", "pyzmq", "msgspec", "gymnasium", "numpy", "mujoco", "ale-py")
 
@@ -24,12 +30,37 @@ def actors_of(opening: Opening) -> int | Literal["auto"]:
     return opening.num_envs if chosen == "num_envs" else chosen
 
 
+#: Seconds of stepping before a kill.
+QUIET_SECONDS = 0.3
+#: Each of many kills is the only one for long, as in a user's run.
+POLICY = RestartPolicy(max_restarts=1000, backoff=0.0)
+#: Vector steps until envs have made a step again: one tells the fault, one the first observation.
+_STEPS_TO_COME_BACK = 3
+
+
+class BusVectorStepper(VectorStepper):
+    """A `BusVectorEnv`; a killed actor comes back by itself."""
+
+    def kill_one(self, ring: Sequence[npt.NDArray[Any]]) -> Recovered:
+        self.run(ring, QUIET_SECONDS)
+        os.kill(self._envs.actor_pids()[-1], signal.SIGKILL)
+        start = time.perf_counter()
+        infos: dict[str, Any] = {}
+        while "fault" not in infos:
+            infos = self._step(ring[0])[4]
+        for _ in range(_STEPS_TO_COME_BACK - 1):
+            self._step(ring[0])
+        return Recovered(seconds=time.perf_counter() - start)
+
+
 def open_stepper(opening: Opening) -> Stepper:
     envs = BusVectorEnv(
         env_fns(opening.workload, opening.num_envs),
         shared_memory=bool(opening.options["shared_memory"]),
         num_actors=actors_of(opening),
         lanes=bool(opening.options.get("lanes", True)),
+        restart_failed_sub_environments=bool(opening.options.get("restart", False)),
+        restart_policy=POLICY,
     )
     envs.reset(seed=0)
-    return VectorStepper(envs)
+    return BusVectorStepper(envs)

@@ -70,6 +70,38 @@ def bus_row(case: str, carrier: str, p50: float) -> dict[str, Any]:
     }
 
 
+def recovered_row(variant: str, seconds: float, **others: float) -> dict[str, Any]:
+    return {
+        "workload": "cartpole",
+        "num_envs": 16,
+        "variant": variant,
+        "role": "ours",
+        "options": {},
+        "status": "ok",
+        "outcome": "recovered",
+        "seconds": spread(seconds),
+        "seconds_p99": 2 * seconds,
+        "others_env_steps_per_second": others,
+    }
+
+
+def broken_row(variant: str, raised: str, surfaced: float, close_error: str) -> dict[str, Any]:
+    return {
+        "workload": "cartpole",
+        "num_envs": 16,
+        "variant": variant,
+        "role": "peer",
+        "options": {},
+        "status": "ok",
+        "outcome": "broken",
+        "raised": {raised: 5},
+        "close_error": {close_error: 5},
+        "surfaced": spread(surfaced),
+        "by_hand": spread(0.25),
+        "left": 15,
+    }
+
+
 def profile_row(piece: str, us: float) -> dict[str, Any]:
     return {"workload": "null", "num_envs": 8, "piece": piece, "status": "ok", "us": us}
 

@@ -14,6 +14,7 @@ from envbus.bench.adapter_process import AdapterError, AdapterProcess
 from envbus.bench.cases import Case, Schedule
 from envbus.bench.environments import Environments
 from envbus.bench.record import load, save
+from envbus.bench.recovery import Kills, measure_recovery
 from envbus.bench.startup import StartCase, measure_startup
 from envbus.bench.variants import VARIANTS
 from envbus.bench.vector import measure_vector
@@ -51,6 +52,18 @@ def test_a_library_that_fails_is_reported_and_the_others_go_on(here: Environment
     assert failed["status"] == "failed"
     assert "No module named 'ray'" in failed["reason"]
     assert measured["status"] == "ok"
+
+
+def test_recovery_is_measured_and_what_takes_no_part_is_told(here: Environments) -> None:
+    names = ("envbus_pool", "envbus_shm", "gym_sync")
+    record = measure_recovery(Kills(ours=2, others=1), SHORT, here, names, quiet)
+    pool, vector, sync = record["rows"]
+    assert (pool["status"], pool["outcome"], pool["seconds"]["n"]) == ("ok", "recovered", 2)
+    rates = pool["others_env_steps_per_second"]
+    assert set(rates) == {"before", "during", "not_asked", "core_lost"}
+    assert rates["before"] > 0
+    assert (vector["outcome"], vector["others_env_steps_per_second"]) == ("recovered", {})
+    assert (sync["status"], sync["reason"]) == ("failed", "NotImplementedError:")
 
 
 def test_start_and_memory_are_measured(here: Environments) -> None:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from envbus.bench.report import render_details, render_summary
 from tests.bench.results import (
+    broken_row,
     bus_row,
     failed_row,
     profile_row,
     record,
+    recovered_row,
     start_row,
     vector_row,
 )
@@ -68,3 +70,25 @@ def test_first_come_batches_have_a_table_of_their_own() -> None:
         {"vector": record("vector", rows)}
     )
     assert "first come" not in render_summary({"vector": VECTOR})
+
+
+def test_recovery_tells_what_happens_how_long_it_takes_and_what_it_costs_others() -> None:
+    rows = [
+        recovered_row(
+            "envbus_pool", 0.03, before=40e3, during=30e3, not_asked=70e3, core_lost=29e3
+        ),
+        recovered_row("envbus_shm", 0.026),
+        broken_row("gym_async_shm", "BrokenPipeError", 0.01, "hangs"),
+        broken_row("sb3_subproc", "hangs", 10.0, "EOFError"),
+        failed_row("cartpole", 16, "ray_actors", "not installed"),
+    ]
+    lines = render_summary({"recovery": record("recovery", rows)}).splitlines()
+    assert lines[2:] == [
+        "| envbus ActorPool, min_envs=1 | comes back by itself | 30 / 60 | 40k, 30k; 70k, 29k |",
+        "| envbus BusVectorEnv | comes back by itself | 26 / 52 | wait (lockstep) |",
+        "| Gymnasium AsyncVectorEnv | BrokenPipeError after 10 ms, 15 workers left, `close` hangs"
+        " | 250 by hand | - |",
+        "| Stable-Baselines3 SubprocVecEnv | `step` hangs (over 10 s), 15 workers left"
+        " | 250 by hand | - |",
+        "| Ray actors, as RLlib's RemoteVectorEnv | - (not installed) |  |  |",
+    ]

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from envbus.bench.targets import Verdict, best_peer, check, render_verdicts
-from tests.bench.results import bus_row, failed_row, record, start_row, vector_row
+import pytest
+
+from envbus.bench.targets import Verdict, best_peer, check, lost_by_others, render_verdicts
+from tests.bench.results import bus_row, failed_row, record, recovered_row, start_row, vector_row
 
 
 def by_target(verdicts: list[Verdict], start: str) -> list[Verdict]:
@@ -54,6 +56,21 @@ def test_memory_and_start_have_upper_limits() -> None:
     assert (memory.measured, memory.met) == (0.25, False)
     assert (quick.measured, quick.met) == (1.0, True)
     assert (slow.measured, slow.met) == (3.0, False)
+
+
+def test_recovery_has_limits_on_its_length_and_on_what_others_lose() -> None:
+    rates = {"before": 100.0, "during": 60.0, "not_asked": 150.0, "core_lost": 75.0}
+    result = record("recovery", [recovered_row("envbus_pool", 0.2, **rates)])
+    slow, missing, lost = check(result)
+    assert (slow.measured, slow.met) == (0.2, False)
+    assert missing.met is None
+    assert lost.measured == pytest.approx(0.15)
+    assert lost.met is False
+
+
+def test_what_others_gain_without_the_envs_is_not_held_against_a_recovery() -> None:
+    rates = {"before": 100.0, "during": 95.0, "not_asked": 190.0, "core_lost": 120.0}
+    assert lost_by_others(recovered_row("envbus_pool", 0.2, **rates)) == pytest.approx(0.05)
 
 
 def test_the_bus_is_compared_with_bare_pyzmq() -> None:

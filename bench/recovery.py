@@ -1,0 +1,143 @@
+"""From `kill -9` of a worker process until its envs step again, by themselves or by hand.
+
+Two workers with eight CartPole envs each for envbus; a worker per env for the others, which know
+no other way. Variants take turns: noise hits all alike.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from envbus.bench.adapter_process import AdapterError
+from envbus.bench.cases import Schedule
+from envbus.bench.environments import Environments
+from envbus.bench.record import Record, new_record
+from envbus.bench.summary import spread_of
+from envbus.bench.variants import VARIANTS, Role, Variant
+from envbus.bench.vector import OPEN_TIMEOUT, Contender, start
+
+__all__ = ["FULL_KILLS", "QUICK_KILLS", "VARIANTS_KILLED", "Kills", "measure_recovery"]
+
+WORKLOAD = "cartpole"
+NUM_ENVS, NUM_ACTORS = 16, 2
+#: In this order in tables.
+VARIANTS_KILLED = ("envbus_pool", "envbus_shm", "gym_async_shm", "sb3_subproc")
+
+
+@dataclass(frozen=True)
+class Kills:
+    """How many workers are killed."""
+
+    #: Of those that come back: enough for a 99th percentile to be the worst but one or so.
+    ours: int
+    #: Of those that do not: each is a construction, and maybe a hang.
+    others: int
+
+
+FULL_KILLS = Kills(ours=30, others=5)
+QUICK_KILLS = Kills(ours=3, others=1)
+
+
+@dataclass
+class _Killed:
+    """What became of a variant's workers."""
+
+    contender: Contender
+    outcomes: list[dict[str, Any]] = field(default_factory=list)
+
+
+def measure_recovery(
+    kills: Kills,
+    schedule: Schedule,
+    environments: Environments,
+    names: Sequence[str] = VARIANTS_KILLED,
+    say: Callable[[str], None] = print,
+) -> Record:
+    """Kill workers of each variant in turn; return the record with one row per variant."""
+    killed = [_Killed(_opened(VARIANTS[name], environments)) for name in names]
+    order = random.Random(f"recovery {schedule.seed}")  # noqa: S311 - not for secrets
+    try:
+        for number in range(max(kills.ours, kills.others)):
+            for one in order.sample(killed, len(killed)):
+                ours = one.contender.variant.library == "envbus"
+                if number < (kills.ours if ours else kills.others):
+                    _kill_once(one)
+            say(f"recovery: {number + 1} of {max(kills.ours, kills.others)} rounds")
+    finally:
+        for one in killed:
+            if one.contender.process is not None:
+                one.contender.process.close()
+    versions = {
+        one.contender.variant.library: one.contender.versions
+        for one in killed
+        if one.contender.versions
+    }
+    record = new_record("recovery", schedule, versions)
+    record["rows"] = [_row(one) for one in killed]
+    return record
+
+
+def _options(variant: Variant) -> dict[str, Any]:
+    ours = {"num_actors": NUM_ACTORS, "restart": True} if variant.library == "envbus" else {}
+    return {**variant.options, **ours}
+
+
+def _opened(variant: Variant, environments: Environments) -> Contender:
+    contender = start(variant, NUM_ENVS, environments)
+    if contender.process is not None:
+        try:
+            contender.versions = contender.process.wait_started()
+            contender.process.open(WORKLOAD, NUM_ENVS, _options(variant), OPEN_TIMEOUT)
+            contender.process.pause()
+        except AdapterError as error:
+            contender.fail(str(error))
+    return contender
+
+
+def _kill_once(one: _Killed) -> None:
+    process = one.contender.process
+    if process is None:
+        return
+    try:
+        with process.awake():
+            one.outcomes.append(process.kill_one())
+    except AdapterError as error:
+        one.contender.fail(str(error))
+
+
+def _row(one: _Killed) -> dict[str, Any]:
+    variant = one.contender.variant
+    row: dict[str, Any] = {
+        "workload": WORKLOAD,
+        "num_envs": NUM_ENVS,
+        "variant": variant.name,
+        "role": variant.role.value if variant.role is not Role.FIRST_COME else Role.OURS.value,
+        "options": _options(variant),
+    }
+    if one.contender.failure or not one.outcomes:
+        return {**row, "status": "failed", "reason": one.contender.failure or "was not killed"}
+    row["status"] = "ok"
+    row["outcome"] = one.outcomes[0]["outcome"].lower()
+    if row["outcome"] == "recovered":
+        seconds = [outcome["seconds"] for outcome in one.outcomes]
+        row["seconds"] = asdict(spread_of(seconds))
+        row["seconds_p99"] = float(f"{np.percentile(seconds, 99):.5g}")
+        rates = {
+            phase: sum(outcome["others"][phase][0] for outcome in one.outcomes)
+            / sum(outcome["others"][phase][1] for outcome in one.outcomes)
+            for phase in one.outcomes[0]["others"]
+        }
+        row["others_env_steps_per_second"] = {k: float(f"{v:.5g}") for k, v in rates.items()}
+    else:
+        for key in ("raised", "close_error"):
+            row[key] = dict(Counter(outcome[key] or "none" for outcome in one.outcomes))
+        for key in ("surfaced", "by_hand"):
+            row[key] = asdict(spread_of([outcome[key] for outcome in one.outcomes]))
+        row["left"] = max(outcome["left"] for outcome in one.outcomes)
+    return row
