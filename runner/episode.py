@@ -10,17 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from envbus.actors.agents import ALL
 from envbus.runner.batch import SampleBatch
 from envbus.runner.metrics import EpisodeResult
 from envbus.runner.nested import Tree
 from envbus.runner.trajectory import AgentID, Trajectory
 
-__all__ = ["AGENT_ID", "DEFAULT_POLICY_ID", "EpisodeRecorder", "Fragment"]
+__all__ = ["DEFAULT_POLICY_ID", "EpisodeRecorder", "Fragment"]
 
-#: The one agent of an env that knows no agents; RLlib's name for it.
-AGENT_ID = "agent0"
 DEFAULT_POLICY_ID = "default_policy"
-_ALL = "__all__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Fragment:
 
 
 class EpisodeRecorder:
-    """One running episode, of one agent or many.
+    """One running episode, of one agent (`DUMMY_AGENT`) or many.
 
     Call `reset`, then `act` for each agent that it or `step` returned, then `step`, and so on.
     Agents may come, pause and leave at any step.
@@ -176,7 +174,7 @@ class EpisodeRecorder:
         """
         assert not self.done, "the episode is over"
         try:
-            all_terminated, all_truncated = bool(terminateds[_ALL]), bool(truncateds[_ALL])
+            all_terminated, all_truncated = bool(terminateds[ALL]), bool(truncateds[ALL])
         except KeyError:
             raise ValueError(
                 f"env {self.env_id}: terminateds and truncateds must each hold '__all__', got "
@@ -185,12 +183,12 @@ class EpisodeRecorder:
         self._check_ids(observations)
         self._check_ids(rewards)
         for agent_id, reward in rewards.items():
-            self._add_reward(agent_id, float(reward))
+            self._add_reward(agent_id, reward)
         for agent_id, flag in terminateds.items():
-            if flag and agent_id != _ALL:
+            if flag and agent_id != ALL:
                 self._agent(agent_id).flag(terminated=True)
         for agent_id, flag in truncateds.items():
-            if flag and agent_id != _ALL:
+            if flag and agent_id != ALL:
                 self._agent(agent_id).flag(truncated=True)
         if infos:
             self._add_infos(infos)
@@ -283,7 +281,7 @@ class EpisodeRecorder:
         return f"env {self.env_id}, agent {agent_id!r}, step {self.length} of episode {self.eps_id}"
 
     def _check_ids(self, mapping: Mapping[Any, Any]) -> None:
-        if _ALL in mapping:
+        if ALL in mapping:
             raise ValueError(f"env {self.env_id}: '__all__' belongs to flags and is no agent id")
 
     def _agent(self, agent_id: AgentID) -> Trajectory:
@@ -294,10 +292,14 @@ class EpisodeRecorder:
             self._returns[agent_id] = 0.0
         return agent
 
-    def _add_reward(self, agent_id: AgentID, reward: float) -> None:
-        if not self._agent(agent_id).add_reward(reward):
-            self._unrecorded_reward += reward
-        self._returns[agent_id] += reward
+    def _add_reward(self, agent_id: AgentID, reward: Any) -> None:
+        try:
+            number = float(reward)
+        except (TypeError, ValueError):
+            raise ValueError(f"{self._where(agent_id)}: reward {reward!r} is no number") from None
+        if not self._agent(agent_id).add_reward(number):
+            self._unrecorded_reward += number
+        self._returns[agent_id] += number
 
     def _add_infos(self, infos: Mapping[Any, Mapping[str, Any]]) -> None:
         self.last_infos.update(infos)
@@ -325,10 +327,7 @@ class EpisodeRecorder:
             self._begin(agent_id, observation)
             return True
         if not agent.acted:
-            raise ValueError(
-                f"{self._where(agent_id)} has got an observation before an action for the last one "
-                f"was recorded"
-            )
+            raise ValueError(f"{self._where(agent_id)} observes, and has not acted on the last one")
         try:
             agent.complete(observation, self.length)
         except ValueError as exc:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envbus.runner.agent_results import DUMMY_AGENT, HeldBack
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.episode import AGENT_ID, EpisodeRecorder
+from envbus.runner.episode import EpisodeRecorder
 
 GO_ON = {"__all__": False}
 END = {"__all__": True}
@@ -139,18 +140,18 @@ def test_m_13_round_robin_completes_42_transitions_in_50_env_steps() -> None:
 
 def test_a_single_agents_transitions_have_the_stated_columns() -> None:
     recorder = EpisodeRecorder(7, 3, incarnation=2, infos=True)
-    ready = recorder.reset({AGENT_ID: obs(0)}, {AGENT_ID: {"first": 1}})
-    assert ready == [AGENT_ID]
+    ready = recorder.reset({DUMMY_AGENT: obs(0)}, {DUMMY_AGENT: {"first": 1}})
+    assert ready == [DUMMY_AGENT]
     for t in range(3):
         extras = {"action_logp": np.float32(-t), "state_in": {"h": np.full(2, t, np.float32)}}
-        recorder.act(AGENT_ID, np.int64(t), policy_version=10 + t, extras=extras)
+        recorder.act(DUMMY_AGENT, np.int64(t), policy_version=10 + t, extras=extras)
         end = t == 2
         ready = recorder.step(
-            {AGENT_ID: obs(t + 1)},
-            {AGENT_ID: 0.5},
-            {AGENT_ID: end, "__all__": end},
+            {DUMMY_AGENT: obs(t + 1)},
+            {DUMMY_AGENT: 0.5},
+            {DUMMY_AGENT: end, "__all__": end},
             GO_ON,
-            {AGENT_ID: {"t": t}},
+            {DUMMY_AGENT: {"t": t}},
         )
     assert ready == []
     assert recorder.done
@@ -400,7 +401,7 @@ def test_an_agent_that_was_done_does_not_come_back() -> None:
 def test_an_observation_that_nobody_answered_is_told() -> None:
     recorder = EpisodeRecorder(1, 0)
     recorder.reset({"a": obs(0)})
-    with pytest.raises(ValueError, match="before an action for the last one was recorded"):
+    with pytest.raises(ValueError, match="observes, and has not acted on the last one"):
         recorder.step({"a": obs(1)}, {}, GO_ON, GO_ON)
 
 
@@ -416,6 +417,13 @@ def test_a_change_of_form_names_env_agent_and_column() -> None:
     ready = recorder.step({"a": obs(1)}, {}, GO_ON, GO_ON)
     with pytest.raises(ValueError, match=r"extra columns are \[\], earlier ones \['action_logp'\]"):
         act_all(recorder, ready)
+
+
+def test_a_reward_that_is_no_number_is_named() -> None:
+    recorder = EpisodeRecorder(1, 3)
+    recorder.reset({"a": obs(0)})
+    with pytest.raises(ValueError, match=r"env 3, agent 'a'.*: reward None is no number"):
+        recorder.step({}, {"a": None}, GO_ON, GO_ON)  # type: ignore[dict-item]
 
 
 def test_ragged_observations_are_kept_as_they_are() -> None:
@@ -527,11 +535,15 @@ def _scripts(draw: st.DrawFn) -> list[tuple[set[str], dict[str, float], set[str]
     return steps
 
 
-@given(_scripts(), st.sets(st.sampled_from(_AGENTS), min_size=1))
-def test_rows_hold_all_rewards_and_join_however_the_episode_is_cut(
-    script: Any, first: set[str]
-) -> None:
-    recorder = EpisodeRecorder(1, 0)
+def play(
+    recorder: EpisodeRecorder,
+    script: Any,
+    first: set[str],
+    *,
+    cuts: bool,
+    held_back: HeldBack | None = None,
+) -> list[SampleBatch]:
+    """Play a script to its end; return the agents' rows."""
     ready = recorder.reset({agent: obs(0) for agent in sorted(first)})
     parts: list[SampleBatch] = []
     done: set[str] = set()
@@ -540,16 +552,40 @@ def test_rows_hold_all_rewards_and_join_however_the_episode_is_cut(
         ended = ends or t == len(script) - 1
         act_all(recorder, ready)
         flagged_once |= flagged
-        flags = {**dict.fromkeys(flagged, True), "__all__": ended}
-        seen = seen - done
-        observations = {agent: obs(t + 1) for agent in sorted(seen)}
-        ready = recorder.step(observations, rewards, flags, {"__all__": False})
+        record: dict[str, Any] = {
+            "observations": {agent: obs(t + 1) for agent in sorted(seen - done)},
+            "rewards": dict(rewards),
+            "terminateds": {**dict.fromkeys(flagged, True), "__all__": ended},
+            "truncateds": {"__all__": False},
+        }
+        ready = recorder.step(**(held_back.settle(record) if held_back else record))
         done |= flagged_once & seen
-        if cut:
+        if cut and cuts:
             parts += [batch for _, batch in recorder.cut().parts]
         if ended:
             break
-    parts += [batch for _, batch in recorder.cut().parts]
+    return parts + [batch for _, batch in recorder.cut().parts]
+
+
+@given(_scripts(), st.sets(st.sampled_from(_AGENTS), min_size=1))
+def test_rewards_held_back_by_the_pool_give_the_same_rows(script: Any, first: set[str]) -> None:
+    plain, settled = EpisodeRecorder(1, 0), EpisodeRecorder(1, 0)
+    one = play(plain, script, first, cuts=False)
+    two = play(settled, script, first, cuts=False, held_back=HeldBack())
+    rows_by_agent = [
+        {batch["agent_id"][0]: {k: v.tolist() for k, v in batch.columns.items()} for batch in parts}
+        for parts in (one, two)
+    ]
+    assert rows_by_agent[0] == rows_by_agent[1]
+    assert plain.result().episode_return == settled.result().episode_return
+
+
+@given(_scripts(), st.sets(st.sampled_from(_AGENTS), min_size=1))
+def test_rows_hold_all_rewards_and_join_however_the_episode_is_cut(
+    script: Any, first: set[str]
+) -> None:
+    recorder = EpisodeRecorder(1, 0)
+    parts = play(recorder, script, first, cuts=True)
     result = recorder.result()
     total = sum(float(batch["rewards"].sum()) for batch in parts)
     assert total + result.unrecorded_reward == result.episode_return
