@@ -9,6 +9,7 @@ if __name__ != "envbus.runner":
 from envbus.actors.renewal import RestartRequest
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
+from envbus.runner.agent_results import ASYNC_RESET, DUMMY_AGENT, PollResult
 from envbus.runner.config import Timeouts
 from envbus.runner.fault_log import Hooks
 from envbus.runner.faults import ActorLostError, EnvError, Fault, FaultCause, env_errors
@@ -18,6 +19,8 @@ from envbus.runner.recycling import RecycleAfter
 from envbus.runner.vector_env import BusVectorEnv
 
 __all__ = [
+    "ASYNC_RESET",
+    "DUMMY_AGENT",
     "ActorLostError",
     "ActorPool",
     "Batch",
@@ -26,6 +29,7 @@ __all__ = [
     "Fault",
     "FaultCause",
     "Hooks",
+    "PollResult",
     "RecycleAfter",
     "RestartLimitError",
     "RestartPolicy",
