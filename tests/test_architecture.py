@@ -43,6 +43,8 @@ PURE = CORE | {
     "bus/thread_dump.py",
     "runner/episode_stats.py",
     "runner/latency.py",
+    "runner/recovery.py",
+    "runner/seeding.py",
     "runner/recycling.py",
 }
 NOT_IN_CORE = {
