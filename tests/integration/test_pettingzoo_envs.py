@@ -11,6 +11,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from envbus.actors.agents import AgentsEnv
 from envbus.actors.env_source import make, parse_source
 from envbus.runner.pool import ActorPool
+from tests.integration.test_remote_actors import free_port, with_remote_actor
 
 SOURCES = {
     "pettingzoo.butterfly.pistonball_v6:parallel_env": {"n_pistons": 4, "max_cycles": 12},
@@ -63,3 +64,24 @@ def test_in_an_actor_an_env_does_what_it_does_here(source: str) -> None:
         assert step >= 4
         assert step < STEPS - 1 or "generated" in source
     local.close()
+
+
+def test_an_env_with_agents_may_live_in_a_remote_actor() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    source = parse_source("mpe2.simple_spread_v3:parallel_env", {"max_cycles": 3})
+    with with_remote_actor(endpoint) as process:
+        with ActorPool(
+            [source] * 2, autoreset_mode="Disabled", num_actors=2, remote_actors=1, bind=endpoint
+        ) as pool:
+            pool.reset([7, 7])
+            result = pool.poll(min_envs=2)
+            for _ in range(3):
+                for mine, theirs in zip(result[0][0].items(), result[0][1].items(), strict=True):
+                    assert data_equivalence(mine, theirs)
+                    assert theirs[1].flags.writeable
+                pool.send_actions({i: dict.fromkeys(pool.get_agent_ids(), 2) for i in (0, 1)})
+                result = pool.poll(min_envs=2)
+            assert [flags["__all__"] for flags in result.truncateds.values()] == [True, True]
+            remote = pool.get_sub_environments()[1]
+            assert len(remote.call("agent_spaces", "agent_0")) == 2
+        assert process.wait(30) == 0
