@@ -67,7 +67,7 @@ class FaultyEnv(CountingEnv):
         return observation, reward, terminated, truncated, {"pid": os.getpid()}
 
     def _fail(self, where: str) -> None:
-        for file in sorted(self.folder.glob(f"{where}-*")) if self.folder else ():
+        for file in sorted(self.folder.glob(f"{where}-*[0-9]")) if self.folder else ():
             try:
                 file.unlink()
             except FileNotFoundError:  # another env was faster
@@ -85,11 +85,11 @@ def plan(folder: Path, where: str, action: int, times: int = 1) -> None:
 
 
 @contextmanager
-def held(folder: Path, where: str) -> Iterator[None]:
-    """Have the next constructor or reset wait until this is left."""
-    gate = folder / f"{where}-{OK}-0.gate"
+def held(folder: Path, where: str, action: int = OK) -> Iterator[None]:
+    """Have the next constructor or reset wait until this is left, then do what `action` does."""
+    gate = folder / f"{where}-{action}-0.gate"
     gate.touch()
-    (folder / f"{where}-{OK}-0").touch()
+    (folder / f"{where}-{action}-0").touch()
     try:
         yield
     finally:
