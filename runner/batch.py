@@ -284,7 +284,9 @@ class MultiAgentBatch:
             try:
                 joined[policy_id] = SampleBatch.concatenate(batches)
             except ValueError as exc:
-                raise ValueError(f"policy {policy_id!r}: {exc}") from None
+                raise ValueError(
+                    f"policy {policy_id!r}: {exc}; its agents must have the same spaces and columns"
+                ) from None
         return cls(joined, env_steps)
 
     @classmethod
