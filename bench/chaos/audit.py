@@ -16,9 +16,11 @@ import msgspec
 
 __all__ = [
     "NOTHING_NOTED",
+    "NOT_MIXED",
     "RESET",
     "RULES",
     "Applied",
+    "Audit",
     "Delivered",
     "Event",
     "Faulty",
@@ -103,6 +105,15 @@ RULES = (
 )
 
 
+class Audit(NamedTuple):
+    """What an audit of one env found."""
+
+    #: The first `_MOST_TOLD` of them.
+    violations: list[Violation]
+    #: Lives that ended without a fault, between two episodes: their actor was recycled.
+    recycled: int
+
+
 class Violation(NamedTuple):
     """A promise that was not kept."""
 
@@ -124,8 +135,8 @@ def note_of(nonce: int) -> int:
     return nonce if nonce != RESET and nonce % 3 == 0 else NOTHING_NOTED
 
 
-def audit_env(env_id: int, events: Sequence[Event], applied: Sequence[Applied]) -> list[Violation]:
-    """Return what is wrong with one env; the first `_MOST_TOLD` of it.
+def audit_env(env_id: int, events: Sequence[Event], applied: Sequence[Applied]) -> Audit:
+    """Return what is wrong with one env.
 
     Args:
         env_id: Which env.
@@ -142,7 +153,7 @@ def audit_env(env_id: int, events: Sequence[Event], applied: Sequence[Applied]) 
         else:
             audit.on_delivered(event)
     audit.finish(applied)
-    return audit.violations[:_MOST_TOLD]
+    return Audit(audit.violations[:_MOST_TOLD], audit.recycled)
 
 
 @dataclass
@@ -163,7 +174,9 @@ class _Audit:
         self._nonces = {(row.life, row.count): row.nonce for row in applied}
         self._lives: dict[int, _Life] = {}
         self._present: int | None = None
-        self._faults = 0
+        #: Number of the present life: faults and recyclings so far.
+        self._number = 0
+        self.recycled = 0
         #: Whether a fault was reported, and no row came since.
         self._broken = False
         #: The action that has no answer yet.
@@ -199,11 +212,12 @@ class _Audit:
 
     def on_faulty(self, event: Faulty) -> None:
         """The present life is over."""
-        if event.restarts != self._faults:
+        if not self._take_number(event.restarts):
             self._blame(
-                FAULT_TOLD, f"fault number {self._faults} was reported as number {event.restarts}"
+                FAULT_TOLD,
+                f"the fault of life number {self._number} was reported as {event.restarts}",
             )
-        self._faults += 1
+        self._number += 1
         self._broken = True
         self._pending = None
         if self._present is not None:
@@ -215,11 +229,13 @@ class _Audit:
         if row.env_id != self._env_id:
             self._blame(NOT_MIXED, f"it was given {text} of env {row.env_id}")
             return
-        if row.incarnation != self._faults:
-            self._blame(
-                FAULT_TOLD,
-                f"{text} is of incarnation {row.incarnation} after {self._faults} faults",
-            )
+        recycled = False
+        if row.incarnation != self._number:
+            recycled = row.life != self._present and self._take_number(row.incarnation)
+            if not recycled:
+                self._blame(
+                    FAULT_TOLD, f"{text} is of life number {row.incarnation}, not {self._number}"
+                )
         nonce = self._nonces.get((row.life, row.count))
         if nonce is None:
             self._blame(DELIVERED_TRUE, f"{text} was never applied")
@@ -233,7 +249,7 @@ class _Audit:
         if row.life == self._present:
             self._on_same_life(row, text)
         else:
-            self._on_next_life(row, text)
+            self._on_next_life(row, text, recycled=recycled)
         self._present = row.life
         life = self._lives.setdefault(row.life, _Life())
         life.count, life.over = max(row.count, life.count), row.over
@@ -255,10 +271,10 @@ class _Audit:
                 DELIVERED_TRUE, f"{text} answers action {self._pending} with action {row.nonce}"
             )
 
-    def _on_next_life(self, row: Delivered, text: str) -> None:
+    def _on_next_life(self, row: Delivered, text: str, *, recycled: bool) -> None:
         if row.life in self._lives:
             self._blame(DELIVERED_ONCE, f"{text} came after a later life")
-        elif self._present is not None and not self._broken:
+        elif self._present is not None and not self._broken and not recycled:
             self._blame(FAULT_TOLD, f"{text} came, and the end of the life before was not reported")
         elif row.count != 1:
             self._blame(IN_ORDER, f"{text} was the first of its life that came")
@@ -277,15 +293,27 @@ class _Audit:
         for place, (number, length) in enumerate(lengths.items()):
             life = self._lives.get(number)
             if life is None:
-                # Its first reset was applied, and it failed before that was told: a fault was
-                # told before, and another life follows.
-                if length > 1 or not self._faults or place == len(lengths) - 1:
+                # Its first reset was applied, and it failed before that was told: another life
+                # came before, and one follows.
+                if length > 1 or not self._number or place == len(lengths) - 1:
                     self._blame(DELIVERED_ALL, f"nothing of life {number:x} was delivered")
             elif length > life.count + life.ended:
                 self._blame(
                     DELIVERED_ALL,
                     f"life {number:x} applied {length}, and {life.count} were delivered",
                 )
+
+    def _take_number(self, number: int) -> bool:
+        """Return whether a life may have this number, one more if its actor was recycled.
+
+        That happens between two episodes only, or while the env does not work.
+        """
+        if number == self._number + 1:
+            life = None if self._present is None else self._lives[self._present]
+            if self._broken or (life is not None and life.over):
+                self._number = number
+                self.recycled += 1
+        return number == self._number
 
     def _blame(self, rule: Rule, detail: str) -> None:
         self.violations.append(Violation(self._env_id, rule, detail))

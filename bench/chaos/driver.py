@@ -30,7 +30,7 @@ from envbus.bench.chaos.records import Journal
 from envbus.bench.chaos.schedule import COMMANDS, WHOLE_ACTOR, Injection, Kind, make_schedule
 from envbus.bench.chaos.tracking import Tracker
 from envbus.bus.restart import RestartPolicy
-from envbus.runner import ActorPool, Timeouts
+from envbus.runner import ActorPool, RecycleAfter, Timeouts
 from envbus.runner.pool import Batch
 
 __all__ = ["main"]
@@ -49,6 +49,8 @@ _PATIENCE = 15.0
 #: Far more restarts than a schedule brings: nothing is to be given up. The pauses are short, so
 #: that recovery is measured and not patience.
 _POLICY = RestartPolicy(max_restarts=1000, window=120.0, backoff=0.02, max_backoff=0.1)
+#: Often enough to meet every fault; leaks are among what it is for.
+_RECYCLE = RecycleAfter(seconds=8.0, rss_mb=200.0, max_hold=2.0)
 
 Rows = npt.NDArray[np.int64]
 
@@ -79,6 +81,7 @@ class Driver:
             bind="tcp://127.0.0.1:*",
             restart_failed_sub_environments=True,
             restart_policy=_POLICY,
+            recycle_after=_RECYCLE,
             timeouts=Timeouts(start=20.0, reset=5.0, step=config.step_timeout, close=3.0),
             preload=["envbus.bench.chaos.envs"],
         )
@@ -130,6 +133,7 @@ class Driver:
                     counted=statistics.faults,
                     actor_restarts=statistics.restarts,
                     env_restarts=statistics.env_restarts,
+                    recycled=statistics.recycled,
                     settled=settled,
                 )
             )

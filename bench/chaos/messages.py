@@ -64,6 +64,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     counted: dict[str, int]
     actor_restarts: int
     env_restarts: int
+    #: Actors that were exchanged between episodes.
+    recycled: int
     #: Whether all envs had answered when the driver gave up waiting.
     settled: bool
 

@@ -67,8 +67,8 @@ def print_chaos(console: Console, result: ChaosResult) -> None:
     )
     console.print(table)
     say(
-        f"{result.env_steps:,} env steps, {result.actor_restarts} actors and "
-        f"{result.env_restarts} single envs started again"
+        f"{result.env_steps:,} env steps; {result.actor_restarts} actors and "
+        f"{result.env_restarts} single envs started again, {result.recycled} actors recycled"
     )
     calm = result.calm_env_steps_per_second
     share = f", {result.env_steps_per_second / calm:.0%} of it under chaos" if calm else ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from envbus.bench.chaos.audit import Audit
 from envbus.bench.chaos.leaks import Growth, Sample, growth_of
 from envbus.bench.chaos.messages import Result
 from envbus.bench.chaos.schedule import Kind
@@ -98,6 +100,8 @@ class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
     env_steps: int
     actor_restarts: int
     env_restarts: int
+    #: Actors that were exchanged between episodes.
+    recycled: int
     env_steps_per_second: float
     calm_env_steps_per_second: float
     growths: dict[str, Growth]
@@ -107,7 +111,7 @@ class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    config: dict[str, Any], calm: Observed, broken: Observed, violations: Sequence[str]
+    config: dict[str, Any], calm: Observed, broken: Observed, audits: Sequence[Audit]
 ) -> ChaosResult:
     """Return the result of a chaos run.
 
@@ -115,12 +119,14 @@ def judge(
         config: What was run.
         calm: The same pool while nothing was broken.
         broken: The run itself.
-        violations: What the audit found.
+        audits: What the audit of each env found; none if the run failed.
     """
-    found = [*violations]
+    found = [str(violation) for audit in audits for violation in audit.violations]
     for label, observed in (("calm run", calm), ("chaos run", broken)):
         found += (f"{label}: {text}" for text in _violations(observed))
     result = broken.result
+    if result is not None:
+        found += _unmatched_recyclings(config, result, audits)
     kinds = [] if result is None else _summaries(result)
     reports = [] if result is None else list(result.kinds.values())
     growths = {f: growth_of(broken.samples, f) for f in GROWTHS} if broken.samples else {}
@@ -139,6 +145,7 @@ def judge(
         env_steps=0 if result is None else result.env_steps,
         actor_restarts=0 if result is None else result.actor_restarts,
         env_restarts=0 if result is None else result.env_restarts,
+        recycled=0 if result is None else result.recycled,
         env_steps_per_second=_rate(result),
         calm_env_steps_per_second=_rate(calm.result),
         growths=growths,
@@ -178,6 +185,17 @@ def _violations(observed: Observed) -> Iterator[str]:
             yield f"{field.replace('_', ' ')}: {before} at the start, {after} at the end"
     if end.zombies:
         yield f"{end.zombies} zombies at the end"
+
+
+def _unmatched_recyclings(
+    config: dict[str, Any], result: Result, audits: Sequence[Audit]
+) -> Iterator[str]:
+    """A life may end without a fault only where an actor was recycled, with all of its envs."""
+    seen = sum(audit.recycled for audit in audits)
+    envs, actors = config["num_envs"], config["num_actors"]
+    least, most = envs // actors, math.ceil(envs / actors)
+    if not least * result.recycled <= seen <= most * result.recycled:
+        yield f"{result.recycled} actors were recycled, and {seen} lives ended without a fault"
 
 
 def _remarks(calm: Observed, broken: Observed) -> list[str]:

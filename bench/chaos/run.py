@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from envbus.bench.chaos.audit import audit_env
+from envbus.bench.chaos.audit import Audit, audit_env
 from envbus.bench.chaos.leaks import Sample, marked_processes, sample, shared_files
 from envbus.bench.chaos.messages import DriverConfig, Line, Progress, Result
 from envbus.bench.chaos.records import read_journal, read_ledger
@@ -71,15 +71,14 @@ def run_chaos(config: ChaosConfig, on_progress: OnProgress) -> ChaosResult:
         calm = _drive(config, folder / "calm", on_progress, chaos=False)
         broken = _drive(config, folder / "chaos", on_progress, chaos=True)
         # A driver that failed has not written its journal to the end.
-        violations = [] if broken.result is None else _audit(folder / "chaos", config.num_envs)
-    return judge(msgspec.to_builtins(config), calm, broken, violations)
+        audits = [] if broken.result is None else _audit(folder / "chaos", config.num_envs)
+    return judge(msgspec.to_builtins(config), calm, broken, audits)
 
 
-def _audit(folder: Path, num_envs: int) -> list[str]:
+def _audit(folder: Path, num_envs: int) -> list[Audit]:
     return [
-        str(violation)
+        audit_env(env_id, events, read_ledger(folder, env_id))
         for env_id, events in enumerate(read_journal(folder, num_envs))
-        for violation in audit_env(env_id, events, read_ledger(folder, env_id))
     ]
 
 

@@ -21,7 +21,7 @@ __all__ = ["ENV_ID", "History", "histories"]
 
 ENV_ID = 3
 #: What may happen to an action, and to an env between two.
-STEP, END, LOST_BEFORE, LOST_AFTER, DIED_IDLE, DIED_IN_RESET = range(6)
+STEP, END, LOST_BEFORE, LOST_AFTER, DIED_IDLE, DIED_IN_RESET, RECYCLED = range(7)
 
 
 @dataclass
@@ -33,7 +33,9 @@ class History:
     nonce: int = 100
     life: int = 0xA0
     count: int = 0
-    faults: int = 0
+    #: Of the present life.
+    number: int = 0
+    recycled: int = 0
     over: bool = False
 
     def begin(self) -> None:
@@ -49,7 +51,7 @@ class History:
 
     def deliver(self, nonce: int, *, over: bool = False) -> None:
         self.apply(nonce)
-        self.events.append(row_of(self.applied[-1], self.faults, over=over))
+        self.events.append(row_of(self.applied[-1], self.number, over=over))
         self.over = over
 
     def send(self) -> int:
@@ -58,13 +60,19 @@ class History:
         return RESET if self.over else self.nonce
 
     def fail(self) -> None:
-        self.events.append(Faulty(self.faults))
-        self.faults += 1
+        self.events.append(Faulty(self.number))
+        self.number += 1
 
     def happen(self, what: int) -> None:
         if what in (STEP, END):
             nonce = self.send()
             self.deliver(nonce, over=what == END and nonce != RESET)
+        elif what == RECYCLED:
+            if self.over:  # what is sent to one that is held is dropped
+                self.send()
+                self.number += 1
+                self.recycled += 1
+                self.begin()
         elif what == DIED_IDLE:
             self.fail()
             self.begin()
@@ -80,14 +88,14 @@ class History:
             self.begin()
 
 
-def row_of(applied: Applied, faults: int, *, over: bool = False) -> Delivered:
+def row_of(applied: Applied, number: int, *, over: bool = False) -> Delivered:
     """Return the row that an env made by applying this."""
     return Delivered(
         env_id=ENV_ID,
         life=applied.life,
         count=applied.count,
         nonce=applied.nonce,
-        incarnation=faults,
+        incarnation=number,
         reward=reward_of(applied.nonce),
         over=over,
         noted=note_of(applied.nonce),
@@ -104,5 +112,5 @@ def _history(happenings: list[int]) -> History:
 
 #: Histories of at least one applied and delivered step after at least one fault.
 histories = st.tuples(
-    st.lists(st.integers(0, 5), max_size=15), st.lists(st.integers(0, 5), max_size=15)
-).map(lambda parts: _history([STEP, *parts[0], LOST_AFTER, STEP, STEP, *parts[1], STEP]))
+    st.lists(st.integers(0, 6), max_size=15), st.lists(st.integers(0, 6), max_size=15)
+).map(lambda parts: _history([STEP, *parts[0], STEP, LOST_AFTER, STEP, STEP, *parts[1], STEP]))

@@ -51,7 +51,7 @@ def choose(history: History, pick: Pick, kind: type, *, steps_only: bool = False
 
 
 def rules_broken(history: History) -> set[Rule]:
-    return {v.rule for v in audit_env(ENV_ID, history.events, history.applied)}
+    return {v.rule for v in audit_env(ENV_ID, history.events, history.applied).violations}
 
 
 # Each plants one violation; `PLANTED` names the rule that must speak.
@@ -145,7 +145,20 @@ def swap_two_rows_of_a_life(history: History, pick: Pick) -> None:
 
 
 def say_nothing_of_a_fault(history: History, pick: Pick) -> None:
-    del history.events[choose(history, pick, Faulty)]
+    """One in the middle of an episode: else it looks like a recycling, and is counted as one."""
+    found = []
+    over = False
+    for place, event in enumerate(history.events):
+        if isinstance(event, Delivered):
+            over = event.over
+        elif isinstance(event, Faulty) and not over:
+            found.append(place)
+    del history.events[found[pick(len(found))]]
+
+
+def recycle_in_the_middle_of_an_episode(history: History, pick: Pick) -> None:
+    history.number += 1
+    history.begin()
 
 
 def report_a_fault_twice(history: History, pick: Pick) -> None:
@@ -154,7 +167,7 @@ def report_a_fault_twice(history: History, pick: Pick) -> None:
 
 
 def report_a_fault_of_an_env_that_goes_on(history: History, pick: Pick) -> None:
-    history.events.insert(places(history.events, Delivered)[-1], Faulty(history.faults))
+    history.events.insert(places(history.events, Delivered)[-1], Faulty(history.number))
 
 
 def number_a_row_wrongly(history: History, pick: Pick) -> None:
@@ -187,6 +200,7 @@ PLANTED: dict[Plant, set[Rule]] = {
     deliver_the_answer_to_the_action_before: {DELIVERED_ALL},
     swap_two_rows_of_a_life: {IN_ORDER},
     say_nothing_of_a_fault: {FAULT_TOLD},
+    recycle_in_the_middle_of_an_episode: {FAULT_TOLD},
     report_a_fault_twice: {FAULT_TOLD},
     report_a_fault_of_an_env_that_goes_on: {FAULT_TOLD},
     number_a_row_wrongly: {FAULT_TOLD},
@@ -197,7 +211,8 @@ PLANTED: dict[Plant, set[Rule]] = {
 
 @given(histories)
 def test_nothing_is_wrong_where_all_promises_are_kept(history: History) -> None:
-    assert audit_env(ENV_ID, history.events, history.applied) == []
+    audit = audit_env(ENV_ID, history.events, history.applied)
+    assert audit == ([], history.recycled)
 
 
 @given(histories, st.sampled_from(list(PLANTED)), picks)
@@ -221,7 +236,7 @@ def test_a_violation_says_what_was_promised_and_what_happened() -> None:
     history = History()
     history.begin()
     history.send()
-    (violation,) = audit_env(ENV_ID, history.events, history.applied)
+    (violation,) = audit_env(ENV_ID, history.events, history.applied).violations
     assert str(violation) == (
         "env 3: an applied step is delivered, or its episode is faulty; "
         "but action 102 was never answered"
@@ -234,4 +249,4 @@ def test_one_mistake_with_a_long_train_is_told_in_short() -> None:
     for _ in range(100):
         history.happen(0)
     history.applied.clear()
-    assert len(audit_env(ENV_ID, history.events, history.applied)) == 20
+    assert len(audit_env(ENV_ID, history.events, history.applied).violations) == 20

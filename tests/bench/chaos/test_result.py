@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from envbus.bench.chaos.audit import NOT_MIXED, Audit, Violation
 from envbus.bench.chaos.leaks import Sample
 from envbus.bench.chaos.messages import KindReport, Result
 from envbus.bench.chaos.report import print_chaos
@@ -15,6 +16,9 @@ from envbus.bench.chaos.result import ChaosResult, Leftovers, Observed, judge
 from envbus.bench.chaos.schedule import Kind
 
 MB = 1_000_000
+CONFIG = {"num_envs": 3, "num_actors": 2}
+#: Two recycled actors, of one and two envs.
+AUDITS = [Audit([], 1), Audit([], 1), Audit([], 1)]
 
 
 def a_sample(seconds: float = 0.0, **changes: Any) -> Sample:
@@ -43,6 +47,7 @@ def a_result(**changes: Any) -> Result:
         counted={"crash": 2},
         actor_restarts=1,
         env_restarts=0,
+        recycled=2,
         settled=True,
     )
     return msgspec.structs.replace(found, **changes)
@@ -61,7 +66,7 @@ def observed(**changes: Any) -> Observed:
 
 
 def judged(**changes: Any) -> ChaosResult:
-    return judge({"seed": 0}, observed(), observed(**changes), [])
+    return judge(CONFIG, observed(), observed(**changes), AUDITS)
 
 
 def printed(result: ChaosResult) -> str:
@@ -97,6 +102,7 @@ BROKEN: dict[str, Callable[[], dict[str, Any]]] = {
     "2 faults were told, and 5 counted": lambda: {"result": a_result(counted={"crash": 5})},
     "driver descriptors: 28 at the start, 30": lambda: {"at_end": a_sample(driver_descriptors=30)},
     "processes: 3 at the start, 4": lambda: {"at_end": a_sample(processes=4)},
+    "1 actors were recycled, and 3 lives": lambda: {"result": a_result(recycled=1)},
     "2 zombies": lambda: {"at_end": a_sample(zombies=2)},
     "driver_memory grows by 3,000,000.0": lambda: {
         "samples": [a_sample(s, driver_memory=50 * MB + s * MB // 20) for s in range(121)]
@@ -117,8 +123,10 @@ def test_what_breaks_a_promise_is_a_violation_and_is_printed(text: str) -> None:
 
 def test_what_the_audit_and_the_calm_run_found_counts() -> None:
     calm = observed(result=a_result(settled=False))
-    assert judge({}, calm, observed(), ["mixed"]).violations == [
-        "mixed",
+    violation = Violation(1, NOT_MIXED, "it was")
+    audits = [Audit([violation], 1), *AUDITS[1:]]
+    assert judge(CONFIG, calm, observed(), audits).violations == [
+        str(violation),
         "calm run: envs did not come back at the end",
     ]
 
