@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,7 @@ def sample(pid: int, seconds: float) -> Sample | None:
     try:
         driver = psutil.Process(pid)
         descendants = driver.children(recursive=True)
-        servers = [process for process in descendants if process.ppid() == pid]
+        servers = [process for process in descendants if _parent(process) == pid]
         processes = zombies = 0
         for process in descendants:
             state, started_by_env = _look_at(process)
@@ -103,6 +104,13 @@ def shared_files() -> set[str]:
     return {path.name for path in _SHM.iterdir()} if _SHM.is_dir() else set()
 
 
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return int(process.ppid())
+    except psutil.NoSuchProcess:
+        return None
+
+
 def _look_at(process: psutil.Process) -> tuple[str | None, bool]:
     """Return a process' state, None if it is gone, and whether an env started it."""
     try:
@@ -113,5 +121,8 @@ def _look_at(process: psutil.Process) -> tuple[str | None, bool]:
 
 
 def _memory_files(pid: int) -> int:
-    folder = Path("/proc", str(pid), "fd")
-    return sum(os.readlink(link).startswith("/memfd:") for link in folder.iterdir())
+    count = 0
+    for link in Path("/proc", str(pid), "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            count += os.readlink(link).startswith("/memfd:")
+    return count
