@@ -100,6 +100,8 @@ _INFINITY = math.inf
 #: Peers whose first complaint is remembered, so that each is logged once. Strangers choose
 #: their identities, so it has to end somewhere.
 _MAX_COMPLAINTS = 1024
+#: Peers without a name whose complaints are logged at all: strangers must not fill a disk.
+_MAX_STRANGERS_LOGGED = 100
 
 
 class BrokerCore:
@@ -116,6 +118,7 @@ class BrokerCore:
         self._dispatcher = Dispatcher(config, self._peers)
         self._open = self._dispatcher.open
         self._complained: OrderedDict[bytes, None] = OrderedDict()
+        self._strangers_logged = 0
         self._counts = _FrameCounts()
         # Any: each handler takes its own event; `handle` is what callers' types are checked by.
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
@@ -462,7 +465,12 @@ class BrokerCore:
         complained[peer] = None
         if len(complained) > _MAX_COMPLAINTS:
             complained.popitem(last=False)
-        name = self.peer_name(peer) or f"peer {peer.hex()}"
+        name = self.peer_name(peer)
+        if name is None:
+            self._strangers_logged += 1
+            if self._strangers_logged > _MAX_STRANGERS_LOGGED:
+                return []
+            name = f"peer {peer.hex()[:64]}"
         return [Log(logging.WARNING, f"{name}: {message} (further complaints are only counted)")]
 
 

@@ -117,6 +117,9 @@ class ZmqRouter:
         self._list_watched()
         _set_limits(self._socket, max_frame_bytes)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # The newest connection of an identity counts. By default libzmq ignores it, which shuts out
+        # a peer whose former connection is dead unnoticed, and never frees what it sends.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         bound = [self._bind(endpoint) for endpoint in private]
         if keys is not None:
             guard(self._socket, keys)

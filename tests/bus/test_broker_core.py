@@ -290,3 +290,14 @@ def test_what_is_blocked_is_passed_to_nobody_and_its_owner_may_still_ask() -> No
     assert core.statistics().in_flight_now == 0
     assert sends(drive(core, [request_from(b"a", 2, to="env", payload_type="Step")]))
     assert sends(drive(core, [Ask("a", "Call", 1.0, ())]))
+
+
+def test_strangers_do_not_fill_the_log() -> None:
+    core = BrokerCore()
+    drive(core, [hello_from(b"known")])
+    junk = [Malformed(b"%d" % number * 100, "junk") for number in range(5000)]
+    logged = [effect for effect in drive(core, junk, check=False) if isinstance(effect, Log)]
+    assert 50 < len(logged) < 200
+    assert max(len(effect.message) for effect in logged) < 200
+    assert only(drive(core, [Malformed(b"known", "junk")]), Log).message.startswith("known: junk")
+    assert core.statistics().malformed == 5001

@@ -75,7 +75,7 @@ def _fuzz(target: str, seconds: int, *, keep: bool) -> int:
 def _child(target: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run libFuzzer, which ends its process itself."""
     command = [sys.executable, "-m", "tests.fuzz.run", "child", target]
-    limits = (f"-max_len={MAX_INPUT}", "-rss_limit_mb=1024", "-timeout=10")
+    limits = (f"-max_len={MAX_INPUT}", "-rss_limit_mb=1024", "-timeout=600")
     return subprocess.run(
         [*command, *limits, *map(str, arguments)], capture_output=True, text=True, check=False
     )

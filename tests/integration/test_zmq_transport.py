@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from envbus.bus.errors import (
     ClosedError,
@@ -313,16 +314,26 @@ def test_a_peer_knows_whether_its_broker_is_in_reach(tmp_path: Path) -> None:
         router.close()
 
 
-def test_the_first_of_two_peers_with_one_identity_stays(router: ZmqRouter) -> None:
-    first, second = (ZmqPeer(router.endpoints[0], b"p") for _ in range(2))
-    with contextlib.closing(first), contextlib.closing(second):
-        first.send([b"first"])
+def test_the_newest_connection_of_an_identity_takes_over(router: ZmqRouter) -> None:
+    """As when a peer comes back whose former connection is dead, which nobody here knows yet."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    former = context.socket(zmq.DEALER)
+    former.setsockopt(zmq.IDENTITY, b"p")
+    former.setsockopt(zmq.RECONNECT_IVL, -1)
+    former.connect(router.endpoints[0])
+    former.send(b"former")
+    assert router.wait(PATIENCE)
+    router.receive()
+    with contextlib.closing(ZmqPeer(router.endpoints[0], b"p")) as newest:
+        newest.send([b"newest"])
         assert router.wait(PATIENCE)
-        router.receive()
-        second.send([b"second"])
+        message = router.receive()
+        assert message is not None
+        assert bytes(message[1][0]) == b"newest"
         router.send(b"p", [b"x"])
-        assert first.receive(PATIENCE) is not None
-        assert second.receive(0.0) is None
+        assert newest.receive(PATIENCE) is not None
+    former.close(0)
+    context.term()
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
