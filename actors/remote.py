@@ -1,6 +1,6 @@
 """An env actor on another host: joins a runner's bus by itself and waits to be given envs.
 
-Leaves out how the runner chooses it (`envbus.runner.fleet`). It has no pipe and no shared memory
+Leaves out how the runner chooses it (`envbus.runner.links`). It has no pipe and no shared memory
 with its runner: arrays travel in messages, and envs are given as ids or import paths.
 """
 
@@ -77,7 +77,7 @@ def serve_remote(
             heartbeat=HEARTBEAT,
         ),
         actor.handlers,
-        codec=PlainCodec(placeholders=("infos",)),
+        codec=PlainCodec(placeholders=("infos", "observations[*]['infos']")),  # one or many agents
         patience=PATIENCE,
     )
     heartbeats = Heartbeats(

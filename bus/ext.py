@@ -76,8 +76,9 @@ class Placeholders:
     """An `Outbox` that takes nothing: the codec puts a `Placeholder` instead of each object.
 
     Args:
-        fields: Names of the payload's fields in which that is done; in others an object is an
-            `EncodeError`. None: everywhere.
+        fields: The payload's fields in which that is done; in others an object is an
+            `EncodeError`. Names, or places in them with `[*]` for any index, as in
+            `"observations[*]['infos']"`. None: everywhere.
         on_replace: Called with place and type name of each object that is replaced, e.g. to
             warn once.
     """
@@ -94,7 +95,10 @@ class Placeholders:
 
     def covers(self, place: str) -> bool:
         """Whether what stands at `place`, e.g. `infos[3]['env']`, is to be replaced."""
-        return self.fields is None or re.split(r"[.\[ ,]", place, maxsplit=1)[0] in self.fields
+        if self.fields is None:
+            return True
+        general = re.sub(r"\[\d+\]", "[*]", place)
+        return any(re.match(re.escape(field) + r"(?!\w)", general) for field in self.fields)
 
     def add(self, obj: object) -> int:
         """Refuse; the codec never asks."""

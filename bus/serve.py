@@ -71,8 +71,8 @@ class PlainCodec:
     """What can cross a socket and nothing else.
 
     Args:
-        placeholders: Names of payload fields in which an object that cannot cross is replaced
-            by a `Placeholder`, with one warning, instead of failing the payload.
+        placeholders: Payload fields, as `Placeholders` takes them, in which an object that cannot
+            cross is replaced by a `Placeholder`, with one warning, instead of failing the payload.
         writable: Decoded arrays are copies of the caller's own, not read-only views.
     """
 

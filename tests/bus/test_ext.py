@@ -55,6 +55,14 @@ def test_placeholders_may_be_confined_to_some_fields() -> None:
         encode(Sample(trees=[Tree([object()])]), outbox)
 
 
+def test_placeholders_may_be_confined_to_a_place_in_a_field() -> None:
+    outbox = Placeholders(["tree[*]['infos']"])
+    encode(Sample(tree=Tree([0, {"infos": {"a": object()}}])), outbox)
+    for place in ("infos2", "other"):
+        with pytest.raises(EncodeError, match="cannot cross"):
+            encode(Sample(tree=Tree([0, {place: {"infos": object()}}])), outbox)
+
+
 def test_what_contains_itself_is_cut_by_a_placeholder() -> None:
     cycle: list[object] = []
     cycle.append(cycle)

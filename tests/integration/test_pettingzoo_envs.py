@@ -10,7 +10,9 @@ from gymnasium.utils.env_checker import data_equivalence
 
 from envbus.actors.agents import AgentsEnv
 from envbus.actors.env_source import make, parse_source
+from envbus.bus.codec import Placeholder
 from envbus.runner.pool import ActorPool
+from tests.actors.agent_envs import DictEnv
 from tests.integration.test_remote_actors import free_port, with_remote_actor
 
 SOURCES = {
@@ -64,6 +66,27 @@ def test_in_an_actor_an_env_does_what_it_does_here(source: str) -> None:
         assert step >= 4
         assert step < STEPS - 1 or "generated" in source
     local.close()
+
+
+class ObjectEnv(DictEnv):
+    """Its infos hold something that no socket carries."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0], {"a": {"env": self}}
+
+
+def test_infos_of_agents_that_cannot_cross_are_placeholders() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    source = f"{__name__}:ObjectEnv"
+    with (
+        with_remote_actor(endpoint),
+        ActorPool(
+            [source], autoreset_mode="Disabled", num_actors=1, remote_actors=1, bind=endpoint
+        ) as pool,
+    ):
+        result = pool.poll()
+        assert result.observations == {0: {"a": 1, "b": 1}}
+        assert isinstance(result.infos[0]["a"]["env"], Placeholder)
 
 
 def test_an_env_with_agents_may_live_in_a_remote_actor() -> None:
