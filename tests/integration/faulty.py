@@ -98,3 +98,27 @@ def held(folder: Path, where: str, action: int = OK) -> Iterator[None]:
 
 def faulty(num_envs: int, folder: Path | None = None) -> list[Callable[[], FaultyEnv]]:
     return [partial(FaultyEnv, folder)] * num_envs
+
+
+class LateEnv(CountingEnv):
+    """A `CountingEnv` with endless episodes that takes `seconds` for each `every`-th step.
+
+    Reset with its id as its seed, each observation says whose it is, which of its steps and after
+    which action.
+    """
+
+    def __init__(self, every: int = 3, seconds: float = 0.01) -> None:
+        super().__init__(10**6)
+        self.every = every
+        self.seconds = seconds
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        if (self.count + int(self.np_random_seed or 0)) % self.every == 0:
+            threading.Event().wait(self.seconds)
+        return result
+
+    def late_count(self) -> tuple[int, int]:
+        """Return id and steps so far, late."""
+        threading.Event().wait(self.seconds)
+        return int(self.np_random_seed or 0), self.count
