@@ -21,11 +21,12 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import psutil
 from gymnasium.error import NoAsyncCallError
 
 from envbus.bench.chaos.audit import NOTHING_NOTED
 from envbus.bench.chaos.envs import ChaosEnv
-from envbus.bench.chaos.messages import DriverConfig, Line, Progress, Result
+from envbus.bench.chaos.messages import MARK, DriverConfig, Line, Progress, Result
 from envbus.bench.chaos.records import Journal
 from envbus.bench.chaos.schedule import COMMANDS, WHOLE_ACTOR, Injection, Kind, make_schedule
 from envbus.bench.chaos.tracking import Tracker
@@ -210,7 +211,7 @@ class Driver:
         if injection.kind in COMMANDS:
             self._commands[env_id] = injection
         else:
-            self._signal(injection, now)
+            return self._signal(injection, now)
         return True
 
     def _next_well(self, env_id: int, now: float) -> int | None:
@@ -226,12 +227,15 @@ class Driver:
                 return candidate
         return None
 
-    def _signal(self, injection: Injection, now: float) -> None:
+    def _signal(self, injection: Injection, now: float) -> bool:
         pid = int(self._pids[injection.env_id])
+        number = signal.SIGKILL if injection.kind is Kind.KILL else signal.SIGSTOP
+        if not _send_signal(pid, number):
+            return False
         self._inject(injection)
-        os.kill(pid, signal.SIGKILL if injection.kind is Kind.KILL else signal.SIGSTOP)
         if injection.kind is Kind.PAUSE:
             self._paused.append((now + injection.amount, pid))
+        return True
 
     def _break_elsewhere(self, injection: Injection) -> None:
         self._tracker.kinds[injection.kind.name].injected += 1
@@ -253,8 +257,7 @@ class Driver:
     def _resume_paused(self, now: float) -> None:
         for item in [item for item in self._paused if item[0] <= now]:
             self._paused.remove(item)
-            if item[1] in self._pool.actor_pids():
-                os.kill(item[1], signal.SIGCONT)
+            _send_signal(item[1], signal.SIGCONT)
 
     # --- telling -------------------------------------------------------------------------------
 
@@ -274,6 +277,19 @@ class Driver:
     def _tell(self, line: Line) -> None:
         self._out.write(msgspec.json.encode(line) + b"\n")
         self._out.flush()
+
+
+def _send_signal(pid: int, number: int) -> bool:
+    """Send a signal to an actor; return whether it was there.
+
+    It may have ended, which the pool is told a moment later, and its number may be another's.
+    """
+    mine = os.environ.get(MARK, "")
+    with suppress(psutil.Error, ProcessLookupError):
+        if psutil.Process(pid).environ().get(MARK, "") == mine:
+            os.kill(pid, number)
+            return True
+    return False
 
 
 def main(arguments: list[str]) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["DriverConfig", "KindReport", "Line", "Progress", "Result"]
+__all__ = ["MARK", "DriverConfig", "KindReport", "Line", "Progress", "Result"]
+
+#: Variable in the environment of the driver and all that it starts; its value is the run's own.
+MARK = "ENVBUS_CHAOS_RUN"
 
 
 class DriverConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,15 +23,13 @@ import psutil
 
 from envbus.bench.chaos.audit import Audit, audit_env
 from envbus.bench.chaos.leaks import Sample, marked_processes, sample, shared_files
-from envbus.bench.chaos.messages import DriverConfig, Line, Progress, Result
+from envbus.bench.chaos.messages import MARK, DriverConfig, Line, Progress, Result
 from envbus.bench.chaos.records import read_journal, read_ledger
 from envbus.bench.chaos.result import ChaosResult, Leftovers, Observed, judge
 from envbus.bench.chaos.strangers import Strangers
 
 __all__ = ["ChaosConfig", "run_chaos"]
 
-#: Carried by the driver and all that it starts, so that what is left can be found.
-_MARK = "ENVBUS_CHAOS_RUN"
 #: Seconds between two samples of what is held.
 _SAMPLE_EVERY = 1.0
 #: Seconds of silence after which the driver is taken for hung; it tells something each 0.25 s.
@@ -149,7 +147,7 @@ class _Run:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, _MARK: mark, "TMPDIR": str(folder)},
+            env={**os.environ, MARK: mark, "TMPDIR": str(folder)},
             start_new_session=True,  # Ctrl-C is ours
         )
 
@@ -192,7 +190,7 @@ class _Run:
         if self._strangers is not None:
             self._strangers.close()
         deadline = time.monotonic() + _LEFT_BEHIND
-        while (left := marked_processes(_MARK, mark)) and time.monotonic() < deadline:
+        while (left := marked_processes(MARK, mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
         names = []
         for process in left:
