@@ -7,7 +7,6 @@ public key that it shows; which public keys are welcome is asked here, by ZAP
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
@@ -82,12 +81,17 @@ def handshake_trouble(event: int, value: int, keys: PeerKeys | None) -> str:
                 "server_key="
             )
         return "authentication failed: the broker has no keys, and this peer has"
-    if keys is not None:
+    # libzmq tells no more to the side that hangs up last, also where the mechanisms differ.
+    if keys is None:
         return (
-            "authentication failed: the broker broke the handshake off; probably server_key is "
-            "not the broker's, or the peer's secret key does not belong to its public one"
+            "authentication failed: the broker broke the handshake off; probably it takes peers "
+            "with keys only; pass keys= and server_key="
         )
-    return "the handshake failed; does a broker listen there, and does it ask for authentication?"
+    return (
+        "authentication failed: the broker broke the handshake off; probably server_key is not "
+        "the broker's, the peer's secret key does not belong to its public one, or the broker "
+        "has no keys"
+    )
 
 
 class Doorkeeper:
@@ -154,14 +158,13 @@ class Doorkeeper:
             (self._monitor, zmq.POLLIN),
             (self._bell.fileno(), zmq.POLLIN),
         ]
-        with contextlib.closing(asyncio.new_event_loop()) as loop:
-            while self._bell.fileno() not in (ready := dict(zmq.zmq_poll(watched, -1))):
-                if zap in ready:
-                    loop.run_until_complete(
-                        self._authenticator.handle_zap_message(zap.recv_multipart())
-                    )
-                if self._monitor in ready:
-                    self._take_event()
+        while self._bell.fileno() not in (ready := dict(zmq.zmq_poll(watched, -1))):
+            if zap in ready:
+                # A coroutine for callbacks that are some; ours is none, so that it never pauses.
+                with contextlib.suppress(StopIteration):
+                    self._authenticator.handle_zap_message(zap.recv_multipart()).send(None)
+            if self._monitor in ready:
+                self._take_event()
         self._authenticator.stop()
         self._monitor.close(0)
         self._bell.close()
