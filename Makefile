@@ -7,7 +7,8 @@
 # Paths below are relative, so the clone may stand in any folder, also one with spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint typing format bench chaos clean install-run install-test install-bench
+.PHONY: help run test lint typing format fuzz bench chaos clean install-run install-test \
+  install-fuzz install-bench
 
 # Interpreter to make .venv with; empty: the first suitable one found.
 PYTHON ?=
