@@ -48,7 +48,7 @@ def test_an_example_runs_as_a_script_of_its_own(example: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("arguments", commands("envbus"), ids=" ".join)
 def test_a_command_and_its_options_exist(arguments: list[str]) -> None:
-    depth = 2 if arguments[0] == "bench" else 1  # it has commands of its own
+    depth = 2 if arguments[0] in ("bench", "keys") else 1  # they have commands of their own
     command = [word for word in arguments[:depth] if not word.startswith("-")]
     done = subprocess.run(
         [sys.executable, "-m", "envbus.runner.cli", *command, "--help"],
