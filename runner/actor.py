@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
+import itertools
+from collections.abc import Mapping, Sequence
 
 from envbus.actors.protocol import Built
+from envbus.bus.errors import ConfigError
 from envbus.bus.process import Child
 from envbus.bus.serve import Codec
 from envbus.runner.faults import FaultCause
 
-__all__ = ["Actor", "ActorState"]
+__all__ = ["Actor", "ActorState", "share_out"]
 
 
 class ActorState(enum.Enum):
@@ -105,3 +108,36 @@ class Actor:
         if self.making >= 0:
             envs = f"{envs}, making env {self.first_source + self.making}"
         return f"{self.name} ({process}, incarnation {self.incarnation}, {envs})"
+
+
+def share_out(
+    sources: Sequence[object], num_actors: int, *, remote: int, shared: bool
+) -> list[Actor]:
+    """Return the actors that host `sources`, in order and as evenly as can be.
+
+    Args:
+        sources: One per env or vector env, as plain data where they have an id or import path.
+        num_actors: From 1 to as many as there are sources.
+        remote: How many of them, the last, join from elsewhere.
+        shared: Whether those on this host exchange arrays through shared memory.
+
+    Raises:
+        ConfigError: A function would have to go to a remote actor.
+    """
+    bounds = [index * len(sources) // num_actors for index in range(num_actors + 1)]
+    for index in range(bounds[num_actors - remote], len(sources)):
+        if not isinstance(sources[index], Mapping):
+            raise ConfigError(
+                f"env {index} goes to a remote actor and is a {type(sources[index]).__name__}; "
+                "functions do not cross the network: give a Gymnasium id or 'module:function'"
+            )
+    return [
+        Actor(
+            index,
+            list(sources[first:last]),
+            first,
+            remote=index >= num_actors - remote,
+            shared=shared,
+        )
+        for index, (first, last) in enumerate(itertools.pairwise(bounds))
+    ]

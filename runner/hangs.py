@@ -1,6 +1,6 @@
 """What actors are doing that do not answer: the stacks of their threads, as text.
 
-Leaves out how a process is asked (`bus/stacks.py`) and who counts as hung (`fleet.py`).
+Leaves out how a process is asked (`bus/stacks.py`) and who counts as hung (`endings.py`).
 """
 
 from __future__ import annotations

@@ -16,8 +16,10 @@ from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import EnvbusError, NoPeerError, RestartLimitError
 from envbus.bus.messages import FailureCode, Request
 from envbus.bus.transport import Frames
+from envbus.runner.actor import Actor, ActorState
 from envbus.runner.faults import ActorLostError, FaultCause, advise
-from envbus.runner.fleet import Actor, ActorState, Answer, Fleet, Gone, Lost, News, Ready
+from envbus.runner.fleet import Fleet
+from envbus.runner.news import Answer, Gone, Lost, News, Ready
 
 __all__ = ["Encoded", "Lockstep", "Loss", "Round"]
 

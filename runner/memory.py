@@ -1,6 +1,6 @@
 """How much memory each actor uses, looked at now and then.
 
-Leaves out what follows from it: too much ends an actor (`fleet.py`) or has it exchanged
+Leaves out what follows from it: too much ends an actor (`endings.py`) or has it exchanged
 (`recycling.py`).
 """
 

@@ -29,6 +29,7 @@ from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import FailureCode, Tree
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import ActionStore
+from envbus.runner.actor import Actor, ActorState
 from envbus.runner.config import FleetConfig, Timeouts
 from envbus.runner.env_state import EnvState as _EnvState
 from envbus.runner.fault_log import FaultLog, Hooks
@@ -41,16 +42,8 @@ from envbus.runner.faults import (
     raise_env_errors,
     to_exception,
 )
-from envbus.runner.fleet import (
-    Actor,
-    ActorState,
-    Answer,
-    Fleet,
-    Gone,
-    Lost,
-    News,
-    Ready,
-)
+from envbus.runner.fleet import Fleet
+from envbus.runner.news import Answer, Gone, Lost, News, Ready
 from envbus.runner.observations import ObservationStore
 from envbus.runner.polling import DictSide
 from envbus.runner.recovery import Lives, Recovery

@@ -1,6 +1,6 @@
 """Which failed envs are made anew, when, with which seed, and which are given up. Pure.
 
-One level below the restart of actors (`fleet.py`): the env alone is closed and made again in its
+One level below the restart of actors (`endings.py`): the env alone is closed and made again in its
 actor, which goes on. Same policy, own budget. A *unit* is what fails and is made together: one
 env, or all envs of one vector env.
 """

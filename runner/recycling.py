@@ -3,7 +3,7 @@
 One at a time, at the end of episodes: when all envs of the actor are between two. In a pool, they
 are held back for each other, of the one actor that has the *turn*; a vector env, whose envs step
 together, takes any that is *due* when it happens to be. Leaves out how an actor is exchanged
-(`fleet.py`).
+(`endings.py`).
 """
 
 from __future__ import annotations

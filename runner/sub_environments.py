@@ -23,7 +23,8 @@ from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.config import Timeouts
 from envbus.runner.env_state import EnvState
 from envbus.runner.faults import ActorLostError, raise_env_errors, to_exception
-from envbus.runner.fleet import Answer, Fleet, Lost
+from envbus.runner.fleet import Fleet
+from envbus.runner.news import Answer, Lost
 from envbus.runner.recovery import Lives
 
 __all__ = ["SubEnvironment", "SubEnvironments", "Ticket"]

@@ -16,7 +16,8 @@ from gymnasium.vector import VectorEnv
 from envbus.actors.copies import own
 from envbus.actors.protocol import Call, CallResult, Exec, SetAttr
 from envbus.bus.messages import Request, Tree
-from envbus.runner.fleet import Actor, Fleet
+from envbus.runner.actor import Actor
+from envbus.runner.fleet import Fleet
 from envbus.runner.lockstep import Encoded
 from envbus.runner.vector_faults import NewLife, VectorFaults
 from envbus.runner.vector_rounds import Pending, VectorRounds, raise_errors_once

@@ -1,6 +1,6 @@
 """What becomes of the failed envs of a vector env: raised, or made anew and told as truncated.
 
-Leaves out which are due when (`recovery.py`) and how actors are started again (`fleet.py`).
+Leaves out which are due when (`recovery.py`) and how actors are started again (`endings.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import msgspec
 from envbus.actors.protocol import Rebuild, Reset
 from envbus.bus.errors import EnvbusError, RestartLimitError
 from envbus.bus.messages import Request, Tree
+from envbus.runner.actor import Actor
 from envbus.runner.fault_log import FaultLog
 from envbus.runner.faults import EnvError, Fault, FaultCause
-from envbus.runner.fleet import Actor, Fleet
+from envbus.runner.fleet import Fleet
 from envbus.runner.lockstep import Lockstep, Loss, Round
 from envbus.runner.recovery import Lives, Recovery
 from envbus.runner.vector_results import Infos, VectorResults

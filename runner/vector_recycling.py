@@ -17,8 +17,9 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from envbus.actors.protocol import Reset
+from envbus.runner.actor import Actor, ActorState
 from envbus.runner.fault_log import FaultLog
-from envbus.runner.fleet import Actor, ActorState, Fleet
+from envbus.runner.fleet import Fleet
 from envbus.runner.recycling import Recycling
 from envbus.runner.vector_faults import NewLife, VectorFaults
 from envbus.runner.vector_results import Infos, VectorResults

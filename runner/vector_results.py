@@ -9,7 +9,7 @@ import gymnasium
 
 from envbus.actors.blocks import Blocks
 from envbus.actors.protocol import Rebuild, Reset, StepResult
-from envbus.runner.fleet import Actor
+from envbus.runner.actor import Actor
 from envbus.runner.lockstep import Round
 from envbus.runner.observations import ObservationStore
 

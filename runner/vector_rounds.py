@@ -17,8 +17,9 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 
 from envbus.bus.errors import EnvbusError
 from envbus.bus.messages import Request
+from envbus.runner.actor import Actor
 from envbus.runner.faults import EnvError, as_cause, raise_env_errors, to_exception
-from envbus.runner.fleet import Actor, Fleet
+from envbus.runner.fleet import Fleet
 from envbus.runner.lockstep import Encoded, Lockstep, Round
 
 __all__ = ["Pending", "VectorRounds", "errors_of", "raise_errors_once"]

@@ -1,0 +1,224 @@
+"""How an actor comes up: its process, its hello, its envs built, its rows mapped, ready.
+
+Leaves out how processes are started (`links.py`), and the end of those that do not come up
+(`endings.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+from typing import Any
+
+import gymnasium
+import msgspec
+from gymnasium.vector import AutoresetMode
+
+from envbus.actors import env_source, spaces
+from envbus.actors.blocks import BlockLayout, Blocks
+from envbus.actors.protocol import Build, Built, Making, MapBlocks, Mapped
+from envbus.actors.remote import REMOTE_SERVICE
+from envbus.bus.arena import Arena
+from envbus.bus.broker import failure_to_error
+from envbus.bus.broker_vocabulary import Notify, PeerReady
+from envbus.bus.codec import decode
+from envbus.bus.errors import DecodeError, EncodeError, StartError
+from envbus.bus.messages import FailureCode, Tree
+from envbus.runner.actor import Actor, ActorState
+from envbus.runner.config import FleetConfig
+from envbus.runner.faults import to_exception
+from envbus.runner.links import Links
+from envbus.runner.news import Answer, Gone, Lost, News
+from envbus.runner.requests import Requests
+
+__all__ = ["Building", "Stage", "raise_if_failed"]
+
+logger = logging.getLogger("envbus.runner.fleet")
+
+
+class Stage(enum.Enum):
+    """Tags of the requests by which actors come up."""
+
+    BUILD = "build"
+    MAP = "map"
+
+
+class Building:
+    """Has the envs of actors built and their rows mapped, at the first start and at each later.
+
+    At the first start, until `lay_out`, what fails is raised or left to the caller; later it is
+    logged and ends the actor.
+
+    Args:
+        links: Where the actors are.
+        requests: By which they are asked.
+        config: How long they have, and whether they share memory.
+        autoreset_mode: What all actors do at the end of an episode.
+    """
+
+    def __init__(
+        self, links: Links, requests: Requests, config: FleetConfig, autoreset_mode: AutoresetMode
+    ) -> None:
+        self._links = links
+        self._requests = requests
+        self._config = config
+        self._autoreset_mode = autoreset_mode
+        self._specs = env_source.local_registry()
+        self._arena: Arena | None = None
+        #: Where the rows of env 0 are; None until the first start is over.
+        self._map: MapBlocks | None = None
+
+    def start(self, actor: Actor) -> None:
+        """Start an actor, or wait for a remote one; all that follows comes by what it sends.
+
+        Raises:
+            StartError: There is no process or no memory for it.
+        """
+        self._links.launch(actor)
+        if actor.remote:
+            self._employ()
+
+    def on_hello(self, outcome: PeerReady) -> None:
+        """A peer is there: have its envs built, or keep it for when it is needed."""
+        actor = self._links.actor_of(outcome.peer)
+        if actor is not None:
+            self._build(actor)
+        elif REMOTE_SERVICE in outcome.hello.services:
+            self._links.join(outcome.peer, outcome.hello.name)
+            self._employ()
+
+    def on_notice(self, outcome: Notify) -> None:
+        """An actor says which of its envs it is making."""
+        actor = self._links.actor_of(outcome.peer)
+        if actor is not None and outcome.header.payload_type == Making.__name__:
+            with contextlib.suppress(DecodeError):  # it is for people only
+                actor.making = decode(Making, outcome.frames).source
+
+    def on_reply(self, answer: Answer) -> bool:
+        """An actor has done what it was asked; return whether it is READY with that."""
+        if isinstance(answer.reply, Built):
+            self._on_built(answer.actor, answer.reply)
+        elif isinstance(answer.reply, Mapped):
+            answer.actor.state = ActorState.READY
+            return True
+        return False
+
+    def on_lost(self, lost: Lost) -> bool:
+        """A request by which an actor comes up failed; return whether that is seen to.
+
+        If not, it is for the caller, whose first start has failed.
+        """
+        if self._map is None:
+            return False
+        logger.error("%s did not come up: %s", lost.actor.describe(), lost.failed.message)
+        self._links.kill(lost.actor)
+        return True
+
+    def lay_out(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        num_envs: int,
+    ) -> Blocks:
+        """Make the arrays for all envs, and have them mapped by each actor from now on.
+
+        Raises:
+            StartError: There is not enough shared memory.
+        """
+        layout = BlockLayout.of(observation_space, action_space, num_envs)
+        if self._config.shared_memory:
+            self._arena = Arena.create(layout.size)
+            blocks = layout.views(self._arena.buffer)
+        else:
+            blocks = layout.views(bytearray(layout.size))
+        self._map = MapBlocks(
+            observation_space=Tree(spaces.to_plain(observation_space)),
+            action_space=Tree(spaces.to_plain(action_space)),
+            num_envs=num_envs,
+            first_row=0,
+        )
+        return blocks
+
+    def map(self, actor: Actor) -> None:
+        """Have an actor whose envs are built map its rows."""
+        assert self._map is not None
+        request = msgspec.structs.replace(self._map, first_row=actor.env_ids.start)
+        if self._arena is not None and actor.child is not None:
+            number = actor.child.pipe.next_number()
+            actor.child.pipe.send_fd(number, self._arena.fd)
+            request = msgspec.structs.replace(request, parcel=number)
+        timeout = self._config.timeouts.start
+        self._requests.ask(actor, request, timeout=timeout, tag=Stage.MAP)
+
+    def close(self) -> None:
+        """Let go of the shared memory."""
+        if self._arena is not None:
+            self._arena.close()
+
+    def _employ(self) -> None:
+        """Give remote actors that have joined to those that wait for one."""
+        while (actor := self._links.engage()) is not None:
+            self._build(actor)
+
+    def _build(self, actor: Actor) -> None:
+        actor.state = ActorState.BUILDING
+        actor.making = -1
+        build = Build(
+            sources=Tree(actor.sources),
+            autoreset_mode=self._autoreset_mode.value,
+            first_env_id=actor.env_ids.start,
+            specs=Tree(self._specs) if self._specs and not actor.remote else None,
+        )
+        timeout = self._config.timeouts.start
+        try:
+            self._requests.ask(actor, build, timeout=timeout, tag=Stage.BUILD)
+        except EncodeError:
+            _raise_for_unsendable(actor, build)
+            raise
+
+    def _on_built(self, actor: Actor, built: Built) -> None:
+        actor.making = -1
+        if built.errors:
+            if self._map is None:
+                _raise_build_error(actor, built)
+            logger.error("%s: %s", actor.describe(), built.errors[0].traceback)
+            self._links.kill(actor)
+            return
+        actor.built = built
+        actor.counts = built.counts
+        actor.state = ActorState.BUILT
+        if self._map is not None:
+            self.map(actor)
+
+
+def raise_if_failed(news: News) -> None:
+    """Raise for what keeps an actor from its first start."""
+    if isinstance(news, Gone):
+        raise StartError(f"while starting, {news.reason}")
+    # What a process held when it ended is told before its end, which says more.
+    if isinstance(news, Lost) and news.failed.code is not FailureCode.PEER_LOST:
+        raise failure_to_error(news.failed, 0)
+
+
+def _raise_for_unsendable(actor: Actor, build: Build) -> None:
+    """Raise for the first source of an actor that cannot be sent, and say which it is."""
+    assert actor.codec is not None
+    for number, source in enumerate(actor.sources, actor.first_source):
+        try:
+            actor.codec.encode(msgspec.structs.replace(build, sources=Tree(source), specs=None))
+        except EncodeError as exc:
+            raise EncodeError(f"env {number} cannot be sent to its actor: {exc}") from exc
+
+
+def _raise_build_error(actor: Actor, built: Built) -> None:
+    error = built.errors[0]
+    env_error, original = to_exception(
+        error,
+        env_id=actor.env_ids.start + error.slot,
+        actor=actor.name,
+        incarnation=actor.incarnation,
+    )
+    if original is not None:
+        raise original from env_error
+    raise env_error

@@ -1,0 +1,248 @@
+"""What ends actors, and what follows: restarts, recycling, memory limits, reports of hangs.
+
+Leaves out how a process is started and killed (`links.py`). When an actor is started again is
+decided by `bus/supervision.py`, whose turn it is to be recycled by `recycling.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from envbus.bus.errors import StartError
+from envbus.bus.messages import Failed, FailureCode
+from envbus.bus.process import Child, ExitStatus
+from envbus.bus.restart import Exit
+from envbus.bus.supervision import (
+    ChildExited,
+    ChildReady,
+    StartChild,
+    Supervision,
+    SupervisionEffect,
+    SupervisionTick,
+)
+from envbus.runner.actor import Actor, ActorState
+from envbus.runner.building import Building
+from envbus.runner.config import FleetConfig
+from envbus.runner.faults import FaultCause
+from envbus.runner.hangs import StackReports
+from envbus.runner.links import Links
+from envbus.runner.memory import MemoryWatch
+from envbus.runner.news import Gone, Lost, News, Ready
+from envbus.runner.recycling import Recycling
+
+__all__ = ["Endings", "why_it_ended"]
+
+logger = logging.getLogger("envbus.runner.fleet")
+
+
+class Endings:
+    """Watches the actors of one fleet, and starts those again that ended.
+
+    Args:
+        actors: All of the fleet.
+        links: Where they are.
+        building: Starts an actor again.
+        config: The rules by which they are watched.
+        news: Where ends and fresh starts are told.
+
+    Attributes:
+        recycling: Whose turn it is to be exchanged for a fresh one; None: never anybody's.
+        restarts: Actor processes started again after they ended.
+        recycled: Actor processes that were exchanged while they worked.
+    """
+
+    def __init__(
+        self,
+        actors: Sequence[Actor],
+        links: Links,
+        building: Building,
+        config: FleetConfig,
+        news: list[News],
+    ) -> None:
+        self._actors = actors
+        self._links = links
+        self._building = building
+        self._config = config
+        self._news = news
+        self._supervision: Supervision | None = None
+        if config.restart is not None:
+            self._supervision = Supervision(random.random)
+            for actor in actors:
+                self._supervision.add(actor.name, config.restart)
+        self.recycling = None if config.recycle is None else Recycling(config.recycle, len(actors))
+        #: An actor that was asked to leave, and when it is killed for not doing so.
+        self._leaving: Actor | None = None
+        self._leave_by = math.inf
+        weighs = self.recycling is not None and self.recycling.weighs
+        self._memory = MemoryWatch() if weighs or config.memory_limit_mb is not None else None
+        self._stacks = StackReports(links.nursery)
+        #: Ends of children that are not acted upon yet.
+        self._exits: list[tuple[Child, ExitStatus]] = []
+        self.restarts = 0
+        self.recycled = 0
+
+    def until_due(self, timeout: float) -> float:
+        """Return how many of `timeout` seconds may be waited before something is due here."""
+        if self._supervision is not None:
+            wake_at = self._supervision.wake_at()
+            if wake_at is not None:
+                timeout = min(timeout, max(wake_at - time.monotonic(), 0.0))
+        if self._leaving is not None:
+            timeout = min(timeout, max(self._leave_by - time.monotonic(), 0.0))
+        if self._memory is not None:
+            timeout = min(timeout, max(self._memory.look_at - time.monotonic(), 0.0))
+        return timeout
+
+    # --- what happened -----------------------------------------------------------------------
+
+    def on_ready(self, actor: Actor) -> None:
+        """An actor has become READY."""
+        if self.recycling is not None and not actor.remote:
+            self.recycling.begin(actor.index, time.monotonic())
+        if self._supervision is not None:
+            self._supervision.handle(ChildReady(actor.name, actor.incarnation), time.monotonic())
+        if actor.incarnation > 0:
+            logger.info("%s runs again", actor.describe())
+            self._news.append(Ready(actor))
+
+    def take_exits(self) -> list[tuple[Child, ExitStatus]]:
+        """Return the children that have ended since the last call."""
+        exits, self._exits = [*self._exits, *self._links.nursery.exits()], []
+        return exits
+
+    def on_exit(self, actor: Actor, reason: str, status: ExitStatus, now: float) -> None:
+        """A process has ended and all that it sent was taken: start it again, or tell."""
+        if actor is self._leaving:
+            self._renew(actor)
+        else:
+            self.on_end(actor, reason, status.report(), now)
+
+    def on_end(self, actor: Actor, reason: str, detail: str, now: float) -> None:
+        """An actor is gone and all that it held was told: start it again, or tell."""
+        actor.state = ActorState.DOWN if self._supervision is not None else ActorState.LOST
+        if self.recycling is not None:
+            self.recycling.end(actor.index)
+        gone = Gone(actor, reason, actor.cause, actor.incarnation)
+        self._news.append(gone)
+        if self._supervision is not None:
+            logger.warning("%s", reason)
+            exited = ChildExited(actor.name, actor.incarnation, Exit.CRASH, detail)
+            self._perform(self._supervision.handle(exited, now))
+            if actor.state is ActorState.LOST:  # told once, with the number of restarts
+                self._news.remove(gone)
+
+    def tick(self, now: float) -> None:
+        """Do what is due: kill who does not leave, start again who has paused."""
+        if self._leaving is not None and now >= self._leave_by:
+            logger.warning(
+                "%s did not leave in %.3g s, to be recycled, and was killed",
+                self._leaving.describe(),
+                self._config.timeouts.close,
+            )
+            self._leave_by = math.inf
+            if self._leaving.child is not None:
+                self._links.nursery.kill(self._leaving.child)
+        if self._supervision is not None and self._supervision.wake_at() is not None:
+            self._perform(self._supervision.handle(SupervisionTick(), now))
+
+    def look_at_memory(self, now: float) -> None:
+        """Kill who uses too much memory, where that is watched and a look is due."""
+        if self._memory is None or now < self._memory.look_at:
+            return
+        limit = self._config.memory_limit_mb
+        for actor, used in self._memory.look(self._actors):
+            if limit is not None and used > limit:
+                reason = f"it used {used:.0f} MiB of memory, and memory_limit_mb is {limit:g}"
+                self._links.kill(actor, FaultCause.MEMORY, reason)
+            elif self.recycling is not None:
+                self.recycling.weigh(actor.index, used)
+
+    def recycle(self, actor: Actor) -> None:
+        """Ask an actor that works to leave; a fresh one follows."""
+        assert actor.state is ActorState.READY
+        assert self.recycling is not None
+        assert self._leaving is None
+        self.recycling.leave(actor.index)
+        actor.state = ActorState.LEAVING
+        self._leaving = actor
+        self._leave_by = time.monotonic() + self._config.timeouts.close
+        self._links.broker.shut_down(actor.identity)
+
+    # --- what to say of it -------------------------------------------------------------------
+
+    def stacks(self, actors: Sequence[Actor]) -> list[str]:
+        """Return what the threads of actors are doing that do not answer; takes 0.3 s at most."""
+        return self._stacks.of(actors)
+
+    def explain(self, late: Sequence[Lost]) -> list[Lost]:
+        """Return requests that have passed their deadlines, saying where their actors are."""
+        # One that ended while the driver was away was not late.
+        self._exits += self._links.nursery.exits()
+        ended, hanging = [], []
+        for lost in late:
+            actor = lost.actor
+            if actor.child is None or actor.child.exit_status is None:
+                hanging.append(lost)
+            else:
+                reason = f"{actor.describe()} ended: {actor.child.exit_status.report()}"
+                ended.append(_told(lost, Failed(code=FailureCode.PEER_LOST, message=reason)))
+        texts = self.stacks([lost.actor for lost in hanging])
+        for lost, text in zip(hanging, texts, strict=True):
+            message = f"{lost.failed.message}\n{text}"
+            ended.append(_told(lost, msgspec.structs.replace(lost.failed, message=message)))
+        return ended
+
+    # --- starting again ----------------------------------------------------------------------
+
+    def _perform(self, effects: Sequence[SupervisionEffect]) -> None:
+        for effect in effects:
+            actor = next(actor for actor in self._actors if actor.name == effect.name)
+            if isinstance(effect, StartChild):
+                actor.incarnation = effect.incarnation
+                self.restarts += 1
+                self._start_again(actor)
+            else:
+                actor.state = ActorState.LOST
+                reason = (
+                    f"{actor.describe()} failed again after {effect.restarts} restarts: "
+                    f"{effect.cause}"
+                )
+                logger.error("%s; giving up on it", reason)
+                self._news.append(Gone(actor, reason, actor.cause, actor.incarnation))
+
+    def _renew(self, actor: Actor) -> None:
+        """An actor left as it was asked to: start it again."""
+        logger.info("%s left, to be recycled", actor.describe())
+        self._leaving, self._leave_by = None, math.inf
+        self.recycled += 1
+        if self._supervision is not None:
+            actor.incarnation = self._supervision.renew(actor.name)
+        else:
+            actor.incarnation += 1
+        self._start_again(actor)
+
+    def _start_again(self, actor: Actor) -> None:
+        try:
+            self._building.start(actor)
+        except StartError as exc:  # no process, no memory: another failure of this actor
+            actor.child = None
+            self._links.broker.peer_gone(actor.identity, str(exc))
+            reason = f"{actor.name} was not started again: {exc}"
+            self.on_end(actor, reason, str(exc), time.monotonic())
+
+
+def why_it_ended(actor: Actor, status: ExitStatus) -> str:
+    """Return for people why an actor's process has ended: by our decision, or how else."""
+    if actor.doom is not None and actor.doom[1]:
+        return f"{actor.describe()} was killed: {actor.doom[1]}"
+    return f"{actor.describe()} ended: {status.report()}"
+
+
+def _told(lost: Lost, failed: Failed) -> Lost:
+    return Lost(lost.actor, lost.tag, failed, lost.actor.cause)

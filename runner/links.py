@@ -1,0 +1,234 @@
+"""What a fleet has its actors by: a nursery of processes, a broker, and who is who on the bus.
+
+Leaves out what is asked of actors (`requests.py`, `building.py`) and what follows from an actor's
+end (`endings.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from envbus.actors.host import BOOTSTRAP_PARCEL, ENTRY, HOST_MODULE, LANE_PARCELS, Bootstrap
+from envbus.bus.broker import Broker
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig
+from envbus.bus.keys import BrokerKeys
+from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
+from envbus.bus.pipe_codec import PipeCodec
+from envbus.bus.process import Nursery
+from envbus.bus.serve import PlainCodec
+from envbus.bus.transport import RouterTransport
+from envbus.bus.zmq_transport import ZmqRouter
+from envbus.runner.actor import Actor, ActorState
+from envbus.runner.config import FleetConfig, choose_start_method
+from envbus.runner.faults import FaultCause
+
+__all__ = ["Links", "usable_cores"]
+
+logger = logging.getLogger("envbus.runner.fleet")
+
+#: Requests that one actor may have in flight: one per slot in the pool, and some for calls.
+_IN_FLIGHT_PER_ACTOR = 4096
+
+
+class Links:
+    """Starts the processes of actors, knows their peers, and ends them.
+
+    Args:
+        actors: All of the fleet.
+        config: How they are started and reached.
+
+    Attributes:
+        nursery: The processes of the actors on this host.
+        broker: What all actors are asked through.
+
+    Raises:
+        ConfigError: The endpoints cannot be bound as they are guarded.
+        TransportError: They cannot be bound at all.
+    """
+
+    def __init__(self, actors: Sequence[Actor], config: FleetConfig) -> None:
+        self._actors = actors
+        self._method = choose_start_method(config.context)
+        self._num_local = len(actors) - config.remote_actors
+        self._by_identity: dict[bytes, Actor] = {}
+        #: Remote actors that joined and have no envs: routing id and name.
+        self._spares: dict[bytes, str] = {}
+        self._directory = Path(tempfile.mkdtemp(prefix="envbus-"))  # mode 0700
+        self._ipc_endpoint = f"ipc://{self._directory}/bus"
+        #: Carries the messages of local actors; None: ROUTER and DEALER do.
+        self._lanes: LaneRouter | None = None
+        try:
+            router = self._make_router(config)
+        except BaseException:
+            shutil.rmtree(self._directory)
+            raise
+        try:
+            self.nursery = Nursery((HOST_MODULE, *config.preload), directory=self._directory)
+        except BaseException:
+            router.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+        limits = BrokerConfig(
+            max_in_flight_per_peer=_IN_FLIGHT_PER_ACTOR,
+            max_heartbeat=MAX_HEARTBEAT if config.bind else math.inf,
+        )
+        self.broker = Broker(router, BrokerCore(limits))
+        self.broker.watch(self.nursery.fileno())
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """What remote actors join at; a `*` port is replaced by the real one."""
+        return tuple(e for e in self.broker.endpoints if e != self._ipc_endpoint)
+
+    def launch(self, actor: Actor) -> None:
+        """Start an actor's process; its hello comes through the broker.
+
+        A remote actor is not started: it waits for one that joins (`join`, `engage`).
+
+        Raises:
+            StartError: There is no process or no memory for it.
+        """
+        actor.state = ActorState.STARTING
+        actor.abandoned = 0
+        actor.doom = None
+        if actor.remote:
+            actor.identity, actor.peer_name = b"", ""
+            return
+        actor.identity = f"{actor.name}.{actor.incarnation}.{secrets.token_hex(4)}".encode()
+        self.broker.expect(actor.identity, actor.name, actor.incarnation)
+        if actor.child is not None:
+            actor.child.pipe.close()  # all that it sent was taken
+        actor.child = self.nursery.start(actor.name, ENTRY, method=self._method)
+        actor.codec = PipeCodec(actor.child.pipe, writable=True)
+        self._by_identity[actor.identity] = actor
+        bootstrap = Bootstrap(
+            endpoint="" if self._lanes is not None else self._ipc_endpoint,
+            identity=actor.identity,
+            name=actor.name,
+            incarnation=actor.incarnation,
+            # One who spins per core, and the runner is one.
+            spin=self._num_local <= usable_cores() and actor.index < usable_cores() - 1,
+            capacity=_IN_FLIGHT_PER_ACTOR,
+            authkey=bytes(multiprocessing.current_process().authkey),
+        )
+        number = actor.child.pipe.next_number()
+        assert number == BOOTSTRAP_PARCEL
+        actor.child.pipe.send_bytes(number, msgspec.msgpack.encode(bootstrap))
+        if self._lanes is not None:
+            ours, theirs = LaneEnd.pair()
+            for number, fd in zip(LANE_PARCELS, theirs.fds(), strict=True):
+                assert number == actor.child.pipe.next_number()
+                actor.child.pipe.send_fd(number, fd)
+            theirs.close()
+            self._lanes.add_lane(actor.identity, ours)
+
+    # --- who is who --------------------------------------------------------------------------
+
+    def actor_of(self, peer: bytes) -> Actor | None:
+        """Return which actor a peer is, or None: a spare, or one that is gone."""
+        return self._by_identity.get(peer)
+
+    def join(self, peer: bytes, name: str) -> None:
+        """Keep a remote actor that said hello until `engage` takes it."""
+        logger.info("remote actor %s joined", name)
+        self._spares[peer] = name
+
+    def engage(self) -> Actor | None:
+        """Give a remote actor that has joined to one that waits for it; None: there is no pair."""
+        if not self._spares:
+            return None
+        for actor in self._actors:
+            if actor.remote and actor.state is ActorState.STARTING and not actor.identity:
+                actor.identity, actor.peer_name = self._spares.popitem()
+                actor.codec = PlainCodec(writable=True)
+                self._by_identity[actor.identity] = actor
+                return actor
+        return None
+
+    def leave(self, peer: bytes) -> Actor | None:
+        """Forget a peer that left; return the remote actor that it was, if any.
+
+        An own child's end is told by the exit of its process.
+        """
+        self._spares.pop(peer, None)
+        actor = self._by_identity.get(peer)
+        if actor is None or not actor.remote:
+            return None
+        del self._by_identity[peer]
+        return actor
+
+    # --- end ---------------------------------------------------------------------------------
+
+    def kill(self, actor: Actor, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
+        """Kill an actor's process tree; its end follows, with `cause` and `reason`."""
+        if actor.doom is None:
+            actor.doom = (cause, reason)
+        if actor.state is not ActorState.LOST:
+            actor.state = ActorState.DOWN
+        if actor.remote and actor.identity:  # out of reach: it is left to itself
+            self.broker.peer_gone(actor.identity, reason or "it is given up")
+        if actor.child is not None:
+            self.nursery.kill(actor.child)
+
+    def end(self, actor: Actor) -> None:
+        """Treat an actor that cannot be reached as ended, and see to it that it is."""
+        if actor.state not in (ActorState.DOWN, ActorState.LOST):
+            self.kill(actor)
+
+    def cut(self, actor: Actor, reason: str) -> None:
+        """Fail all that an actor holds whose process has ended."""
+        self._by_identity.pop(actor.identity, None)
+        self.broker.peer_gone(actor.identity, reason)
+
+    def drop_lane(self, actor: Actor) -> None:
+        """Let go of the socket of an actor that has ended, once all that it sent was taken."""
+        if self._lanes is not None:
+            self._lanes.drop_lane(actor.identity)
+
+    def close(self, allowed: float, *, terminate: bool) -> None:
+        """Ask all actors to leave within `allowed` seconds and kill the others, or kill all."""
+        try:
+            if not terminate:
+                for actor in self._actors:
+                    if actor.state is ActorState.STARTING and actor.child is not None:
+                        self.nursery.kill(actor.child)  # it has no envs, and does not listen yet
+                    elif actor.identity and actor.state is not ActorState.DOWN:
+                        self.broker.shut_down(actor.identity)
+            for child in self.nursery.close(allowed):
+                if not terminate:
+                    logger.warning("%s did not leave in %.3g s and was killed", child.name, allowed)
+        finally:  # also after Ctrl-C
+            for actor in self._actors:
+                if actor.child is not None:
+                    actor.child.pipe.close()
+            self.broker.close()
+
+    def _make_router(self, config: FleetConfig) -> RouterTransport:
+        with_lanes = config.lanes and LANES_EXIST
+        private = [] if with_lanes else [self._ipc_endpoint]
+        router = None
+        if private or config.bind:
+            keys = BrokerKeys.load(config.keys, config.allow)
+            router = ZmqRouter(config.bind, private=private, keys=keys, insecure=config.insecure)
+        if with_lanes or router is None:
+            self._lanes = LaneRouter(router, spin=self._num_local <= usable_cores() > 1)
+            return self._lanes
+        return router
+
+
+def usable_cores() -> int:
+    """Return how many CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,99 @@
+"""Requests to actors that are in flight, and which end each of them had.
+
+Leaves out what replies mean, and who waits for them (`fleet.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envbus.bus.broker import NO_DEADLINE
+from envbus.bus.broker_vocabulary import Complete, FailLocal
+from envbus.bus.errors import DecodeError, NoPeerError, TransportError
+from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
+from envbus.bus.transport import Frames
+from envbus.runner.actor import Actor
+from envbus.runner.links import Links
+from envbus.runner.news import Answer, Lost
+
+__all__ = ["Requests"]
+
+
+class Requests:
+    """The requests of one fleet. Each that was asked and not cancelled ends once.
+
+    Args:
+        links: Where the actors are.
+    """
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._broker = links.broker
+        #: By request id: who was asked, and the caller's tag.
+        self._calls: dict[int, tuple[Actor, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def ask(
+        self, actor: Actor, request: Request[Any], *, timeout: float | None, tag: object
+    ) -> int:
+        """Encode and send a request; return its id.
+
+        Raises:
+            EncodeError: Something in it cannot be sent; nothing was.
+            NoPeerError: The actor is not running.
+        """
+        assert actor.codec is not None
+        frames = actor.codec.encode(request)
+        return self.ask_encoded(actor, frames, type(request).__name__, timeout=timeout, tag=tag)
+
+    def ask_encoded(
+        self, actor: Actor, frames: Frames, name: str, *, timeout: float | None, tag: object
+    ) -> int:
+        """Send a request that was encoded before; as `ask` else."""
+        try:
+            request_id = self._broker.ask(
+                actor.identity, name, frames, timeout=NO_DEADLINE if timeout is None else timeout
+            )
+        except NoPeerError:
+            self._links.end(actor)
+            raise
+        self._calls[request_id] = (actor, tag)
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request; its reply will be dropped."""
+        call = self._calls.pop(request_id, None)
+        if call is not None:
+            call[0].abandoned = request_id
+            self._broker.cancel(request_id)
+
+    def on_reply(self, outcome: Complete) -> Answer | Lost | None:
+        """Return how a request ended; None: it was cancelled."""
+        call = self._calls.pop(outcome.wire_id, None)
+        if call is None:
+            return None
+        actor, tag = call
+        if actor.abandoned < outcome.wire_id:
+            actor.abandoned = 0
+        assert actor.codec is not None
+        reply_type = Payload.registry.get(outcome.header.payload_type, Reply)
+        try:
+            return Answer(actor, tag, actor.codec.decode(reply_type, outcome.frames))
+        except (DecodeError, TransportError) as exc:
+            # E.g. an object whose class cannot be imported here; other requests' ends follow.
+            failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {exc}")
+            return Lost(actor, tag, failed, actor.cause)
+
+    def on_failure(self, outcome: FailLocal) -> Lost | None:
+        """Return how a request failed; None: it was cancelled."""
+        call = self._calls.pop(outcome.wire_id, None)
+        if call is None:
+            return None
+        actor, tag = call
+        if outcome.failed.code is FailureCode.PEER_LOST:
+            self._links.end(actor)
+        elif outcome.failed.code is FailureCode.TIMEOUT:
+            actor.abandoned = outcome.wire_id
+        return Lost(actor, tag, outcome.failed, actor.cause)

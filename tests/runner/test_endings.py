@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from envbus.bus.errors import StartError
+from envbus.bus.messages import Failed, FailureCode
+from envbus.bus.process import ExitStatus
+from envbus.bus.restart import RestartPolicy
+from envbus.runner.actor import Actor, ActorState, share_out
+from envbus.runner.config import FleetConfig
+from envbus.runner.endings import Endings
+from envbus.runner.faults import FaultCause
+from envbus.runner.news import Gone, Lost, News, Ready
+from envbus.runner.recycling import RecycleAfter
+
+KILLED = ExitStatus(signal=9)
+ONCE = RestartPolicy(max_restarts=1, window=60.0, jitter=0.0)
+
+
+class Process:
+    """A child that has ended, or runs."""
+
+    def __init__(self, exit_status: ExitStatus | None) -> None:
+        self.pid = 7
+        self.exit_status = exit_status
+
+
+class Machine:
+    """Links, nursery, broker and building in one: notes what it is told to do."""
+
+    def __init__(self) -> None:
+        self.nursery = self.broker = self
+        self.children: Sequence[Any] = ()
+        self.ended: list[tuple[Any, ExitStatus]] = []
+        self.did: list[tuple[str, object]] = []
+        self.is_full = False
+
+    def exits(self) -> list[tuple[Any, ExitStatus]]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def kill(self, child: object) -> None:
+        self.did.append(("kill", child))
+
+    def shut_down(self, identity: bytes) -> None:
+        self.did.append(("shut down", identity))
+
+    def peer_gone(self, identity: bytes, reason: str) -> None:
+        self.did.append(("gone", reason))
+
+    def start(self, actor: Actor) -> None:
+        if self.is_full:
+            raise StartError("no memory")
+        self.did.append(("start", actor.incarnation))
+        actor.state = ActorState.STARTING
+
+
+class Scene:
+    def __init__(self, **config: Any) -> None:
+        self.machine: Any = Machine()
+        self.news: list[News] = []
+        self.actors = share_out(["a", "b"], 2, remote=0, shared=True)
+        self.endings = Endings(
+            self.actors, self.machine, self.machine, FleetConfig(**config), self.news
+        )
+        self.actor = self.actors[0]
+        for actor in self.actors:
+            actor.state = ActorState.READY
+            self.endings.on_ready(actor)
+
+    def end(self, reason: str) -> None:
+        self.endings.on_exit(self.actor, reason, KILLED, 0.0)
+
+
+def test_without_restart_an_actor_that_ends_is_lost_and_told_once() -> None:
+    scene = Scene()
+    scene.end("it died")
+    assert scene.actor.state is ActorState.LOST
+    assert scene.news == [Gone(scene.actor, "it died", FaultCause.CRASH, 0)]
+    assert not scene.machine.did
+
+
+def test_with_restart_it_starts_again_and_is_told_when_it_runs() -> None:
+    scene = Scene(restart=ONCE)
+    scene.end("it died")
+    assert scene.machine.did == [("start", 1)]
+    assert scene.news == [Gone(scene.actor, "it died", FaultCause.CRASH, 0)]
+    scene.actor.state = ActorState.READY
+    scene.endings.on_ready(scene.actor)
+    assert scene.news[1:] == [Ready(scene.actor)]
+    assert scene.endings.restarts == 1
+
+
+def test_its_last_end_is_told_once_with_the_number_of_restarts() -> None:
+    scene = Scene(restart=ONCE)
+    scene.end("it died")
+    scene.news.clear()
+    scene.end("it died")
+    assert scene.actor.state is ActorState.LOST
+    [gone] = scene.news
+    assert isinstance(gone, Gone)
+    assert "failed again after 1 restarts" in gone.reason
+
+
+def test_a_start_that_fails_counts_as_an_end() -> None:
+    scene = Scene(restart=ONCE)
+    scene.machine.is_full = True
+    scene.end("it died")
+    assert scene.actor.state is ActorState.LOST
+    assert scene.actor.child is None
+    [gone] = scene.news
+    assert isinstance(gone, Gone)
+    assert "no memory" in gone.reason
+
+
+def test_a_recycled_actor_is_no_news_until_the_fresh_one_runs() -> None:
+    scene = Scene(recycle=RecycleAfter(episodes=1))
+    assert scene.endings.recycling is not None
+    scene.endings.recycling.count(0, 1, 1)
+    assert scene.endings.recycling.turn(math.inf) == 0
+    scene.endings.recycle(scene.actor)
+    assert scene.machine.did == [("shut down", b"")]
+    assert scene.actor.state is ActorState.LEAVING
+    scene.end("it left")
+    assert scene.news == []
+    assert scene.machine.did[1:] == [("start", 1)]
+    assert (scene.endings.recycled, scene.endings.restarts) == (1, 0)
+    scene.endings.on_ready(scene.actor)
+    assert scene.news == [Ready(scene.actor)]
+
+
+def test_one_that_does_not_leave_is_killed_once() -> None:
+    scene = Scene(recycle=RecycleAfter(episodes=1))
+    child: Any = Process(None)
+    scene.actor.child = child
+    assert scene.endings.recycling is not None
+    scene.endings.recycling.count(0, 1, 1)
+    scene.endings.recycling.turn(math.inf)
+    scene.endings.recycle(scene.actor)
+    assert 0.0 < scene.endings.until_due(3600.0) <= FleetConfig().timeouts.close
+    scene.endings.tick(0.0)
+    assert ("kill", child) not in scene.machine.did
+    scene.endings.tick(1e12)
+    scene.endings.tick(1e12)
+    assert scene.machine.did.count(("kill", child)) == 1
+
+
+@pytest.mark.parametrize("timeout", [0.0, 1.5, 3600.0])
+def test_nothing_is_due_where_nothing_is_watched(timeout: float) -> None:
+    assert Scene().endings.until_due(timeout) == timeout
+
+
+def test_who_ended_while_the_driver_was_away_was_not_late() -> None:
+    scene = Scene()
+    child: Any = Process(KILLED)
+    scene.actor.child = child
+    scene.machine.ended = [(child, KILLED)]
+    late = Failed(code=FailureCode.TIMEOUT, message="late")
+    told = scene.endings.explain(
+        [Lost(scene.actors[1], "slow", late), Lost(scene.actor, "dead", late)]
+    )
+    assert [lost.tag for lost in told] == ["dead", "slow"]
+    assert [lost.failed.code for lost in told] == [FailureCode.PEER_LOST, FailureCode.TIMEOUT]
+    assert "signal SIGKILL" in told[0].failed.message
+    assert told[1].failed.message.startswith("late\nNo stack of actor-1")
+    assert scene.endings.take_exits() == [(child, KILLED)]
+    assert scene.endings.take_exits() == []
