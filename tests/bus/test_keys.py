@@ -48,7 +48,7 @@ def test_a_name_is_that_of_a_file_in_the_folder(tmp_path: Path, name: str) -> No
 
 def test_a_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="no keys can be made in .*file"):
+    with pytest.raises(ConfigError, match=r"no keys can be made in .*file"):
         new_keys(tmp_path / "file", "a")
 
 
@@ -71,7 +71,7 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
 
 def test_files_that_hold_no_key_are_named_and_not_shown(tmp_path: Path) -> None:
     public, secret = new_keys(tmp_path, "a")
-    with pytest.raises(ConfigError, match="a.key holds no secret key; give the file NAME.key_s"):
+    with pytest.raises(ConfigError, match=r"a\.key holds no secret key; give the file NAME\.key_s"):
         load_keys(public)
     with pytest.raises(ConfigError, match="nowhere"):
         load_public_key(tmp_path / "nowhere")

@@ -161,7 +161,9 @@ def test_a_worker_is_told_too(ring: KeyRing) -> None:
 def test_keys_for_a_broker_that_has_none_are_told(ring: KeyRing) -> None:
     with (
         RunningBroker() as broker,
-        pytest.raises(RequestTimeoutError, match=r"authentication failed: .*the broker has no keys"),
+        pytest.raises(
+            RequestTimeoutError, match=r"authentication failed: .*the broker has no keys"
+        ),
     ):
         Client(broker.endpoint, timeout=SHORT, keys=ring.client_secret, server_key=ring.server)
 
