@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from envbus.bus.broker import NO_DEADLINE
 from envbus.bus.broker_vocabulary import Complete, FailLocal
 from envbus.bus.errors import DecodeError, NoPeerError, TransportError
@@ -92,8 +94,12 @@ class Requests:
         if call is None:
             return None
         actor, tag = call
-        if outcome.failed.code is FailureCode.PEER_LOST:
+        failed = outcome.failed
+        if failed.code is FailureCode.PEER_LOST:
             self._links.end(actor)
-        elif outcome.failed.code is FailureCode.TIMEOUT:
+            if actor.remote:  # the broker knows neither its envs nor its number
+                told = f"{actor.describe()} left: {failed.message}"
+                failed = msgspec.structs.replace(failed, message=told)
+        elif failed.code is FailureCode.TIMEOUT:
             actor.abandoned = outcome.wire_id
-        return Lost(actor, tag, outcome.failed, actor.cause)
+        return Lost(actor, tag, failed, actor.cause)
