@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import functools
 import os
+import random
 import signal
 import sys
 import time
@@ -38,6 +39,8 @@ __all__ = ["main"]
 
 #: Longest single wait, in seconds: injections are made between two.
 _WAIT = 0.02
+#: Seconds before and after a kill that the driver does not see: all have answered, all is told.
+_UNSEEN = 0.1
 #: Seconds between two lines of progress.
 _TELL_EVERY = 0.25
 #: Seconds that all envs have to answer at the end; a restart may wait for its turn.
@@ -93,6 +96,7 @@ class Driver:
         self._commands: dict[int, Injection] = {}
         #: Stopped processes that go on at a time.
         self._paused: list[tuple[float, int]] = []
+        self._draw = random.Random(config.seed)  # noqa: S311 - not for secrets
         self._nonce = 0
         self._env_steps = 0
         self._injections = 0
@@ -109,7 +113,7 @@ class Driver:
             start = time.monotonic()
             while (now := time.monotonic()) < start + config.seconds:
                 self._break_what_is_due(now - start)
-                batch = pool.recv(timeout=_WAIT)
+                batch = self._receive()
                 self._take(batch)
                 if len(batch.env_ids):
                     self._send(batch.env_ids)
@@ -139,6 +143,13 @@ class Driver:
                 )
             )
         )
+
+    def _receive(self) -> Batch:
+        """Take rows as callers do: as they come, in larger batches, or leaving some for later."""
+        most = max(1, self._config.num_envs // 4)
+        least = self._draw.choice((1, 1, 1, most))
+        limit = self._draw.choice((None, None, least, most))
+        return self._pool.recv(least, limit, timeout=_WAIT)
 
     def _settle(self, start: float) -> bool:
         """Take what is under way, and wait until all envs are back."""
@@ -229,10 +240,15 @@ class Driver:
 
     def _signal(self, injection: Injection, now: float) -> bool:
         pid = int(self._pids[injection.env_id])
-        number = signal.SIGKILL if injection.kind is Kind.KILL else signal.SIGSTOP
-        if not _send_signal(pid, number):
+        away = injection.kind is Kind.KILL_UNSEEN
+        if away:
+            time.sleep(_UNSEEN)
+        kills = away or injection.kind is Kind.KILL
+        if not _send_signal(pid, signal.SIGKILL if kills else signal.SIGSTOP):
             return False
         self._inject(injection)
+        if away:
+            time.sleep(_UNSEEN)
         if injection.kind is Kind.PAUSE:
             self._paused.append((now + injection.amount, pid))
         return True

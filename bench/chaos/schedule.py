@@ -21,6 +21,8 @@ class Kind(enum.Enum):
 
     #: `kill -9` of the actor's process.
     KILL = "kill -9 of an actor"
+    #: The same while the driver does something else: answers and end are news at one time.
+    KILL_UNSEEN = "kill -9, driver away"
     #: SIGSTOP of the actor's process: it hangs until its deadline.
     STOP = "SIGSTOP of an actor"
     #: SIGSTOP, and SIGCONT well before the deadline.
@@ -60,7 +62,9 @@ HARMLESS = frozenset(
     {Kind.PAUSE, Kind.NEARLY_SLOW, Kind.LEAK, Kind.GARBAGE, Kind.FREEZE, Kind.AWAY}
 )
 #: These reach the other envs of the same actor, too.
-WHOLE_ACTOR = frozenset({Kind.KILL, Kind.STOP, Kind.PAUSE, Kind.SLOW, Kind.NEARLY_SLOW, Kind.EXIT})
+WHOLE_ACTOR = frozenset(
+    {Kind.KILL, Kind.KILL_UNSEEN, Kind.STOP, Kind.PAUSE, Kind.SLOW, Kind.NEARLY_SLOW, Kind.EXIT}
+)
 
 
 @dataclass(frozen=True)
