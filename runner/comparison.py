@@ -127,14 +127,14 @@ def serve() -> None:
     os.dup2(2, 1)
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=_Task)
     sys.path[:] = task.path
-    policy = parse_policy(task.policy)
+    make_policy = parse_policy(task.policy)
     factory = functools.partial(env_source.make, env_source.parse_source(task.env))
 
     def tell(**fields: Any) -> None:
         lines.write(msgspec.json.encode(_Line(**fields)) + b"\n")
 
     for name, make in PEERS.items():
-        stepping = Stepping(name, policy, lambda progress: tell(progress=progress))
+        stepping = Stepping(name, make_policy, lambda progress: tell(progress=progress))
         try:
             made_at = time.perf_counter()
             envs = make([factory] * task.num_envs)

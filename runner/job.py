@@ -22,7 +22,7 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.comparison import compare
 from envbus.runner.faults import EnvError
 from envbus.runner.make import make_vec
-from envbus.runner.policies import Policy, parse_policy
+from envbus.runner.policies import PolicyFactory, parse_policy
 from envbus.runner.stepping import Limits, Measured, OnProgress, Stepping
 from envbus.runner.vector_env import BusVectorEnv
 
@@ -111,7 +111,9 @@ def run_job(config: JobConfig, on_progress: OnProgress = lambda _: None) -> JobR
 class _Job:
     """What is known of a job while it runs, so that Ctrl-C at any moment loses nothing."""
 
-    def __init__(self, config: JobConfig, policy: Policy, on_progress: OnProgress) -> None:
+    def __init__(
+        self, config: JobConfig, make_policy: PolicyFactory, on_progress: OnProgress
+    ) -> None:
         self._config = config
         self._on_progress = on_progress
         self._envs: BusVectorEnv | None = None
@@ -121,7 +123,7 @@ class _Job:
         self._not_measured: dict[str, str] = {}
         self._stepping = Stepping(
             "envbus",
-            policy,
+            make_policy,
             on_progress,
             at_half_time=self._kill_one if config.kill_one else None,
             restarts=self._restarts,

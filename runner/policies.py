@@ -1,35 +1,206 @@
-"""Policies that need no learning: random, zero, and a function of the user's.
+"""`Policy`: what chooses actions; and those that need no learning: random, constant, a function.
 
-Leaves out everything with weights.
+Leaves out policies with weights (`mlp.py`, `adapters/torch_policy.py`).
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 from gymnasium import Space, spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
+from envbus.actors.spaces import is_fixed_size
 from envbus.bus.errors import ConfigError
+from envbus.runner.nested import Tree, leaves_of, map_tree
 
-__all__ = ["Policy", "parse_policy", "random_policy", "zero_action", "zero_policy"]
+__all__ = [
+    "ConstantPolicy",
+    "FunctionPolicy",
+    "Policy",
+    "PolicyFactory",
+    "PolicyOutput",
+    "RandomPolicy",
+    "Weights",
+    "as_rows",
+    "count_rows",
+    "parse_policy",
+    "zero_action",
+]
 
-#: `(observations, action_space) -> actions`, both batched over the envs.
-Policy: TypeAlias = Callable[[Any, "Space[Any]"], Any]
+#: By name, nested as the policy likes; arrays and numbers.
+Weights: TypeAlias = Mapping[str, Any]
 
 
-def parse_policy(text: str) -> Policy:
-    """Return the policy that `text` names: "random", "zero" or "module:function".
+class PolicyOutput(NamedTuple):
+    """What a policy answers, one row per observation."""
+
+    #: Batched as Gymnasium batches them, or, where the space has no fixed size, a sequence.
+    actions: Any
+    #: For the rows' next calls; None of a policy without a state.
+    states: Tree = None
+    #: More columns, `(rows, ...)`: `action_logp`, `vf_preds`, ... The same ones each time.
+    extras: Mapping[str, Tree] = {}
+
+
+class Policy(Protocol):
+    """What chooses actions. Derive from it, or have its methods."""
+
+    #: Which weights it has; every row says which ones chose its action.
+    policy_version: int = 0
+
+    def compute_actions(
+        self, observations: Tree, states: Tree, *, explore: bool = True
+    ) -> PolicyOutput:
+        """Return an action per row.
+
+        Args:
+            observations: `(rows, ...)`, nested as the space is; an array of objects `(rows,)` if
+                the space has no fixed size. Not to be written to.
+            states: What was returned for these rows, or `initial_state` at an episode's begin,
+                `(rows, ...)`; None of a policy without a state.
+            explore: False: the best action instead of a sampled one.
+        """
+        ...
+
+    def initial_state(self) -> Tree:
+        """Return the state of one row at the begin of an episode; None: there is none."""
+        return None
+
+    def get_weights(self) -> Weights:
+        """Return copies."""
+        return {}
+
+    def set_weights(self, weights: Weights, version: int | None = None) -> None:
+        """Take over `get_weights` of another; None: the version after the present one."""
+        del weights
+        self.policy_version = self.policy_version + 1 if version is None else version
+
+
+#: `(action space of one env, seed) -> policy`.
+PolicyFactory: TypeAlias = "Callable[[Space[Any], int | None], Policy]"
+
+
+class RandomPolicy(Policy):
+    """Samples the action space.
+
+    Args:
+        space: Of one action.
+        seed: Of what is sampled; the space itself is left alone.
+    """
+
+    def __init__(self, space: Space[Any], seed: int | None = None) -> None:
+        self._space = space
+        self._fixed = is_fixed_size(space)
+        self._seeds = np.random.SeedSequence(seed)
+        self._seed = seed
+        self._num_rows = 0
+        self._batched = space
+
+    def compute_actions(
+        self, observations: Tree, states: Tree, *, explore: bool = True
+    ) -> PolicyOutput:
+        """Return samples, also without `explore`."""
+        del explore
+        rows = count_rows(observations)
+        if rows > self._num_rows or not self._fixed:
+            self._grow(rows)
+        actions = self._batched.sample()
+        if rows < self._num_rows:
+            actions = map_tree(lambda leaf: leaf[:rows], actions)
+        return PolicyOutput(actions, states)
+
+    def _grow(self, rows: int) -> None:
+        if rows == self._num_rows:
+            return
+        self._num_rows = rows
+        self._batched = batch_space(self._space, rows)
+        self._batched.seed(self._seed)
+        if self._seed is not None:
+            # Another size begins another stream; the first is the seed's own.
+            self._seed = int(self._seeds.spawn(1)[0].generate_state(1)[0])
+
+
+class ConstantPolicy(Policy):
+    """Gives one action to all.
+
+    Args:
+        space: Of one action.
+        action: None: what is closest to zero.
+
+    Raises:
+        ConfigError: The space knows no zero.
+    """
+
+    def __init__(self, space: Space[Any], action: Any = None) -> None:
+        self._space = space
+        self._action = zero_action(space) if action is None else action
+        self._batches: dict[int, Any] = {}
+
+    def compute_actions(
+        self, observations: Tree, states: Tree, *, explore: bool = True
+    ) -> PolicyOutput:
+        """Return the action for each row; not to be written to."""
+        del explore
+        rows = count_rows(observations)
+        if rows not in self._batches:
+            out: Any = create_empty_array(self._space, rows)
+            self._batches = {rows: concatenate(self._space, [self._action] * rows, out)}
+        return PolicyOutput(self._batches[rows], states)
+
+
+class FunctionPolicy(Policy):
+    """Calls a function of the observations.
+
+    Args:
+        function: `observations -> actions`, or a `PolicyOutput`; both batched.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def compute_actions(
+        self, observations: Tree, states: Tree, *, explore: bool = True
+    ) -> PolicyOutput:
+        """Return what the function makes of the observations."""
+        del explore
+        out = self._function(observations)
+        return out if isinstance(out, PolicyOutput) else PolicyOutput(out, states)
+
+
+def parse_policy(text: str) -> PolicyFactory:
+    """Return what makes the policy that `text` names: "random", "zero" or "module:function".
+
+    A function is called as `function(observations, action_space)`, both batched.
 
     Raises:
         ConfigError: There is no such policy, or its module cannot be imported.
     """
     if text == "random":
-        return random_policy
+        return RandomPolicy
     if text == "zero":
-        return zero_policy
+        return lambda space, _: ConstantPolicy(space)
+    function = _import_function(text)
+
+    def make(space: Space[Any], seed: int | None) -> Policy:
+        batched = {}
+
+        def choose(observations: Any) -> Any:
+            rows = count_rows(observations)
+            if rows not in batched:
+                batched[rows] = batch_space(space, rows)
+                batched[rows].seed(seed)
+            return function(observations, batched[rows])
+
+        return FunctionPolicy(choose)
+
+    return make
+
+
+def _import_function(text: str) -> Callable[[Any, Space[Any]], Any]:
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name:
         raise ConfigError(f"policy must be random, zero or module:function, not {text!r}")
@@ -45,23 +216,22 @@ def parse_policy(text: str) -> Policy:
         target = getattr(target, part)
     if not callable(target):
         raise ConfigError(f"policy {text!r} is not a function but a {type(target).__name__}")
-    return cast("Policy", target)
+    return cast("Callable[[Any, Space[Any]], Any]", target)
 
 
-def random_policy(observations: object, action_space: Space[Any]) -> Any:
-    """Return a sample of the batched action space; seed the space to repeat it."""
-    del observations
-    return action_space.sample()
+def count_rows(batch: Tree) -> int:
+    """Return the number of rows of a batch as policies get them."""
+    for _, leaf in leaves_of(batch):
+        return len(leaf)
+    raise ValueError("a batch without any array has no rows to count")
 
 
-def zero_policy(observations: object, action_space: Space[Any]) -> Any:
-    """Return zeros, or where the space has none, its lowest value.
-
-    Raises:
-        ConfigError: The space knows no zero.
-    """
-    del observations
-    return zero_action(action_space)
+def as_rows(singles: Sequence[Any]) -> Any:
+    """Return elements of a space without a fixed size as an array of objects, `(rows,)`."""
+    rows = np.empty(len(singles), np.object_)
+    for index, single in enumerate(singles):
+        rows[index] = single
+    return rows
 
 
 def zero_action(space: Space[Any]) -> Any:

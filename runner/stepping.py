@@ -12,10 +12,12 @@ from typing import Any, TypeAlias
 
 import msgspec
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import iterate
 
+from envbus.actors.spaces import is_fixed_size
 from envbus.runner.episode_stats import EpisodeStats
 from envbus.runner.latency import LatencyHistogram
-from envbus.runner.policies import Policy
+from envbus.runner.policies import PolicyFactory, as_rows
 
 __all__ = ["Limits", "Measured", "OnProgress", "Progress", "Stepping"]
 
@@ -78,7 +80,7 @@ class Stepping:
 
     Args:
         backend: Name for the reports.
-        policy: Chooses the actions.
+        make_policy: Makes what chooses the actions.
         on_progress: Called some times per second, between two steps.
         at_half_time: Called once when half of the limit is reached, with the vector env;
             returns the process id for the report's `killed`.
@@ -88,7 +90,7 @@ class Stepping:
     def __init__(
         self,
         backend: str,
-        policy: Policy,
+        make_policy: PolicyFactory,
         on_progress: OnProgress,
         *,
         at_half_time: Callable[[], int | None] | None = None,
@@ -97,7 +99,7 @@ class Stepping:
         self.backend = backend
         self.seconds = 0.0
         self.vector_steps = 0
-        self._policy = policy
+        self._make_policy = make_policy
         self._on_progress = on_progress
         self._at_half_time = at_half_time
         self._restarts = restarts
@@ -118,25 +120,27 @@ class Stepping:
         Args:
             envs: Made, not yet reset, and left open. In NEXT_STEP or SAME_STEP mode.
             limits: When to stop.
-            seed: For the envs and their action space.
+            seed: For the envs and the policy.
             made_at: `time.perf_counter()` when the making of `envs` began.
         """
         clock = time.perf_counter
         made_at = clock() if made_at is None else made_at
         mode = AutoresetMode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         stats = self._stats = EpisodeStats(envs.num_envs, mode)
-        envs.action_space.seed(seed)
         observations, _ = envs.reset(seed=seed)
         most_steps = math.inf if limits.steps is None else limits.steps
         most_seconds = math.inf if limits.seconds is None else limits.seconds
-        policy, step, action_space = self._policy, envs.step, envs.action_space
+        policy, step = self._make_policy(envs.single_action_space, seed), envs.step
+        space = envs.observation_space
+        fixed = is_fixed_size(envs.single_observation_space)
         add_latency, update = self._latencies.add, stats.update
         begin = clock()
         self._start_seconds = begin - made_at
         report_at = begin + _REPORT_EVERY
         fraction = 0.0
         while fraction < 1.0:
-            actions = policy(observations, action_space)
+            rows = observations if fixed else as_rows(list(iterate(space, observations)))
+            actions = policy.compute_actions(rows, None).actions
             before = clock()
             observations, rewards, terminations, truncations, infos = step(actions)
             now = clock()

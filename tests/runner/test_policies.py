@@ -50,13 +50,16 @@ def test_a_space_without_zero_says_what_to_do() -> None:
         zero_action(spaces.Tuple([spaces.Sequence(spaces.Discrete(2))]))
 
 
-def test_a_seeded_space_gives_the_random_policy_again() -> None:
-    policy = parse_policy("random")
-    space = spaces.MultiDiscrete([9] * 8)
-    space.seed(1)
-    first = policy(None, space)
-    space.seed(1)
-    assert np.array_equal(policy(None, space), first)
+def test_a_seeded_random_policy_gives_the_same_again() -> None:
+    def sample(rows: int) -> Any:
+        policy = parse_policy("random")(spaces.Discrete(9), 1)
+        batches = [policy.compute_actions(np.zeros((n, 2)), None).actions for n in (8, rows)]
+        assert [len(batch) for batch in batches] == [8, rows]
+        return np.concatenate(batches)
+
+    for rows in (3, 8, 20):
+        assert np.array_equal(sample(rows), sample(rows))
+        assert sample(rows)[:8].tolist() == sample(8)[:8].tolist()
 
 
 def test_an_import_path_names_a_function_also_a_method() -> None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from envbus.runner.policies import random_policy, zero_policy
+from envbus.runner.policies import FunctionPolicy, parse_policy
 from envbus.runner.stepping import Limits, Progress, Stepping
 
 
@@ -16,7 +17,7 @@ def cart_poles(count: int) -> SyncVectorEnv:
 
 def run(count: int, limits: Limits, **options: Any) -> tuple[Stepping, list[Progress]]:
     reports: list[Progress] = []
-    stepping = Stepping("sync", random_policy, reports.append, **options)
+    stepping = Stepping("sync", parse_policy("random"), reports.append, **options)
     envs = cart_poles(count)
     stepping.run(envs, limits, seed=1)
     envs.close()
@@ -68,7 +69,7 @@ def test_half_time_comes_once_and_is_reported() -> None:
 
 
 def test_before_the_first_step_nothing_was_counted() -> None:
-    measured = Stepping("sync", zero_policy, lambda _: None).measured()
+    measured = Stepping("sync", parse_policy("zero"), lambda _: None).measured()
     assert (measured.env_steps, measured.env_steps_per_second) == (0, 0.0)
     assert measured.latency_p50_ms is None
 
@@ -76,11 +77,11 @@ def test_before_the_first_step_nothing_was_counted() -> None:
 def test_what_was_counted_can_be_read_after_an_exception() -> None:
     left = [1, 2]
 
-    def act(observations: Any, action_space: Any) -> Any:
+    def act(observations: Any) -> Any:
         left.pop()
-        return zero_policy(observations, action_space)
+        return np.zeros(len(observations), np.int64)
 
-    stepping = Stepping("sync", act, lambda _: None)
+    stepping = Stepping("sync", lambda *_: FunctionPolicy(act), lambda _: None)
     envs = cart_poles(2)
     with pytest.raises(IndexError):
         stepping.run(envs, Limits(steps=1000), seed=0)
