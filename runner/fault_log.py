@@ -19,8 +19,9 @@ logger = logging.getLogger("envbus.runner.faults")
 class Hooks:
     """Functions that are told of faults, in the thread of `step`, `reset` or `recv`.
 
-    They are called when the results of that call are complete; what they raise comes out of it,
-    and is logged with the hook's name.
+    They are called when the results of that call are complete. What they raise comes out of it, and
+    is logged with the hook's name; the results are kept: `step_wait()`, `reset_wait()` or `recv()`
+    returns them.
     """
 
     #: An env or its actor failed; called once per env.
