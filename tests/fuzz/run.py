@@ -23,7 +23,7 @@ MAX_INPUT = 4096
 #: Longest input that is kept, so that the corpus stays small enough to be read.
 MAX_KEPT = 700
 #: Most inputs kept per target, the shortest first.
-MAX_INPUTS = 400
+MAX_INPUTS = 250
 
 
 def main(argv: list[str] | None = None) -> int:
