@@ -10,7 +10,6 @@ import logging
 import math
 import multiprocessing
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ from envbus.runner.agent_results import (
     PollResult,
     single_record,
 )
-from envbus.runner.env_state import EnvState
+from envbus.runner.env_states import EnvState
 from envbus.runner.faults import Fault
 from envbus.runner.observations import ObservationStore
 from envbus.runner.sub_environments import SubEnvironments
@@ -41,8 +40,6 @@ logger = logging.getLogger("envbus.runner.polling")
 
 #: Longest single wait, in seconds; without a time-out the pool waits again.
 _LONGEST_WAIT = 3600.0
-#: Asked, and not answered.
-_LATE = (EnvState.PENDING, EnvState.RECOVERING)
 
 
 class DictSide(SubEnvironments):
@@ -69,11 +66,9 @@ class DictSide(SubEnvironments):
     autoreset_mode: AutoresetMode
     _blocks: Blocks
     _observations: ObservationStore
-    _ready: deque[int]
     _infos: dict[int, dict[str, Any]]
     _faults: list[Fault]
     _company: dict[int, range]
-    _awaited: Callable[[], bool]
     _has_error: Callable[[], bool]
     _has_ended: Callable[[int], bool]
     _raise_next_error: Callable[[], None]
@@ -134,8 +129,7 @@ class DictSide(SubEnvironments):
             raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
         if not self._polled:
             self._polled = True
-            idle = EnvState.IDLE
-            new = [i for i, s in enumerate(self._states) if s is idle and i not in self._begun]
+            new = [i for i in self._states.those(EnvState.IDLE) if i not in self._begun]
             if new:
                 self.reset(env_ids=new)
         self._assert_awaited("poll")
@@ -145,12 +139,12 @@ class DictSide(SubEnvironments):
         faults, self._faults = self._faults, []
         for fault in faults:
             self._held_back[fault.env_id].clear()
-        env_ids = [self._ready.popleft() for _ in range(len(self._ready))]
+        env_ids = self._states.receive(self._states.num_ready)
         records = {env_id: self._take_record(env_id) for env_id in env_ids}
         result = PollResult.of(
             records,
             faults=faults,
-            late=[i for i, s in enumerate(self._states) if s in _LATE] if timed_out else [],
+            late=self._states.late() if timed_out else [],
             incarnations={env_id: int(self._lives.numbers[env_id]) for env_id in env_ids},
         )
         self._recycle()  # before the caller can reset those whose episodes have ended
@@ -223,7 +217,7 @@ class DictSide(SubEnvironments):
         for i in named:
             if self._states[i] is EnvState.LOST:
                 raise self._loss(i)
-            self._ready.remove(i)
+            self._states.take(i)
             records[i] = self._take_record(i)
         return (
             {i: record["observations"] for i, record in records.items()},
@@ -246,7 +240,7 @@ class DictSide(SubEnvironments):
         # Those that recover are being made anew already.
         chosen = [i for i in chosen if self._states[i] is not EnvState.RECOVERING]
         for i in chosen:
-            self._states[i] = EnvState.RECOVERING
+            self._states.recover(i)
         self._lives.begin(chosen)
         self._begin_episodes(chosen)
         self._remake([range(i, i + 1) for i in chosen])
@@ -269,11 +263,12 @@ class DictSide(SubEnvironments):
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         batch_ends_at = math.inf
         self._take_news(0.0)
-        while len(self._ready) < wanted and self._awaited():
+        states = self._states
+        while states.num_ready < wanted and states.awaited():
             if self._faults or self._has_error():
                 break
             now = time.monotonic()
-            if self._ready and batch_wait is not None:
+            if states.num_ready and batch_wait is not None:
                 batch_ends_at = min(batch_ends_at, now + batch_wait)
             if now >= batch_ends_at:
                 break
@@ -289,7 +284,7 @@ class DictSide(SubEnvironments):
             self._stop_holding()  # others cannot go on while the caller waits
         while True:
             self._raise_next_error()
-            late = [i for i in env_ids if self._states[i] in _LATE]
+            late = [i for i in self._states.late() if i in env_ids]
             if not late:
                 return
             left = deadline - time.monotonic()
@@ -300,8 +295,7 @@ class DictSide(SubEnvironments):
             self._take_news(min(left, _LONGEST_WAIT))
 
     def _take_record(self, env_id: int) -> dict[str, Any]:
-        """Return what a ready env has; it is idle then."""
-        self._states[env_id] = EnvState.IDLE
+        """Return what an env has brought."""
         self._begun.add(env_id)
         info = self._infos.pop(env_id, {})
         observation = self._observations.single(env_id)

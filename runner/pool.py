@@ -31,7 +31,7 @@ from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import ActionStore
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.config import FleetConfig, Timeouts
-from envbus.runner.env_state import EnvState as _EnvState
+from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.faults import (
     ActorLostError,
@@ -215,9 +215,7 @@ class ActorPool(DictSide):
         )
         self._actions = ActionStore(self.action_space, self.num_envs, self._blocks.actions)
         self._merger = VectorEnv[Any, Any, Any]()
-        self._states = [_EnvState.IDLE] * self.num_envs
-        self._ready: deque[int] = deque()
-        self._num_pending = 0
+        self._states = EnvStates(self.num_envs)
         self._infos: dict[int, dict[str, Any]] = {}
         self._faults: list[Fault] = []
         #: What the next calls of `recv` raise: what envs and requests failed of in this round,
@@ -274,7 +272,7 @@ class ActorPool(DictSide):
         for env_id in named:
             self._lives.remember(env_id, seeds[env_id])
         self._begin_episodes(named)
-        idle = [env_id for env_id in named if self._states[env_id] is _EnvState.IDLE]
+        idle = [env_id for env_id in named if self._states[env_id] is EnvState.IDLE]
         for actor, members in self._by_actor(idle):
             own = [seeds[env_id] for env_id in members]
             request = Reset(
@@ -310,7 +308,7 @@ class ActorPool(DictSide):
         rows = slice(None) if len(chosen) == self.num_envs and env_ids is None else index
         singles = self._actions.store(actions, rows)
         position = {env_id: place for place, env_id in enumerate(chosen)}
-        active = [i for i in chosen if self._states[i] is _EnvState.IDLE]
+        active = [i for i in chosen if self._states[i] is EnvState.IDLE]
         for actor, members in self._by_actor(active):
             slots = self._slots(actor, members)
             if singles is not None:
@@ -359,7 +357,8 @@ class ActorPool(DictSide):
         deadline = None if timeout is None else time.monotonic() + timeout
         timed_out = False
         self._take_news(0.0)
-        while len(self._ready) < min_envs and self._awaited():
+        states = self._states
+        while states.num_ready < min_envs and states.awaited():
             if self._faults or self._has_error():
                 break
             left = _LONGEST_WAIT if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -368,8 +367,8 @@ class ActorPool(DictSide):
                 break
             self._take_news(min(left, _LONGEST_WAIT))
         self._raise_next_error()
-        count = len(self._ready) if max_envs is None else min(len(self._ready), max_envs)
-        batch = self._make_batch([self._ready.popleft() for _ in range(count)], timed_out)
+        count = states.num_ready if max_envs is None else min(states.num_ready, max_envs)
+        batch = self._make_batch(states.receive(count), timed_out)
         self._recycle()  # before the caller can send to those whose episodes have ended
         return batch
 
@@ -409,7 +408,7 @@ class ActorPool(DictSide):
     def __repr__(self) -> str:
         if self.closed:
             return "ActorPool(closed)"
-        return f"ActorPool(num_envs={self.num_envs}, ready={len(self._ready)})"
+        return f"ActorPool(num_envs={self.num_envs}, ready={self._states.num_ready})"
 
     # --- private -----------------------------------------------------------------------------
 
@@ -428,12 +427,7 @@ class ActorPool(DictSide):
             self._on_gone(members, self._fleet.why_gone(actor))
             return
         self._requests[members[0]] = request_id
-        for env_id in members:
-            self._states[env_id] = _EnvState.PENDING
-        self._num_pending += len(members)
-
-    def _awaited(self) -> bool:
-        return self._num_pending > 0 or _EnvState.RECOVERING in self._states
+        self._states.ask(members)
 
     def _take_news(self, timeout: float) -> None:
         recovery = self._recovery
@@ -493,11 +487,8 @@ class ActorPool(DictSide):
                 if info:
                     self._infos[env_id] = info
         for env_id in members:
-            if env_id - first in failed:
-                self._states[env_id] = _EnvState.IDLE
-            else:
-                self._states[env_id] = _EnvState.READY
-                self._ready.append(env_id)
+            if env_id - first not in failed:
+                self._states.offer(env_id)
         if result.errors:
             self._take_errors(news.actor, result)
         elif kind is not Step and self._recovery:
@@ -509,7 +500,7 @@ class ActorPool(DictSide):
 
     def _settle(self, members: list[int]) -> None:
         self._requests.pop(members[0], None)
-        self._num_pending -= len(members)
+        self._states.settle(members)
 
     def _take_errors(self, actor: Actor, result: StepResult) -> None:
         """Envs raised: have them made anew, or the next `recv` raise it."""
@@ -536,8 +527,6 @@ class ActorPool(DictSide):
             self._end_call(round_number, news)
             return
         self._settle(members)
-        for env_id in members:
-            self._states[env_id] = _EnvState.IDLE
         if news.failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER):
             self._on_gone(members, news.failed.message, news.cause)
         elif news.failed.code is not FailureCode.TIMEOUT:
@@ -574,7 +563,7 @@ class ActorPool(DictSide):
 
     def _remake(self, units: Sequence[range]) -> None:
         """Ask for envs that failed to be made anew, and reset."""
-        due = [i for unit in units for i in unit if self._states[i] is _EnvState.RECOVERING]
+        due = [i for unit in units for i in unit if self._states[i] is EnvState.RECOVERING]
         for actor, members in self._by_actor(due):
             if actor.state is not ActorState.READY:
                 continue  # they are made anew with it
@@ -599,9 +588,9 @@ class ActorPool(DictSide):
         Told once for each request that it held, and once for all of its envs. Those that are
         PENDING have a request whose own failure is still to come.
         """
-        passed = [_EnvState.PENDING, _EnvState.LOST]
+        passed = [EnvState.PENDING, EnvState.LOST]
         if not for_good:
-            passed.append(_EnvState.RECOVERING)
+            passed.append(EnvState.RECOVERING)
         for env_id in members:
             if self._states[env_id] not in passed:
                 self._end_life(env_id, cause, reason, for_good=for_good)
@@ -616,12 +605,12 @@ class ActorPool(DictSide):
         for_good: bool,
     ) -> None:
         """An env's episode is over by a fault; another life follows, unless `for_good`."""
-        if self._states[env_id] is _EnvState.READY:
-            self._ready.remove(env_id)
         self._infos.pop(env_id, None)
-        self._states[env_id] = _EnvState.LOST if for_good else _EnvState.RECOVERING
         if for_good:
+            self._states.lose(env_id)
             self._lost[env_id] = reason
+        else:
+            self._states.recover(env_id)
         if not self._restarts:
             return
         fault = Fault(
@@ -654,11 +643,11 @@ class ActorPool(DictSide):
 
     def _on_ready(self, actor: Actor) -> None:
         """An actor runs again: its envs begin new episodes."""
-        members = [i for i in actor.env_ids if self._states[i] is not _EnvState.LOST]
+        members = [i for i in actor.env_ids if self._states[i] is not EnvState.LOST]
         if self._recovery is not None:
             self._recovery.works(members)
+        self._states.resume(members)
         for env_id in members:
-            self._states[env_id] = _EnvState.IDLE
             self._log.restarted(env_id, int(self._lives.numbers[env_id]))
         seeds = self._lives.seeds(members)
         request = Reset(
@@ -685,15 +674,14 @@ class ActorPool(DictSide):
             self._stop_holding()
             return
         for unit in actor.units():
-            if all(self._states[i] is _EnvState.IDLE and self._has_ended(i) for i in unit):
-                for env_id in unit:
-                    self._states[env_id] = _EnvState.HELD
-        at_rest = (_EnvState.HELD, _EnvState.RECOVERING, _EnvState.LOST)
+            if all(self._states[i] is EnvState.IDLE and self._has_ended(i) for i in unit):
+                self._states.hold(unit)
+        at_rest = (EnvState.HELD, EnvState.RECOVERING, EnvState.LOST)
         states = [self._states[env_id] for env_id in actor.env_ids]
-        if _EnvState.HELD in states and all(state in at_rest for state in states):
-            members = [i for i in actor.env_ids if self._states[i] is not _EnvState.LOST]
+        if EnvState.HELD in states and all(state in at_rest for state in states):
+            members = [i for i in actor.env_ids if self._states[i] is not EnvState.LOST]
             for env_id in members:
-                self._states[env_id] = _EnvState.RECOVERING
+                self._states.recover(env_id)
             self._lives.begin(members)
             self._fleet.recycle(actor)
 
@@ -702,8 +690,7 @@ class ActorPool(DictSide):
         recycling = self._fleet.recycling
         assert recycling is not None
         recycling.pass_turn(time.monotonic())
-        held = [i for i, state in enumerate(self._states) if state is _EnvState.HELD]
-        for actor, members in self._by_actor(held):
+        for actor, members in self._by_actor(self._states.those(EnvState.HELD)):
             self._ask(actor, Reset(slots=self._slots(actor, members)), members, self.timeouts.reset)
 
     def _has_ended(self, env_id: int) -> bool:
@@ -720,11 +707,12 @@ class ActorPool(DictSide):
 
     def _assert_awaited(self, verb: str) -> None:
         """See that waiting for results will come to an end."""
-        if self._ready or self._awaited() or self._faults or self._has_error():
+        states = self._states
+        if states.num_ready or states.awaited() or self._faults or self._has_error():
             return
         if len(self._lost) == self.num_envs:
             raise self._loss(min(self._lost))
-        if _EnvState.HELD not in self._states:
+        if EnvState.HELD not in states:
             send = "`try_reset` or `send_actions`" if verb == "poll" else "`reset` or `send`"
             raise NoAsyncCallError(f"Nothing to receive: call {send} first.", verb)
         self._stop_holding()  # the caller waits for those who wait for others
@@ -735,20 +723,13 @@ class ActorPool(DictSide):
         for request_id in self._requests.values():
             self._fleet.cancel(request_id)
         self._requests.clear()
-        self._ready.clear()
         self._infos.clear()
-        self._num_pending = 0
-        for env_id, state in enumerate(self._states):
-            if state in (_EnvState.PENDING, _EnvState.READY, _EnvState.HELD):
-                self._states[env_id] = _EnvState.IDLE
+        self._states.drop()
 
     def _make_batch(self, env_ids: list[int], timed_out: bool) -> Batch:
         index = np.asarray(env_ids, np.int64)
-        for env_id in env_ids:
-            self._states[env_id] = _EnvState.IDLE
         infos = self._take_infos(env_ids) if self._infos else {}
         faults, self._faults = self._faults, []
-        late = (_EnvState.PENDING, _EnvState.RECOVERING)
         return Batch(
             env_ids=index,
             observations=self._observations.select(index),
@@ -758,7 +739,7 @@ class ActorPool(DictSide):
             infos=infos,
             incarnations=self._lives.numbers[index],
             faults=faults,
-            late=[i for i, state in enumerate(self._states) if state in late] if timed_out else [],
+            late=self._states.late() if timed_out else [],
         )
 
     def _take_infos(self, env_ids: list[int]) -> dict[str, Any]:
@@ -786,13 +767,13 @@ class ActorPool(DictSide):
         if len(set(chosen)) != len(chosen):
             twice = sorted({i for i in chosen if chosen.count(i) > 1})
             raise ValueError(f"env ids {twice} are named more than once")
-        busy = [i for i in chosen if self._states[i] in (_EnvState.PENDING, _EnvState.READY)]
+        busy = [i for i in chosen if self._states[i] in (EnvState.PENDING, EnvState.READY)]
         if busy:
             raise AlreadyPendingCallError(
                 f"envs {busy} have a result that was not received yet; call `recv` first", "recv"
             )
         for env_id in chosen:
-            if self._states[env_id] is _EnvState.LOST:
+            if self._states[env_id] is EnvState.LOST:
                 raise self._loss(env_id)
         return chosen
 

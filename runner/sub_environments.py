@@ -21,7 +21,7 @@ from envbus.bus.messages import FailureCode, Request, Tree
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.config import Timeouts
-from envbus.runner.env_state import EnvState
+from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.faults import ActorLostError, raise_env_errors, to_exception
 from envbus.runner.fleet import Fleet
 from envbus.runner.news import Answer, Lost
@@ -100,7 +100,7 @@ class SubEnvironments:
     timeouts: Timeouts
     _fleet: Fleet
     _lives: Lives
-    _states: list[EnvState]
+    _states: EnvStates
     _actor_of: list[Actor]
     _take_news: Callable[[float], None]
     _assert_open: Callable[[], None]

@@ -41,6 +41,7 @@ PURE = CORE | {
     "actors/autoreset.py",
     "bus/autopsy.py",
     "bus/thread_dump.py",
+    "runner/env_states.py",
     "runner/episode_stats.py",
     "runner/latency.py",
     "runner/recovery.py",

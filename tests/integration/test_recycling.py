@@ -63,7 +63,7 @@ class Driver:
 
     def finish(self) -> None:
         """Take what is under way, so that the ledgers can be compared."""
-        while self.pool._awaited() or self.pool._ready:
+        while self.pool._states.awaited() or self.pool._states.num_ready:
             self._take(split(self.pool.recv(timeout=PATIENCE)))
 
     def _send(self, rows: dict[int, dict[str, Any]]) -> None:

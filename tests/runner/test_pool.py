@@ -294,7 +294,7 @@ def test_a_reset_drops_what_was_asked_before(make: Make) -> None:
     assert [rows[i]["observation"].tolist()[1:] for i in range(3)] == [
         [0, 0, 100 + i] for i in range(3)
     ]
-    assert pool.recv(timeout=0).env_ids.tolist() == [] if pool._awaited() else True
+    assert pool.recv(timeout=0).env_ids.tolist() == [] if pool._states.awaited() else True
     with pytest.raises(NoAsyncCallError):
         pool.recv()
 
@@ -554,7 +554,7 @@ def test_an_envs_exception_keeps_its_type_and_the_others_results_are_kept(make: 
     assert "actors/testing.py" in str(caught.__cause__)
     assert caught.__cause__.env_id == 1  # type: ignore[union-attr]
     rows: dict[int, Any] = {}
-    while pool._awaited() or pool._ready:
+    while pool._states.awaited() or pool._states.num_ready:
         rows.update(split(pool.recv(timeout=PATIENCE)))
     assert all(int(row["observation"][1]) == 2 for row in rows.values())
     pool.reset(env_ids=[1])
@@ -710,7 +710,7 @@ def test_a_result_that_was_not_received_dies_with_its_actor(make: Make) -> None:
     pool.reset(seed=0)
     receive_all(pool, range(2))
     pool.send(np.array([1, 1]))
-    wait_until(lambda: len(pool._ready) == 2 or pool._take_news(0.1), "both results")
+    wait_until(lambda: pool._states.num_ready == 2 or pool._take_news(0.1), "both results")
     kill(pool.actor_pids()[0])
     wait_until(lambda: pool._faults or pool._take_news(0.1), "the fault")
     batch = pool.recv(timeout=PATIENCE)
@@ -867,7 +867,7 @@ def test_close_ends_everything_whatever_is_going_on(
         receive_all(pool, range(2))
         pool.send(np.zeros(2, np.int64))
     if state == "ready":
-        wait_until(lambda: len(pool._ready) == 2 or pool._take_news(0.1), "the results")
+        wait_until(lambda: pool._states.num_ready == 2 or pool._take_news(0.1), "the results")
     if state == "hung":
         receive_all(pool, range(2))
         pool.send(np.zeros(2, np.int64))

@@ -1,0 +1,142 @@
+"""What each env of a pool is doing, as the pool sees it: one table, and all its transitions. Pure.
+
+Leaves out what is asked of envs and what they answered (`pool.py`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+__all__ = ["EnvState", "EnvStates"]
+
+
+class EnvState(enum.Enum):
+    """Between `ActorPool`'s asking an env and its caller's taking the result."""
+
+    IDLE = "idle"  # its last result was received: it may be sent an action
+    PENDING = "pending"  # a step or reset is under way
+    READY = "ready"  # its result waits to be received
+    RECOVERING = "recovering"  # it failed, or its actor left; a new episode will come by itself
+    HELD = "held"  # its episode is over, and its actor leaves once those of the others are
+    LOST = "lost"  # it failed and is not made anew, or its actor is not started again
+
+
+class EnvStates:
+    """The states of all envs of one pool, from IDLE.
+
+    ========= =============== ============================================
+    method    from -> to      because
+    ========= =============== ============================================
+    `ask`     -> PENDING      a request was sent
+    `settle`  -> IDLE         that request has ended
+    `offer`   IDLE -> READY   it has brought a result
+    `receive` READY -> IDLE   the caller took the oldest results
+    `take`    READY -> IDLE   the caller took the result of this env
+    `hold`    IDLE -> HELD    its actor is to leave
+    `recover` -> RECOVERING   its life is over, and another one follows
+    `lose`    -> LOST         its life is over, and no other follows
+    `resume`  -> IDLE         its actor runs again
+    `drop`    -> IDLE         the caller wants no result any more; neither
+                              RECOVERING nor LOST envs are changed
+    ========= =============== ============================================
+
+    Attributes:
+        num_pending: How many envs' requests have not ended.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._states = [EnvState.IDLE] * num_envs
+        #: READY envs, the oldest first.
+        self._ready: deque[int] = deque()
+        self.num_pending = 0
+
+    def __getitem__(self, env_id: int) -> EnvState:
+        return self._states[env_id]
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[EnvState]:
+        return iter(self._states)
+
+    @property
+    def num_ready(self) -> int:
+        """How many results wait to be received."""
+        return len(self._ready)
+
+    def awaited(self) -> bool:
+        """Return whether any result will come."""
+        return self.num_pending > 0 or EnvState.RECOVERING in self._states
+
+    def late(self) -> list[int]:
+        """Return the envs whose results will come."""
+        awaited = (EnvState.PENDING, EnvState.RECOVERING)
+        return [i for i, state in enumerate(self._states) if state in awaited]
+
+    def those(self, state: EnvState) -> list[int]:
+        """Return the envs in a state."""
+        return [i for i, found in enumerate(self._states) if found is state]
+
+    # --- transitions -------------------------------------------------------------------------
+
+    def ask(self, env_ids: list[int]) -> None:
+        """A request to these envs was sent."""
+        for env_id in env_ids:
+            self._states[env_id] = EnvState.PENDING
+        self.num_pending += len(env_ids)
+
+    def settle(self, env_ids: list[int]) -> None:
+        """The request to these envs has ended; what follows, if anything, is told next."""
+        for env_id in env_ids:
+            self._states[env_id] = EnvState.IDLE
+        self.num_pending -= len(env_ids)
+
+    def offer(self, env_id: int) -> None:
+        """The env's request ended with a result, which the caller may take."""
+        self._states[env_id] = EnvState.READY
+        self._ready.append(env_id)
+
+    def receive(self, count: int) -> list[int]:
+        """Take the `count` oldest results."""
+        env_ids = [self._ready.popleft() for _ in range(count)]
+        for env_id in env_ids:
+            self._states[env_id] = EnvState.IDLE
+        return env_ids
+
+    def take(self, env_id: int) -> None:
+        """Take the result of one READY env, out of turn."""
+        self._ready.remove(env_id)
+        self._states[env_id] = EnvState.IDLE
+
+    def hold(self, env_ids: Iterable[int]) -> None:
+        """These envs wait for those of their actor that are not between two episodes yet."""
+        for env_id in env_ids:
+            self._states[env_id] = EnvState.HELD
+
+    def recover(self, env_id: int) -> None:
+        """The env's life is over and another one follows; its result, if any, is dropped."""
+        self._leave(env_id, EnvState.RECOVERING)
+
+    def lose(self, env_id: int) -> None:
+        """The env's life is over and was its last; its result, if any, is dropped."""
+        self._leave(env_id, EnvState.LOST)
+
+    def resume(self, env_ids: Iterable[int]) -> None:
+        """These envs may be asked again."""
+        for env_id in env_ids:
+            self._states[env_id] = EnvState.IDLE
+
+    def drop(self) -> None:
+        """Forget what was asked and answered; it is not settled later."""
+        self._ready.clear()
+        self.num_pending = 0
+        for env_id, state in enumerate(self._states):
+            if state in (EnvState.PENDING, EnvState.READY, EnvState.HELD):
+                self._states[env_id] = EnvState.IDLE
+
+    def _leave(self, env_id: int, state: EnvState) -> None:
+        if self._states[env_id] is EnvState.READY:
+            self._ready.remove(env_id)
+        self._states[env_id] = state
