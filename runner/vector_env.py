@@ -1,13 +1,11 @@
 """`BusVectorEnv`: a drop-in for `gymnasium.vector.AsyncVectorEnv` over env actors.
 
-Leaves out processes, messages and waiting (`fleet.py`, `lockstep.py`, `vector_rounds.py`), and
-failed envs (`vector_faults.py`).
+Leaves out how a step is asked for and what comes of it (`vector_steps.py`), methods and attributes
+of the envs (`vector_calls.py`), failed envs (`vector_faults.py`), processes (`fleet.py`).
 """
 
 from __future__ import annotations
 
-import math
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
@@ -17,26 +15,20 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors.copies import own
-from envbus.actors.protocol import Rebuild, Reset, Step
-from envbus.bus.codec import encode
 from envbus.bus.keys import Allow, PathLike
-from envbus.bus.messages import Request, Tree
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.actions import ActionStore
 from envbus.runner.config import FleetConfig, Timeouts
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.fleet import Fleet
-from envbus.runner.lockstep import Encoded, Round
 from envbus.runner.recycling import RecycleAfter
-from envbus.runner.seeding import spread_seeds
 from envbus.runner.statistics import Statistics, gather
 from envbus.runner.vector_calls import CallableVectorEnv
-from envbus.runner.vector_faults import NewLife, VectorFaults
+from envbus.runner.vector_faults import VectorFaults
 from envbus.runner.vector_recycling import VectorRecycling
-from envbus.runner.vector_results import Infos, VectorResults, merge_infos
-from envbus.runner.vector_rounds import Pending, VectorRounds
-from envbus.runner.vector_spaces import check_max_concurrency, check_reset_mask, choose_spaces
+from envbus.runner.vector_results import VectorResults, merge_infos
+from envbus.runner.vector_rounds import VectorRounds
+from envbus.runner.vector_spaces import check_max_concurrency, choose_spaces
+from envbus.runner.vector_steps import VectorSteps
 
 __all__ = ["BusVectorEnv"]
 
@@ -48,8 +40,6 @@ Stepped: TypeAlias = tuple[
     npt.NDArray[np.bool_],
     dict[str, Any],
 ]
-#: What an actor is asked to advance all of its envs by actions that are in the arena.
-_STEP_ALL = Encoded(Step.__name__, encode(Step()))
 
 
 class BusVectorEnv(CallableVectorEnv):
@@ -93,7 +83,8 @@ class BusVectorEnv(CallableVectorEnv):
             envs that wait rather than compute.
         restart_failed_sub_environments: Make envs anew that raised, and start actors again that
             died or passed a deadline. The episodes of their envs end as truncated, with
-            `infos["fault"]`; the others go on. Off, errors are raised.
+            `infos["fault"]`; the others go on. What was set in an env (`set_attr`) is lost with
+            it. Off, errors are raised. See docs/reliability.md.
         restart_policy: How often and how soon, per env and per actor; None: the default policy.
         hooks: Functions that are told of faults and restarts.
         memory_limit_mb: Resident memory in MiB that an actor may use, with all that it started;
@@ -162,7 +153,6 @@ class BusVectorEnv(CallableVectorEnv):
         self.daemon = daemon
         self.observation_mode = observation_mode
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        self._same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         self.max_concurrency = check_max_concurrency(max_concurrency)
         self.timeouts = timeouts or Timeouts()
         restart = (restart_policy or RestartPolicy()) if restart_failed_sub_environments else None
@@ -214,24 +204,26 @@ class BusVectorEnv(CallableVectorEnv):
         self.single_action_space = chosen.single_action_space
         self.action_space = chosen.action_space
         blocks = fleet.map_blocks(self.single_observation_space, self.single_action_space)
-        self._blocks = blocks
-        self._actions = ActionStore(self.action_space, self.num_envs, blocks.actions)
         self._results = VectorResults(
             self.single_observation_space, self.num_envs, blocks, fleet.actors
         )
         self._faults = VectorFaults(fleet, self._results, self._log)
         self._rounds = VectorRounds(type(self).__name__, fleet, self._faults.lockstep)
-        #: None where actors are not exchanged.
-        self._recycling: VectorRecycling | None = None
+        recycling = None
         if fleet.recycling is not None:
-            self._recycling = VectorRecycling(
-                fleet.recycling,
-                fleet,
-                self._results,
-                self._faults,
-                self._log,
-                self.autoreset_mode,
+            mode = self.autoreset_mode
+            recycling = VectorRecycling(
+                fleet.recycling, fleet, self._results, self._faults, self._log, mode
             )
+        self._steps = VectorSteps(
+            fleet,
+            self.action_space,
+            self._results,
+            self._rounds,
+            self._faults,
+            recycling,
+            self.autoreset_mode,
+        )
 
     # --- reset -------------------------------------------------------------------------------
 
@@ -266,38 +258,7 @@ class BusVectorEnv(CallableVectorEnv):
             AlreadyPendingCallError: Another call is pending.
             ValueError, TypeError: Seeds or mask are unusable. Nothing was sent.
         """
-        self._begin_reset("reset_async", seed, options)
-
-    def _begin_reset(
-        self, verb: str, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
-    ) -> None:
-        self._rounds.check_open()
-        seeds = spread_seeds(seed, self.num_envs)
-        self._rounds.check_free(verb, ending="")
-        self._faults.check_given_up()
-        mask, rest = check_reset_mask(options, self.num_envs)
-        requests: dict[int, Reset] = {}
-        for actor in self._fleet.actors:
-            slots = None if mask is None else np.flatnonzero(mask[actor.rows]).tolist()
-            if slots == []:
-                continue
-            reborn = actor.index in self._faults.to_reset
-            if reborn:
-                slots = None  # none of its envs has an episode to keep
-            addressed = range(len(actor.env_ids)) if slots is None else slots
-            given = [seeds[actor.env_ids[slot]] for slot in addressed]
-            request = Reset(
-                slots=slots,
-                seeds=None if all(s is None for s in given) else Tree(given),
-                options=None if rest is None else Tree(own(rest)),
-            )
-            requests[actor.index] = self._faults.opening(actor, request) if reborn else request
-            for slot in addressed:
-                self._faults.lives.remember(actor.env_ids[slot], seeds[actor.env_ids[slot]])
-        if self._recycling is not None:
-            self._recycling.before_reset(requests)
-        self._faults.expect(NewLife.SAME_REQUEST, requests)
-        self._rounds.begin(Pending.RESET, requests, kill_late=True)
+        self._steps.begin_reset("reset_async", seed, options)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the resets and return their results.
@@ -318,12 +279,7 @@ class BusVectorEnv(CallableVectorEnv):
     def _end_reset(
         self, verb: str, asked: str, timeout: float | None
     ) -> tuple[Any, dict[str, Any]]:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        done = self._rounds.collect(verb, asked, Pending.RESET, timeout)
-        infos = self._results.take(done, self._faults.openings)
-        if self._recycling is not None:
-            self._recycling.after(step=False)
-        self._settle(verb, Pending.RESET, done, infos, timeout, deadline)
+        infos = self._steps.end_reset(verb, asked, timeout)
         observations = self._results.observations.batch(copy=self.copy)
         return observations, merge_infos(infos, self._add_info)
 
@@ -350,33 +306,7 @@ class BusVectorEnv(CallableVectorEnv):
             AlreadyPendingCallError: Another call is pending.
             ValueError, TypeError: Not one action per env. Nothing was sent.
         """
-        self._begin_step("step_async", actions)
-
-    def _begin_step(self, verb: str, actions: Any) -> None:
-        rounds, faults = self._rounds, self._faults
-        if rounds.closed or rounds.pending is not Pending.NOTHING or faults.given_up:
-            rounds.check_free(verb)
-            faults.check_given_up()
-        singles = self._actions.store(actions)
-        requests: dict[int, Request[Any] | Encoded] = {}
-        openings: dict[int, Reset | Rebuild] = {}
-        fresh = None if self._recycling is None else self._recycling.before_step()
-        if fresh is not None:
-            faults.to_reset.add(fresh.index)
-        for actor in self._fleet.actors:
-            index = actor.index
-            if index in faults.to_reset:
-                requests[index] = openings[index] = faults.opening(actor)
-            elif singles is not None:
-                requests[index] = Step(actions=Tree(singles[actor.rows]))
-            elif actor.reads_blocks:
-                requests[index] = _STEP_ALL
-            else:
-                assert self._blocks.actions is not None
-                rows = [leaf[actor.rows].copy() for leaf in self._blocks.actions]
-                requests[index] = Step(action_arrays=rows)
-        faults.expect(NewLife.RESET if self._same_step else NewLife.NOTHING, openings)
-        rounds.begin(Pending.STEP, requests, kill_late=True)
+        self._steps.begin_step("step_async", actions)
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
         """Wait for the steps and return their results; errors as in `reset_wait`.
@@ -387,48 +317,15 @@ class BusVectorEnv(CallableVectorEnv):
         return self._end_step("step_wait", "step_async", timeout)
 
     def _end_step(self, verb: str, asked: str, timeout: float | None) -> Stepped:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        done = self._rounds.collect(verb, asked, Pending.STEP, timeout)
-        infos = self._results.take(done, self._faults.openings)
-        if self._recycling is not None:
-            self._recycling.after(step=True)
-        if done.has_errors or self._faults.unsettled:
-            self._settle(verb, Pending.STEP, done, infos, timeout, deadline)
-        if self._recycling is not None and timeout is None:
-            try:
-                self._recycling.end_step(infos)
-            except BaseException:  # also Ctrl-C: as in `_settle`
-                self._rounds.keep(Pending.STEP, done)
-                raise
-        blocks = self._blocks
+        infos = self._steps.end_step(verb, asked, timeout)
+        results = self._results
         return (
-            self._results.observations.batch(copy=self.copy),
-            blocks.rewards.copy(),
-            blocks.terminations.copy(),
-            blocks.truncations.copy(),
+            results.observations.batch(copy=self.copy),
+            results.blocks.rewards.copy(),
+            results.blocks.terminations.copy(),
+            results.blocks.truncations.copy(),
             merge_infos(infos, self._add_info),
         )
-
-    def _settle(
-        self,
-        verb: str,
-        pending: Pending,
-        done: Round,
-        infos: Infos,
-        timeout: float | None,
-        deadline: float,
-    ) -> None:
-        """Have the round's faults settled by `deadline`."""
-        reset = self._same_step or pending is Pending.RESET
-        try:
-            late = self._faults.settle(
-                done, infos, in_step=pending is Pending.STEP, reset=reset, deadline=deadline
-            )
-        except BaseException:  # also Ctrl-C: the results can be fetched, or dropped
-            self._rounds.keep(pending, done)
-            raise
-        if late:
-            self._rounds.time_out(verb, timeout, late)
 
     # --- OpenRL's names ----------------------------------------------------------------------
 
@@ -438,7 +335,7 @@ class BusVectorEnv(CallableVectorEnv):
         options: dict[str, Any] | None = None,
     ) -> None:
         """`reset_async` under OpenRL's name."""
-        self._begin_reset("reset_send", seed, options)
+        self._steps.begin_reset("reset_send", seed, options)
 
     def reset_fetch(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """`reset_wait` under OpenRL's name."""
@@ -446,7 +343,7 @@ class BusVectorEnv(CallableVectorEnv):
 
     def step_send(self, actions: Any) -> None:
         """`step_async` under OpenRL's name."""
-        self._begin_step("step_send", actions)
+        self._steps.begin_step("step_send", actions)
 
     def step_fetch(self, timeout: float | None = None) -> Stepped:
         """`step_wait` under OpenRL's name."""

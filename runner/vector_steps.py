@@ -1,0 +1,171 @@
+"""The resets and steps of a vector env: from the caller's arguments to the rows of results."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from envbus.actors.copies import own
+from envbus.actors.protocol import Rebuild, Reset, Step
+from envbus.bus.codec import encode
+from envbus.bus.messages import Request, Tree
+from envbus.runner.actions import ActionStore
+from envbus.runner.fleet import Fleet
+from envbus.runner.lockstep import Encoded, Round
+from envbus.runner.seeding import spread_seeds
+from envbus.runner.vector_faults import NewLife, VectorFaults
+from envbus.runner.vector_recycling import VectorRecycling
+from envbus.runner.vector_results import Infos, VectorResults
+from envbus.runner.vector_rounds import Pending, VectorRounds
+from envbus.runner.vector_spaces import check_reset_mask
+
+__all__ = ["VectorSteps"]
+
+#: What an actor is asked to advance all of its envs by actions that are in the arena.
+_STEP_ALL: Final = Encoded(Step.__name__, encode(Step()))
+
+
+class VectorSteps:
+    """Begins and ends the rounds that `reset` and `step` are.
+
+    Args:
+        fleet: Whose actors.
+        action_space: The batched one.
+        results: Where the rows are, once a round has ended.
+        rounds: What is pending.
+        faults: What becomes of failed envs.
+        recycling: Exchanges actors between episodes; None: nobody does.
+        mode: What happens at the end of an episode.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        action_space: gymnasium.Space[Any],
+        results: VectorResults,
+        rounds: VectorRounds,
+        faults: VectorFaults,
+        recycling: VectorRecycling | None,
+        mode: AutoresetMode,
+    ) -> None:
+        self._fleet = fleet
+        self._results = results
+        self._blocks = results.blocks
+        self._actions = ActionStore(action_space, fleet.num_envs, results.blocks.actions)
+        self._rounds = rounds
+        self._faults = faults
+        self._recycling = recycling
+        self._same_step = mode is AutoresetMode.SAME_STEP
+
+    def begin_reset(
+        self, verb: str, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+    ) -> None:
+        """Ask for a reset; parameters and errors as in `BusVectorEnv.reset_async`."""
+        self._rounds.check_open()
+        seeds = spread_seeds(seed, self._fleet.num_envs)
+        self._rounds.check_free(verb, ending="")
+        self._faults.check_given_up()
+        mask, rest = check_reset_mask(options, self._fleet.num_envs)
+        requests: dict[int, Reset] = {}
+        for actor in self._fleet.actors:
+            slots = None if mask is None else np.flatnonzero(mask[actor.rows]).tolist()
+            if slots == []:
+                continue
+            reborn = actor.index in self._faults.to_reset
+            if reborn:
+                slots = None  # none of its envs has an episode to keep
+            addressed = range(len(actor.env_ids)) if slots is None else slots
+            given = [seeds[actor.env_ids[slot]] for slot in addressed]
+            request = Reset(
+                slots=slots,
+                seeds=None if all(s is None for s in given) else Tree(given),
+                options=None if rest is None else Tree(own(rest)),
+            )
+            requests[actor.index] = self._faults.opening(actor, request) if reborn else request
+            for slot in addressed:
+                self._faults.lives.remember(actor.env_ids[slot], seeds[actor.env_ids[slot]])
+        if self._recycling is not None:
+            self._recycling.before_reset(requests)
+        self._faults.expect(NewLife.SAME_REQUEST, requests)
+        self._rounds.begin(Pending.RESET, requests, kill_late=True)
+
+    def end_reset(self, verb: str, asked: str, timeout: float | None) -> Infos:
+        """Wait for the reset and return its infos; the rest is in the rows."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        done = self._rounds.collect(verb, asked, Pending.RESET, timeout)
+        infos = self._results.take(done, self._faults.openings)
+        if self._recycling is not None:
+            self._recycling.after(step=False)
+        self._settle(verb, Pending.RESET, done, infos, timeout, deadline)
+        return infos
+
+    def begin_step(self, verb: str, actions: Any) -> None:
+        """Ask for a step; parameters and errors as in `BusVectorEnv.step_async`."""
+        rounds, faults = self._rounds, self._faults
+        if rounds.closed or rounds.pending is not Pending.NOTHING or faults.given_up:
+            rounds.check_free(verb)
+            faults.check_given_up()
+        singles = self._actions.store(actions)
+        requests: dict[int, Request[Any] | Encoded] = {}
+        openings: dict[int, Reset | Rebuild] = {}
+        fresh = None if self._recycling is None else self._recycling.before_step()
+        if fresh is not None:
+            faults.to_reset.add(fresh.index)
+        for actor in self._fleet.actors:
+            index = actor.index
+            if index in faults.to_reset:
+                requests[index] = openings[index] = faults.opening(actor)
+            elif singles is not None:
+                requests[index] = Step(actions=Tree(singles[actor.rows]))
+            elif actor.reads_blocks:
+                requests[index] = _STEP_ALL
+            else:
+                assert self._blocks.actions is not None
+                rows = [leaf[actor.rows].copy() for leaf in self._blocks.actions]
+                requests[index] = Step(action_arrays=rows)
+        faults.expect(NewLife.RESET if self._same_step else NewLife.NOTHING, openings)
+        rounds.begin(Pending.STEP, requests, kill_late=True)
+
+    def end_step(self, verb: str, asked: str, timeout: float | None) -> Infos:
+        """Wait for the step and return its infos; the rest is in the rows."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        done = self._rounds.collect(verb, asked, Pending.STEP, timeout)
+        infos = self._results.take(done, self._faults.openings)
+        if self._recycling is not None:
+            self._recycling.after(step=True)
+        if done.has_errors or self._faults.unsettled:
+            self._settle(verb, Pending.STEP, done, infos, timeout, deadline)
+        if self._recycling is not None and timeout is None:
+            try:
+                self._recycling.end_step(infos)
+            except BaseException:  # also Ctrl-C: as in `_settle`
+                self._rounds.keep(Pending.STEP, done)
+                raise
+        return infos
+
+    def _settle(
+        self,
+        verb: str,
+        pending: Pending,
+        done: Round,
+        infos: Infos,
+        timeout: float | None,
+        deadline: float,
+    ) -> None:
+        """Have the round's faults settled by `deadline`."""
+        reset = self._same_step or pending is Pending.RESET
+        try:
+            late = self._faults.settle(
+                done, infos, in_step=pending is Pending.STEP, reset=reset, deadline=deadline
+            )
+        except BaseException:  # also Ctrl-C: the results can be fetched, or dropped
+            self._rounds.keep(pending, done)
+            raise
+        if late:
+            self._rounds.time_out(verb, timeout, late)
