@@ -89,6 +89,10 @@ class Driver:
             timeouts=Timeouts(start=20.0, reset=5.0, step=config.step_timeout, close=3.0),
             preload=["envbus.bench.chaos.envs"],
         )
+        #: By env: all envs of its actor.
+        self._companions = [
+            actor.env_ids for actor in self._pool._fleet.actors for _ in actor.env_ids
+        ]
         #: By env: process of its last row, and whether a fault was reported since.
         self._pids = np.zeros(config.num_envs, np.int64)
         self._broken: set[int] = set()
@@ -266,8 +270,7 @@ class Driver:
     def _inject(self, injection: Injection) -> None:
         reached: list[int] = []
         if injection.kind in WHOLE_ACTOR:
-            same = np.flatnonzero(self._pids == self._pids[injection.env_id])
-            reached = [env_id for env_id in same.tolist() if env_id != injection.env_id]
+            reached = [i for i in self._companions[injection.env_id] if i != injection.env_id]
         self._tracker.injected(injection, reached, time.monotonic())
 
     def _resume_paused(self, now: float) -> None:
