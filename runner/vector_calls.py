@@ -206,7 +206,8 @@ class CallableVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 requests[actor.index] = make_request(actor, slots)
         self._call_indices = sorted(chosen)
         self._faults.expect(NewLife.NOTHING, {})
-        self._rounds.begin(Pending.CALL, requests, tells=False)
+        timeout = self._fleet.config.timeouts.call
+        self._rounds.begin(Pending.CALL, requests, timeout, tells=False)
 
     def _end_call(self, verb: str, asked: str, timeout: float | None) -> list[Any]:
         done = self._rounds.collect(verb, asked, Pending.CALL, timeout)

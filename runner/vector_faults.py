@@ -82,7 +82,9 @@ class VectorFaults:
     @property
     def unsettled(self) -> bool:
         """Whether a former round left something to settle."""
-        return bool(self._untold or self.to_reset or self._log.untold or self.recovery)
+        if self.recovery is None:
+            return bool(self.to_reset)
+        return bool(self._untold or self.to_reset or self.recovery or self._log.untold)
 
     def expect(self, new_life: NewLife, openings: Mapping[int, Reset | Rebuild]) -> None:
         """Say what the round that is about to begin is.
@@ -91,7 +93,8 @@ class VectorFaults:
             new_life: What actors get that die in it.
             openings: By actor index, those of its requests that begin episodes.
         """
-        self._drop_work()
+        if self._work:
+            self._drop_work()
         abandoned, self.lockstep.abandoned = self.lockstep.abandoned, None
         if abandoned is not None and self.recovery is not None:
             self._note_errors(self.recovery, abandoned)

@@ -53,13 +53,8 @@ class VectorRounds:
         self._lockstep = lockstep
         #: What was collected last, until the next round begins.
         self._last: tuple[Pending, Round] | None = None
-        timeouts = fleet.config.timeouts
-        #: Seconds that each kind of request has.
-        self._timeouts = {
-            Pending.RESET: timeouts.reset,
-            Pending.STEP: timeouts.step,
-            Pending.CALL: timeouts.call,
-        }
+        #: Seconds that each request of the present round has.
+        self._timeout: float | None = None
 
     def check_open(self) -> None:
         """See that it was not closed.
@@ -91,6 +86,7 @@ class VectorRounds:
         self,
         pending: Pending,
         requests: Mapping[int, Request[Any] | Encoded],
+        timeout: float | None,
         *,
         kill_late: bool = False,
         tells: bool = True,
@@ -99,11 +95,11 @@ class VectorRounds:
         self._last = None
         self._lockstep.begin(
             requests,
-            self._timeouts[pending],
+            timeout,
             kill_late=kill_late,
             tells=tells,
         )
-        self.pending = pending
+        self.pending, self._timeout = pending, timeout
 
     def collect(self, verb: str, asked: str, pending: Pending, timeout: float | None) -> Round:
         """Wait for the round's end; after what envs raised in it was raised, return it again.
@@ -147,7 +143,7 @@ class VectorRounds:
             self.time_out(verb, timeout, missing)
         self.pending, self._last = Pending.NOTHING, (pending, done)
         if done.late:
-            self.time_out(verb, self._timeouts[pending], done.late)
+            self.time_out(verb, self._timeout, done.late)
         return done
 
     def close(self, timeout: float | None, *, terminate: bool) -> None:

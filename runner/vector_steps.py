@@ -55,6 +55,7 @@ class VectorSteps:
         mode: AutoresetMode,
     ) -> None:
         self._fleet = fleet
+        self._timeouts = fleet.config.timeouts
         self._results = results
         self._blocks = results.blocks
         self._actions = ActionStore(action_space, fleet.num_envs, results.blocks.actions)
@@ -93,7 +94,7 @@ class VectorSteps:
         if self._recycling is not None:
             self._recycling.before_reset(requests)
         self._faults.expect(NewLife.SAME_REQUEST, requests)
-        self._rounds.begin(Pending.RESET, requests, kill_late=True)
+        self._rounds.begin(Pending.RESET, requests, self._timeouts.reset, kill_late=True)
 
     def end_reset(self, verb: str, asked: str, timeout: float | None) -> Infos:
         """Wait for the reset and return its infos; the rest is in the rows."""
@@ -130,7 +131,7 @@ class VectorSteps:
                 rows = [leaf[actor.rows].copy() for leaf in self._blocks.actions]
                 requests[index] = Step(action_arrays=rows)
         faults.expect(NewLife.RESET if self._same_step else NewLife.NOTHING, openings)
-        rounds.begin(Pending.STEP, requests, kill_late=True)
+        rounds.begin(Pending.STEP, requests, self._timeouts.step, kill_late=True)
 
     def end_step(self, verb: str, asked: str, timeout: float | None) -> Infos:
         """Wait for the step and return its infos; the rest is in the rows."""
