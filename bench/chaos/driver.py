@@ -93,8 +93,10 @@ class Driver:
         self._companions = [
             actor.env_ids for actor in self._pool._fleet.actors for _ in actor.env_ids
         ]
-        #: By env: process of its last row, and whether a fault was reported since.
+        #: By env: process of its last row, whether that ended an episode, and whether a fault was
+        #: reported since.
         self._pids = np.zeros(config.num_envs, np.int64)
+        self._over = np.zeros(config.num_envs, np.bool_)
         self._broken: set[int] = set()
         #: What the next action of an env commands.
         self._commands: dict[int, Injection] = {}
@@ -183,6 +185,7 @@ class Driver:
         over = batch.terminations | batch.truncations
         self._journal.delivered(ids, observations, batch.incarnations, batch.rewards, over, noted)
         self._pids[ids] = observations[:, 4]
+        self._over[ids] = over
         self._env_steps += int(np.count_nonzero(observations[:, 3]))
         if self._broken:
             for env_id in self._broken.intersection(ids.tolist()):
@@ -195,6 +198,8 @@ class Driver:
         self._nonce += len(ids)
         if self._commands:
             for row, env_id in enumerate(ids.tolist()):
+                if self._over[env_id]:
+                    continue  # the env is reset, and gets no action
                 injection = self._commands.pop(env_id, None)
                 if injection is not None:
                     actions[row, 1:] = (COMMANDS[injection.kind], int(injection.amount * 1000))
