@@ -100,6 +100,11 @@ class EpisodeRecorder:
         return self.terminated or self.truncated or self.faulty
 
     @property
+    def num_fragments(self) -> int:
+        """Pieces with rows that were cut off so far."""
+        return self._fragments
+
+    @property
     def total_agent_steps(self) -> int:
         """Rows of all fragments, dropped ones left out; 0 at the end: nobody ever acted."""
         return sum(agent.total_rows for agent in self._agents.values())

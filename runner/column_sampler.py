@@ -1,0 +1,375 @@
+"""Samples envs with one agent each and spaces of fixed size, in columns over all envs.
+
+The fast one of two ways that give equal batches; `dict_sampler.py` is the general one. There is
+no Python loop over envs and steps here, only over episodes that end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
+
+from envbus.runner.agent_results import DUMMY_AGENT
+from envbus.runner.callbacks import naming
+from envbus.runner.columns import Columns
+from envbus.runner.faults import Fault
+from envbus.runner.metrics import EpisodeResult, PerfTimers, SampleMetrics
+from envbus.runner.nested import Tree, map_tree
+from envbus.runner.policies import Policy, zero_action
+from envbus.runner.pool import ActorPool, Batch
+from envbus.runner.sampling import Demand, Phase, RunnerConfig, Sample
+
+__all__ = ["ColumnSampler"]
+
+_Ints: TypeAlias = npt.NDArray[np.int64]
+_Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+class ColumnSampler:
+    """Rows of all envs in one set of columns.
+
+    Args:
+        pool: Its envs reset themselves (NEXT_STEP) or are reset here (DISABLED).
+        policy_id: The one policy's, and `policy` itself.
+    """
+
+    def __init__(
+        self,
+        pool: ActorPool,
+        config: RunnerConfig,
+        policy_id: str,
+        policy: Policy,
+        metrics: SampleMetrics,
+        timers: PerfTimers,
+    ) -> None:
+        count = pool.num_envs
+        self._pool = pool
+        self._config = config
+        self._policy_id, self._policy = policy_id, policy
+        self._metrics, self._timers = metrics, timers
+        self._sends_resets = pool.autoreset_mode is AutoresetMode.DISABLED
+        self._observe = config.connector("observation", policy_id)
+        self._convert = config.connector("action", policy_id)
+        self._keys = [(env_id, DUMMY_AGENT) for env_id in range(count)]
+        self._filler = map_tree(np.asarray, zero_action(pool.single_action_space))
+        self._phase = np.full(count, Phase.ENDED, np.int8)
+        self._columns = Columns(count, 1)
+        #: Of the running episodes, per env: number, row of this fragment that it begins with,
+        #: fragments that it is in already, return and length.
+        self._number: _Ints = np.full(count, -1, np.int64)
+        self._first_row: _Ints = np.zeros(count, np.int64)
+        self._fragments: _Ints = np.zeros(count, np.int64)
+        self._return = np.zeros(count, np.float64)
+        self._length: _Ints = np.zeros(count, np.int64)
+        self._incarnation: _Ints = np.zeros(count, np.int64)
+        #: Episodes that each env has ended in this sample, faulty ones left out.
+        self._ended: _Ints = np.zeros(count, np.int64)
+        #: Where they wait for an action, `(N, ...)`; None before the first observation.
+        self._last: Tree = None
+        #: Of a policy with a state, `(N, ...)`.
+        self._first_state: Tree = None
+        self._states: Tree = None
+        self._faults: list[Fault] = []
+        self._results: list[EpisodeResult] = []
+
+    @property
+    def live(self) -> _Bools:
+        """Which envs were not given up, `(N,)`."""
+        return self._phase != Phase.LOST
+
+    @property
+    def stepping(self) -> _Bools:
+        """Which envs have been sent an action and have not answered, `(N,)`."""
+        return self._phase == Phase.STEPPING
+
+    def reset(self, seed: int | None) -> None:
+        """Give up what runs, and begin a new episode in each env."""
+        self._pool.reset(seed)
+        live = self.live
+        self._phase[live] = Phase.RESETTING
+        self._columns.num_rows[:] = 0
+
+    def has_cut_episode(self) -> bool:
+        """Return whether an episode runs of which rows have left already."""
+        running = (self._phase == Phase.WAITING) | (self._phase == Phase.STEPPING)
+        return bool((running & (self._fragments > 0)).any())
+
+    def sample(
+        self, demand: Demand, deadline: float | None, explore: bool, unroll_id: int
+    ) -> Sample:
+        """Return rows until the demand is met, or the deadline (monotonic time) has passed."""
+        self._begin_fragment(demand)
+        late: tuple[int, ...] = ()
+        ids = np.flatnonzero(self._may_act(demand))
+        observations = None if self._last is None else map_tree(lambda leaf: leaf[ids], self._last)
+        self._go_on(demand, ids, observations, explore)
+        while True:
+            awaited = (self._phase == Phase.RESETTING) | (self._phase == Phase.STEPPING)
+            awaited &= ~self._met(demand)
+            number = int(np.count_nonzero(awaited))
+            if not number:
+                break
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            begin = time.perf_counter()
+            batch = self._pool.recv(min(self._config.min_envs, number), timeout=left)
+            self._timers.add("env_wait", time.perf_counter() - begin)
+            self._take(batch, demand, explore)
+            self._timers.end_iteration()
+            if batch.late:
+                late = tuple(env_id for env_id in batch.late if awaited[env_id])
+                break
+        return self._end_fragment(demand, late, unroll_id)
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _met(self, demand: Demand) -> _Bools:
+        """Return which envs have contributed their part, `(N,)`."""
+        counts = self._ended if demand.unit == "episodes" else self._columns.num_rows
+        met = counts >= demand.quotas
+        if demand.complete:
+            met &= (self._phase < Phase.WAITING) | (demand.quotas == 0)
+        result: _Bools = met | ~self.live
+        return result
+
+    def _may_act(self, demand: Demand) -> _Bools:
+        waiting: _Bools = (self._phase == Phase.WAITING) & ~self._met(demand)
+        return waiting
+
+    def _go_on(self, demand: Demand, ids: _Ints, observations: Tree, explore: bool) -> None:
+        """Have these envs step, and those that are between episodes begin."""
+        over = np.flatnonzero((self._phase == Phase.ENDED) & ~self._met(demand))
+        actions = self._act(ids, observations, explore) if len(ids) else None
+        if not len(over):
+            if actions is not None:
+                self._pool.send(actions, ids)
+        elif self._sends_resets:
+            if actions is not None:
+                self._pool.send(actions, ids)
+            self._pool.reset(env_ids=over)
+        else:  # they reset themselves when they are stepped, by whatever action
+            filler = map_tree(
+                lambda leaf: np.broadcast_to(leaf, (len(over), *leaf.shape)), self._filler
+            )
+            both = filler
+            if actions is not None:
+                both = map_tree(lambda *parts: np.concatenate(parts), actions, filler)
+            self._pool.send(both, np.concatenate([ids, over]))
+        self._phase[ids] = Phase.STEPPING
+        self._phase[over] = Phase.RESETTING
+
+    def _act(self, ids: _Ints, observations: Tree, explore: bool) -> Tree:
+        """Ask the policy, open a row of each env, and return what is to be sent."""
+        clock = time.perf_counter
+        begin = clock()
+        policy = self._policy
+        states = self._states_of(ids)
+        out = policy.compute_actions(observations, states, explore=explore)
+        asked = clock()
+        actions = map_tree(np.asarray, out.actions)
+        extras: Mapping[str, Tree] = out.extras
+        if states is not None:
+            extras = {**extras, "state_in": states, "state_out": out.states}
+            map_tree(lambda kept, new: kept.__setitem__(ids, new), self._states, out.states)
+        self._columns.act(ids, observations, actions, policy.policy_version, extras)
+        if self._convert is not None:
+            actions = self._convert(actions, [self._keys[i] for i in ids.tolist()])
+        self._timers.add("inference", asked - begin)
+        self._timers.add("action_processing", clock() - asked)
+        return actions
+
+    def _states_of(self, ids: _Ints) -> Tree:
+        if self._states is None:
+            self._first_state = self._policy.initial_state()
+            if self._first_state is None:
+                return None
+            count = len(self._phase)
+            self._states = map_tree(
+                lambda leaf: np.repeat(np.asarray(leaf)[np.newaxis], count, axis=0),
+                self._first_state,
+            )
+        return map_tree(lambda leaf: leaf[ids], self._states)
+
+    def _take(self, batch: Batch, demand: Demand, explore: bool) -> None:
+        """Take in what came, and have whoever can go on do so."""
+        begin = time.perf_counter()
+        for fault in batch.faults:
+            self._take_fault(fault)
+        ids, observations = batch.env_ids, batch.observations
+        rewards, terminated, truncated = batch.rewards, batch.terminations, batch.truncations
+        incarnations = batch.incarnations
+        if not len(ids):
+            self._go_on(demand, ids, observations, explore)
+            return
+        if (ids[1:] < ids[:-1]).any():  # from several actors: in whichever order they came
+            order = np.argsort(ids)
+            ids, observations = ids[order], map_tree(lambda leaf: leaf[order], observations)
+            rewards, terminated, truncated = rewards[order], terminated[order], truncated[order]
+            incarnations = incarnations[order]
+        stepped = self._phase[ids] == Phase.STEPPING
+        everyone = bool(stepped.all())
+        if not everyone:
+            self._begin_episodes(ids[~stepped], incarnations[~stepped])
+        if self._observe is not None:
+            observations = self._observe(observations, [self._keys[i] for i in ids.tolist()])
+        self._phase[ids] = Phase.WAITING
+        if everyone:
+            self._take_steps(ids, observations, rewards, terminated, truncated)
+        elif stepped.any():
+            self._take_steps(
+                ids[stepped],
+                map_tree(lambda leaf: leaf[stepped], observations),
+                rewards[stepped],
+                terminated[stepped],
+                truncated[stepped],
+            )
+        acting = self._may_act(demand)[ids]
+        self._timers.add("raw_obs_processing", time.perf_counter() - begin)
+        if acting.all():
+            self._go_on(demand, ids, observations, explore)
+            return
+        if self._last is None:
+            count = len(self._phase)
+            self._last = map_tree(
+                lambda leaf: np.zeros((count, *leaf.shape[1:]), leaf.dtype), observations
+            )
+        map_tree(lambda kept, new: kept.__setitem__(ids, new), self._last, observations)
+        chosen = map_tree(lambda leaf: leaf[acting], observations)
+        self._go_on(demand, ids[acting], chosen, explore)
+
+    def _take_steps(
+        self,
+        ids: _Ints,
+        observations: Tree,
+        rewards: npt.NDArray[np.float64],
+        terminated: _Bools,
+        truncated: _Bools,
+    ) -> None:
+        self._columns.complete(ids, observations, rewards, terminated, truncated)
+        self._return[ids] += rewards
+        self._length[ids] += 1
+        done = terminated | truncated
+        if done.any():
+            over = ids[done]
+            self._phase[over] = Phase.ENDED
+            self._ended[over] += 1
+            flags = zip(over.tolist(), terminated[done], truncated[done], strict=True)
+            for env_id, was_terminated, was_truncated in flags:
+                self._end_episode(env_id, bool(was_terminated), bool(was_truncated))
+
+    def _begin_episodes(self, ids: _Ints, incarnations: _Ints) -> None:
+        renewed = self._incarnation[ids] != incarnations
+        if renewed.any():
+            for env_id, incarnation in zip(
+                ids[renewed].tolist(), incarnations[renewed].tolist(), strict=True
+            ):
+                self._metrics.add_restart()
+                with naming("on_sub_environment_created"):
+                    self._config.callbacks.on_sub_environment_created(
+                        env_id=env_id, incarnation=incarnation
+                    )
+        self._incarnation[ids] = incarnations
+        self._number[ids] += 1
+        self._first_row[ids] = self._columns.num_rows[ids]
+        self._fragments[ids] = self._length[ids] = 0
+        self._return[ids] = 0.0
+        self._columns.begin(ids, eps_id=self._eps_ids(ids), incarnation=incarnations)
+        for connector in (self._observe, self._convert):
+            if connector is not None:
+                connector.reset(ids.tolist())
+        if self._states is not None:
+            map_tree(
+                lambda kept, first: kept.__setitem__(ids, first), self._states, self._first_state
+            )
+
+    def _eps_ids(self, ids: _Ints) -> _Ints:
+        return self._config.unique(0) + self._number[ids] * len(self._number) + ids
+
+    def _take_fault(self, fault: Fault) -> None:
+        env_id = fault.env_id
+        self._faults.append(fault)
+        if self._phase[env_id] in (Phase.WAITING, Phase.STEPPING):
+            kept = int(self._columns.num_rows[env_id] - self._first_row[env_id])
+            if self._config.faulty_episodes == "drop":
+                self._metrics.add_dropped_rows(kept)
+                self._columns.rewind(env_id, int(self._first_row[env_id]))
+                self._end_episode(env_id, False, False, faulty=True, dropped=kept)
+            else:
+                if kept:
+                    self._columns.truncate(env_id)
+                self._columns.rewind(env_id, int(self._columns.num_rows[env_id]))
+                self._end_episode(env_id, False, False, faulty=True)
+        # The first observation of its next episode comes by itself.
+        self._phase[env_id] = Phase.LOST if fault.given_up else Phase.RESETTING
+        with naming("on_fault"):
+            self._config.callbacks.on_fault(fault=fault)
+
+    def _end_episode(
+        self,
+        env_id: int,
+        terminated: bool,
+        truncated: bool,
+        *,
+        faulty: bool = False,
+        dropped: int = 0,
+    ) -> None:
+        has_rows = self._columns.num_rows[env_id] > self._first_row[env_id]
+        value, length = float(self._return[env_id]), int(self._length[env_id])
+        result = EpisodeResult(
+            eps_id=self._config.unique(int(self._number[env_id]) * len(self._number) + env_id),
+            env_id=env_id,
+            incarnation=int(self._incarnation[env_id]),
+            episode_return=value,
+            length=length,
+            agent_returns={DUMMY_AGENT: value},
+            agent_steps={DUMMY_AGENT: length - dropped},
+            agent_policies={DUMMY_AGENT: self._policy_id},
+            terminated=terminated,
+            truncated=truncated,
+            faulty=faulty,
+            fragments=int(self._fragments[env_id]) + bool(has_rows),
+            unrecorded_reward=0.0,
+            custom_metrics={},
+        )
+        self._metrics.add_episode(result)
+        self._results.append(result)
+
+    def _begin_fragment(self, demand: Demand) -> None:
+        """Take over what the fragment before has left."""
+        running = (self._phase == Phase.WAITING) | (self._phase == Phase.STEPPING)
+        old = self._columns
+        kept = np.where(running, old.num_rows - self._first_row, 0)
+        capacity = 0 if demand.unit == "episodes" else int(demand.quotas.max(initial=0))
+        self._columns = old.following(capacity, kept, self._phase == Phase.STEPPING)
+        self._first_row[:] = 0
+        fresh = np.flatnonzero(running & (kept == 0))
+        self._columns.begin(
+            fresh,
+            eps_id=self._eps_ids(fresh),
+            incarnation=self._incarnation[fresh],
+            t=self._length[fresh],
+        )
+        self._ended[:] = 0
+        self._faults, self._results = [], []
+
+    def _end_fragment(self, demand: Demand, late: tuple[int, ...], unroll_id: int) -> Sample:
+        counts = self._columns.num_rows
+        running = (self._phase == Phase.WAITING) | (self._phase == Phase.STEPPING)
+        if demand.complete:  # those that run stay for the next fragment
+            counts = np.where(running, self._first_row, counts)
+        else:
+            self._fragments += running & (counts > self._first_row)
+            self._first_row[running] = counts[running]
+        batch = self._columns.batch(counts, DUMMY_AGENT, unroll_id)
+        policy_batches = {self._policy_id: batch} if len(batch) else {}
+        return Sample(
+            policy_batches,
+            len(batch),
+            late=late,
+            faults=tuple(self._faults),
+            episodes=tuple(self._results),
+        )

@@ -1,0 +1,233 @@
+"""Rows of many envs side by side, `(N, T)`, written by batches of envs. Pure.
+
+What `trajectory.py` is for one agent, for N envs with one agent each, without a Python object per
+row. Leaves out where rows come from (`column_sampler.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from envbus.runner.batch import SampleBatch
+from envbus.runner.nested import Tree, map_tree
+from envbus.runner.trajectory import AgentID, agent_id_column
+
+__all__ = ["Columns"]
+
+_Ints: TypeAlias = npt.NDArray[np.int64]
+_Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+class Columns:
+    """The rows of N envs in one fragment; env e's stand at `e * T` and behind.
+
+    Attributes:
+        num_rows: `(N,)` complete rows of each env.
+    """
+
+    def __init__(self, num_envs: int, capacity: int) -> None:
+        self.num_rows: _Ints = np.zeros(num_envs, np.int64)
+        self._num_envs = num_envs
+        self._capacity = max(capacity, 1)
+        #: `(N * T, ...)` each.
+        self._trees: dict[str, Tree] = {}
+        self._extras: frozenset[str] | None = None
+        for name, dtype in (("rewards", np.float32), ("terminateds", bool), ("truncateds", bool)):
+            self._allocate(name, np.zeros((0,), dtype))
+        #: What holds from a row on, for the rest of its episode, where `marked` is set.
+        self._marked: _Bools = np.zeros((num_envs, self._capacity), np.bool_)
+        self._marks = {name: np.zeros_like(self._marked, np.int64) for name in _MARKS}
+        #: Which weights chose the actions, from a row on; 0 where the row before says it.
+        self._versions: _Ints = np.zeros((num_envs, self._capacity), np.int64)
+
+    def begin(
+        self,
+        env_ids: _Ints,
+        *,
+        eps_id: _Ints,
+        incarnation: _Ints,
+        t: _Ints | int = 0,
+    ) -> None:
+        """An episode begins, or goes on from an earlier fragment, with the next row of each env."""
+        places = self._places(env_ids)
+        self._marked[env_ids, places] = True
+        for name, values in (("eps_id", eps_id), ("incarnation", incarnation), ("t", t)):
+            self._marks[name][env_ids, places] = values
+
+    def act(
+        self,
+        env_ids: _Ints,
+        observations: Tree,
+        actions: Tree,
+        policy_version: int,
+        extras: Mapping[str, Tree],
+    ) -> None:
+        """Open a row of each env.
+
+        Raises:
+            ValueError: Shapes or names of extras are not those of earlier rows.
+        """
+        if self._extras is None:
+            self._extras = frozenset(extras)
+        elif self._extras != extras.keys():
+            raise ValueError(
+                f"extra columns are {sorted(extras)}, earlier ones {sorted(self._extras)}"
+            )
+        places = self._places(env_ids)
+        flat = env_ids * self._capacity + places
+        self._write("obs", flat, observations)
+        self._write("actions", flat, actions)
+        for name, values in extras.items():
+            self._write(name, flat, values)
+        self._versions[env_ids, places] = policy_version
+
+    def complete(
+        self,
+        env_ids: _Ints,
+        next_observations: Tree,
+        rewards: npt.NDArray[Any],
+        terminateds: _Bools,
+        truncateds: _Bools,
+    ) -> None:
+        """Close the open row of each env."""
+        flat = env_ids * self._capacity + self.num_rows[env_ids]
+        self._write("next_obs", flat, next_observations)
+        self._trees["rewards"][flat] = rewards
+        self._trees["terminateds"][flat] = terminateds
+        self._trees["truncateds"][flat] = truncateds
+        self.num_rows[env_ids] += 1
+
+    def rewind(self, env_id: int, num_rows: int) -> None:
+        """Forget an env's rows from `num_rows` on, and an open one."""
+        self.num_rows[env_id] = num_rows
+        self._marked[env_id, num_rows:] = False
+
+    def truncate(self, env_id: int) -> None:
+        """Mark an env's last row as the end of its episode."""
+        self._trees["truncateds"][env_id * self._capacity + self.num_rows[env_id] - 1] = True
+
+    def batch(self, counts: _Ints, agent_id: AgentID, unroll_id: int) -> SampleBatch:
+        """Return the first `counts[e]` rows of each env e, in order of env; views if all are full.
+
+        An env with rows must have begun an episode with its first one.
+        """
+        if not counts.any():
+            return SampleBatch({})
+        steps = np.arange(self._capacity)
+        chosen = steps < counts[:, np.newaxis]
+        begun = np.maximum.accumulate(np.where(self._marked, steps, 0), axis=1)
+        columns = {
+            name: np.take_along_axis(values, begun, axis=1) for name, values in self._marks.items()
+        }
+        columns["t"] += steps - begun
+        columns["policy_version"] = self._versions
+        columns["env_id"] = np.broadcast_to(
+            np.arange(self._num_envs)[:, np.newaxis], self._marked.shape
+        )
+        full = bool(chosen.all())
+        rows = np.flatnonzero(chosen)
+
+        def select(leaf: npt.NDArray[Any]) -> Any:
+            return leaf if full else leaf[rows]
+
+        trees = {name: map_tree(select, tree) for name, tree in self._trees.items()}
+        trees |= {name: select(values.reshape(-1)) for name, values in columns.items()}
+        trees["next_obs_valid"] = np.ones(len(rows), np.bool_)
+        trees["agent_id"] = agent_id_column(agent_id, len(rows))
+        trees["unroll_id"] = np.full(len(rows), unroll_id, np.int64)
+        return SampleBatch(trees)
+
+    def following(self, capacity: int, kept: _Ints, opened: _Bools) -> Columns:
+        """Return the columns of the next fragment, in new memory.
+
+        Args:
+            capacity: Rows of each env to make room for.
+            kept: `(N,)` how many of the last complete rows of each env it begins with.
+            opened: `(N,)` whether an env's open row comes along.
+        """
+        taken = kept + opened
+        columns = Columns(self._num_envs, max(capacity, int(taken.max(initial=0))))
+        columns._extras = self._extras
+        for name, tree in self._trees.items():
+            columns._trees[name] = map_tree(columns._like, tree)
+        for env_id in np.flatnonzero(taken).tolist():
+            count, first = int(taken[env_id]), int(self.num_rows[env_id] - kept[env_id])
+            here = env_id * self._capacity + first
+            there = env_id * columns._capacity
+            for name, tree in self._trees.items():
+                map_tree(
+                    lambda old, new, h=here, t=there, n=count: new.__setitem__(
+                        slice(t, t + n), old[h : h + n]
+                    ),
+                    tree,
+                    columns._trees[name],
+                )
+            columns._marked[env_id, :count] = self._marked[env_id, first : first + count]
+            columns._versions[env_id, :count] = self._versions[env_id, first : first + count]
+            for name, marks in self._marks.items():
+                columns._marks[name][env_id, :count] = marks[env_id, first : first + count]
+        columns.num_rows[:] = kept
+        return columns
+
+    def _places(self, env_ids: _Ints) -> _Ints:
+        """Return the places of the next rows; there is room for them then."""
+        places: _Ints = self.num_rows[env_ids]
+        if len(places) and places.max() >= self._capacity:
+            self._grow()
+        return places
+
+    def _grow(self) -> None:
+        old, self._capacity = self._capacity, 2 * self._capacity
+
+        def grow(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            wider = self._like(leaf)
+            shape = leaf.shape[1:]
+            by_env = wider.reshape(self._num_envs, self._capacity, *shape)
+            by_env[:, :old] = leaf.reshape(self._num_envs, old, *shape)
+            return wider
+
+        self._trees = {name: map_tree(grow, tree) for name, tree in self._trees.items()}
+        room = ((0, 0), (0, old))
+        self._marked = np.pad(self._marked, room)
+        self._versions = np.pad(self._versions, room)
+        self._marks = {name: np.pad(marks, room) for name, marks in self._marks.items()}
+
+    def _like(self, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.empty((self._num_envs * self._capacity, *leaf.shape[1:]), leaf.dtype)
+
+    def _allocate(self, name: str, rows: Tree) -> None:
+        self._trees[name] = map_tree(lambda leaf: self._like(np.asarray(leaf)), rows)
+
+    def _write(self, name: str, flat: _Ints, rows: Tree) -> None:
+        if name not in self._trees:
+            self._allocate(name, rows)
+        tree = self._trees[name]
+        if (  # the usual case, without a call per leaf
+            isinstance(tree, np.ndarray)
+            and rows.dtype == tree.dtype
+            and rows.shape[1:] == tree.shape[1:]
+        ):
+            tree[flat] = rows
+            return
+        self._trees[name] = map_tree(
+            lambda leaf, values: _put(name, leaf, flat, np.asarray(values)), tree, rows
+        )
+
+
+_MARKS = ("eps_id", "incarnation", "t")
+
+
+def _put(
+    name: str, leaf: npt.NDArray[Any], flat: _Ints, values: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Write, and return the array written to: a wider one where a value needs it."""
+    if values.shape[1:] != leaf.shape[1:]:
+        raise ValueError(f"{name} has shape {values.shape[1:]}, earlier rows {leaf.shape[1:]}")
+    if values.dtype != leaf.dtype:
+        leaf = leaf.astype(np.result_type(values.dtype, leaf.dtype), copy=False)
+    leaf[flat] = values
+    return leaf

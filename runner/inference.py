@@ -1,0 +1,133 @@
+"""Asks policies for the actions of agents: rows of one policy and one form go together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envbus.runner.metrics import PerfTimers
+from envbus.runner.nested import Tree, leaves_of, map_tree
+from envbus.runner.policies import as_rows
+from envbus.runner.sampling import RunnerConfig
+from envbus.runner.slot import Slot
+from envbus.runner.trajectory import AgentID
+
+__all__ = ["Asked", "Inference", "by_form", "row_of", "stack"]
+
+
+class Asked(NamedTuple):
+    """An agent's observation."""
+
+    slot: Slot
+    agent_id: AgentID
+    observation: Tree
+
+
+class Inference:
+    """Chooses actions, and opens the rows that they stand in.
+
+    Args:
+        ragged: Observations or actions have no fixed size.
+    """
+
+    def __init__(self, config: RunnerConfig, timers: PerfTimers, *, ragged: bool) -> None:
+        self._config = config
+        self._timers = timers
+        self._ragged = ragged
+
+    def act(self, slots: Sequence[Slot], explore: bool) -> dict[int, dict[AgentID, Any]]:
+        """Return what is to be sent, by env and agent; an env without acting agents has `{}`."""
+        actions: dict[int, dict[AgentID, Any]] = {slot.env_id: {} for slot in slots}
+        asked = [
+            Asked(slot, agent_id, observation)
+            for slot in slots
+            for agent_id, observation in slot.seen.items()
+        ]
+        groups = by_form(
+            asked,
+            # Episodes may have had a policy of that name each.
+            lambda one: (name := one.slot.policy_ids[one.agent_id], id(one.slot.policies[name])),
+            ragged=self._ragged,
+        )
+        for (policy_id, _), group in groups:
+            self._ask(policy_id, group, explore, actions)
+        return actions
+
+    def _ask(
+        self,
+        policy_id: str,
+        group: Sequence[Asked],
+        explore: bool,
+        actions: dict[int, dict[AgentID, Any]],
+    ) -> None:
+        clock = time.perf_counter
+        begin = clock()
+        ragged = self._ragged
+        policy = group[0].slot.policies[policy_id]
+        observations = stack([one.observation for one in group], ragged=ragged)
+        states = None
+        first = policy.initial_state()
+        if first is not None:
+            states = stack([one.slot.states.get(one.agent_id, first) for one in group])
+        out = policy.compute_actions(observations, states, explore=explore)
+        asked = clock()
+        extras: Mapping[str, Tree] = out.extras
+        if states is not None:
+            extras = {**extras, "state_in": states, "state_out": out.states}
+        chosen = out.actions if ragged else map_tree(np.asarray, out.actions)
+        sent = chosen
+        connector = self._config.connector("action", policy_id)
+        if connector is not None:
+            sent = connector(chosen, [(one.slot.env_id, one.agent_id) for one in group])
+        for index, (slot, agent_id, _) in enumerate(group):
+            action = row_of(chosen, index, ragged=ragged)
+            own = {name: row_of(values, index) for name, values in extras.items()}
+            assert slot.episode is not None
+            slot.episode.act(
+                agent_id,
+                slot.off_policy.pop(agent_id, action),
+                policy_version=policy.policy_version,
+                extras=own,
+            )
+            if states is not None:
+                slot.states[agent_id] = own["state_out"]
+            actions[slot.env_id][agent_id] = row_of(sent, index, ragged=ragged)
+        self._timers.add("inference", asked - begin)
+        self._timers.add("action_processing", clock() - asked)
+
+
+def by_form(
+    asked: Iterable[Asked], key: Callable[[Asked], Any], *, ragged: bool
+) -> list[tuple[Any, list[Asked]]]:
+    """Return those together whose key is equal, and whose observations have one form."""
+    groups: dict[Any, list[Asked]] = {}
+    for one in asked:
+        name = key(one)
+        form = None if ragged else _form(one.observation)
+        groups.setdefault((name, form), []).append(one)
+    return [(name, group) for (name, _), group in groups.items()]
+
+
+def stack(trees: Sequence[Tree], *, ragged: bool = False) -> Tree:
+    """Return rows `(n, ...)`; of elements without a fixed size an array of objects."""
+    if ragged:
+        return as_rows(trees)
+    if len(trees) == 1:
+        return map_tree(lambda leaf: np.asarray(leaf)[np.newaxis], trees[0])
+    return map_tree(lambda *leaves: np.stack(leaves), *trees)
+
+
+def row_of(rows: Tree, index: int, *, ragged: bool = False) -> Tree:
+    """Return one row."""
+    if ragged or not isinstance(rows, dict | tuple):
+        return rows[index]
+    return map_tree(lambda leaf: leaf[index], rows)
+
+
+def _form(tree: Tree) -> Any:
+    if isinstance(tree, np.ndarray):
+        return tree.shape, tree.dtype
+    return tuple((path, np.shape(leaf)) for path, leaf in leaves_of(tree))

@@ -1,0 +1,172 @@
+"""What `EnvRunner.sample` is asked for and returns, and its settings. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from envbus.bus.errors import ConfigError
+from envbus.runner.batch import MultiAgentBatch
+from envbus.runner.callbacks import Callbacks
+from envbus.runner.connectors import Connector
+from envbus.runner.episode import EpisodeRecorder
+from envbus.runner.faults import Fault
+from envbus.runner.metrics import EpisodeResult
+from envbus.runner.trajectory import AgentID
+
+__all__ = ["Demand", "Phase", "RunnerConfig", "Sample"]
+
+
+class Phase(enum.IntEnum):
+    """Where an env is; ordered."""
+
+    #: Between two episodes, and asked for nothing.
+    ENDED = 0
+    #: Its first observation is awaited.
+    RESETTING = 1
+    #: Its agents are to act on the last observations.
+    WAITING = 2
+    #: It was sent actions.
+    STEPPING = 3
+    #: It was given up.
+    LOST = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunnerConfig:
+    """How an `EnvRunner` samples."""
+
+    #: Steps that each env contributes to a `sample()` that does not say how many.
+    rollout_fragment_length: int = 200
+    #: Exactly as many, cutting episodes; or whole episodes until there are at least as many.
+    batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
+    #: What `rollout_fragment_length` counts: steps of the env, or rows of all its agents.
+    count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
+    #: How many envs to wait for before the policies are asked; fewer where fewer are awaited.
+    #: 1: whoever is ready is served. The number of envs: all together, which gives the same
+    #: batches each time, and larger ones.
+    min_envs: int = 1
+    #: `(agent_id, episode) -> policy id`, asked once per agent and episode. None: the only policy.
+    policy_mapping_fn: Callable[[AgentID, EpisodeRecorder], str] | None = None
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    #: Between env and policy: one for all agents, or by policy id. The batch has what the policy
+    #: saw.
+    observation_connector: Connector | Mapping[str, Connector] | None = None
+    #: Between policy and env, likewise. The batch has what the policy gave.
+    action_connector: Connector | Mapping[str, Connector] | None = None
+    #: What becomes of the rows of an episode whose env failed: none leaves the runner, or they
+    #: are kept up to the fault, and truncated there.
+    faulty_episodes: Literal["drop", "truncate"] = "drop"
+    #: Keep a column `infos`.
+    infos: bool = False
+    #: What policies are told, unless `sample` says otherwise.
+    explore: bool = True
+    #: Env i is reset with `seed + i` the first time.
+    seed: int | None = None
+    #: Which of several runners it is: makes `eps_id` and `unroll_id` unique among them.
+    worker_index: int = 0
+    #: None: timers are means; else the coefficient of an exponential moving average.
+    ema_coef: float | None = None
+    #: Whether rows are kept in columns over all envs, without a Python object per step. None:
+    #: where that is possible: one agent, spaces of fixed size, one policy, no callbacks that are
+    #: told of single episodes, no infos.
+    vectorized: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("rollout_fragment_length", 1), ("min_envs", 1), ("worker_index", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        choices = {
+            "batch_mode": ("truncate_episodes", "complete_episodes"),
+            "count_steps_by": ("env_steps", "agent_steps"),
+            "faulty_episodes": ("drop", "truncate"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
+
+    def connector(self, kind: Literal["observation", "action"], policy_id: str) -> Connector | None:
+        """Return what the observations, or actions, of a policy's agents go through."""
+        both = self.observation_connector if kind == "observation" else self.action_connector
+        return both.get(policy_id) if isinstance(both, Mapping) else both
+
+    def unique(self, number: int) -> int:
+        """Return `number` as no runner with another index has it."""
+        return (self.worker_index << 40) + number
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(MultiAgentBatch):
+    """What `EnvRunner.sample` returns: rows by policy id, and how they came about.
+
+    Rows are ordered by env, then by episode, agent and time.
+    """
+
+    #: Envs that had not answered when the time was over; what they were asked goes on.
+    late: tuple[int, ...] = ()
+    #: Envs that failed meanwhile.
+    faults: tuple[Fault, ...] = ()
+    #: Episodes that ended, faulty ones too, in the order in which they did.
+    episodes: tuple[EpisodeResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """How much each env is to contribute."""
+
+    #: `(num_envs,)` int64; 0: nothing.
+    quotas: npt.NDArray[np.int64]
+    unit: Literal["env_steps", "agent_steps", "episodes"]
+    #: Only whole episodes count.
+    complete: bool
+
+    @classmethod
+    def of(
+        cls,
+        config: RunnerConfig,
+        live: npt.NDArray[np.bool_],
+        *,
+        num_env_steps: int | None = None,
+        num_episodes: int | None = None,
+        turn: int = 0,
+        first: npt.NDArray[np.bool_] | None = None,
+    ) -> Demand:
+        """Return what a call asks for, shared out among the envs that live, `(num_envs,)`.
+
+        Args:
+            config: Says what holds if neither number is given.
+            live: Which envs were not given up.
+            num_env_steps: In total, exactly; in complete_episodes mode: at least.
+            num_episodes: In total, exactly, each from its first step to its end.
+            turn: Which env gets one more first, if the number does not divide.
+            first: `(num_envs,)` those that get one more before all others: they step already.
+
+        Raises:
+            ValueError: Both numbers are given, or one is negative.
+        """
+        if num_env_steps is not None and num_episodes is not None:
+            raise ValueError("give num_env_steps or num_episodes, not both")
+        complete = config.batch_mode == "complete_episodes"
+        if num_env_steps is None and num_episodes is None:
+            quotas = np.where(live, config.rollout_fragment_length, 0)
+            return cls(quotas.astype(np.int64), config.count_steps_by, complete)
+        total = num_env_steps if num_env_steps is not None else num_episodes
+        assert total is not None
+        if total < 0:
+            raise ValueError(f"the number of steps or episodes must not be negative, got {total}")
+        env_ids = np.flatnonzero(live)
+        quotas = np.zeros(len(live), np.int64)
+        each, rest = divmod(total, max(len(env_ids), 1))
+        quotas[env_ids] = each
+        order = np.roll(env_ids, -turn)
+        if first is not None:
+            order = order[np.argsort(~first[order], kind="stable")]
+        quotas[order[:rest]] += 1
+        if num_episodes is not None:
+            return cls(quotas, "episodes", True)
+        return cls(quotas, "env_steps", complete)
