@@ -14,7 +14,8 @@ from envbus.runner.config import Timeouts
 from envbus.runner.fault_log import Hooks
 from envbus.runner.faults import ActorLostError, EnvError, Fault, FaultCause, env_errors
 from envbus.runner.make import make_vec
-from envbus.runner.pool import ActorPool, Batch
+from envbus.runner.pool import ActorPool
+from envbus.runner.pool_results import Batch
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.vector_env import BusVectorEnv
 

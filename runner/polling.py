@@ -16,12 +16,10 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors.blocks import Blocks
 from envbus.actors.copies import own
 from envbus.actors.protocol import Step
 from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Tree
-from envbus.runner.actor import Actor
 from envbus.runner.agent_results import (
     ASYNC_RESET,
     DUMMY_AGENT,
@@ -30,8 +28,8 @@ from envbus.runner.agent_results import (
     single_record,
 )
 from envbus.runner.env_states import EnvState
-from envbus.runner.faults import Fault
-from envbus.runner.observations import ObservationStore
+from envbus.runner.pool_results import PoolResults
+from envbus.runner.pool_rounds import slots_of
 from envbus.runner.sub_environments import SubEnvironments
 
 __all__ = ["DictSide"]
@@ -64,23 +62,9 @@ class DictSide(SubEnvironments):
     action_space: gymnasium.Space[Any]
     # The pool's.
     autoreset_mode: AutoresetMode
-    _blocks: Blocks
-    _observations: ObservationStore
-    _infos: dict[int, dict[str, Any]]
-    _faults: list[Fault]
-    _company: dict[int, range]
-    _has_error: Callable[[], bool]
-    _has_ended: Callable[[int], bool]
-    _raise_next_error: Callable[[], None]
+    _results: PoolResults
     _assert_awaited: Callable[[str], None]
     _check_env_ids: Callable[[Sequence[int]], list[int]]
-    _check_company: Callable[[list[int]], None]
-    _by_actor: Callable[[Sequence[int]], list[tuple[Actor, list[int]]]]
-    _slots: Callable[[Actor, list[int]], list[int] | None]
-    _ask: Callable[[Actor, Any, list[int], float | None], None]
-    _remake: Callable[[Sequence[range]], None]
-    _recycle: Callable[[], None]
-    _stop_holding: Callable[[], None]
     reset: Callable[..., None]
     close: Callable[..., None]
 
@@ -135,8 +119,8 @@ class DictSide(SubEnvironments):
         self._assert_awaited("poll")
         wanted = min_envs or (1 if batch_wait is None else self.num_envs)
         timed_out = self._wait_for(wanted, batch_wait, timeout)
-        self._raise_next_error()
-        faults, self._faults = self._faults, []
+        self._faults.raise_next()
+        faults = self._faults.take()
         for fault in faults:
             self._held_back[fault.env_id].clear()
         env_ids = self._states.receive(self._states.num_ready)
@@ -145,9 +129,9 @@ class DictSide(SubEnvironments):
             records,
             faults=faults,
             late=self._states.late() if timed_out else [],
-            incarnations={env_id: int(self._lives.numbers[env_id]) for env_id in env_ids},
+            incarnations={env_id: int(self._faults.lives.numbers[env_id]) for env_id in env_ids},
         )
-        self._recycle()  # before the caller can reset those whose episodes have ended
+        self._rounds.recycle()  # before the caller can reset those whose episodes have ended
         return result
 
     def send_actions(self, actions: Mapping[int, Mapping[Any, Any]]) -> None:
@@ -167,15 +151,15 @@ class DictSide(SubEnvironments):
         """
         self._assert_dict_side()
         chosen = self._check_env_ids(list(actions))
-        self._check_company(chosen)
+        self._roster.check_company(chosen)
         for env_id in chosen:
             self._check_actions(env_id, actions[env_id])
         active = [i for i in chosen if self._states[i] is EnvState.IDLE]
-        for actor, members in self._by_actor(active):
+        for actor, members in self._roster.by_actor(active):
             # Copies: what is sent must not change under the sender's hands.
             singles = [own(self._for_env(actions[env_id])) for env_id in members]
-            request = Step(slots=self._slots(actor, members), actions=Tree(singles))
-            self._ask(actor, request, members, self.timeouts.step)
+            request = Step(slots=slots_of(actor, members), actions=Tree(singles))
+            self._rounds.ask(actor, request, members, self.timeouts.step)
 
     def try_reset(
         self,
@@ -216,7 +200,7 @@ class DictSide(SubEnvironments):
         records = {}
         for i in named:
             if self._states[i] is EnvState.LOST:
-                raise self._loss(i)
+                raise self._faults.loss(i)
             self._states.take(i)
             records[i] = self._take_record(i)
         return (
@@ -236,14 +220,16 @@ class DictSide(SubEnvironments):
         """
         self._assert_dict_side()
         asked = range(self.num_envs) if env_id is None else [env_id]
-        chosen = self._check_env_ids(sorted({j for i in asked for j in self._company.get(i, [i])}))
+        chosen = self._check_env_ids(
+            sorted({j for i in asked for j in self._roster.company.get(i, [i])})
+        )
         # Those that recover are being made anew already.
         chosen = [i for i in chosen if self._states[i] is not EnvState.RECOVERING]
         for i in chosen:
             self._states.recover(i)
-        self._lives.begin(chosen)
+        self._faults.lives.begin(chosen)
         self._begin_episodes(chosen)
-        self._remake([range(i, i + 1) for i in chosen])
+        self._rounds.remake([range(i, i + 1) for i in chosen])
 
     def stop(self) -> None:
         """Close all envs and end their processes. Idempotent; the same as `close`."""
@@ -262,10 +248,10 @@ class DictSide(SubEnvironments):
         """Return once enough envs are ready; whether the time-out was what ended it."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         batch_ends_at = math.inf
-        self._take_news(0.0)
+        self._rounds.take_news(0.0)
         states = self._states
         while states.num_ready < wanted and states.awaited():
-            if self._faults or self._has_error():
+            if self._faults.any():
                 break
             now = time.monotonic()
             if states.num_ready and batch_wait is not None:
@@ -274,16 +260,16 @@ class DictSide(SubEnvironments):
                 break
             if now >= deadline:
                 return True
-            self._take_news(min(deadline - now, batch_ends_at - now, _LONGEST_WAIT))
+            self._rounds.take_news(min(deadline - now, batch_ends_at - now, _LONGEST_WAIT))
         return False
 
     def _wait_for_first(self, env_ids: Sequence[int], timeout: float | None) -> None:
         """Wait for the first observations of these envs' new episodes."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         if any(self._states[i] is EnvState.HELD for i in env_ids):
-            self._stop_holding()  # others cannot go on while the caller waits
+            self._rounds.stop_holding()  # others cannot go on while the caller waits
         while True:
-            self._raise_next_error()
+            self._faults.raise_next()
             late = [i for i in self._states.late() if i in env_ids]
             if not late:
                 return
@@ -292,21 +278,21 @@ class DictSide(SubEnvironments):
                 raise multiprocessing.TimeoutError(
                     f"envs {late} were not reset within {timeout} s; `poll` returns them later"
                 )
-            self._take_news(min(left, _LONGEST_WAIT))
+            self._rounds.take_news(min(left, _LONGEST_WAIT))
 
     def _take_record(self, env_id: int) -> dict[str, Any]:
         """Return what an env has brought."""
         self._begun.add(env_id)
-        info = self._infos.pop(env_id, {})
-        observation = self._observations.single(env_id)
+        info = self._results.take_info(env_id)
+        observation = self._results.observations.single(env_id)
         if not self.is_multi_agent:
-            blocks = self._blocks
+            blocks = self._results.blocks
             terminated = bool(blocks.terminations[env_id])
             truncated = bool(blocks.truncations[env_id])
             reward = float(blocks.rewards[env_id])
             return single_record(observation, reward, terminated, truncated, info)
         record = self._held_back[env_id].settle(observation)
-        if not record["observations"] and not self._has_ended(env_id):
+        if not record["observations"] and not self._results.has_ended(env_id):
             self._tell_of_idle_agents(env_id)
         return record
 
@@ -329,7 +315,7 @@ class DictSide(SubEnvironments):
         if env_id not in self._begun:
             raise ValueError(f"Env {env_id} has not been reset: call `poll` or `try_reset` first")
         settled = self._states[env_id] in (EnvState.IDLE, EnvState.HELD)
-        if settled and self._has_ended(env_id):
+        if settled and self._results.has_ended(env_id):
             raise ValueError(
                 f"Env {env_id} is already done and cannot accept new actions; call "
                 f"try_reset({env_id}) first"

@@ -24,10 +24,12 @@ from envbus.runner.config import Timeouts
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.faults import ActorLostError, raise_env_errors, to_exception
 from envbus.runner.fleet import Fleet
-from envbus.runner.news import Answer, Lost
-from envbus.runner.recovery import Lives
+from envbus.runner.news import Lost
+from envbus.runner.pool_faults import PoolFaults
+from envbus.runner.pool_roster import PoolRoster
+from envbus.runner.pool_rounds import PoolRounds, Ticket
 
-__all__ = ["SubEnvironment", "SubEnvironments", "Ticket"]
+__all__ = ["SubEnvironment", "SubEnvironments"]
 
 #: Longest single wait, in seconds; the request's deadline ends it.
 _LONGEST_WAIT = 3600.0
@@ -83,13 +85,6 @@ class SubEnvironment:
         return f"SubEnvironment({self.env_id})"
 
 
-class Ticket:
-    """Stands for one request about one env until its end is there."""
-
-    def __init__(self) -> None:
-        self.news: Answer | Lost | None = None
-
-
 class SubEnvironments:
     """What `ActorPool` offers about single envs."""
 
@@ -99,12 +94,11 @@ class SubEnvironments:
     single_action_space: gymnasium.Space[Any]
     timeouts: Timeouts
     _fleet: Fleet
-    _lives: Lives
+    _roster: PoolRoster
+    _rounds: PoolRounds
+    _faults: PoolFaults
     _states: EnvStates
-    _actor_of: list[Actor]
-    _take_news: Callable[[float], None]
     _assert_open: Callable[[], None]
-    _loss: Callable[[int], Exception]
 
     def _set_up_sub_environments(self) -> None:
         #: Spaces of agents that the env did not name beforehand, by env and agent, and the
@@ -157,7 +151,7 @@ class SubEnvironments:
             return [observation, action]
         if agent_id in observation.spaces:
             return [observation[agent_id], action[agent_id]]
-        episode = (self._episodes[env_id], int(self._lives.numbers[env_id]))
+        episode = (self._episodes[env_id], int(self._faults.lives.numbers[env_id]))
         known = self._asked_spaces.get((env_id, agent_id))
         if known is not None and known[0] == episode:
             return known[1]
@@ -175,8 +169,8 @@ class SubEnvironments:
         if not 0 <= env_id < self.num_envs:
             raise ValueError(f"unknown env id {env_id}; there are envs 0 to {self.num_envs - 1}")
         if self._states[env_id] is EnvState.LOST:
-            raise self._loss(env_id)
-        actor = self._actor_of[env_id]
+            raise self._faults.loss(env_id)
+        actor = self._roster.actor_of(env_id)
         if actor.state is not ActorState.READY:
             raise self._not_there(actor, f"{actor.describe()} is being started again; ask later")
         ticket = Ticket()
@@ -187,7 +181,7 @@ class SubEnvironments:
         except NoPeerError as exc:
             raise self._not_there(actor, self._fleet.why_gone(actor)) from exc
         while ticket.news is None:
-            self._take_news(_LONGEST_WAIT)
+            self._rounds.take_news(_LONGEST_WAIT)
         if isinstance(ticket.news, Lost):
             failed = ticket.news.failed
             if failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER):
@@ -204,8 +198,3 @@ class SubEnvironments:
 
     def _not_there(self, actor: Actor, reason: str) -> ActorLostError:
         return ActorLostError(reason, env_ids=actor.env_ids, actor=actor.name)
-
-    def _end_call(self, ticket: Any, news: Answer | Lost) -> None:
-        """Take the end of a request that is no step and no reset of the present round."""
-        if type(ticket) is Ticket:
-            ticket.news = news

@@ -14,7 +14,8 @@ import numpy as np
 from gymnasium import spaces
 
 from envbus.actors.testing import CountingEnv
-from envbus.runner.pool import ActorPool, Batch
+from envbus.runner.pool import ActorPool
+from envbus.runner.pool_results import Batch
 
 #: Seconds; never expected to pass, and long enough for a machine that is busy with other things.
 PATIENCE = 60.0

@@ -1,0 +1,231 @@
+"""What fails in a pool and what its caller is told: faults, errors, envs that are lost.
+
+Leaves out what envs are asked after a fault (`pool_rounds.py`), and which are made anew when
+(`recovery.py`).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from envbus.actors.protocol import StepResult
+from envbus.bus.errors import RestartLimitError
+from envbus.bus.restart import RestartPolicy
+from envbus.runner.actor import Actor, ActorState
+from envbus.runner.env_states import EnvState, EnvStates
+from envbus.runner.fault_log import FaultLog
+from envbus.runner.faults import (
+    ActorLostError,
+    EnvError,
+    Fault,
+    FaultCause,
+    advise,
+    raise_env_errors,
+    to_exception,
+)
+from envbus.runner.news import Gone
+from envbus.runner.pool_results import PoolResults
+from envbus.runner.pool_roster import PoolRoster
+from envbus.runner.recovery import Lives, Recovery
+
+__all__ = ["PoolFaults"]
+
+
+class PoolFaults:
+    """Ends the lives of envs that fail, and keeps what is to be told of it.
+
+    Args:
+        roster: Who is hosted where.
+        states: What envs are doing.
+        results: What they have brought.
+        log: Told of each fault.
+        policy: How often an env is made anew; None: faults are raised instead.
+        all_or_nothing: Raise when an env is given up, also where faults are not raised.
+
+    Attributes:
+        lives: Which life each env is in.
+        recovery: Which envs are made anew; None where faults are raised.
+        lost: By env: why it is lost for good.
+        untold: Faults that the next batch tells.
+    """
+
+    def __init__(
+        self,
+        roster: PoolRoster,
+        states: EnvStates,
+        results: PoolResults,
+        log: FaultLog,
+        policy: RestartPolicy | None,
+        *,
+        all_or_nothing: bool,
+    ) -> None:
+        self._roster = roster
+        self._states = states
+        self._results = results
+        self._log = log
+        self._raises_losses = policy is None or all_or_nothing
+        self.lives = Lives(len(states))
+        self.recovery = Recovery(roster.units, policy, random.random) if policy else None
+        self.lost: dict[int, str] = {}
+        self.untold: list[Fault] = []
+        #: What the next calls of `recv` raise: what envs and requests failed of in this round,
+        #: and actors lost for good.
+        self._errors: deque[Exception] = deque()
+        self._losses: deque[Exception] = deque()
+
+    # --- what fails --------------------------------------------------------------------------
+
+    def add_error(self, error: Exception) -> None:
+        """Have the next call raise an error."""
+        self._errors.append(error)
+
+    def on_env_errors(self, actor: Actor, result: StepResult) -> None:
+        """Envs raised: have them made anew, or the next call raise it."""
+        rebuilt = [
+            to_exception(
+                error,
+                env_id=actor.env_ids[error.slot],
+                actor=actor.name,
+                incarnation=actor.incarnation,
+            )
+            for error in result.errors
+        ]
+        if self.recovery is not None:
+            self._recover(self.recovery, [error for error, _ in rebuilt])
+            return
+        try:
+            raise_env_errors([error for error, _ in rebuilt], [found for _, found in rebuilt])
+        except Exception as exc:  # raised by the next `recv`, after this news is all taken
+            self._errors.append(exc)
+
+    def on_gone(self, news: Gone) -> None:
+        """An actor's process has ended."""
+        env_ids = news.actor.env_ids
+        for_good = news.actor.state is ActorState.LOST
+        self.end_lives(env_ids, news.reason, news.cause, for_good=for_good)
+        if for_good and self._raises_losses:
+            self._losses.append(self.loss(env_ids.start))
+
+    def end_lives(
+        self,
+        members: Sequence[int],
+        reason: str,
+        cause: FaultCause = FaultCause.CRASH,
+        *,
+        for_good: bool = False,
+    ) -> None:
+        """An actor died, or is about to: the episodes of `members` are over.
+
+        Told once for each request that it held, and once for all of its envs. Those that are
+        PENDING have a request whose own failure is still to come.
+        """
+        passed = [EnvState.PENDING, EnvState.LOST]
+        if not for_good:
+            passed.append(EnvState.RECOVERING)
+        for env_id in members:
+            if self._states[env_id] not in passed:
+                self._end_life(env_id, cause, reason, for_good=for_good)
+
+    def _recover(self, recovery: Recovery, errors: Sequence[EnvError]) -> None:
+        """Envs raised and are made anew, each with those that it is one vector env with."""
+        seen: set[int] = set()
+        for error in errors:
+            unit = recovery.unit_of(error.env_id)
+            if unit.start in seen:
+                continue
+            seen.add(unit.start)
+            restarts = recovery.failed(unit, error.summary, time.monotonic())
+            message = error.summary
+            if restarts is not None:
+                message = f"failed again after {restarts} restarts: {message}"
+            for env_id in unit:
+                self._end_life(env_id, error.cause, message, error, for_good=restarts is not None)
+            if restarts is not None and self._raises_losses:
+                self._losses.append(self.loss(unit.start))
+
+    def _end_life(
+        self,
+        env_id: int,
+        cause: FaultCause,
+        reason: str,
+        error: EnvError | None = None,
+        *,
+        for_good: bool,
+    ) -> None:
+        """An env's episode is over by a fault; another life follows, unless `for_good`."""
+        self._results.take_info(env_id)
+        if for_good:
+            self._states.lose(env_id)
+            self.lost[env_id] = reason
+        else:
+            self._states.recover(env_id)
+        if self.recovery is None:
+            return
+        fault = Fault(
+            env_id=env_id,
+            cause=cause,
+            message=reason,
+            restarts=int(self.lives.numbers[env_id]),
+            error=error,
+            given_up=for_good,
+        )
+        self.untold.append(fault)
+        self._log.fault(fault)
+        self.lives.begin([env_id])
+
+    # --- what works again --------------------------------------------------------------------
+
+    def works(self, env_ids: Sequence[int]) -> None:
+        """These envs have answered a reset."""
+        if self.recovery:
+            self.recovery.works(env_ids)
+
+    def runs_again(self, env_ids: Sequence[int]) -> None:
+        """Tell that these envs are in their next lives."""
+        for env_id in env_ids:
+            self._log.restarted(env_id, int(self.lives.numbers[env_id]))
+
+    # --- what is told ------------------------------------------------------------------------
+
+    def any(self) -> bool:
+        """Return whether anything is to be told, or raised."""
+        return bool(self.untold or self._errors or self._losses)
+
+    def take(self) -> list[Fault]:
+        """Return the faults that were not told yet."""
+        untold, self.untold = self.untold, []
+        return untold
+
+    def drop_errors(self) -> None:
+        """Forget what requests of a round failed of that the caller has given up."""
+        self._errors.clear()
+
+    def raise_next(self) -> None:
+        """Tell the hooks what is new; raise an error if there is one, each once."""
+        self._log.tell()
+        if self._errors or self._losses:
+            raise self._errors.popleft() if self._errors else self._losses.popleft()
+
+    def loss(self, env_id: int) -> ActorLostError | RestartLimitError:
+        """Return the error that says that an env is gone for good."""
+        reason = self.lost[env_id]
+        if self.recovery is not None:
+            return RestartLimitError(reason)
+        actor = self._roster.actor_of(env_id)
+        return ActorLostError(
+            advise(
+                reason,
+                "close the pool and make a new one, or pass restart_failed_sub_environments=True "
+                "to have its envs started again",
+            ),
+            env_ids=actor.env_ids,
+            actor=actor.name,
+        )
+
+    def check_some_left(self) -> None:
+        """See that not all envs are gone for good; where all are wanted, that none is."""
+        if self.lost and (self._raises_losses or len(self.lost) == len(self._states)):
+            raise self.loss(min(self.lost))

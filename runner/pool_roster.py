@@ -1,0 +1,73 @@
+"""Which env of a pool is hosted by which actor, and which envs are one vector env. No I/O.
+
+Leaves out what envs are doing (`env_states.py`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envbus.runner.actor import Actor
+
+__all__ = ["PoolRoster"]
+
+
+class PoolRoster:
+    """The envs of a pool, once its actors are started.
+
+    Args:
+        actors: All, in order.
+
+    Attributes:
+        units: The envs that are made and fail together: one, or those of one vector env.
+        company: For each env that is part of a vector env, the ids of all envs of that one.
+    """
+
+    def __init__(self, actors: Sequence[Actor]) -> None:
+        self._actors = actors
+        self._actor_of = [actor for actor in actors for _ in actor.env_ids]
+        self.units = [unit for actor in actors for unit in actor.units()]
+        self.company = {i: unit for unit in self.units for i in unit if len(unit) > 1}
+
+    def actor_of(self, env_id: int) -> Actor:
+        """Return the actor that hosts an env."""
+        return self._actor_of[env_id]
+
+    def by_actor(self, env_ids: Sequence[int]) -> list[tuple[Actor, list[int]]]:
+        """Group env ids by actor, in order, as vector envs want theirs."""
+        groups: dict[int, list[int]] = {}
+        for env_id in sorted(env_ids):
+            groups.setdefault(self._actor_of[env_id].index, []).append(env_id)
+        return [(self._actors[index], members) for index, members in groups.items()]
+
+    def check_ids(self, env_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> list[int]:
+        """Return env ids as ints.
+
+        Raises:
+            ValueError: One is unknown, or named twice.
+            TypeError: One is not an integer.
+        """
+        chosen = [operator.index(env_id) for env_id in env_ids]
+        num_envs = len(self._actor_of)
+        unknown = [i for i in chosen if not 0 <= i < num_envs]
+        if unknown:
+            raise ValueError(f"unknown env ids {unknown}; there are envs 0 to {num_envs - 1}")
+        if len(set(chosen)) != len(chosen):
+            twice = sorted({i for i in chosen if chosen.count(i) > 1})
+            raise ValueError(f"env ids {twice} are named more than once")
+        return chosen
+
+    def check_company(self, chosen: Sequence[int]) -> None:
+        """Refuse a step of only some envs of one vector env, by a ValueError."""
+        for company in {self.company[i] for i in chosen if i in self.company}:
+            missing = [i for i in company if i not in chosen]
+            if missing:
+                raise ValueError(
+                    f"envs {company.start} to {company.stop - 1} are one vector env and step "
+                    f"together, but {missing} are not named"
+                )

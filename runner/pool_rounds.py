@@ -1,0 +1,263 @@
+"""Asks the envs of a pool, takes what comes of it, and has failed or recycled ones begin anew.
+
+Leaves out what the caller sees (`pool.py`) and how actors are started again (`fleet.py`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from envbus.actors.protocol import Rebuild, Reset, Step
+from envbus.bus.broker import failure_to_error
+from envbus.bus.errors import NoPeerError
+from envbus.bus.messages import FailureCode, Tree
+from envbus.runner.actor import Actor, ActorState
+from envbus.runner.env_states import EnvState, EnvStates
+from envbus.runner.faults import FaultCause
+from envbus.runner.fleet import Fleet
+from envbus.runner.news import Answer, Gone, Lost, News, Ready
+from envbus.runner.pool_faults import PoolFaults
+from envbus.runner.pool_results import PoolResults
+from envbus.runner.pool_roster import PoolRoster
+
+__all__ = ["PoolRounds", "Ticket", "slots_of"]
+
+
+class Ticket:
+    """Stands for one request about one env until its end is there."""
+
+    def __init__(self) -> None:
+        self.news: Answer | Lost | None = None
+
+
+class PoolRounds:
+    """The requests of a pool. A round lasts until the caller resets all envs.
+
+    Args:
+        fleet: Whose actors, once started.
+        roster: Who is hosted where.
+        states: What envs are doing.
+        results: What they have brought.
+        faults: What has failed.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        roster: PoolRoster,
+        states: EnvStates,
+        results: PoolResults,
+        faults: PoolFaults,
+    ) -> None:
+        self._fleet = fleet
+        self._timeouts = fleet.config.timeouts
+        self._roster = roster
+        self._states = states
+        self._results = results
+        self._faults = faults
+        #: Number of the current reset; results that were asked for before it are dropped.
+        self._round = 0
+        #: Ids of requests in flight, by their first env.
+        self._requests: dict[int, int] = {}
+
+    # --- ask ---------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        actor: Actor,
+        request: Reset | Rebuild | Step,
+        members: list[int],
+        timeout: float | None,
+    ) -> None:
+        """Send a request about the envs `members` of an actor; an end of it follows, or a fault."""
+        try:
+            request_id = self._fleet.ask(
+                actor, request, timeout=timeout, tag=(self._round, members, type(request))
+            )
+        except NoPeerError:  # it left, and its exit has not been told yet
+            self._faults.end_lives(members, self._fleet.why_gone(actor))
+            return
+        self._requests[members[0]] = request_id
+        self._states.ask(members)
+
+    def reset(
+        self, env_ids: Sequence[int], seeds: Sequence[int | None], options: dict[str, Any] | None
+    ) -> None:
+        """Ask envs to begin new episodes; `seeds` are by env id, of all envs."""
+        for actor, members in self._roster.by_actor(env_ids):
+            own = [seeds[env_id] for env_id in members]
+            request = Reset(
+                slots=slots_of(actor, members),
+                seeds=None if all(s is None for s in own) else Tree(own),
+                options=None if options is None else Tree(options),
+            )
+            self.ask(actor, request, members, self._timeouts.reset)
+
+    def remake(self, units: Sequence[range]) -> None:
+        """Ask for envs that failed to be made anew, and reset."""
+        due = [i for unit in units for i in unit if self._states[i] is EnvState.RECOVERING]
+        for actor, members in self._roster.by_actor(due):
+            if actor.state is not ActorState.READY:
+                continue  # they are made anew with it
+            seeds = self._faults.lives.seeds(members)
+            request = Rebuild(
+                slots=[env_id - actor.env_ids.start for env_id in members],
+                seeds=None if seeds is None else Tree(seeds),
+                close_timeout=self._timeouts.close,
+            )
+            self.ask(actor, request, members, self._timeouts.start)
+
+    def drop_everything(self) -> None:
+        """Begin a new round: what envs were asked before is forgotten."""
+        self._round += 1
+        self._faults.drop_errors()
+        for request_id in self._requests.values():
+            self._fleet.cancel(request_id)
+        self._requests.clear()
+        self._results.drop_infos()
+        self._states.drop()
+
+    # --- what came ---------------------------------------------------------------------------
+
+    def take_news(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for news, and do what follows from it."""
+        recovery = self._faults.recovery
+        if recovery:
+            wake_at = recovery.wake_at()
+            if wake_at is not None:
+                timeout = min(timeout, max(wake_at - time.monotonic(), 0.0))
+        recycling = self._fleet.recycling
+        if recycling is not None:
+            timeout = min(timeout, max(recycling.hold_ends_at() - time.monotonic(), 0.0))
+        for news in self._fleet.poll(timeout):
+            self._on_news(news)
+        if recovery:
+            self.remake(recovery.due(time.monotonic()))
+        self.recycle()
+
+    def _on_news(self, news: News) -> None:
+        if type(news) is Answer:
+            self._on_answer(news)
+        elif type(news) is Lost:
+            self._on_lost(news)
+        elif type(news) is Gone:
+            self._faults.on_gone(news)
+        elif type(news) is Ready:
+            self._on_ready(news.actor)
+
+    def _settle(self, news: Answer | Lost) -> list[int] | None:
+        """Take the end of a request; return whose it was, if it is one of this round."""
+        round_number, members, _ = news.tag
+        if round_number != self._round:
+            if type(round_number) is Ticket:
+                round_number.news = news
+            return None
+        self._requests.pop(members[0], None)
+        self._states.settle(members)
+        found: list[int] = members
+        return found
+
+    def _on_answer(self, news: Answer) -> None:
+        members = self._settle(news)
+        if members is None:
+            return
+        actor, result, kind = news.actor, news.reply, news.tag[2]
+        self._results.put(members, result, is_step=kind is Step)
+        if kind is Step and self._fleet.recycling is not None:
+            ended = self._results.count_ended(members)
+            self._fleet.recycling.count(actor.index, len(members), ended)
+        failed = {actor.env_ids.start + error.slot for error in result.errors}
+        for env_id in members:
+            if env_id not in failed:
+                self._states.offer(env_id)
+        if failed:
+            self._faults.on_env_errors(actor, result)
+        elif kind is not Step:
+            self._faults.works(members)
+        if kind is Rebuild:
+            self._faults.runs_again([i for i in members if i not in failed])
+
+    def _on_lost(self, news: Lost) -> None:
+        members = self._settle(news)
+        if members is None:
+            return
+        if news.failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER):
+            self._faults.end_lives(members, news.failed.message, news.cause)
+        elif news.failed.code is not FailureCode.TIMEOUT:
+            self._faults.add_error(failure_to_error(news.failed, 0))
+        elif self._faults.recovery is not None:
+            reason = f"{news.actor.describe()} did not answer in time: {news.failed.message}"
+            # Nothing else ends a step that never returns.
+            self._fleet.kill(news.actor, FaultCause.TIMEOUT, news.failed.message)
+            self._faults.end_lives(members, reason, FaultCause.TIMEOUT)
+        else:
+            names = ", ".join(map(str, members))
+            self._faults.add_error(
+                multiprocessing.TimeoutError(
+                    f"env(s) {names} did not answer in time: {news.failed.message}"
+                )
+            )
+
+    def _on_ready(self, actor: Actor) -> None:
+        """An actor runs again: its envs begin new episodes."""
+        members = [i for i in actor.env_ids if self._states[i] is not EnvState.LOST]
+        if self._faults.recovery is not None:
+            self._faults.recovery.works(members)
+        self._states.resume(members)
+        self._faults.runs_again(members)
+        seeds = self._faults.lives.seeds(members)
+        request = Reset(
+            slots=slots_of(actor, members), seeds=None if seeds is None else Tree(seeds)
+        )
+        self.ask(actor, request, members, self._timeouts.reset)
+
+    # --- recycling ---------------------------------------------------------------------------
+
+    def recycle(self) -> None:
+        """Hold back the envs of the actor whose turn it is, and exchange it once all are held.
+
+        The next first observation of an env that was held comes by itself, as after a fault.
+        """
+        recycling = self._fleet.recycling
+        if recycling is None:
+            return
+        now = time.monotonic()
+        index = recycling.turn(now)
+        if index is None:
+            return
+        actor = self._fleet.actors[index]
+        if actor.state is not ActorState.READY:
+            return  # it was killed, and ends
+        if now >= recycling.hold_ends_at():
+            self.stop_holding()
+            return
+        states, has_ended = self._states, self._results.has_ended
+        for unit in actor.units():
+            if all(states[i] is EnvState.IDLE and has_ended(i) for i in unit):
+                states.hold(unit)
+        at_rest = (EnvState.HELD, EnvState.RECOVERING, EnvState.LOST)
+        found = [states[env_id] for env_id in actor.env_ids]
+        if EnvState.HELD in found and all(state in at_rest for state in found):
+            members = [i for i in actor.env_ids if states[i] is not EnvState.LOST]
+            for env_id in members:
+                states.recover(env_id)
+            self._faults.lives.begin(members)
+            self._fleet.recycle(actor)
+
+    def stop_holding(self) -> None:
+        """Let the actor whose turn it is go on, and its held envs begin their next episodes."""
+        recycling = self._fleet.recycling
+        assert recycling is not None
+        recycling.pass_turn(time.monotonic())
+        for actor, members in self._roster.by_actor(self._states.those(EnvState.HELD)):
+            self.ask(actor, Reset(slots=slots_of(actor, members)), members, self._timeouts.reset)
+
+
+def slots_of(actor: Actor, members: list[int]) -> list[int] | None:
+    """Return the slots of an actor's envs; None for all of them in their order."""
+    if members == list(actor.env_ids):
+        return None
+    return [env_id - actor.env_ids.start for env_id in members]

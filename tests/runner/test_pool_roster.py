@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from envbus.runner.actor import Actor, share_out
+from envbus.runner.pool_roster import PoolRoster
+
+
+@pytest.fixture
+def actors() -> list[Actor]:
+    """Return actor 0 with envs 0 to 2, one vector env, and 3; actor 1 with env 4."""
+    first, second = share_out(["a", "b", "c"], 2, remote=0, shared=True)[::-1]
+    first.index, second.index = 0, 1
+    first.env_ids, first.counts = range(4), [3, 1]
+    second.env_ids, second.counts = range(4, 5), [1]
+    return [first, second]
+
+
+def test_env_ids_are_grouped_by_actor_and_in_order(actors: list[Actor]) -> None:
+    roster = PoolRoster(actors)
+    assert roster.by_actor([4, 2, 0]) == [(actors[0], [0, 2]), (actors[1], [4])]
+    assert [roster.actor_of(i).index for i in range(5)] == [0, 0, 0, 0, 1]
+
+
+def test_the_envs_of_a_vector_env_step_together(actors: list[Actor]) -> None:
+    roster = PoolRoster(actors)
+    assert roster.units == [range(3), range(3, 4), range(4, 5)]
+    assert roster.company == dict.fromkeys(range(3), range(3))
+    roster.check_company([3])
+    roster.check_company([4, 2, 1, 0])
+    with pytest.raises(ValueError, match=r"envs 0 to 2 are one vector env.*\[1\] are not named"):
+        roster.check_company([0, 2, 4])
+
+
+def test_env_ids_are_known_integers_named_once(actors: list[Actor]) -> None:
+    roster = PoolRoster(actors)
+    assert roster.check_ids(np.array([4, 0])) == [4, 0]
+    with pytest.raises(ValueError, match=r"unknown env ids \[5, -1\]; there are envs 0 to 4"):
+        roster.check_ids([5, 0, -1])
+    with pytest.raises(ValueError, match=r"env ids \[2\] are named more than once"):
+        roster.check_ids([2, 1, 2])
+    with pytest.raises(TypeError):
+        roster.check_ids([1.0])  # type: ignore[list-item]
