@@ -79,6 +79,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[Sample]
     at_start: Sample | None
     at_end: Sample | None
+    #: Seconds in which whoever looks on was stopped, or the machine stood still.
+    stood_still: float
     left: Leftovers
 
 
@@ -199,13 +201,17 @@ def _unmatched_recyclings(
 
 
 def _remarks(calm: Observed, broken: Observed) -> list[str]:
-    return [
-        f"{label}: a fault for which nothing was broken: {text}"
-        for label, observed in (("calm run", calm), ("chaos run", broken))
-        if observed.result is not None
-        for text in observed.result.unexplained
-        if EXCUSED in text
-    ]
+    remarks = []
+    for label, observed in (("calm run", calm), ("chaos run", broken)):
+        if observed.stood_still:
+            remarks.append(f"{label}: all stood still for {observed.stood_still:g} s")
+        if observed.result is not None:
+            remarks += (
+                f"{label}: a fault for which nothing was broken: {text}"
+                for text in observed.result.unexplained
+                if EXCUSED in text
+            )
+    return remarks
 
 
 def _summaries(result: Result) -> list[KindSummary]:

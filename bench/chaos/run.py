@@ -34,6 +34,10 @@ __all__ = ["ChaosConfig", "run_chaos"]
 _SAMPLE_EVERY = 1.0
 #: Seconds of silence after which the driver is taken for hung; it tells something each 0.25 s.
 _SILENCE = 30.0
+#: Seconds that a look at the driver takes at most, unless this process was stopped itself.
+_SHORT = 0.1
+#: Seconds that nothing done here takes: it was stopped, or the machine stood still.
+_STANDSTILL = 3.0
 #: Seconds that it has to end after its result, and that what it started has after that.
 _END = 20.0
 _LEFT_BEHIND = 3.0
@@ -113,6 +117,7 @@ def _drive(config: ChaosConfig, folder: Path, on_progress: OnProgress, *, chaos:
         samples=run.samples,
         at_start=run.at_start,
         at_end=run.at_end,
+        stood_still=round(run.stood_still, 1),
         left=leftovers,
     )
 
@@ -135,7 +140,9 @@ class _Run:
         self._strangers: Strangers | None = None
         self._start = time.monotonic()
         self._next_sample = 0.0
-        self._last_line = self._start
+        self._silence = 0.0
+        #: Seconds in which this process did not run.
+        self.stood_still = 0.0
         self._frozen_until = 0.0
         self._received = b""
         folder = Path(config.folder, "tmp")
@@ -156,18 +163,26 @@ class _Run:
         assert self._process.stdout is not None
         poller = select.poll()
         poller.register(self._process.stdout, select.POLLIN)
+        now = time.monotonic()
         while self.result is None and not self.failure:
-            now = time.monotonic()
+            before, now = now, time.monotonic()
+            if now - before > _STANDSTILL:
+                self.stood_still += now - before
             self._thaw(now)
             if self.at_start is not None and now >= self._next_sample:
                 self._next_sample = now + _SAMPLE_EVERY
                 self._keep(self._sample())
-            if now - self._last_line > _SILENCE:
-                self._process.send_signal(signal.SIGUSR1)  # its stacks, to standard error
-                time.sleep(0.5)
-                self.failure = f"the driver hung: it was silent for {_SILENCE:g} s"
-            elif poller.poll(20):
+            if poller.poll(20):
                 self._read(self._process.stdout.fileno())
+                self._silence = 0.0
+            elif not self._frozen_until:
+                # Counted only while this process runs: whoever stops one may stop the other.
+                self._silence += min(time.monotonic() - now, _SHORT)
+            if self._silence > _SILENCE:
+                for _ in range(2):  # whether it waits or spins
+                    self._process.send_signal(signal.SIGUSR1)  # its stacks, to standard error
+                    time.sleep(0.5)
+                self.failure = f"the driver hung: it was silent for {_SILENCE:g} s"
 
     def end(self, mark: str) -> list[str]:
         """End what runs; return what was left behind by a driver that ended by itself."""
@@ -204,7 +219,6 @@ class _Run:
         if not chunk:
             self.failure = f"the driver ended with {self._process.wait(_END)} in the middle"
             return
-        self._last_line = time.monotonic()
         *lines, self._received = (self._received + chunk).split(b"\n")
         for text in lines:
             self._take(msgspec.json.decode(text, type=Line))
@@ -229,11 +243,9 @@ class _Run:
             self.result = line.result
 
     def _thaw(self, now: float) -> None:
-        if self._frozen_until:
-            self._last_line = now
-            if now >= self._frozen_until:
-                self._frozen_until = 0.0
-                self._process.send_signal(signal.SIGCONT)
+        if self._frozen_until and now >= self._frozen_until:
+            self._frozen_until = 0.0
+            self._process.send_signal(signal.SIGCONT)
 
     def _sample(self) -> Sample | None:
         return sample(self._process.pid, time.monotonic() - self._start)

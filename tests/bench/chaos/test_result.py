@@ -60,6 +60,7 @@ def observed(**changes: Any) -> Observed:
         samples=[a_sample(second) for second in range(121)],
         at_start=a_sample(),
         at_end=a_sample(120.0),
+        stood_still=0.0,
         left=Leftovers(processes=[], socket_files=[], shared_files=[]),
     )
     return msgspec.structs.replace(found, **changes)
@@ -136,6 +137,10 @@ def test_a_step_that_was_late_by_itself_is_a_remark() -> None:
     result = judged(result=late)
     assert result.violations == []
     assert "env 1, timeout: late" in result.remarks[0]
+
+
+def test_a_machine_that_stood_still_is_a_remark() -> None:
+    assert judged(stood_still=31.5).remarks == ["chaos run: all stood still for 31.5 s"]
 
 
 def test_memory_of_a_short_run_is_not_judged() -> None:
