@@ -30,6 +30,10 @@ _Ints: TypeAlias = npt.NDArray[np.int64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
+# As plain numbers: NumPy compares with these many times faster than with an enum's members.
+_ENDED, _RESETTING, _WAITING, _STEPPING, _LOST = map(int, Phase)
+
+
 class ColumnSampler:
     """Rows of all envs in one set of columns.
 
@@ -57,7 +61,7 @@ class ColumnSampler:
         self._convert = config.connector("action", policy_id)
         self._keys = [(env_id, DUMMY_AGENT) for env_id in range(count)]
         self._filler = map_tree(np.asarray, zero_action(pool.single_action_space))
-        self._phase = np.full(count, Phase.ENDED, np.int8)
+        self._phase = np.full(count, _ENDED, np.int8)
         self._columns = Columns(count, 1)
         #: Of the running episodes, per env: number, row of this fragment that it begins with,
         #: fragments that it is in already, return and length.
@@ -74,29 +78,30 @@ class ColumnSampler:
         #: Of a policy with a state, `(N, ...)`.
         self._first_state: Tree = None
         self._states: Tree = None
+        self._lost_some = False
         self._faults: list[Fault] = []
         self._results: list[EpisodeResult] = []
 
     @property
     def live(self) -> _Bools:
         """Which envs were not given up, `(N,)`."""
-        return self._phase != Phase.LOST
+        return self._phase != _LOST
 
     @property
     def stepping(self) -> _Bools:
         """Which envs have been sent an action and have not answered, `(N,)`."""
-        return self._phase == Phase.STEPPING
+        return self._phase == _STEPPING
 
     def reset(self, seed: int | None) -> None:
         """Give up what runs, and begin a new episode in each env."""
         self._pool.reset(seed)
         live = self.live
-        self._phase[live] = Phase.RESETTING
+        self._phase[live] = _RESETTING
         self._columns.num_rows[:] = 0
 
     def has_cut_episode(self) -> bool:
         """Return whether an episode runs of which rows have left already."""
-        running = (self._phase == Phase.WAITING) | (self._phase == Phase.STEPPING)
+        running = (self._phase == _WAITING) | (self._phase == _STEPPING)
         return bool((running & (self._fragments > 0)).any())
 
     def sample(
@@ -105,15 +110,13 @@ class ColumnSampler:
         """Return rows until the demand is met, or the deadline (monotonic time) has passed."""
         self._begin_fragment(demand)
         late: tuple[int, ...] = ()
-        ids = np.flatnonzero(self._may_act(demand))
+        unmet = self._unmet(demand)
+        ids = np.flatnonzero(unmet & (self._phase == _WAITING))
+        over = np.flatnonzero(unmet & (self._phase == _ENDED))
         observations = None if self._last is None else map_tree(lambda leaf: leaf[ids], self._last)
-        self._go_on(demand, ids, observations, explore)
-        while True:
-            awaited = (self._phase == Phase.RESETTING) | (self._phase == Phase.STEPPING)
-            awaited &= ~self._met(demand)
-            number = int(np.count_nonzero(awaited))
-            if not number:
-                break
+        self._go_on(ids, over, observations, explore)
+        # All that are unmet are awaited: they were sent something, or recover.
+        while number := int(np.count_nonzero(unmet := self._unmet(demand))):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             begin = time.perf_counter()
             batch = self._pool.recv(min(self._config.min_envs, number), timeout=left)
@@ -121,28 +124,25 @@ class ColumnSampler:
             self._take(batch, demand, explore)
             self._timers.end_iteration()
             if batch.late:
-                late = tuple(env_id for env_id in batch.late if awaited[env_id])
+                late = tuple(env_id for env_id in batch.late if unmet[env_id])
                 break
         return self._end_fragment(demand, late, unroll_id)
 
     # --- private -----------------------------------------------------------------------------
 
-    def _met(self, demand: Demand) -> _Bools:
-        """Return which envs have contributed their part, `(N,)`."""
-        counts = self._ended if demand.unit == "episodes" else self._columns.num_rows
-        met = counts >= demand.quotas
+    def _unmet(self, demand: Demand, ids: _Ints | slice = slice(None)) -> _Bools:
+        """Return which envs, of some, have still to contribute."""
+        phase, quotas = self._phase[ids], demand.quotas[ids]
+        counts = self._ended[ids] if demand.unit == "episodes" else self._columns.num_rows[ids]
+        unmet: _Bools = counts < quotas
         if demand.complete:
-            met &= (self._phase < Phase.WAITING) | (demand.quotas == 0)
-        result: _Bools = met | ~self.live
-        return result
+            unmet |= (phase >= _WAITING) & (quotas > 0)
+        if self._lost_some:
+            unmet &= phase != _LOST
+        return unmet
 
-    def _may_act(self, demand: Demand) -> _Bools:
-        waiting: _Bools = (self._phase == Phase.WAITING) & ~self._met(demand)
-        return waiting
-
-    def _go_on(self, demand: Demand, ids: _Ints, observations: Tree, explore: bool) -> None:
-        """Have these envs step, and those that are between episodes begin."""
-        over = np.flatnonzero((self._phase == Phase.ENDED) & ~self._met(demand))
+    def _go_on(self, ids: _Ints, over: _Ints, observations: Tree, explore: bool) -> None:
+        """Have the envs `ids` step, and those that are `over` begin their next episodes."""
         actions = self._act(ids, observations, explore) if len(ids) else None
         if not len(over):
             if actions is not None:
@@ -159,8 +159,8 @@ class ColumnSampler:
             if actions is not None:
                 both = map_tree(lambda *parts: np.concatenate(parts), actions, filler)
             self._pool.send(both, np.concatenate([ids, over]))
-        self._phase[ids] = Phase.STEPPING
-        self._phase[over] = Phase.RESETTING
+        self._phase[ids] = _STEPPING
+        self._phase[over] = _RESETTING
 
     def _act(self, ids: _Ints, observations: Tree, explore: bool) -> Tree:
         """Ask the policy, open a row of each env, and return what is to be sent."""
@@ -203,20 +203,19 @@ class ColumnSampler:
         rewards, terminated, truncated = batch.rewards, batch.terminations, batch.truncations
         incarnations = batch.incarnations
         if not len(ids):
-            self._go_on(demand, ids, observations, explore)
             return
         if (ids[1:] < ids[:-1]).any():  # from several actors: in whichever order they came
             order = np.argsort(ids)
             ids, observations = ids[order], map_tree(lambda leaf: leaf[order], observations)
             rewards, terminated, truncated = rewards[order], terminated[order], truncated[order]
             incarnations = incarnations[order]
-        stepped = self._phase[ids] == Phase.STEPPING
+        stepped = self._phase[ids] == _STEPPING
         everyone = bool(stepped.all())
         if not everyone:
             self._begin_episodes(ids[~stepped], incarnations[~stepped])
         if self._observe is not None:
             observations = self._observe(observations, [self._keys[i] for i in ids.tolist()])
-        self._phase[ids] = Phase.WAITING
+        self._phase[ids] = _WAITING
         if everyone:
             self._take_steps(ids, observations, rewards, terminated, truncated)
         elif stepped.any():
@@ -227,19 +226,27 @@ class ColumnSampler:
                 terminated[stepped],
                 truncated[stepped],
             )
-        acting = self._may_act(demand)[ids]
+        unmet = self._unmet(demand, ids)
+        phase = self._phase[ids]
+        acting = unmet & (phase == _WAITING)
         self._timers.add("raw_obs_processing", time.perf_counter() - begin)
         if acting.all():
-            self._go_on(demand, ids, observations, explore)
+            self._go_on(ids, ids[:0], observations, explore)
             return
+        if not unmet.all():
+            self._keep(ids, observations)
+        over = ids[unmet & (phase == _ENDED)]
+        chosen = map_tree(lambda leaf: leaf[acting], observations)
+        self._go_on(ids[acting], over, chosen, explore)
+
+    def _keep(self, ids: _Ints, observations: Tree) -> None:
+        """Remember what those wait with that have contributed their part."""
         if self._last is None:
             count = len(self._phase)
             self._last = map_tree(
                 lambda leaf: np.zeros((count, *leaf.shape[1:]), leaf.dtype), observations
             )
         map_tree(lambda kept, new: kept.__setitem__(ids, new), self._last, observations)
-        chosen = map_tree(lambda leaf: leaf[acting], observations)
-        self._go_on(demand, ids[acting], chosen, explore)
 
     def _take_steps(
         self,
@@ -255,7 +262,7 @@ class ColumnSampler:
         done = terminated | truncated
         if done.any():
             over = ids[done]
-            self._phase[over] = Phase.ENDED
+            self._phase[over] = _ENDED
             self._ended[over] += 1
             flags = zip(over.tolist(), terminated[done], truncated[done], strict=True)
             for env_id, was_terminated, was_truncated in flags:
@@ -292,7 +299,7 @@ class ColumnSampler:
     def _take_fault(self, fault: Fault) -> None:
         env_id = fault.env_id
         self._faults.append(fault)
-        if self._phase[env_id] in (Phase.WAITING, Phase.STEPPING):
+        if self._phase[env_id] in (_WAITING, _STEPPING):
             kept = int(self._columns.num_rows[env_id] - self._first_row[env_id])
             if self._config.faulty_episodes == "drop":
                 self._metrics.add_dropped_rows(kept)
@@ -304,7 +311,8 @@ class ColumnSampler:
                 self._columns.rewind(env_id, int(self._columns.num_rows[env_id]))
                 self._end_episode(env_id, False, False, faulty=True)
         # The first observation of its next episode comes by itself.
-        self._phase[env_id] = Phase.LOST if fault.given_up else Phase.RESETTING
+        self._phase[env_id] = _LOST if fault.given_up else _RESETTING
+        self._lost_some |= fault.given_up
         with naming("on_fault"):
             self._config.callbacks.on_fault(fault=fault)
 
@@ -340,11 +348,11 @@ class ColumnSampler:
 
     def _begin_fragment(self, demand: Demand) -> None:
         """Take over what the fragment before has left."""
-        running = (self._phase == Phase.WAITING) | (self._phase == Phase.STEPPING)
+        running = (self._phase == _WAITING) | (self._phase == _STEPPING)
         old = self._columns
         kept = np.where(running, old.num_rows - self._first_row, 0)
         capacity = 0 if demand.unit == "episodes" else int(demand.quotas.max(initial=0))
-        self._columns = old.following(capacity, kept, self._phase == Phase.STEPPING)
+        self._columns = old.following(capacity, kept, self._phase == _STEPPING)
         self._first_row[:] = 0
         fresh = np.flatnonzero(running & (kept == 0))
         self._columns.begin(
@@ -358,7 +366,7 @@ class ColumnSampler:
 
     def _end_fragment(self, demand: Demand, late: tuple[int, ...], unroll_id: int) -> Sample:
         counts = self._columns.num_rows
-        running = (self._phase == Phase.WAITING) | (self._phase == Phase.STEPPING)
+        running = (self._phase == _WAITING) | (self._phase == _STEPPING)
         if demand.complete:  # those that run stay for the next fragment
             counts = np.where(running, self._first_row, counts)
         else:
