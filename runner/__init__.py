@@ -1,6 +1,7 @@
-"""Drives env actors: a drop-in vector env, an asynchronous pool, the command line.
+"""Drives env actors: a drop-in vector env, an asynchronous pool, sampling, the command line.
 
-Reading order: `make.py`, `vector_env.py`, `lockstep.py`, `fleet.py`.
+Reading order: `make.py`, `vector_env.py`, `lockstep.py`, `fleet.py`; for sampling
+`env_runner.py`, `column_sampler.py`.
 """
 
 if __name__ != "envbus.runner":
@@ -9,14 +10,38 @@ if __name__ != "envbus.runner":
 from envbus.actors.renewal import RestartRequest
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
+from envbus.runner.action_connectors import ClipActions, FreezeActions, RescaleActions
+from envbus.runner.advantages import (
+    add_gae,
+    bootstrap_rows,
+    discounted_returns,
+    gae,
+    n_step_returns,
+)
 from envbus.runner.agent_results import ASYNC_RESET, DUMMY_AGENT, PollResult
+from envbus.runner.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.callbacks import CallbackError, Callbacks
 from envbus.runner.config import Timeouts
+from envbus.runner.connectors import Connector, ConnectorError, Pipeline
+from envbus.runner.env_runner import EnvRunner
+from envbus.runner.episode import EpisodeRecorder
 from envbus.runner.fault_log import Hooks
 from envbus.runner.faults import ActorLostError, EnvError, Fault, FaultCause, env_errors
 from envbus.runner.make import make_vec
+from envbus.runner.metrics import EpisodeResult
+from envbus.runner.mlp import MlpPolicy
+from envbus.runner.observation_connectors import Flatten, FrameStack, Normalize, OneHot
+from envbus.runner.policies import (
+    ConstantPolicy,
+    FunctionPolicy,
+    Policy,
+    PolicyOutput,
+    RandomPolicy,
+)
 from envbus.runner.pool import ActorPool
 from envbus.runner.pool_results import Batch
 from envbus.runner.recycling import RecycleAfter
+from envbus.runner.sampling import RunnerConfig, Sample
 from envbus.runner.vector_env import BusVectorEnv
 
 __all__ = [
@@ -26,16 +51,46 @@ __all__ = [
     "ActorPool",
     "Batch",
     "BusVectorEnv",
+    "CallbackError",
+    "Callbacks",
+    "ClipActions",
+    "Connector",
+    "ConnectorError",
+    "ConstantPolicy",
     "EnvError",
+    "EnvRunner",
+    "EpisodeRecorder",
+    "EpisodeResult",
     "Fault",
     "FaultCause",
+    "Flatten",
+    "FrameStack",
+    "FreezeActions",
+    "FunctionPolicy",
     "Hooks",
+    "MlpPolicy",
+    "MultiAgentBatch",
+    "Normalize",
+    "OneHot",
+    "Pipeline",
+    "Policy",
+    "PolicyOutput",
     "PollResult",
+    "RandomPolicy",
     "RecycleAfter",
+    "RescaleActions",
     "RestartLimitError",
     "RestartPolicy",
     "RestartRequest",
+    "RunnerConfig",
+    "Sample",
+    "SampleBatch",
     "Timeouts",
+    "add_gae",
+    "bootstrap_rows",
+    "discounted_returns",
     "env_errors",
+    "gae",
     "make_vec",
+    "n_step_returns",
 ]
