@@ -21,7 +21,8 @@ from envbus.runner.faults import Fault
 from envbus.runner.metrics import EpisodeResult, PerfTimers, SampleMetrics
 from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import Policy, zero_action
-from envbus.runner.pool import ActorPool, Batch
+from envbus.runner.pool import ActorPool
+from envbus.runner.pool_results import Batch
 from envbus.runner.sampling import Demand, Phase, RunnerConfig, Sample
 
 __all__ = ["ColumnSampler"]
@@ -85,12 +86,14 @@ class ColumnSampler:
     @property
     def live(self) -> _Bools:
         """Which envs were not given up, `(N,)`."""
-        return self._phase != _LOST
+        live: _Bools = self._phase != _LOST
+        return live
 
     @property
     def stepping(self) -> _Bools:
         """Which envs have been sent an action and have not answered, `(N,)`."""
-        return self._phase == _STEPPING
+        stepping: _Bools = self._phase == _STEPPING
+        return stepping
 
     def reset(self, seed: int | None) -> None:
         """Give up what runs, and begin a new episode in each env."""

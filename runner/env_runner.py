@@ -12,12 +12,9 @@ from typing import Any
 
 from gymnasium import Space
 from gymnasium.error import ClosedEnvironmentError
-from gymnasium.vector import AutoresetMode
 
-from envbus.actors.agent_spaces import AgentSpaces
-from envbus.actors.spaces import is_fixed_size
 from envbus.bus.errors import ConfigError, RestartLimitError
-from envbus.runner.callbacks import naming, wants_episodes
+from envbus.runner.callbacks import naming
 from envbus.runner.column_sampler import ColumnSampler
 from envbus.runner.connectors import Connector
 from envbus.runner.dict_sampler import DictSampler
@@ -25,6 +22,7 @@ from envbus.runner.episode import DEFAULT_POLICY_ID, EpisodeRecorder
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.policies import FunctionPolicy, Policy, Weights
 from envbus.runner.pool import ActorPool
+from envbus.runner.samplers import make_sampler
 from envbus.runner.sampling import Demand, RunnerConfig, Sample
 from envbus.runner.trajectory import AgentID
 
@@ -66,7 +64,9 @@ class EnvRunner:
             raise ConfigError("there must be at least one policy")
         self.metrics = SampleMetrics()
         self.timers = PerfTimers(self.config.ema_coef)
-        self._sampler = self._make_sampler()
+        self._sampler = make_sampler(
+            envs, self.config, lambda: self._policies, self.metrics, self.timers
+        )
         self._num_samples = 0
         self._begun = False
         #: A sample has raised: nobody knows what the envs are at.
@@ -283,47 +283,6 @@ class EnvRunner:
         elif force_reset or self._lost_track or (demand.complete and sampler.has_cut_episode()):
             sampler.reset(None)
             self._lost_track = False
-
-    def _make_sampler(self) -> ColumnSampler | DictSampler:
-        envs, config = self.envs, self.config
-        fixed = is_fixed_size(envs.single_observation_space) and is_fixed_size(
-            envs.single_action_space
-        )
-        reason = self._why_not_vectorized(fixed)
-        if config.vectorized and reason:
-            raise ConfigError(f"this cannot be sampled with vectorized=True: {reason}")
-        if envs.autoreset_mode is AutoresetMode.SAME_STEP:
-            raise ConfigError('a runner takes a pool with autoreset_mode "NextStep" or "Disabled"')
-        if reason is None and config.vectorized is not False:
-            ((name, policy),) = self._policies.items()
-            return ColumnSampler(envs, config, name, policy, self.metrics, self.timers)
-        if envs.autoreset_mode is not AutoresetMode.DISABLED:
-            raise ConfigError(
-                'make the pool with autoreset_mode="Disabled": it cannot be sampled in columns, '
-                f"as {reason or 'vectorized=False was asked for'}"
-            )
-        return DictSampler(
-            envs,
-            config,
-            lambda: self._policies,
-            self.metrics,
-            self.timers,
-            ragged=not fixed and not envs.is_multi_agent,
-        )
-
-    def _why_not_vectorized(self, fixed: bool) -> str | None:
-        config = self.config
-        if self.envs.is_multi_agent or isinstance(self.envs.single_action_space, AgentSpaces):
-            return "the envs have several agents"
-        if not fixed:
-            return "a space has no fixed size"
-        if len(self._policies) > 1 or config.policy_mapping_fn is not None:
-            return "there are several policies, or a policy_mapping_fn"
-        if wants_episodes(config.callbacks):
-            return "callbacks are told of single episodes"
-        if config.infos:
-            return "infos are kept"
-        return None
 
     def _general(self, verb: str) -> DictSampler:
         if isinstance(self._sampler, ColumnSampler):
