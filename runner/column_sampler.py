@@ -23,6 +23,7 @@ from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import Policy, zero_action
 from envbus.runner.pool import ActorPool
 from envbus.runner.pool_results import Batch
+from envbus.runner.running_episodes import RunningEpisodes
 from envbus.runner.sampling import Demand, Phase, RunnerConfig, Sample
 
 __all__ = ["ColumnSampler"]
@@ -64,16 +65,7 @@ class ColumnSampler:
         self._filler = map_tree(np.asarray, zero_action(pool.single_action_space))
         self._phase = np.full(count, _ENDED, np.int8)
         self._columns = Columns(count, 1)
-        #: Of the running episodes, per env: number, row of this fragment that it begins with,
-        #: fragments that it is in already, return and length.
-        self._number: _Ints = np.full(count, -1, np.int64)
-        self._first_row: _Ints = np.zeros(count, np.int64)
-        self._fragments: _Ints = np.zeros(count, np.int64)
-        self._return = np.zeros(count, np.float64)
-        self._length: _Ints = np.zeros(count, np.int64)
-        self._incarnation: _Ints = np.zeros(count, np.int64)
-        #: Episodes that each env has ended in this sample, faulty ones left out.
-        self._ended: _Ints = np.zeros(count, np.int64)
+        self._episodes = RunningEpisodes(config, policy_id, count)
         #: Where they wait for an action, `(N, ...)`; None before the first observation.
         self._last: Tree = None
         #: Of a policy with a state, `(N, ...)`.
@@ -105,7 +97,7 @@ class ColumnSampler:
     def has_cut_episode(self) -> bool:
         """Return whether an episode runs of which rows have left already."""
         running = (self._phase == _WAITING) | (self._phase == _STEPPING)
-        return bool((running & (self._fragments > 0)).any())
+        return bool((running & (self._episodes.fragments > 0)).any())
 
     def sample(
         self, demand: Demand, deadline: float | None, explore: bool, unroll_id: int
@@ -136,7 +128,9 @@ class ColumnSampler:
     def _unmet(self, demand: Demand, ids: _Ints | slice = slice(None)) -> _Bools:
         """Return which envs, of some, have still to contribute."""
         phase, quotas = self._phase[ids], demand.quotas[ids]
-        counts = self._ended[ids] if demand.unit == "episodes" else self._columns.num_rows[ids]
+        counts = (
+            self._episodes.ended[ids] if demand.unit == "episodes" else self._columns.num_rows[ids]
+        )
         unmet: _Bools = counts < quotas
         if demand.complete:
             unmet |= (phase >= _WAITING) & (quotas > 0)
@@ -260,19 +254,18 @@ class ColumnSampler:
         truncated: _Bools,
     ) -> None:
         self._columns.complete(ids, observations, rewards, terminated, truncated)
-        self._return[ids] += rewards
-        self._length[ids] += 1
+        self._episodes.step(ids, rewards)
         done = terminated | truncated
         if done.any():
             over = ids[done]
             self._phase[over] = _ENDED
-            self._ended[over] += 1
+            self._episodes.ended[over] += 1
             flags = zip(over.tolist(), terminated[done], truncated[done], strict=True)
             for env_id, was_terminated, was_truncated in flags:
                 self._end_episode(env_id, bool(was_terminated), bool(was_truncated))
 
     def _begin_episodes(self, ids: _Ints, incarnations: _Ints) -> None:
-        renewed = self._incarnation[ids] != incarnations
+        renewed = self._episodes.incarnation[ids] != incarnations
         if renewed.any():
             for env_id, incarnation in zip(
                 ids[renewed].tolist(), incarnations[renewed].tolist(), strict=True
@@ -282,12 +275,8 @@ class ColumnSampler:
                     self._config.callbacks.on_sub_environment_created(
                         env_id=env_id, incarnation=incarnation
                     )
-        self._incarnation[ids] = incarnations
-        self._number[ids] += 1
-        self._first_row[ids] = self._columns.num_rows[ids]
-        self._fragments[ids] = self._length[ids] = 0
-        self._return[ids] = 0.0
-        self._columns.begin(ids, eps_id=self._eps_ids(ids), incarnation=incarnations)
+        self._episodes.begin(ids, incarnations, self._columns.num_rows[ids])
+        self._columns.begin(ids, eps_id=self._episodes.eps_ids(ids), incarnation=incarnations)
         for connector in (self._observe, self._convert):
             if connector is not None:
                 connector.reset(ids.tolist())
@@ -296,17 +285,14 @@ class ColumnSampler:
                 lambda kept, first: kept.__setitem__(ids, first), self._states, self._first_state
             )
 
-    def _eps_ids(self, ids: _Ints) -> _Ints:
-        return self._config.unique(0) + self._number[ids] * len(self._number) + ids
-
     def _take_fault(self, fault: Fault) -> None:
         env_id = fault.env_id
         self._faults.append(fault)
         if self._phase[env_id] in (_WAITING, _STEPPING):
-            kept = int(self._columns.num_rows[env_id] - self._first_row[env_id])
+            kept = int(self._columns.num_rows[env_id] - self._episodes.first_row[env_id])
             if self._config.faulty_episodes == "drop":
                 self._metrics.add_dropped_rows(kept)
-                self._columns.rewind(env_id, int(self._first_row[env_id]))
+                self._columns.rewind(env_id, int(self._episodes.first_row[env_id]))
                 self._end_episode(env_id, False, False, faulty=True, dropped=kept)
             else:
                 if kept:
@@ -328,23 +314,9 @@ class ColumnSampler:
         faulty: bool = False,
         dropped: int = 0,
     ) -> None:
-        has_rows = self._columns.num_rows[env_id] > self._first_row[env_id]
-        value, length = float(self._return[env_id]), int(self._length[env_id])
-        result = EpisodeResult(
-            eps_id=self._config.unique(int(self._number[env_id]) * len(self._number) + env_id),
-            env_id=env_id,
-            incarnation=int(self._incarnation[env_id]),
-            episode_return=value,
-            length=length,
-            agent_returns={DUMMY_AGENT: value},
-            agent_steps={DUMMY_AGENT: length - dropped},
-            agent_policies={DUMMY_AGENT: self._policy_id},
-            terminated=terminated,
-            truncated=truncated,
-            faulty=faulty,
-            fragments=int(self._fragments[env_id]) + bool(has_rows),
-            unrecorded_reward=0.0,
-            custom_metrics={},
+        has_rows = bool(self._columns.num_rows[env_id] > self._episodes.first_row[env_id])
+        result = self._episodes.result(
+            env_id, terminated, truncated, faulty=faulty, dropped=dropped, has_rows=has_rows
         )
         self._metrics.add_episode(result)
         self._results.append(result)
@@ -353,28 +325,28 @@ class ColumnSampler:
         """Take over what the fragment before has left."""
         running = (self._phase == _WAITING) | (self._phase == _STEPPING)
         old = self._columns
-        kept = np.where(running, old.num_rows - self._first_row, 0)
+        kept = np.where(running, old.num_rows - self._episodes.first_row, 0)
         capacity = 0 if demand.unit == "episodes" else int(demand.quotas.max(initial=0))
         self._columns = old.following(capacity, kept, self._phase == _STEPPING)
-        self._first_row[:] = 0
+        self._episodes.first_row[:] = 0
         fresh = np.flatnonzero(running & (kept == 0))
         self._columns.begin(
             fresh,
-            eps_id=self._eps_ids(fresh),
-            incarnation=self._incarnation[fresh],
-            t=self._length[fresh],
+            eps_id=self._episodes.eps_ids(fresh),
+            incarnation=self._episodes.incarnation[fresh],
+            t=self._episodes.length[fresh],
         )
-        self._ended[:] = 0
+        self._episodes.ended[:] = 0
         self._faults, self._results = [], []
 
     def _end_fragment(self, demand: Demand, late: tuple[int, ...], unroll_id: int) -> Sample:
         counts = self._columns.num_rows
         running = (self._phase == _WAITING) | (self._phase == _STEPPING)
         if demand.complete:  # those that run stay for the next fragment
-            counts = np.where(running, self._first_row, counts)
+            counts = np.where(running, self._episodes.first_row, counts)
         else:
-            self._fragments += running & (counts > self._first_row)
-            self._first_row[running] = counts[running]
+            self._episodes.fragments += running & (counts > self._episodes.first_row)
+            self._episodes.first_row[running] = counts[running]
         batch = self._columns.batch(counts, DUMMY_AGENT, unroll_id)
         policy_batches = {self._policy_id: batch} if len(batch) else {}
         return Sample(
