@@ -45,6 +45,9 @@ PURE = CORE | {
     "runner/episode_stats.py",
     "runner/latency.py",
     "runner/recovery.py",
+    "runner/columns.py",
+    "runner/running_episodes.py",
+    "runner/sampling.py",
     "runner/seeding.py",
     "runner/recycling.py",
 }

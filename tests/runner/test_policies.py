@@ -8,7 +8,13 @@ from gymnasium import Space, spaces
 from gymnasium.vector.utils import batch_space, iterate
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.policies import parse_policy, zero_action
+from envbus.runner.policies import (
+    ConstantPolicy,
+    FunctionPolicy,
+    PolicyOutput,
+    parse_policy,
+    zero_action,
+)
 
 SPACES: list[Space[Any]] = [
     spaces.Box(-1.0, 1.0, (2, 3), np.float32),
@@ -64,6 +70,35 @@ def test_a_seeded_random_policy_gives_the_same_again() -> None:
 
 def test_an_import_path_names_a_function_also_a_method() -> None:
     assert parse_policy("collections:OrderedDict.fromkeys") is not None
+
+
+def test_a_constant_policy_gives_its_action_to_each_row() -> None:
+    space = spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(-1.0, 1.0, (2,)))
+    for action, wanted in ((None, 0), ({"a": 2, "b": np.ones(2, np.float32)}, 2)):
+        policy = ConstantPolicy(space, action)
+        for rows in (3, 1, 3):
+            actions = policy.compute_actions(np.zeros((rows, 4)), None).actions
+            assert actions["a"].tolist() == [wanted] * rows
+            assert actions["b"].shape == (rows, 2)
+
+
+def test_a_function_may_give_actions_or_a_whole_output() -> None:
+    seen = np.arange(3)
+    assert FunctionPolicy(lambda rows: rows + 1).compute_actions(seen, 5) == (
+        pytest.approx(seen + 1),
+        5,
+        {},
+    )
+    output = PolicyOutput(seen, None, {"logp": seen})
+    assert FunctionPolicy(lambda rows: output).compute_actions(seen, 5) is output
+
+
+def test_setting_weights_counts_the_version() -> None:
+    policy = FunctionPolicy(lambda rows: rows)
+    policy.set_weights({})
+    assert policy.policy_version == 1
+    policy.set_weights({}, 9)
+    assert policy.policy_version == 9
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from envbus.runner.running_episodes import RunningEpisodes
+from envbus.runner.sampling import RunnerConfig
+
+
+def ints(*values: int) -> Any:
+    return np.array(values, np.int64)
+
+
+def test_ids_follow_from_env_and_number_and_differ_between_runners() -> None:
+    ids = []
+    for index in (0, 1):
+        episodes = RunningEpisodes(RunnerConfig(worker_index=index), "p", 3)
+        for chosen in (ints(0, 2), ints(2)):
+            episodes.begin(chosen, chosen * 0, chosen * 0)
+            ids += episodes.eps_ids(chosen).tolist()
+    assert ids[:3] == [0, 2, 5]
+    assert len(set(ids)) == 6
+
+
+def test_a_result_tells_of_all_fragments_together() -> None:
+    episodes = RunningEpisodes(RunnerConfig(), "p", 2)
+    episodes.begin(ints(1), ints(4), ints(0))
+    for reward in (0.5, 2.0):
+        episodes.step(ints(1), np.array([reward]))
+    episodes.fragments[1] = 3
+    result = episodes.result(1, False, True, faulty=False, dropped=0, has_rows=True)
+    assert (result.episode_return, result.length, result.fragments) == (2.5, 2, 4)
+    assert (result.eps_id, result.env_id, result.incarnation) == (1, 1, 4)
+    assert (result.terminated, result.truncated, result.faulty) == (False, True, False)
+    assert result.agent_policies == {"agent0": "p"}
+    dropped = episodes.result(1, False, False, faulty=True, dropped=1, has_rows=False)
+    assert (dropped.agent_steps, dropped.fragments) == ({"agent0": 1}, 3)
