@@ -98,6 +98,8 @@ class Driver:
         self._pids = np.zeros(config.num_envs, np.int64)
         self._over = np.zeros(config.num_envs, np.bool_)
         self._broken: set[int] = set()
+        #: Envs that were told to be late with their present step.
+        self._slow: set[int] = set()
         #: What the next action of an env commands.
         self._commands: dict[int, Injection] = {}
         #: Stopped processes that go on at a time.
@@ -172,6 +174,7 @@ class Driver:
         for fault in batch.faults:
             self._journal.faulty(fault.env_id, fault.restarts)
             self._tracker.failed(fault.env_id, fault.cause.value, fault.message, now)
+            self._slow.discard(fault.env_id)
             if not fault.given_up:  # else the audit says that it never came back
                 self._broken.add(fault.env_id)
         ids = batch.env_ids
@@ -187,6 +190,10 @@ class Driver:
         self._pids[ids] = observations[:, 4]
         self._over[ids] = over
         self._env_steps += int(np.count_nonzero(observations[:, 3]))
+        if self._slow:
+            for env_id in self._slow.intersection(ids.tolist()):
+                self._slow.discard(env_id)
+                self._tracker.answered(env_id)
         if self._broken:
             for env_id in self._broken.intersection(ids.tolist()):
                 self._broken.discard(env_id)
@@ -204,6 +211,8 @@ class Driver:
                 if injection is not None:
                     actions[row, 1:] = (COMMANDS[injection.kind], int(injection.amount * 1000))
                     self._inject(injection)
+                    if injection.kind is Kind.SLOW:
+                        self._slow.add(env_id)
         self._journal.sent(ids, actions[:, 0])
         self._pool.send(actions, ids)
 

@@ -37,6 +37,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     #: Fork server and actors, what envs have started not counted.
     processes: int
     zombies: int
+    #: Names in the folder of shared memory that they have mapped.
+    shared_files: list[str]
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,7 @@ def sample(pid: int, seconds: float) -> Sample | None:
             server_descriptors=sum(server.num_fds() for server in servers),
             processes=processes,
             zombies=zombies,
+            shared_files=sorted(set().union(*map(_mapped, (driver, *descendants)))),
         )
     except (psutil.Error, OSError):
         return None
@@ -118,6 +121,15 @@ def _look_at(process: psutil.Process) -> tuple[str | None, bool]:
         return state, state != psutil.STATUS_ZOMBIE and process.cmdline() == list(SLEEPER)
     except psutil.NoSuchProcess:
         return None, False
+
+
+def _mapped(process: psutil.Process) -> set[str]:
+    try:
+        lines = Path("/proc", str(process.pid), "maps").read_text("utf-8").splitlines()
+    except OSError:
+        return set()
+    paths = [Path(line.split(maxsplit=5)[5]) for line in lines if str(_SHM) in line]
+    return {path.name for path in paths if path.parent == _SHM}
 
 
 def _memory_files(pid: int) -> int:

@@ -91,9 +91,10 @@ def print_chaos(console: Console, result: ChaosResult) -> None:
             f"memory files: {start.driver_memory_files}, {end.driver_memory_files}"
         )
     left = result.left
+    shared = set(left.shared_files) & set(left.shared_by_us)
     say(
         f"left behind: {len(left.processes)} processes, {len(left.socket_files)} socket files, "
-        f"{len(left.shared_files)} shared memory files"
+        f"{len(shared)} shared memory files"
     )
     for remark in result.remarks:
         say(f"remark: {remark}")

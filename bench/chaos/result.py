@@ -67,7 +67,10 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
 
     processes: list[str]
     socket_files: list[str]
+    #: Names in the folder of shared memory that were not there before. Others on this machine make
+    #: some, too; `shared_by_us` are those that processes of the run had mapped.
     shared_files: list[str]
+    shared_by_us: list[str]
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,9 +163,14 @@ def judge(
 def _violations(observed: Observed) -> Iterator[str]:
     if observed.failure:
         yield observed.failure
-    for name in msgspec.structs.asdict(observed.left):
-        for thing in getattr(observed.left, name):
-            yield f"left behind ({name.replace('_', ' ')}): {thing}"
+    left = observed.left
+    for process in left.processes:
+        yield f"left behind: process {process}"
+    for name in left.socket_files:
+        yield f"left behind: socket file {name}"
+    for name in left.shared_files:
+        if name in left.shared_by_us:
+            yield f"left behind: shared memory {name}"
     result = observed.result
     if result is None:
         return
@@ -205,6 +213,9 @@ def _remarks(calm: Observed, broken: Observed) -> list[str]:
     for label, observed in (("calm run", calm), ("chaos run", broken)):
         if observed.stood_still:
             remarks.append(f"{label}: all stood still for {observed.stood_still:g} s")
+        for name in observed.left.shared_files:
+            if name not in observed.left.shared_by_us:
+                remarks.append(f"{label}: shared memory {name} appeared, of another program")
         if observed.result is not None:
             remarks += (
                 f"{label}: a fault for which nothing was broken: {text}"

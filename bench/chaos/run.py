@@ -110,6 +110,7 @@ def _drive(config: ChaosConfig, folder: Path, on_progress: OnProgress, *, chaos:
         processes=left,
         socket_files=sorted(path.name for path in (folder / "tmp").rglob("*")),
         shared_files=sorted(shared_files() - before),
+        shared_by_us=sorted({name for found in run.samples for name in found.shared_files}),
     )
     return Observed(
         result=run.result,

@@ -37,6 +37,8 @@ class Tracker:
         self._pause = pause
         self._patience = patience
         self._open: dict[int, _Open] = {}
+        #: What reached an env on its way back from something else; it counts from then on.
+        self._behind: dict[int, _Open] = {}
 
     def is_free(self, env_id: int, now: float) -> bool:
         """Whether nothing that was done to this env is under way."""
@@ -56,9 +58,17 @@ class Tracker:
         lasts = injection.amount if injection.kind in (Kind.PAUSE, Kind.NEARLY_SLOW) else 0.0
         for env_id in (injection.env_id, *companions):
             aimed_at = env_id == injection.env_id
+            found = _Open(injection.kind, now, aimed_at and not harmless, now + lasts)
             if aimed_at or self.is_free(env_id, now):
-                must_fail = aimed_at and not harmless
-                self._open[env_id] = _Open(injection.kind, now, must_fail, now + lasts)
+                self._open[env_id] = found
+            else:
+                self._behind[env_id] = found
+
+    def answered(self, env_id: int) -> None:
+        """A row of the env came. A slow step is not late if the driver was away for longer."""
+        found = self._open.get(env_id)
+        if found is not None and found.kind is Kind.SLOW and not found.failed:
+            del self._open[env_id]
 
     def failed(self, env_id: int, cause: str, message: str, now: float) -> None:
         """A fault was reported."""
@@ -81,6 +91,8 @@ class Tracker:
         if found is not None and found.failed:
             self.kinds[found.kind.name].recovered.append(now - found.at)
             del self._open[env_id]
+            if env_id in self._behind:
+                self._open[env_id] = self._behind.pop(env_id)
 
     def unnoticed(self) -> list[str]:
         """Return the injections that had to end an episode, and of which nothing was reported."""

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +53,13 @@ def test_of_a_process_that_is_gone_there_is_no_sample() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait(30)
     assert sample(child.pid, 0.0) is None
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no folder of shared memory")
+def test_a_sample_names_the_shared_memory_that_is_mapped() -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096):
+            found = sample(os.getpid(), 0.0)
+    assert found is not None
+    assert Path(file.name).name in found.shared_files

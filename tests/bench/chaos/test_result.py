@@ -4,8 +4,8 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from envbus.bench.chaos.audit import NOT_MIXED, Audit, Violation
@@ -17,6 +17,7 @@ from envbus.bench.chaos.schedule import Kind
 
 MB = 1_000_000
 CONFIG = {"num_envs": 3, "num_actors": 2}
+LEFT = Leftovers(processes=[], socket_files=[], shared_files=[], shared_by_us=[])
 #: Two recycled actors, of one and two envs.
 AUDITS = [Audit([], 1), Audit([], 1), Audit([], 1)]
 
@@ -31,8 +32,9 @@ def a_sample(seconds: float = 0.0, **changes: Any) -> Sample:
         server_descriptors=13,
         processes=3,
         zombies=0,
+        shared_files=[],
     )
-    return msgspec.structs.replace(found, **changes)
+    return replace(found, **changes)
 
 
 def a_result(**changes: Any) -> Result:
@@ -50,7 +52,7 @@ def a_result(**changes: Any) -> Result:
         recycled=2,
         settled=True,
     )
-    return msgspec.structs.replace(found, **changes)
+    return replace(found, **changes)
 
 
 def observed(**changes: Any) -> Observed:
@@ -61,9 +63,9 @@ def observed(**changes: Any) -> Observed:
         at_start=a_sample(),
         at_end=a_sample(120.0),
         stood_still=0.0,
-        left=Leftovers(processes=[], socket_files=[], shared_files=[]),
+        left=LEFT,
     )
-    return msgspec.structs.replace(found, **changes)
+    return replace(found, **changes)
 
 
 def judged(**changes: Any) -> ChaosResult:
@@ -86,14 +88,10 @@ def test_a_run_in_which_all_promises_are_kept_has_no_violation() -> None:
 
 BROKEN: dict[str, Callable[[], dict[str, Any]]] = {
     "the driver hung": lambda: {"result": None, "failure": "the driver hung: stacks"},
-    "left behind (processes): sleep": lambda: {
-        "left": Leftovers(processes=["sleep 1"], socket_files=[], shared_files=[])
-    },
-    "left behind (socket files): bus": lambda: {
-        "left": Leftovers(processes=[], socket_files=["bus"], shared_files=[])
-    },
-    "left behind (shared files): psm": lambda: {
-        "left": Leftovers(processes=[], socket_files=[], shared_files=["psm_1"])
+    "left behind: process sleep 1": lambda: {"left": replace(LEFT, processes=["sleep 1"])},
+    "left behind: socket file bus": lambda: {"left": replace(LEFT, socket_files=["bus"])},
+    "left behind: shared memory psm": lambda: {
+        "left": replace(LEFT, shared_files=["psm"], shared_by_us=["other", "psm"])
     },
     "did not come back": lambda: {"result": a_result(settled=False)},
     "for which nothing was broken": lambda: {
@@ -137,6 +135,12 @@ def test_a_step_that_was_late_by_itself_is_a_remark() -> None:
     result = judged(result=late)
     assert result.violations == []
     assert "env 1, timeout: late" in result.remarks[0]
+
+
+def test_shared_memory_of_another_program_is_a_remark() -> None:
+    result = judged(left=replace(LEFT, shared_files=["sem.other"]))
+    assert result.violations == []
+    assert "sem.other" in result.remarks[0]
 
 
 def test_a_machine_that_stood_still_is_a_remark() -> None:

@@ -62,6 +62,28 @@ def test_an_env_is_free_when_it_works_again_or_nothing_came_of_it(tracker: Track
     assert tracker.is_free(0, 3.5)
 
 
+def test_what_reaches_an_env_on_its_way_back_explains_its_next_fault(tracker: Tracker) -> None:
+    tracker.injected(injection(Kind.RAISE_STEP), [], 0.0)
+    tracker.failed(0, "error", "raised", 1.0)
+    tracker.injected(injection(Kind.EXIT, env_id=1), [0], 2.0)
+    tracker.works(0, 3.0)
+    tracker.failed(0, "crash", "ended", 4.0)
+    tracker.works(0, 5.0)
+    assert tracker.unexplained == []
+    assert tracker.kinds["EXIT"].recovered == [3.0]
+
+
+def test_a_slow_step_that_is_answered_while_the_driver_is_away_need_not_fail(
+    tracker: Tracker,
+) -> None:
+    tracker.injected(injection(Kind.SLOW), [1], 0.0)
+    tracker.injected(injection(Kind.KILL, env_id=2), [], 0.0)
+    for env_id in range(3):
+        tracker.answered(env_id)
+    assert tracker.unnoticed() == ["env 2: kill -9 of an actor"]
+    assert tracker.is_free(0, 0.0)
+
+
 def test_what_had_to_fail_and_did_not_is_told(tracker: Tracker) -> None:
     tracker.injected(injection(Kind.EXIT, env_id=2), [1], 0.0)
     tracker.injected(injection(Kind.LEAK, env_id=3), [], 0.0)
