@@ -13,6 +13,8 @@ from envbus.bench.chaos.envs import SLEEPER
 from envbus.bench.chaos.leaks import growth_of, marked_processes, sample
 from tests.bench.chaos.test_result import MB, a_sample
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the folder is what is looked at
+
 
 def test_growth_is_the_slope_after_the_warm_up() -> None:
     warm = [a_sample(s, driver_memory=(50 + s) * MB) for s in range(30)]
@@ -55,9 +57,9 @@ def test_of_a_process_that_is_gone_there_is_no_sample() -> None:
     assert sample(child.pid, 0.0) is None
 
 
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no folder of shared memory")
+@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no folder of shared memory")
 def test_a_sample_names_the_shared_memory_that_is_mapped() -> None:
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+    with tempfile.NamedTemporaryFile(dir=SHARED_MEMORY) as file:
         file.truncate(4096)
         with mmap.mmap(file.fileno(), 4096):
             found = sample(os.getpid(), 0.0)
