@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from envbus.actors.testing import HangingEnv
+from envbus.runner import DUMMY_AGENT
 from envbus.runner.config import Timeouts
 from envbus.runner.pool import ActorPool
 from envbus.runner.vector_env import BusVectorEnv
@@ -151,6 +152,29 @@ def test_a_pool_gives_each_result_once_and_in_order_however_short_its_waits(
             np.testing.assert_array_equal(batch.observations.reshape(-1, 4), wanted)
             assert (given == sent - np.isin(np.arange(6), _pending(sent, given))).all()
         assert late > 20
+
+
+@CARRIAGES
+def test_poll_gives_each_result_once_and_in_order_however_short_its_waits(
+    carriage: dict[str, Any],
+) -> None:
+    with ActorPool(
+        [partial(LateEnv, 2, 0.003)] * 6, num_actors=3, autoreset_mode="Disabled", **carriage
+    ) as pool:
+        for env_id in range(6):
+            pool.try_reset(env_id, seed=env_id)
+        sent, given, empty = np.full(6, -1), np.full(6, -1), 0
+        while sent.min() < 300:
+            result = pool.poll(timeout=0.001)
+            empty += not result.observations
+            for env_id, agents in result.observations.items():
+                given[env_id] += 1
+                step = max(sent[env_id], 0)  # the first one is the reset's
+                assert agents[DUMMY_AGENT].tolist() == [1, step, step % 90, env_id]
+                sent[env_id] = step + 1
+                pool.send_actions({env_id: {DUMMY_AGENT: np.int64(sent[env_id] % 90)}})
+            assert (sent == given + 1)[given >= 0].all()
+        assert empty > 20
 
 
 def _pending(sent: Any, given: Any) -> Any:
