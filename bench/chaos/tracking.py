@@ -10,6 +10,9 @@ from envbus.bench.chaos.schedule import HARMLESS, Injection, Kind
 
 __all__ = ["Tracker"]
 
+#: Lines of a message that are told: enough to see what a process that did not answer was doing.
+_TOLD_LINES = 6
+
 
 @dataclass
 class _Open:
@@ -77,7 +80,8 @@ class Tracker:
         if found is None or not (
             found.must_fail or found.failed or now <= found.over_at + self._patience
         ):
-            self.unexplained.append(f"env {env_id}, {cause}: {message.splitlines()[0]}")
+            text = "\n".join(message.splitlines()[:_TOLD_LINES])
+            self.unexplained.append(f"env {env_id}, {cause}: {text}")
             return
         report = self.kinds[found.kind.name]
         report.faults[cause] = report.faults.get(cause, 0) + 1

@@ -36,9 +36,9 @@ def test_faults_on_the_way_back_count_and_the_first_one_is_timed(tracker: Tracke
     assert (report.faults, report.told, report.recovered) == ({"error": 2}, [1.0], [30.0])
 
 
-def test_a_fault_without_an_injection_is_told_in_one_line(tracker: Tracker) -> None:
-    tracker.failed(3, "crash", "gone\nstack", 1.0)
-    assert tracker.unexplained == ["env 3, crash: gone"]
+def test_a_fault_without_an_injection_is_told_with_where_its_process_was(tracker: Tracker) -> None:
+    tracker.failed(3, "timeout", "late\nstack" + "\nframe" * 100, 1.0)
+    assert tracker.unexplained == ["env 3, timeout: late\nstack" + "\nframe" * 4]
 
 
 def test_what_does_no_harm_explains_faults_for_a_while(tracker: Tracker) -> None:
