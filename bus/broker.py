@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from envbus.bus.attention import Attention
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import (
     Accepted,
@@ -95,6 +96,7 @@ class Broker:
         self._transport = transport
         self._core = core
         self._clock = clock
+        self._attention = Attention()
         self._outcomes: list[Outcome] = []
         self._accepted = 0
         self._stopping = False
@@ -169,20 +171,26 @@ class Broker:
         """Wait up to `timeout` seconds for news and return them; 0 looks without waiting.
 
         All messages that are there are taken before deadlines and leases are judged, so that
-        an owner that was away for minutes finds answers, not time-outs. May return an empty
+        an owner that was away for minutes, or whose process was stopped, finds answers, not
+        time-outs; see `attention.py`. May return an empty
         list before the time is up, when a watched file descriptor has news.
         """
+        begun = self._clock()
+        waited = 0.0
         if timeout > 0 and not self._outcomes:
             wake_at = self._core.wake_at()
             if wake_at is not None:
-                timeout = min(timeout, max(wake_at - self._clock(), 0.0))
+                timeout = min(timeout, max(self._attention.wake_at(wake_at) - begun, 0.0))
             self._transport.wait(timeout)
+            waited = timeout
+        now = self._clock()
+        self._attention.looks(begun, waited, now)
         self._drain()
-        due = self._core.wake_at()
-        if due is not None and due <= self._clock():
+        if self._attention.may_judge(self._core.wake_at(), now):
             self._drain(thoroughly=True)  # what came meanwhile counts
             self._handle(Tick())
         outcomes, self._outcomes = self._outcomes, []
+        self._attention.leaves(self._clock())
         return outcomes
 
     def run(self) -> None:

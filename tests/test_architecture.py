@@ -39,6 +39,7 @@ CORE = COMPOSED | {
 }
 PURE = CORE | {
     "actors/autoreset.py",
+    "bus/attention.py",
     "bus/autopsy.py",
     "bus/thread_dump.py",
     "runner/env_states.py",

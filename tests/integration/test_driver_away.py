@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from contextlib import closing
 
 import pytest
@@ -58,3 +59,44 @@ def test_an_actor_of_a_vector_env_that_died_meanwhile_crashed_and_was_not_late()
         _, _, _, truncations, infos = envs.step_wait()
         assert truncations.tolist() == [True, True, False, False]
         assert [infos["fault"]["cause"][i] for i in (0, 1)] == ["crash", "crash"]
+
+
+STEPS = """
+import sys, time
+from envbus.runner import ActorPool, Timeouts
+
+if __name__ == "__main__":
+    pool = ActorPool(
+        ["envbus.actors.testing:CountingEnv"] * 8,
+        num_actors=4,
+        restart_failed_sub_environments=True,
+        timeouts=Timeouts(step=1.0),
+        lanes=sys.argv[1] == "lanes",
+    )
+    pool.reset(seed=0)
+    ready = pool.recv(min_envs=8).env_ids
+    print("ready", flush=True)
+    end = time.monotonic() + 6.0
+    while time.monotonic() < end:
+        pool.send([1] * len(ready), ready)
+        ready = pool.recv().env_ids
+    print(pool.statistics().faults, flush=True)
+    pool.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("carriage", ["lanes", "sockets"])
+def test_nobody_is_late_when_the_whole_driver_was_stopped(carriage: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STEPS, carriage], stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "ready\n"
+        for _ in range(3):
+            os.kill(driver.pid, signal.SIGSTOP)
+            subprocess.run(["sleep", "1.4"], timeout=30, check=True)
+            os.kill(driver.pid, signal.SIGCONT)
+            subprocess.run(["sleep", "0.2"], timeout=30, check=True)
+        assert driver.stdout.readline() == "{}\n"
+    assert driver.returncode == 0
