@@ -172,7 +172,8 @@ class ColumnSampler:
         if states is not None:
             extras = {**extras, "state_in": states, "state_out": out.states}
             map_tree(lambda kept, new: kept.__setitem__(ids, new), self._states, out.states)
-        self._columns.act(ids, observations, actions, policy.policy_version, extras)
+        version = policy.policy_version if out.versions is None else out.versions
+        self._columns.act(ids, observations, actions, version, extras)
         if self._convert is not None:
             actions = self._convert(actions, [self._keys[i] for i in ids.tolist()])
         self._timers.add("inference", asked - begin)

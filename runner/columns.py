@@ -63,7 +63,7 @@ class Columns:
         env_ids: _Ints,
         observations: Tree,
         actions: Tree,
-        policy_version: int,
+        policy_version: int | _Ints,
         extras: Mapping[str, Tree],
     ) -> None:
         """Open a row of each env.

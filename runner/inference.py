@@ -82,6 +82,7 @@ class Inference:
         connector = self._config.connector("action", policy_id)
         if connector is not None:
             sent = connector(chosen, [(one.slot.env_id, one.agent_id) for one in group])
+        versions = out.versions
         for index, (slot, agent_id, _) in enumerate(group):
             action = row_of(chosen, index, ragged=ragged)
             own = {name: row_of(values, index) for name, values in extras.items()}
@@ -89,7 +90,7 @@ class Inference:
             slot.episode.act(
                 agent_id,
                 slot.off_policy.pop(agent_id, action),
-                policy_version=policy.policy_version,
+                policy_version=policy.policy_version if versions is None else int(versions[index]),
                 extras=own,
             )
             if states is not None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
@@ -24,6 +25,8 @@ __all__ = [
     "PolicyFactory",
     "PolicyOutput",
     "RandomPolicy",
+    "Ticket",
+    "TwoStepPolicy",
     "Weights",
     "as_rows",
     "count_rows",
@@ -44,6 +47,8 @@ class PolicyOutput(NamedTuple):
     states: Tree = None
     #: More columns, `(rows, ...)`: `action_logp`, `vf_preds`, ... The same ones each time.
     extras: Mapping[str, Tree] = {}
+    #: Which weights chose each row, `(rows,)`; None: the policy's `policy_version` chose all.
+    versions: npt.NDArray[np.int64] | None = None
 
 
 class Policy(Protocol):
@@ -78,6 +83,52 @@ class Policy(Protocol):
         """Take over `get_weights` of another; None: the version after the present one."""
         del weights
         self.policy_version = self.policy_version + 1 if version is None else version
+
+
+#: Stands for actions that were submitted and not collected; opaque to whoever holds it.
+Ticket: TypeAlias = object
+
+
+@runtime_checkable
+class TwoStepPolicy(Policy, Protocol):
+    """A policy that works elsewhere, so that its caller can do other things meanwhile.
+
+    `compute_actions` is `submit_actions` and, at once, `collect_actions`. Used by one thread.
+    """
+
+    def submit_actions(
+        self,
+        observations: Tree,
+        states: Tree,
+        *,
+        explore: bool = True,
+        env_ids: npt.NDArray[np.int64] | None = None,
+    ) -> Ticket:
+        """Begin to choose actions, without waiting; arguments as `compute_actions` has them.
+
+        Args:
+            observations: Not to be written to until the ticket is collected or discarded.
+            states: As `observations`.
+            explore: As in `compute_actions`.
+            env_ids: `(rows,)`, of a pool that this policy knows: the observations are what its envs
+                returned last, unchanged. They may then be read where the envs wrote them.
+
+        Raises:
+            OverloadedError: Too much is submitted and not collected. Nothing was sent.
+        """
+        ...
+
+    def collect_actions(self, ticket: Ticket) -> PolicyOutput:
+        """Wait for the actions of a ticket, in whichever order; each ticket once.
+
+        Raises:
+            Exception: What `compute_actions` would raise.
+        """
+        ...
+
+    def discard_actions(self, ticket: Ticket) -> None:
+        """Forget a ticket that will not be collected. No error if it was."""
+        ...
 
 
 #: `(action space of one env, seed) -> policy`.
