@@ -88,6 +88,7 @@ def test_a_function_may_give_actions_or_a_whole_output() -> None:
         pytest.approx(seen + 1),
         5,
         {},
+        None,
     )
     output = PolicyOutput(seen, None, {"logp": seen})
     assert FunctionPolicy(lambda rows: output).compute_actions(seen, 5) is output
