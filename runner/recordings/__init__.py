@@ -1,0 +1,10 @@
+"""Episodes in files: Parquet shards that survive a kill, and readers of these and of Minari.
+
+Needs the extra `parquet` (pyarrow). Leaves out how episodes come about (`envbus.runner`).
+"""
+
+from envbus.runner.recordings.reader import read_episodes
+from envbus.runner.recordings.replay import minari_episodes, replay
+from envbus.runner.recordings.writer import EpisodeWriter
+
+__all__ = ["EpisodeWriter", "minari_episodes", "read_episodes", "replay"]

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import gymnasium
+
+from envbus.bus.errors import ConfigError
+from envbus.runner.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.recordings import minari_episodes, replay
+
+
+class Log:
+    """Notes what a client is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def start_episode(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str:
+        self.calls.append(("start", training_enabled))
+        return "e"
+
+    def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
+        self.calls.append(("action", observation, action))
+
+    def log_returns(self, episode_id: str, reward: Any, info: Any = None) -> None:
+        self.calls.append(("returns", reward, info))
+
+    def end_episode(self, episode_id: str, observation: Any, *, truncated: bool = False) -> None:
+        self.calls.append(("end", observation, truncated))
+
+
+def rows(agent: str, length: int, times: list[int], *, terminated: bool) -> SampleBatch:
+    steps = np.arange(length)
+    return SampleBatch(
+        {
+            "obs": steps * 10,
+            "next_obs": steps * 10 + 10,
+            "actions": steps,
+            "rewards": np.ones(length, np.float32),
+            "terminateds": (steps == length - 1) & terminated,
+            "truncateds": (steps == length - 1) & (not terminated),
+            "eps_id": np.zeros(length, np.int64),
+            "t": np.array(times, np.int64),
+            "agent_id": np.full(length, agent),
+        }
+    )
+
+
+def test_an_episode_of_one_agent_is_told_step_by_step() -> None:
+    log = Log()
+    assert replay([rows("agent0", 2, [0, 1], terminated=True)], log) == 1
+    assert log.calls == [
+        ("start", True),
+        ("action", 0, 0),
+        ("returns", 1.0, None),
+        ("action", 10, 1),
+        ("returns", 1.0, None),
+        ("end", 20, False),
+    ]
+
+
+def test_a_truncated_episode_ends_truncated_and_may_be_kept_from_training() -> None:
+    log = Log()
+    replay([rows("agent0", 1, [0], terminated=False)], log, training_enabled=False)
+    assert log.calls[0] == ("start", False)
+    assert log.calls[-1] == ("end", 10, True)
+
+
+def test_several_agents_are_told_as_dicts_at_the_steps_at_which_they_act() -> None:
+    log = Log()
+    episode = MultiAgentBatch(
+        {
+            "p": rows("a", 2, [0, 1], terminated=True),
+            "q": rows("b", 1, [1], terminated=True),
+        },
+        2,
+    )
+    replay([episode], log)
+    assert log.calls == [
+        ("start", True),
+        ("action", {"a": 0}, {"a": 0}),
+        ("returns", {"a": 1.0}, None),
+        ("action", {"a": 10, "b": 0}, {"a": 1, "b": 0}),
+        ("returns", {"a": 1.0, "b": 1.0}, None),
+        ("end", {"a": 20, "b": 10}, False),
+    ]
+
+
+def test_what_cannot_be_replayed_is_named() -> None:
+    with pytest.raises(ConfigError, match="without a column 'rewards'"):
+        replay([SampleBatch({"obs": np.zeros(1), "actions": np.zeros(1)})], Log())
+    twice = SampleBatch.concatenate([rows("a", 1, [0], terminated=True)] * 2)
+    with pytest.raises(ConfigError, match=r"two trajectories.*split_by_episode"):
+        replay([twice], Log())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # it wants authors and links
+def test_a_real_minari_dataset_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    buffers, lengths = [], []
+    env = gymnasium.make("CartPole-v1")
+    for seed in range(2):
+        observations = [env.reset(seed=seed)[0]]
+        flags = []
+        while not flags or not flags[-1]:
+            observation, _, terminated, _, _ = env.step(1)
+            observations.append(observation)
+            flags.append(terminated)
+        lengths.append(len(flags))
+        buffers.append(
+            minari.data_collector.EpisodeBuffer(
+                id=seed,
+                observations=observations,
+                actions=[1] * len(flags),
+                rewards=[1.0] * len(flags),
+                terminations=flags,
+                truncations=[False] * len(flags),
+            )
+        )
+    minari.create_dataset_from_buffers("cartpole/test-v0", buffers, env=env)
+    log = Log()
+    assert replay(minari_episodes("cartpole/test-v0"), log) == 2
+    assert [call[0] for call in log.calls].count("action") == sum(lengths)
+    first = gymnasium.make("CartPole-v1").reset(seed=0)[0]
+    np.testing.assert_array_equal(log.calls[1][1], first)
+    assert [call[2] for call in log.calls if call[0] == "end"] == [False, False]

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+from envbus.bus.errors import ClosedError, ConfigError  # noqa: E402
+from envbus.runner.batch import MultiAgentBatch, SampleBatch  # noqa: E402
+from envbus.runner.recordings import EpisodeWriter, read_episodes  # noqa: E402
+
+
+def episode(eps_id: int, length: int, width: int = 4, agent: str = "agent0") -> SampleBatch:
+    steps = np.arange(length)
+    return SampleBatch(
+        {
+            "obs": (100 * eps_id + steps[:, None] + np.zeros(width)).astype(np.float32),
+            "actions": steps % 2,
+            "rewards": np.ones(length, np.float32),
+            "terminateds": steps == length - 1,
+            "truncateds": np.zeros(length, np.bool_),
+            "eps_id": np.full(length, eps_id, np.int64),
+            "t": steps.astype(np.int64),
+            "agent_id": np.full(length, agent),
+        }
+    )
+
+
+def lengths(folder: Path) -> dict[int, int]:
+    batches = [one.single() for one in read_episodes(folder)]
+    return {int(batch["eps_id"][0]): len(batch) for batch in batches}
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write(SampleBatch.concatenate([episode(1, 3), episode(2, 5)]))
+        writer.write(episode(3, 1))
+        assert (writer.num_episodes, writer.num_rows) == (3, 9)
+    assert lengths(tmp_path) == {1: 3, 2: 5, 3: 1}
+    (shard,) = tmp_path.glob("*/*")
+    assert shard.suffix == ".parquet"
+    first = next(read_episodes(tmp_path)).single()
+    np.testing.assert_array_equal(first["obs"], episode(1, 3)["obs"])
+
+
+def test_shards_are_completed_by_rows_and_by_age(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path / "rows", shard_rows=4) as writer:
+        for eps_id in range(5):
+            writer.write(episode(eps_id, 2))
+        assert len(list((tmp_path / "rows").glob("*/*.parquet"))) == 2
+        assert lengths(tmp_path / "rows") == dict.fromkeys(range(5), 2)  # the journal, too
+    with EpisodeWriter(tmp_path / "age", shard_seconds=1e-9) as writer:
+        writer.write(episode(0, 2))
+        assert len(list((tmp_path / "age").glob("*/*.parquet"))) == 1
+
+
+def test_observations_of_another_form_begin_another_shard(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write(episode(0, 2, width=4))
+        writer.write(episode(1, 2, width=6))
+    assert lengths(tmp_path) == {0: 2, 1: 2}
+
+
+def test_episodes_with_several_policies_come_back_whole(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path) as writer:
+        for eps_id in (7, 8):
+            rows = {"left/../x": episode(eps_id, 3, agent="a"), "b": episode(eps_id, 2, agent="b")}
+            writer.write(MultiAgentBatch(rows, 3))
+    found = list(read_episodes(tmp_path))
+    assert [sorted(one.policy_batches) for one in found] == [["b", "left/../x"]] * 2
+    assert [one.env_steps for one in found] == [3, 3]
+    assert all(path.parent.parent == tmp_path for path in tmp_path.rglob("*.parquet"))
+
+
+def test_equal_ids_of_two_writers_are_two_episodes(tmp_path: Path) -> None:
+    for _ in range(2):
+        with EpisodeWriter(tmp_path) as writer:
+            rows = {"a": episode(1, 3, agent="a"), "b": episode(1, 3, agent="b")}
+            writer.write(MultiAgentBatch(rows, 3))
+    assert [one.agent_steps for one in read_episodes(tmp_path)] == [6, 6]
+
+
+KILLED = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from test_writer import episode
+from envbus.runner.recordings import EpisodeWriter
+writer = EpisodeWriter(sys.argv[1], shard_rows=300)
+for eps_id in range(10**6):
+    writer.write(episode(eps_id, 10))
+    print(eps_id, flush=True)
+"""
+
+
+def test_a_kill_loses_no_written_episode(tmp_path: Path) -> None:
+    folder = tmp_path / "episodes"
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(folder), str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        told = [int(child.stdout.readline()) for _ in range(100)]
+        child.send_signal(signal.SIGKILL)
+        told += [int(line) for line in child.stdout.read().splitlines() if line]
+    assert set(told) <= lengths(folder).keys()
+    assert set(lengths(folder).values()) == {10}
+    with EpisodeWriter(folder):  # completes what was left
+        pass
+    assert not list(folder.glob("*/*.arrows"))
+    assert set(told) <= lengths(folder).keys()
+
+
+def test_a_journal_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+    writer = EpisodeWriter(tmp_path)
+    for eps_id in range(3):
+        writer.write(episode(eps_id, 4))
+    (journal,) = tmp_path.glob("*/*.arrows")
+    whole = journal.read_bytes()
+    cut = tmp_path / "cut" / "default"
+    cut.mkdir(parents=True)
+    (cut / journal.name).write_bytes(whole[:-50])
+    assert lengths(tmp_path / "cut") == {0: 4, 1: 4}
+    (cut / journal.name).write_bytes(whole[:20])
+    assert lengths(tmp_path / "cut") == {}
+    with EpisodeWriter(tmp_path / "cut"):
+        assert not list(cut.iterdir())
+    writer.close()
+
+
+def test_a_second_writer_leaves_a_journal_alone_that_is_written_to(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path) as one:
+        one.write(episode(1, 2))
+        with EpisodeWriter(tmp_path) as other:
+            other.write(episode(2, 2))
+        one.write(episode(3, 2))
+    assert lengths(tmp_path) == {1: 2, 2: 2, 3: 2}
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="shard_rows"):
+        EpisodeWriter(tmp_path, shard_rows=0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot record in"):
+        EpisodeWriter(tmp_path / "file")
+    with pytest.raises(ConfigError, match="no episodes are recorded"):
+        next(read_episodes(tmp_path))
+    writer = EpisodeWriter(tmp_path / "closed")
+    writer.close()
+    writer.close()
+    with pytest.raises(ClosedError, match="was closed"):
+        writer.write(episode(0, 1))
+    (tmp_path / "closed" / "default").mkdir()
+    (tmp_path / "closed" / "default" / "0-x.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(ConfigError, match="damaged"):
+        next(read_episodes(tmp_path / "closed"))
+
+
+def test_other_programs_read_the_shards(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write(episode(1, 3))
+    (shard,) = tmp_path.glob("*/*.parquet")
+    plain = pq.ParquetFile(shard).read(columns=["rewards", "t"]).to_pydict()
+    assert plain == {"rewards": [1.0] * 3, "t": [0, 1, 2]}
