@@ -196,17 +196,46 @@ class SampleBatch:
                 )
         return views
 
+    def padded(
+        self, length: int | None = None, *, by: Literal["trajectory", "env"] = "trajectory"
+    ) -> tuple[dict[str, Tree], npt.NDArray[np.bool_]]:
+        """Return columns `(T, N, ...)` of runs of unequal length, and which rows are real.
+
+        Rows that fill a run up are zeros (None where rows are objects). For sequence models, and
+        for samples with envs that have contributed less than the others.
+
+        Args:
+            length: T, to which longer runs are cut; None: that of the longest.
+            by: What a run is: what `split_by_trajectory` returns, or all rows of one env slot and
+                agent that stand together.
+
+        Returns:
+            The columns, in new memory, and `(T, N)` bool: False where there was no row.
+        """
+        starts = self.trajectory_starts() if by == "trajectory" else self._starts("env_id")
+        first = np.flatnonzero(starts)
+        counts = np.diff(first, append=len(self))
+        steps = int(counts.max(initial=0)) if length is None else length
+        place = np.arange(steps)[:, np.newaxis]
+        valid = place < counts
+        rows = (place + first)[valid]
+
+        def spread(leaf: npt.NDArray[Any]) -> Any:
+            out = np.zeros((*valid.shape, *leaf.shape[1:]), leaf.dtype)
+            if leaf.dtype == np.object_:
+                out[...] = None
+            out[valid] = leaf[rows]
+            return out
+
+        return {name: map_tree(spread, column) for name, column in self.columns.items()}, valid
+
     def trajectory_starts(self) -> npt.NDArray[np.bool_]:
         """Return where a row does not continue the one before: `(rows,)` bool.
 
         It continues it if episode and agent are the same and `t` is later. The columns `eps_id`,
         `agent_id` and `t` are used as far as there are any of them.
         """
-        starts = np.zeros(len(self), np.bool_)
-        starts[:1] = True
-        for name in ("eps_id", "agent_id"):
-            if name in self.columns:
-                starts[1:] |= self.columns[name][1:] != self.columns[name][:-1]
+        starts = self._starts("eps_id")
         if "t" in self.columns:
             starts[1:] |= self.columns["t"][1:] <= self.columns["t"][:-1]
         return starts
@@ -225,6 +254,15 @@ class SampleBatch:
         starts = np.ones(len(self), np.bool_)
         starts[1:] = ids[1:] != ids[:-1]
         return self._split(starts)
+
+    def _starts(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return where `name`, or the agent, is another than in the row before."""
+        starts = np.zeros(len(self), np.bool_)
+        starts[:1] = True
+        for column in (name, "agent_id"):
+            if column in self.columns:
+                starts[1:] |= self.columns[column][1:] != self.columns[column][:-1]
+        return starts
 
     def _split(self, starts: npt.NDArray[np.bool_]) -> list[SampleBatch]:
         edges = [*np.flatnonzero(starts).tolist(), len(self)]

@@ -114,7 +114,11 @@ class ColumnSampler:
         while number := int(np.count_nonzero(unmet := self._unmet(demand))):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             begin = time.perf_counter()
-            batch = self._pool.recv(min(self._config.min_envs, number), timeout=left)
+            wanted = demand.to_wait_for(number, self._config.min_envs)
+            if not wanted:
+                late = tuple(np.flatnonzero(unmet).tolist())
+                break
+            batch = self._pool.recv(wanted, timeout=left)
             self._timers.add("env_wait", time.perf_counter() - begin)
             self._take(batch, demand, explore)
             self._timers.end_iteration()

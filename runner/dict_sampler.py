@@ -23,6 +23,7 @@ from envbus.runner.metrics import EpisodeResult, PerfTimers, SampleMetrics
 from envbus.runner.nested import Tree
 from envbus.runner.policies import Policy
 from envbus.runner.pool import ActorPool
+from envbus.runner.running_episodes import EpisodeIds
 from envbus.runner.sampling import Demand, Phase, RunnerConfig, Sample
 from envbus.runner.slot import Slot
 from envbus.runner.trajectory import AgentID
@@ -58,10 +59,11 @@ class DictSampler:
         self._ragged = ragged
         self._inference = Inference(config, timers, ragged=ragged)
         self._slots = [Slot(env_id) for env_id in range(pool.num_envs)]
-        self._number = [-1] * pool.num_envs
+        #: Of the episodes.
+        self.ids = EpisodeIds(config, pool.num_envs)
         self._faults: list[Fault] = []
         self._results: list[EpisodeResult] = []
-        #: `(agent_id, episode) -> policy id`; may be exchanged between two samples.
+        #: `(agent_id, episode) -> policy id`, of episodes that begin from now on.
         self.policy_mapping_fn = config.policy_mapping_fn
 
     @property
@@ -100,9 +102,13 @@ class DictSampler:
             }
             if not awaited:
                 break
+            wanted = demand.to_wait_for(len(awaited), self._config.min_envs)
+            if not wanted:
+                late = tuple(sorted(awaited))
+                break
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             begin = time.perf_counter()
-            result = self._pool.poll(left, min_envs=min(self._config.min_envs, len(awaited)))
+            result = self._pool.poll(left, min_envs=wanted)
             now = time.perf_counter()
             self._timers.add("env_wait", now - begin)
             self._take(result, unroll_id)
@@ -200,7 +206,7 @@ class DictSampler:
         if known is not None:
             return known
         assert slot.episode is not None
-        choose = self.policy_mapping_fn
+        choose = slot.policy_mapping_fn
         policy_id = next(iter(slot.policies)) if choose is None else choose(agent_id, slot.episode)
         if policy_id not in slot.policies or (choose is None and len(slot.policies) > 1):
             raise ConfigError(
@@ -217,16 +223,17 @@ class DictSampler:
 
     def _create_episode(self, slot: Slot) -> None:
         env_id = slot.env_id
-        self._number[env_id] += slot.phase is not Phase.RESETTING  # else that one never began
+        if slot.phase is not Phase.RESETTING:  # else that one never began
+            self.ids.begin(env_id)
         episode = EpisodeRecorder(
-            self._config.unique(self._number[env_id] * len(self._slots) + env_id),
+            int(self.ids.running[env_id]),
             env_id,
             incarnation=slot.incarnation,
             policy_mapping_fn=lambda agent_id, _: self._policy_of(slot, agent_id),
             infos=self._config.infos,
             ragged=self._ragged,
         )
-        slot.begin_episode(episode, self._policies())
+        slot.begin_episode(episode, self._policies(), self.policy_mapping_fn)
         with naming("on_episode_created"):
             self._config.callbacks.on_episode_created(episode=episode)
 

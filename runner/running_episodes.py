@@ -1,4 +1,4 @@
-"""The running episodes of envs with one agent each, in arrays. Pure.
+"""The running episodes of envs with one agent each, in arrays, and the ids of all. Pure.
 
 What `EpisodeRecorder` knows of one episode, for one per env.
 """
@@ -14,16 +14,46 @@ from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.metrics import EpisodeResult
 from envbus.runner.sampling import RunnerConfig
 
-__all__ = ["RunningEpisodes"]
+__all__ = ["EpisodeIds", "RunningEpisodes"]
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+class EpisodeIds:
+    """Numbers episodes: by env and how many it has had, not by who was faster.
+
+    Attributes:
+        running: `(num_envs,)` id of each env's last episode that has begun.
+    """
+
+    def __init__(self, config: RunnerConfig, num_envs: int) -> None:
+        self._config = config
+        self._base = 0
+        self._begun = np.zeros(num_envs, np.int64)
+        self.running: _Ints = np.full(num_envs, -1, np.int64)
+
+    def begin(self, env_ids: _Ints | int) -> None:
+        """The next episode of each env begins."""
+        number = self._base + self._begun[env_ids] * len(self._begun) + env_ids
+        self.running[env_ids] = self._config.unique(0) + number
+        self._begun[env_ids] += 1
+
+    @property
+    def following(self) -> int:
+        """What no id has reached yet, without the part that is the runner's."""
+        return self._base + int(self._begun.max(initial=0)) * len(self._begun)
+
+    def go_on_from(self, following: int) -> None:
+        """Have all later ids be at least `following`; those of running episodes stay."""
+        self._base = max(self.following, following)
+        self._begun[:] = 0
 
 
 class RunningEpisodes:
     """Arrays `(num_envs,)`; of an env between two episodes they tell of the last one.
 
     Attributes:
-        number: Which of its env, from 0; -1 before the first.
+        ids: Of the episodes.
         first_row: Row of this fragment that it begins with.
         fragments: That it is in already, without this one.
         length: Env steps.
@@ -32,9 +62,8 @@ class RunningEpisodes:
     """
 
     def __init__(self, config: RunnerConfig, policy_id: str, num_envs: int) -> None:
-        self._config = config
         self._policy_id = policy_id
-        self.number: _Ints = np.full(num_envs, -1, np.int64)
+        self.ids = EpisodeIds(config, num_envs)
         self.first_row: _Ints = np.zeros(num_envs, np.int64)
         self.fragments: _Ints = np.zeros(num_envs, np.int64)
         self.length: _Ints = np.zeros(num_envs, np.int64)
@@ -45,7 +74,7 @@ class RunningEpisodes:
     def begin(self, env_ids: _Ints, incarnations: _Ints, first_rows: _Ints) -> None:
         """The next episode of each env begins."""
         self.incarnation[env_ids] = incarnations
-        self.number[env_ids] += 1
+        self.ids.begin(env_ids)
         self.first_row[env_ids] = first_rows
         self.fragments[env_ids] = self.length[env_ids] = 0
         self._return[env_ids] = 0.0
@@ -56,8 +85,9 @@ class RunningEpisodes:
         self.length[env_ids] += 1
 
     def eps_ids(self, env_ids: _Ints) -> _Ints:
-        """Return the episodes' ids, which do not depend on who was faster."""
-        return self._config.unique(0) + self.number[env_ids] * len(self.number) + env_ids
+        """Return the episodes' ids."""
+        ids: _Ints = self.ids.running[env_ids]
+        return ids
 
     def result(
         self,
@@ -81,7 +111,7 @@ class RunningEpisodes:
         """
         value, length = float(self._return[env_id]), int(self.length[env_id])
         return EpisodeResult(
-            eps_id=self._config.unique(int(self.number[env_id]) * len(self.number) + env_id),
+            eps_id=int(self.ids.running[env_id]),
             env_id=env_id,
             incarnation=int(self.incarnation[env_id]),
             episode_return=value,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,11 @@ from envbus.runner.faults import Fault
 from envbus.runner.metrics import EpisodeResult
 from envbus.runner.trajectory import AgentID
 
-__all__ = ["Demand", "Phase", "RunnerConfig", "Sample"]
+__all__ = ["Demand", "Phase", "PolicyMapping", "RunnerConfig", "Sample"]
+
+
+#: `(agent_id, episode) -> policy id`.
+PolicyMapping: TypeAlias = Callable[[AgentID, EpisodeRecorder], str]
 
 
 class Phase(enum.IntEnum):
@@ -51,8 +56,11 @@ class RunnerConfig:
     #: 1: whoever is ready is served. The number of envs: all together, which gives the same
     #: batches each time, and larger ones.
     min_envs: int = 1
-    #: `(agent_id, episode) -> policy id`, asked once per agent and episode. None: the only policy.
-    policy_mapping_fn: Callable[[AgentID, EpisodeRecorder], str] | None = None
+    #: A sample is over when this fraction of the envs, rounded up, has contributed its part: of
+    #: the others it has what they have done, and what they were asked goes on in the next one.
+    enough_envs: float = 1.0
+    #: Asked once per agent and episode. None: the only policy.
+    policy_mapping_fn: PolicyMapping | None = None
     callbacks: Callbacks = field(default_factory=Callbacks)
     #: Between env and policy: one for all agents, or by policy id. The batch has what the policy
     #: saw.
@@ -81,6 +89,8 @@ class RunnerConfig:
         for name, least in (("rollout_fragment_length", 1), ("min_envs", 1), ("worker_index", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not 0.0 < self.enough_envs <= 1.0:
+            raise ConfigError(f"enough_envs must be in (0, 1], not {self.enough_envs}")
         choices = {
             "batch_mode": ("truncate_episodes", "complete_episodes"),
             "count_steps_by": ("env_steps", "agent_steps"),
@@ -107,7 +117,8 @@ class Sample(MultiAgentBatch):
     Rows are ordered by env, then by episode, agent and time.
     """
 
-    #: Envs that had not answered when the time was over; what they were asked goes on.
+    #: Envs that had not contributed their part when the time was over, or enough others had; what
+    #: they were asked goes on.
     late: tuple[int, ...] = ()
     #: Envs that failed meanwhile.
     faults: tuple[Fault, ...] = ()
@@ -124,6 +135,12 @@ class Demand:
     unit: Literal["env_steps", "agent_steps", "episodes"]
     #: Only whole episodes count.
     complete: bool
+    #: How many envs need not contribute all of it.
+    stragglers: int = 0
+
+    def to_wait_for(self, unmet: int, min_envs: int) -> int:
+        """Return how many of `unmet` envs to wait for at a time; 0: enough have contributed."""
+        return max(min(min_envs, unmet - self.stragglers), 0)
 
     @classmethod
     def of(
@@ -154,7 +171,7 @@ class Demand:
         complete = config.batch_mode == "complete_episodes"
         if num_env_steps is None and num_episodes is None:
             quotas = np.where(live, config.rollout_fragment_length, 0)
-            return cls(quotas.astype(np.int64), config.count_steps_by, complete)
+            return cls._with(config, quotas.astype(np.int64), config.count_steps_by, complete)
         total = num_env_steps if num_env_steps is not None else num_episodes
         assert total is not None
         if total < 0:
@@ -168,5 +185,17 @@ class Demand:
             order = order[np.argsort(~first[order], kind="stable")]
         quotas[order[:rest]] += 1
         if num_episodes is not None:
-            return cls(quotas, "episodes", True)
-        return cls(quotas, "env_steps", complete)
+            return cls._with(config, quotas, "episodes", True)
+        return cls._with(config, quotas, "env_steps", complete)
+
+    @classmethod
+    def _with(
+        cls,
+        config: RunnerConfig,
+        quotas: npt.NDArray[np.int64],
+        unit: Literal["env_steps", "agent_steps", "episodes"],
+        complete: bool,
+    ) -> Demand:
+        asked = int(np.count_nonzero(quotas))
+        enough = math.ceil(asked * config.enough_envs - 1e-9)
+        return cls(quotas, unit, complete, asked - enough)

@@ -9,7 +9,7 @@ from envbus.runner.batch import SampleBatch
 from envbus.runner.episode import EpisodeRecorder, Fragment
 from envbus.runner.nested import Tree
 from envbus.runner.policies import Policy
-from envbus.runner.sampling import Demand, Phase
+from envbus.runner.sampling import Demand, Phase, PolicyMapping
 from envbus.runner.trajectory import AgentID
 
 __all__ = ["Slot"]
@@ -23,8 +23,10 @@ class Slot:
         self.phase = Phase.ENDED
         self.incarnation = 0
         self.episode: EpisodeRecorder | None = None
-        #: Those that were there when the episode began, by id, and by agent the id of its own.
+        #: What there was when the episode began: policies by id, and who says which one is an
+        #: agent's; by agent what was said.
         self.policies: Mapping[str, Policy] = {}
+        self.policy_mapping_fn: PolicyMapping | None = None
         self.policy_ids: dict[AgentID, str] = {}
         #: By agent: what those that are to act have seen.
         self.seen: dict[AgentID, Tree] = {}
@@ -49,10 +51,16 @@ class Slot:
         self.parts = []
         self.env_steps = self.agent_steps = self.episodes = 0
 
-    def begin_episode(self, episode: EpisodeRecorder, policies: Mapping[str, Policy]) -> None:
+    def begin_episode(
+        self,
+        episode: EpisodeRecorder,
+        policies: Mapping[str, Policy],
+        policy_mapping_fn: PolicyMapping | None,
+    ) -> None:
         """Its first observations are awaited."""
         self.phase = Phase.RESETTING
         self.episode, self.policies = episode, policies
+        self.policy_mapping_fn = policy_mapping_fn
         self.policy_ids, self.states, self.off_policy, self.seen = {}, {}, {}, {}
 
     def take(self, ready: list[AgentID], observations: Mapping[AgentID, Tree]) -> None:

@@ -166,3 +166,26 @@ def test_the_policy_whose_rows_do_not_fit_is_named() -> None:
     parts = [("walker", batch([1], [0])), ("walker", batch([1], [0], vf_preds=np.zeros(1)))]
     with pytest.raises(ValueError, match="policy 'walker': batches cannot be joined"):
         MultiAgentBatch.of(parts, env_steps=1)
+
+
+def test_r_20_runs_of_unequal_length_are_filled_up_and_marked() -> None:
+    batch = SampleBatch(
+        {
+            "obs": {"x": np.arange(1, 13).reshape(6, 2)},
+            "infos": np.array([{}] * 6),
+            "env_id": np.array([0, 0, 0, 0, 2, 2]),
+            "eps_id": np.array([0, 0, 4, 4, 2, 2]),
+            "t": np.array([7, 8, 0, 1, 0, 1]),
+        }
+    )
+    columns, valid = batch.padded(by="env")
+    assert valid.T.tolist() == [[True] * 4, [True, True, False, False]]
+    assert columns["obs"]["x"].shape == (4, 2, 2)
+    assert columns["obs"]["x"][:, 1].tolist() == [[9, 10], [11, 12], [0, 0], [0, 0]]
+    assert columns["infos"][2:, 1].tolist() == [None, None]
+    columns, valid = batch.padded(3)
+    assert valid.tolist() == [[True] * 3, [True] * 3, [False] * 3]
+    assert columns["t"].T.tolist() == [[7, 8, 0], [0, 1, 0], [0, 1, 0]]
+    columns, valid = batch.padded(1, by="env")
+    assert columns["t"].tolist() == [[7, 0]]
+    assert SampleBatch({}).padded()[1].shape == (0, 0)

@@ -241,6 +241,34 @@ def test_a_time_out_gives_what_is_there_and_names_the_late(
 
 
 @BOTH
+def test_r_20_with_enough_envs_stragglers_are_not_waited_for_and_lose_nothing(
+    make: Make, mode: str, vectorized: bool, tmp_path: Path
+) -> None:
+    gate = tmp_path / "open"
+    envs = [functools.partial(CountingEnv, 9)] * 3 + [functools.partial(GatedEnv, gate, 9)]
+    runner = make(
+        envs,
+        None,
+        mode,
+        actors=4,
+        rollout_fragment_length=4,
+        enough_envs=0.75,
+        min_envs=4,
+        vectorized=vectorized,
+    )
+    first = runner.sample()  # without a time-out
+    assert first.late == (3,)
+    assert first.single()["env_id"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    columns, valid = first.single().padded(by="env")
+    assert columns["obs"].shape[:2] == valid.shape == (4, 3)
+    gate.touch()
+    rows = [runner.sample().single() for _ in range(3)]
+    joined = [part["t"][part["env_id"] == 3] for part in rows]
+    t = np.concatenate(joined)
+    assert t.tolist() == [step % 9 for step in range(len(t))]
+
+
+@BOTH
 def test_rows_say_which_weights_chose_them(make: Make, mode: str, vectorized: bool) -> None:
     runner = make(
         ["CartPole-v1"] * 2, MlpPolicy, mode, rollout_fragment_length=3, vectorized=vectorized

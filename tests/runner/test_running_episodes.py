@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from envbus.runner.running_episodes import RunningEpisodes
+from envbus.runner.running_episodes import EpisodeIds, RunningEpisodes
 from envbus.runner.sampling import RunnerConfig
 
 
@@ -36,3 +36,18 @@ def test_a_result_tells_of_all_fragments_together() -> None:
     assert result.agent_policies == {"agent0": "p"}
     dropped = episodes.result(1, False, False, faulty=True, dropped=1, has_rows=False)
     assert (dropped.agent_steps, dropped.fragments) == ({"agent0": 1}, 3)
+
+
+def test_ids_that_go_on_from_others_are_never_used_twice() -> None:
+    ids = EpisodeIds(RunnerConfig(), 3)
+    ids.begin(np.arange(3))
+    ids.begin(1)
+    assert ids.running.tolist() == [0, 4, 2]
+    assert ids.following == 6
+    ids.go_on_from(20)
+    assert ids.running.tolist() == [0, 4, 2]
+    ids.begin(np.array([0, 1]))
+    assert ids.running.tolist() == [20, 21, 2]
+    ids.go_on_from(5)  # less than its own
+    ids.begin(2)
+    assert ids.running.tolist() == [20, 21, 25]

@@ -77,3 +77,15 @@ def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, Any]) -
 
 def test_runners_with_other_indices_have_other_ids() -> None:
     assert len({RunnerConfig(worker_index=i).unique(5) for i in range(3)}) == 3
+
+
+def test_r_20_stragglers_are_those_that_enough_others_do_not_wait_for() -> None:
+    for fraction, stragglers in ((1.0, 0), (0.75, 1), (0.7, 1), (0.5, 2), (0.01, 3)):
+        assert Demand.of(RunnerConfig(enough_envs=fraction), ALL).stragglers == stragglers
+    asked = Demand.of(RunnerConfig(enough_envs=0.5), ALL, num_env_steps=2)
+    assert asked.stragglers == 1  # of the two that were asked for anything
+    demand = Demand.of(RunnerConfig(enough_envs=0.5), ALL)
+    assert [demand.to_wait_for(unmet, 4) for unmet in (4, 3, 2, 1)] == [2, 1, 0, 0]
+    assert demand.to_wait_for(4, 1) == 1
+    with pytest.raises(ConfigError, match=r"enough_envs must be in \(0, 1\], not 0"):
+        RunnerConfig(enough_envs=0.0)
