@@ -340,7 +340,7 @@ class BrokerCore:
             heartbeat = read_heartbeat(event.frames)
         except DecodeError as error:
             return self._refuse(event.peer, 0, str(error))
-        peer = self._find(heartbeat.identity)
+        peer = self._find(heartbeat.identity or event.peer)
         if peer is None:
             # So that a peer that was given up, or whose broker was restarted, gets to know.
             self._counts.stranger_frames += 1

@@ -25,6 +25,7 @@ __all__ = [
     "Reply",
     "Request",
     "Shutdown",
+    "Token",
     "Tree",
     "Welcome",
 ]
@@ -155,14 +156,14 @@ class Welcome(Reply, frozen=True, kw_only=True):
 
 
 class Heartbeat(Notice, frozen=True, kw_only=True):
-    """A sign of life of the peer `identity`, sent by a socket of its own.
+    """A sign of life of the peer `identity`, which may be sent by a socket of its own.
 
     A peer that is busy in a long request cannot use its main socket, and sockets are not
     shared among threads.
     """
 
-    #: Routing id of the peer that is alive.
-    identity: bytes
+    #: Routing id of the peer that is alive; empty: the sender, which behind a gateway knows none.
+    identity: bytes = b""
 
 
 class Goodbye(Notice, frozen=True, kw_only=True):
@@ -171,6 +172,12 @@ class Goodbye(Notice, frozen=True, kw_only=True):
 
 class Shutdown(Notice, frozen=True, kw_only=True):
     """Asks a peer to finish what it does, clean up and leave."""
+
+
+class Token(Notice, frozen=True, kw_only=True):
+    """Shows a gateway that the sender may join: first of all, where the connection cannot."""
+
+    token: str
 
 
 class FailureCode(enum.Enum):

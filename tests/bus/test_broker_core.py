@@ -159,6 +159,13 @@ def test_a_busy_peer_lives_by_its_heartbeats() -> None:
     assert core.peer_state(b"a") is PeerState.READY
 
 
+def test_a_heartbeat_without_an_identity_is_its_senders() -> None:
+    core = core_with("a", heartbeat=1.0)
+    for second in range(1, 20):
+        beat = heartbeat_of(b"", sender=b"a")
+        assert drive(core, [beat, Tick()], now=float(second)) == []
+
+
 def test_a_peer_without_heartbeats_never_expires() -> None:
     core = core_with("a")
     assert core.wake_at() is None
