@@ -38,6 +38,8 @@ class FaultCause(enum.Enum):
     MEMORY = "memory"
     #: It asked for it, by a `RestartRequest`.
     REQUEST = "request"
+    #: The external simulator that ran it is gone.
+    LOST = "lost"
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

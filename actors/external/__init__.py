@@ -1,0 +1,1 @@
+"""Simulators that drive themselves: what they say to a bridge, and how they say it."""
