@@ -1,25 +1,52 @@
-"""PPO in one file, through `EnvRunner`: solves CartPole-v1 on two cores in minutes.
+"""PPO in one file, through `EnvRunner`: CartPole-v1 and Pendulum-v1 on two cores in a minute.
 
     pip install torch
     python examples/ppo.py --seed 1
+    python examples/ppo.py --env Pendulum-v1 --plot pendulum.svg
+    python examples/ppo.py --kill-every 3
 
-After J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017
-(https://arxiv.org/abs/1707.06347), with the details of CleanRL's `ppo.py`.
+Other envs with observations of one Box and with Discrete or Box actions work, too; what they need
+to be learnt well is up to you. After J. Schulman et al., "Proximal Policy Optimization
+Algorithms", 2017 (https://arxiv.org/abs/1707.06347), with the details of CleanRL's `ppo.py` and
+`ppo_continuous_action.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
+import os
+import random
+import signal
 from collections import deque
 
+import gymnasium
 import numpy as np
 import torch
+from curves import Curve, add_curve_options
+from gymnasium.spaces import Discrete
 from torch import nn
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from envbus.runner import ActorPool, EnvRunner, RunnerConfig, add_gae, bootstrap_rows
+from envbus.runner import (
+    ActorPool,
+    ClipActions,
+    EnvRunner,
+    Normalize,
+    RestartPolicy,
+    RunnerConfig,
+    SampleBatch,
+    add_gae,
+    bootstrap_rows,
+)
 from envbus.runner.adapters.torch_policy import TorchPolicy
+
+BOX = {"num_envs": 16, "num_steps": 128, "minibatch": 128, "entropy": 0.0}
+#: What differs from the options' defaults.
+PRESETS = {
+    "CartPole-v1": {"target": 475.0, "total_steps": 400_000},
+    "Pendulum-v1": {"target": -200.0, "total_steps": 600_000, "gamma": 0.9, **BOX},
+    "InvertedPendulum-v5": {"target": 950.0, "total_steps": 600_000, **BOX},
+}
 
 
 def layer(inputs: int, outputs: int, gain: float = 2**0.5) -> nn.Linear:
@@ -30,86 +57,147 @@ def layer(inputs: int, outputs: int, gain: float = 2**0.5) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    def __init__(self, inputs: int, actions: int) -> None:
+    """Actor and critic, 64 tanh units in two layers each. Box actions are Gaussian."""
+
+    def __init__(self, observation_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
         super().__init__()
+        (inputs,) = observation_space.shape
+        self.discrete = isinstance(action_space, Discrete)
+        outputs = int(action_space.n) if self.discrete else action_space.shape[0]
         hidden = lambda: [layer(inputs, 64), nn.Tanh(), layer(64, 64), nn.Tanh()]  # noqa: E731
-        self.actor = nn.Sequential(*hidden(), layer(64, actions, 0.01))
+        self.actor = nn.Sequential(*hidden(), layer(64, outputs, 0.01))
+        self.log_std = nn.Parameter(torch.zeros(0 if self.discrete else outputs))
         self.critic = nn.Sequential(*hidden(), layer(64, 1, 1.0))
 
+    def choices(self, observations: torch.Tensor) -> Distribution:
+        logits_or_means = self.actor(observations)
+        if self.discrete:
+            return Categorical(logits=logits_or_means)
+        return Independent(Normal(logits_or_means, self.log_std.exp()), 1)
+
+    def value(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.critic(observations)[:, 0]
+
     def act(self, observations, states, explore):
-        chosen = Categorical(logits=self.actor(observations))
-        actions = chosen.sample() if explore else chosen.probs.argmax(-1)
-        values = self.critic(observations)[:, 0]
-        return actions, states, {"action_logp": chosen.log_prob(actions), "vf_preds": values}
+        chosen = self.choices(observations)
+        actions = chosen.sample() if explore else chosen.mode
+        extras = {"action_logp": chosen.log_prob(actions), "vf_preds": self.value(observations)}
+        return actions, states, extras
+
+
+def update(
+    agent: Agent, optimizer: torch.optim.Optimizer, batch: SampleBatch, args: argparse.Namespace
+) -> None:
+    """Improve the agent by what it did. `args` are those of `add_ppo_options`."""
+    # Truncated episodes go on behind their last observation: its value counts.
+    (cut,) = bootstrap_rows(
+        batch["terminateds"],
+        batch["truncateds"],
+        starts=batch.trajectory_starts(),
+        next_obs_valid=batch["next_obs_valid"],
+    )
+    with torch.inference_mode():
+        values = agent.value(torch.as_tensor(batch["next_obs"][cut])).numpy()
+    batch = add_gae(batch, values, gamma=args.gamma, gae_lambda=args.gae_lambda)
+    batch = batch[batch["loss_mask"]]
+    names = ("obs", "actions", "action_logp", "advantages", "value_targets")
+    data = [torch.as_tensor(np.array(batch[name])) for name in names]
+    for _ in range(args.epochs):
+        for rows in torch.randperm(len(batch)).split(args.minibatch):
+            obs, actions, old_logp, advantages, targets = (part[rows] for part in data)
+            chosen = agent.choices(obs)
+            ratio = (chosen.log_prob(actions) - old_logp).exp()
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            clipped = ratio.clamp(1 - args.clip, 1 + args.clip)
+            gain = torch.min(advantages * ratio, advantages * clipped).mean()
+            value_loss = 0.5 * (agent.value(obs) - targets).square().mean()
+            loss = 0.5 * value_loss - gain - args.entropy * chosen.entropy().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            # Apart, as large errors of the critic would otherwise stop the actor.
+            nn.utils.clip_grad_norm_(agent.critic.parameters(), 0.5)
+            nn.utils.clip_grad_norm_([*agent.actor.parameters(), agent.log_std], 0.5)
+            optimizer.step()
+
+
+def kill_one_every(seconds: float, pool: ActorPool) -> None:
+    """Have the system interrupt this process regularly, which then kills one of its actors."""
+
+    def kill(*_: object) -> None:
+        if pids := pool.actor_pids():
+            os.kill(random.choice(pids), signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, kill)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+
+
+def add_ppo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--num-envs", type=int, default=32)
+    parser.add_argument("--num-steps", type=int, default=32, help="per env and update")
+    parser.add_argument("--total-steps", type=int, default=1_000_000, help="at the most")
+    parser.add_argument("--target", type=float, default=float("inf"), help="mean of 100 episodes")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="goes down to 0")
+    parser.add_argument("--gamma", type=float, default=0.99)
+    parser.add_argument("--gae-lambda", type=float, default=0.95)
+    parser.add_argument("--clip", type=float, default=0.2)
+    parser.add_argument("--entropy", type=float, default=0.01, help="weight of the bonus")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--minibatch", type=int, default=256)
+    add_curve_options(parser)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="PPO through envbus.")
     parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--num-envs", type=int, default=32)
-    parser.add_argument("--num-steps", type=int, default=128, help="per env and update")
-    parser.add_argument("--total-steps", type=int, default=1_000_000)
-    parser.add_argument("--solved-at", type=float, default=475.0, help="mean of 100 episodes")
+    parser.add_argument("--kill-every", type=float, help="seconds: kill -9 of an actor at random")
+    add_ppo_options(parser)
+    parser.set_defaults(**PRESETS.get(parser.parse_args().env, {}))
     args = parser.parse_args()
     torch.manual_seed(args.seed)
+    random.seed(args.seed)
     torch.set_num_threads(1)
-    gamma, gae_lambda, clip, epochs, minibatches = 0.99, 0.95, 0.2, 4, 4
-    learning_rate, entropy_coef, value_coef, max_norm = 1e-3, 0.01, 0.5, 0.5
 
-    pool = ActorPool([args.env] * args.num_envs)
-    agent = Agent(pool.single_observation_space.shape[0], int(pool.single_action_space.n))
-    optimizer = torch.optim.Adam(agent.parameters(), lr=learning_rate, eps=1e-5)
+    pool = ActorPool(
+        [args.env] * args.num_envs,
+        restart_failed_sub_environments=True,
+        restart_policy=RestartPolicy(max_restarts=100, backoff=0.0),
+    )
+    normalize = Normalize(pool.single_observation_space)
+    agent = Agent(normalize.space, pool.single_action_space)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     config = RunnerConfig(
-        rollout_fragment_length=args.num_steps, min_envs=args.num_envs, seed=args.seed
+        rollout_fragment_length=args.num_steps,
+        min_envs=args.num_envs,
+        observation_connector=normalize,
+        action_connector=ClipActions(pool.single_action_space),
+        seed=args.seed,
     )
     returns: deque[float] = deque(maxlen=100)
-    steps, begin = 0, time.perf_counter()
+    curve, steps, faulty = Curve(args), 0, 0
     with EnvRunner(pool, TorchPolicy(agent), config) as runner:
+        if args.kill_every:
+            kill_one_every(args.kill_every, pool)
         while steps < args.total_steps:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate * (1.0 - steps / args.total_steps)
-
+                group["lr"] = args.learning_rate * (1.0 - steps / args.total_steps)
             sample = runner.sample()
-            returns.extend(episode.episode_return for episode in sample.episodes)
             steps += sample.env_steps
-            print(
-                f"{steps:>8} steps  {time.perf_counter() - begin:6.1f} s  "
-                f"return {np.mean(returns) if returns else float('nan'):6.1f}",
-                flush=True,
+            faulty += sum(episode.faulty for episode in sample.episodes)
+            returns.extend(
+                episode.episode_return for episode in sample.episodes if not episode.faulty
             )
-            if len(returns) == 100 and np.mean(returns) >= args.solved_at:
+            curve.add(steps, returns)
+            if len(returns) == 100 and np.mean(returns) >= args.target:
                 break
+            update(agent, optimizer, sample.single(), args)
 
-            # Truncated episodes go on behind their last observation: its value counts.
-            batch = sample.single()
-            (cut,) = bootstrap_rows(
-                batch["terminateds"], batch["truncateds"], starts=batch.trajectory_starts()
-            )
-            with torch.inference_mode():
-                values = agent.critic(torch.as_tensor(batch["next_obs"][cut]))[:, 0].numpy()
-            batch = add_gae(batch, values, gamma=gamma, gae_lambda=gae_lambda)
-            names = ("obs", "actions", "action_logp", "advantages", "value_targets")
-            data = [torch.as_tensor(np.array(batch[name])) for name in names]
-            for _ in range(epochs):
-                for rows in torch.randperm(len(batch)).chunk(minibatches):
-                    obs, actions, old_logp, advantages, targets = (part[rows] for part in data)
-                    chosen = Categorical(logits=agent.actor(obs))
-                    ratio = (chosen.log_prob(actions) - old_logp).exp()
-                    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-                    gain = torch.min(
-                        advantages * ratio, advantages * ratio.clamp(1 - clip, 1 + clip)
-                    ).mean()
-                    value_loss = 0.5 * (agent.critic(obs)[:, 0] - targets).square().mean()
-                    loss = -gain + value_coef * value_loss - entropy_coef * chosen.entropy().mean()
-                    optimizer.zero_grad()
-                    loss.backward()
-                    nn.utils.clip_grad_norm_(agent.parameters(), max_norm)
-                    optimizer.step()
-
-        evaluation = runner.sample(num_episodes=100, explore=False).episodes
-    mean = np.mean([episode.episode_return for episode in evaluation])
-    print(f"best actions: mean return {mean:.1f} of {len(evaluation)} episodes after {steps} steps")
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        normalize.update = False
+        episodes = runner.sample(num_episodes=100, explore=False).episodes
+        best = float(np.mean([one.episode_return for one in episodes if not one.faulty]))
+        restarts = pool.statistics().restarts
+    curve.end(best_actions=best, restarts=restarts, faulty_episodes=faulty)
 
 
 if __name__ == "__main__":
