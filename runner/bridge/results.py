@@ -50,22 +50,22 @@ class BridgeResult(_SixDicts):
         ended: Episodes that are over with this result: by their flags, or by a fault.
         untrained: Those in this result, faults included, that were started with
             `training_enabled=False`.
-        withdrawn: Those whose observation *before* this record is void, as no action for it
-            reached the simulator (time-out, lost connection, end of the episode meanwhile). This
-            record takes its place: it follows the observation before that one. If that was the
-            first one, this is the first.
+        unacted: Those in which no action for the observation *before* this record has reached the
+            simulator: it timed out, the connection was lost, or the episode was ended meanwhile.
+            What the policy chose for it did not happen; rewards in this record are not its own.
+            That observation itself was real, and followed the action before it.
     """
 
     faults: list[EpisodeFault]
     started: list[str]
     ended: list[str]
     untrained: set[str]
-    withdrawn: set[str]
+    unacted: set[str]
 
     @classmethod
     def empty(cls) -> BridgeResult:
         """Return a result to be filled."""
         result = cls({}, {}, {}, {}, {}, {})
         result.faults, result.started, result.ended = [], [], []
-        result.untrained, result.withdrawn = set(), set()
+        result.untrained, result.unacted = set(), set()
         return result
