@@ -261,6 +261,8 @@ class LaneRouter:
         self._ready: list[int] = []
         #: Whether `wait` has just looked: then `receive` need not look again.
         self._looked = False
+        #: Peers whose lanes hung up, until they are dropped.
+        self._hung_up: set[bytes] = set()
         self._watched: set[int] = set()
         self._closed = False
         if router is not None:
@@ -283,9 +285,14 @@ class LaneRouter:
         """Forget a child that has ended; what it sent and nobody received is lost."""
         end = self._lanes.pop(peer, None)
         self._unsent.pop(peer, None)
+        self._hung_up.discard(peer)
         if end is not None:
             self._forget(end.fileno())
             end.close()
+
+    def hung_up(self) -> list[bytes]:
+        """Return the peers that are gone and all of whose messages were received."""
+        return list(self._hung_up) if self._hung_up else []
 
     def send(self, peer: bytes, frames: Frames) -> None:
         """Queue `frames` for `peer`; never blocks. Errors as `RouterTransport.send`.
@@ -332,6 +339,7 @@ class LaneRouter:
                     return peer, end.unpack(packet)
             except ClosedError:
                 self._forget(fd)  # its process' end is told by whoever watches over it
+                self._hung_up.add(peer)
             except (DecodeError, TransportError) as exc:
                 logger.error("what %r sent is unreadable: %s", peer, exc)
                 return peer, []  # no header: counted, and answered as malformed

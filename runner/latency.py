@@ -6,6 +6,7 @@ Pure: whoever measures hands in the durations.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 __all__ = ["LatencyHistogram"]
 
@@ -35,6 +36,16 @@ class LatencyHistogram:
         bucket = int(math.log(seconds) * _SCALE + _OFFSET) if seconds > _LOWEST else 0
         self._counts[min(bucket, _BUCKETS - 1)] += 1
         self._total += 1
+
+    def counts(self) -> dict[int, int]:
+        """Return the buckets that are not empty, for `add_counts` of another one."""
+        return {bucket: count for bucket, count in enumerate(self._counts) if count}
+
+    def add_counts(self, counts: Mapping[int, int]) -> None:
+        """Count what another one has counted."""
+        for bucket, count in counts.items():
+            self._counts[bucket] += count
+            self._total += count
 
     def quantile(self, fraction: float) -> float | None:
         """Return the duration in seconds that `fraction` of all do not exceed; None without any.

@@ -18,6 +18,17 @@ def test_a_quantile_is_within_one_percent_of_the_exact_one() -> None:
         assert histogram.quantile(fraction) == pytest.approx(exact, rel=0.011)
 
 
+def test_counts_of_several_processes_add_up() -> None:
+    total, part = LatencyHistogram(), LatencyHistogram()
+    for seconds in (0.001, 0.001, 0.1):
+        part.add(seconds)
+    total.add(0.1)
+    total.add_counts(part.counts())
+    assert len(total) == 4
+    assert total.quantile(0.5) == part.quantile(0.5)
+    assert total.quantile(0.75) == part.quantile(1.0)
+
+
 def test_nothing_counted_has_no_quantile() -> None:
     assert LatencyHistogram().quantile(0.5) is None
 
