@@ -1,4 +1,4 @@
-"""What the runner knows of one env actor. No I/O."""
+"""What is known of one process of a crew, and of one that hosts envs. No I/O."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from envbus.bus.process import Child
 from envbus.bus.serve import Codec
 from envbus.runner.faults import FaultCause
 
-__all__ = ["Actor", "ActorState", "share_out"]
+__all__ = ["Actor", "ActorState", "Member", "share_out"]
 
 
 class ActorState(enum.Enum):
-    """Where an actor is in its life, as its runner sees it."""
+    """Where a process is in its life, as its owner sees it."""
 
     STARTING = "starting"  # its process runs and has not said hello
     BUILDING = "building"  # its envs are being made
@@ -27,36 +27,26 @@ class ActorState(enum.Enum):
     LOST = "lost"  # it ended and will not be started again
 
 
-class Actor:
-    """What the runner knows of one env actor."""
+class Member:
+    """What its owner knows of one process that it has started, watches and asks.
 
-    def __init__(
-        self, index: int, sources: list[object], first_source: int, *, remote: bool, shared: bool
-    ) -> None:
-        self.name = f"actor-{index}"
-        #: Whether it joins from elsewhere instead of being started here.
-        self.remote = remote
-        #: Whether it exchanges arrays through shared memory.
-        self.shares_memory = shared and not remote
-        #: Its name on the bus; a remote actor chooses its own.
-        self.peer_name = self.name
+    Args:
+        kind: What it is, the begin of its name.
+        index: Which of its crew.
+        remote: Whether it joins from elsewhere instead of being started here.
+    """
+
+    def __init__(self, kind: str, index: int, *, remote: bool = False) -> None:
+        self.name = f"{kind}-{index}"
         self.index = index
-        self.sources = sources
-        #: Number of its first source among the pool's; its first env's id where each source is
-        #: one env.
-        self.first_source = first_source
-        #: Ids of its envs; its rows in the blocks.
-        self.env_ids = range(first_source, first_source + len(sources))
-        #: For each source, how many slots it fills.
-        self.counts: list[int] = []
+        self.remote = remote
+        #: Its name on the bus; a remote one chooses its own.
+        self.peer_name = self.name
         self.state = ActorState.STARTING
         self.incarnation = 0
         self.identity = b""
         self.child: Child | None = None
         self.codec: Codec | None = None
-        self.built: Built | None = None
-        #: Which of its sources it is making an env of, or -1.
-        self.making = -1
         #: Id of the last request that was given up, or 0 once a later one was answered.
         self.abandoned = 0
         #: Why it is killed, once that is decided: its cause, and words for people.
@@ -69,15 +59,52 @@ class Actor:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it may still be at work on a request that was given up.
-
-        It would then take what is written into the blocks now for that request's.
-        """
+        """Whether it may still be at work on a request that was given up."""
         return self.abandoned > 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, {self.describe()}, {self.state.value})"
+
+    def describe(self) -> str:
+        """Return name, process and what it holds, for messages to people."""
+        if self.remote:
+            process = f"remote {self.peer_name or 'not joined'}"
+        else:
+            process = f"pid {self.child.pid if self.child else 'none'}"
+        parts = [process, f"incarnation {self.incarnation}", *self._holds()]
+        return f"{self.name} ({', '.join(parts)})"
+
+    def _holds(self) -> list[str]:
+        return []
+
+
+class Actor(Member):
+    """What the runner knows of one env actor."""
+
+    def __init__(
+        self, index: int, sources: list[object], first_source: int, *, remote: bool, shared: bool
+    ) -> None:
+        super().__init__("actor", index, remote=remote)
+        #: Whether it exchanges arrays through shared memory.
+        self.shares_memory = shared and not remote
+        self.sources = sources
+        #: Number of its first source among the pool's; its first env's id where each source is
+        #: one env.
+        self.first_source = first_source
+        #: Ids of its envs; its rows in the blocks.
+        self.env_ids = range(first_source, first_source + len(sources))
+        #: For each source, how many slots it fills.
+        self.counts: list[int] = []
+        self.built: Built | None = None
+        #: Which of its sources it is making an env of, or -1.
+        self.making = -1
 
     @property
     def reads_blocks(self) -> bool:
-        """Whether a step may leave its actions in the blocks."""
+        """Whether a step may leave its actions in the blocks.
+
+        One that is behind would take what is written there for a request's that was given up.
+        """
         return self.shares_memory and not self.is_behind
 
     def units(self) -> list[range]:
@@ -94,20 +121,12 @@ class Actor:
         """Its rows in the blocks."""
         return slice(self.env_ids.start, self.env_ids.stop)
 
-    def __repr__(self) -> str:
-        return f"Actor({self.name}, {self.describe()}, {self.state.value})"
-
-    def describe(self) -> str:
-        """Return name, process and envs, for messages to people."""
+    def _holds(self) -> list[str]:
         first, last = self.env_ids.start, self.env_ids.stop - 1
         envs = f"env {first}" if first == last else f"envs {first}-{last}"
-        if self.remote:
-            process = f"remote {self.peer_name or 'not joined'}"
-        else:
-            process = f"pid {self.child.pid if self.child else 'none'}"
-        if self.making >= 0:
-            envs = f"{envs}, making env {self.first_source + self.making}"
-        return f"{self.name} ({process}, incarnation {self.incarnation}, {envs})"
+        if self.making < 0:
+            return [envs]
+        return [envs, f"making env {self.first_source + self.making}"]
 
 
 def share_out(

@@ -7,7 +7,6 @@ Leaves out how processes are started (`links.py`), and the end of those that do 
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 from typing import Any
 
@@ -20,28 +19,21 @@ from envbus.actors.blocks import BlockLayout, Blocks
 from envbus.actors.protocol import Build, Built, Making, MapBlocks, Mapped
 from envbus.actors.remote import REMOTE_SERVICE
 from envbus.bus.arena import Arena
-from envbus.bus.broker import failure_to_error
 from envbus.bus.broker_vocabulary import Notify, PeerReady
 from envbus.bus.codec import decode
-from envbus.bus.errors import DecodeError, EncodeError, StartError
-from envbus.bus.messages import FailureCode, Tree
+from envbus.bus.errors import DecodeError, EncodeError
+from envbus.bus.messages import Tree
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.config import FleetConfig
+from envbus.runner.crew import Stage
 from envbus.runner.faults import to_exception
 from envbus.runner.links import Links
-from envbus.runner.news import Answer, Gone, Lost, News
+from envbus.runner.news import Answer, Lost
 from envbus.runner.requests import Requests
 
-__all__ = ["Building", "Stage", "raise_if_failed"]
+__all__ = ["Building"]
 
 logger = logging.getLogger("envbus.runner.fleet")
-
-
-class Stage(enum.Enum):
-    """Tags of the requests by which actors come up."""
-
-    BUILD = "build"
-    MAP = "map"
 
 
 class Building:
@@ -58,7 +50,11 @@ class Building:
     """
 
     def __init__(
-        self, links: Links, requests: Requests, config: FleetConfig, autoreset_mode: AutoresetMode
+        self,
+        links: Links[Actor],
+        requests: Requests[Actor],
+        config: FleetConfig,
+        autoreset_mode: AutoresetMode,
     ) -> None:
         self._links = links
         self._requests = requests
@@ -95,7 +91,7 @@ class Building:
             with contextlib.suppress(DecodeError):  # it is for people only
                 actor.making = decode(Making, outcome.frames).source
 
-    def on_reply(self, answer: Answer) -> bool:
+    def on_reply(self, answer: Answer[Actor]) -> bool:
         """An actor has done what it was asked; return whether it is READY with that."""
         if isinstance(answer.reply, Built):
             self._on_built(answer.actor, answer.reply)
@@ -104,7 +100,7 @@ class Building:
             return True
         return False
 
-    def on_lost(self, lost: Lost) -> bool:
+    def on_lost(self, lost: Lost[Actor]) -> bool:
         """A request by which an actor comes up failed; return whether that is seen to.
 
         If not, it is for the caller, whose first start has failed.
@@ -190,15 +186,6 @@ class Building:
         actor.state = ActorState.BUILT
         if self._map is not None:
             self.map(actor)
-
-
-def raise_if_failed(news: News) -> None:
-    """Raise for what keeps an actor from its first start."""
-    if isinstance(news, Gone):
-        raise StartError(f"while starting, {news.reason}")
-    # What a process held when it ended is told before its end, which says more.
-    if isinstance(news, Lost) and news.failed.code is not FailureCode.PEER_LOST:
-        raise failure_to_error(news.failed, 0)
 
 
 def _raise_for_unsendable(actor: Actor, build: Build) -> None:

@@ -1,4 +1,4 @@
-"""What ends actors, and what follows: restarts, recycling, memory limits, reports of hangs.
+"""What ends processes, and what follows: restarts, recycling, memory limits, reports of hangs.
 
 Leaves out how a process is started and killed (`links.py`). When an actor is started again is
 decided by `bus/supervision.py`, whose turn it is to be recycled by `recycling.py`.
@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -26,8 +27,7 @@ from envbus.bus.supervision import (
     SupervisionEffect,
     SupervisionTick,
 )
-from envbus.runner.actor import Actor, ActorState
-from envbus.runner.building import Building
+from envbus.runner.actor import ActorState, Member
 from envbus.runner.config import FleetConfig
 from envbus.runner.faults import FaultCause
 from envbus.runner.hangs import StackReports
@@ -36,18 +36,28 @@ from envbus.runner.memory import MemoryWatch
 from envbus.runner.news import Gone, Lost, News, Ready
 from envbus.runner.recycling import Recycling
 
-__all__ = ["Endings", "why_it_ended"]
+__all__ = ["Endings", "Starter", "why_it_ended"]
 
+M = TypeVar("M", bound=Member)
+M_contra = TypeVar("M_contra", bound=Member, contravariant=True)
 logger = logging.getLogger("envbus.runner.fleet")
 
 
-class Endings:
-    """Watches the actors of one fleet, and starts those again that ended.
+class Starter(Protocol[M_contra]):
+    """Starts processes."""
+
+    def start(self, actor: M_contra) -> None:
+        """Start one; raises `StartError` if there is no process or no memory for it."""
+        ...
+
+
+class Endings(Generic[M]):
+    """Watches the actors of one crew, and starts those again that ended.
 
     Args:
-        actors: All of the fleet.
+        actors: All of the crew.
         links: Where they are.
-        building: Starts an actor again.
+        starter: Starts an actor again.
         config: The rules by which they are watched.
         news: Where ends and fresh starts are told.
 
@@ -59,15 +69,15 @@ class Endings:
 
     def __init__(
         self,
-        actors: Sequence[Actor],
-        links: Links,
-        building: Building,
+        actors: Sequence[M],
+        links: Links[M],
+        starter: Starter[M],
         config: FleetConfig,
-        news: list[News],
+        news: list[News[M]],
     ) -> None:
         self._actors = actors
         self._links = links
-        self._building = building
+        self._starter = starter
         self._config = config
         self._news = news
         self._supervision: Supervision | None = None
@@ -77,7 +87,7 @@ class Endings:
                 self._supervision.add(actor.name, config.restart)
         self.recycling = None if config.recycle is None else Recycling(config.recycle, len(actors))
         #: An actor that was asked to leave, and when it is killed for not doing so.
-        self._leaving: Actor | None = None
+        self._leaving: M | None = None
         self._leave_by = math.inf
         weighs = self.recycling is not None and self.recycling.weighs
         self._memory = MemoryWatch() if weighs or config.memory_limit_mb is not None else None
@@ -101,7 +111,7 @@ class Endings:
 
     # --- what happened -----------------------------------------------------------------------
 
-    def on_ready(self, actor: Actor) -> None:
+    def on_ready(self, actor: M) -> None:
         """An actor has become READY."""
         if self.recycling is not None and not actor.remote:
             self.recycling.begin(actor.index, time.monotonic())
@@ -116,14 +126,14 @@ class Endings:
         exits, self._exits = [*self._exits, *self._links.nursery.exits()], []
         return exits
 
-    def on_exit(self, actor: Actor, reason: str, status: ExitStatus, now: float) -> None:
+    def on_exit(self, actor: M, reason: str, status: ExitStatus, now: float) -> None:
         """A process has ended and all that it sent was taken: start it again, or tell."""
         if actor is self._leaving:
             self._renew(actor)
         else:
             self.on_end(actor, reason, status.report(), now)
 
-    def on_end(self, actor: Actor, reason: str, detail: str, now: float) -> None:
+    def on_end(self, actor: M, reason: str, detail: str, now: float) -> None:
         """An actor is gone and all that it held was told: start it again, or tell."""
         actor.state = ActorState.DOWN if self._supervision is not None else ActorState.LOST
         if self.recycling is not None:
@@ -163,7 +173,7 @@ class Endings:
             elif self.recycling is not None:
                 self.recycling.weigh(actor.index, used)
 
-    def recycle(self, actor: Actor) -> None:
+    def recycle(self, actor: M) -> None:
         """Ask an actor that works to leave; a fresh one follows."""
         assert actor.state is ActorState.READY
         assert self.recycling is not None
@@ -176,11 +186,11 @@ class Endings:
 
     # --- what to say of it -------------------------------------------------------------------
 
-    def stacks(self, actors: Sequence[Actor]) -> list[str]:
+    def stacks(self, actors: Sequence[M]) -> list[str]:
         """Return what the threads of actors are doing that do not answer; takes 0.3 s at most."""
         return self._stacks.of(actors)
 
-    def explain(self, late: Sequence[Lost]) -> list[Lost]:
+    def explain(self, late: Sequence[Lost[M]]) -> list[Lost[M]]:
         """Return requests that have passed their deadlines, saying where their actors are."""
         # One that ended while the driver was away was not late.
         self._exits += self._links.nursery.exits()
@@ -216,7 +226,7 @@ class Endings:
                 logger.error("%s; giving up on it", reason)
                 self._news.append(Gone(actor, reason, actor.cause, actor.incarnation))
 
-    def _renew(self, actor: Actor) -> None:
+    def _renew(self, actor: M) -> None:
         """An actor left as it was asked to: start it again."""
         logger.info("%s left, to be recycled", actor.describe())
         self._leaving, self._leave_by = None, math.inf
@@ -227,9 +237,9 @@ class Endings:
             actor.incarnation += 1
         self._start_again(actor)
 
-    def _start_again(self, actor: Actor) -> None:
+    def _start_again(self, actor: M) -> None:
         try:
-            self._building.start(actor)
+            self._starter.start(actor)
         except StartError as exc:  # no process, no memory: another failure of this actor
             actor.child = None
             self._links.broker.peer_gone(actor.identity, str(exc))
@@ -237,12 +247,12 @@ class Endings:
             self.on_end(actor, reason, str(exc), time.monotonic())
 
 
-def why_it_ended(actor: Actor, status: ExitStatus) -> str:
+def why_it_ended(actor: Member, status: ExitStatus) -> str:
     """Return for people why an actor's process has ended: by our decision, or how else."""
     if actor.doom is not None and actor.doom[1]:
         return f"{actor.describe()} was killed: {actor.doom[1]}"
     return f"{actor.describe()} ended: {status.report()}"
 
 
-def _told(lost: Lost, failed: Failed) -> Lost:
+def _told(lost: Lost[M], failed: Failed) -> Lost[M]:
     return Lost(lost.actor, lost.tag, failed, lost.actor.cause)

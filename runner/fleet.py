@@ -1,66 +1,31 @@
-"""The env actors of one pool: start, ask, watch, start again, stop.
+"""The env actors of one pool.
 
-What `BusVectorEnv` and `ActorPool` share. Leaves out what a step means to its caller: it carries
-requests to actors and returns what became of each. It only puts its parts together: `links.py`,
-`requests.py`, `building.py`, `endings.py`.
+What `BusVectorEnv` and `ActorPool` share: a crew (`crew.py`) whose processes host envs
+(`building.py`). Leaves out what a step means to its caller.
 """
 
 from __future__ import annotations
 
-import select
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-import msgspec
 from gymnasium.vector import AutoresetMode
 
 from envbus.actors import env_source, spaces
 from envbus.actors.blocks import Blocks
-from envbus.bus.broker import NO_DEADLINE
-from envbus.bus.broker_vocabulary import Complete, FailLocal, Notify, PeerLeft, PeerReady
-from envbus.bus.errors import ClosedError, StartError
-from envbus.bus.forking import disown_in_forks
-from envbus.bus.interrupts import without_interrupts
-from envbus.bus.messages import FailureCode, Request
-from envbus.bus.process import ExitStatus
-from envbus.bus.transport import Frames
-from envbus.bus.unix_sockets import wait_for
+from envbus.actors.host import ENTRY
 from envbus.runner.actor import Actor, ActorState, share_out
-from envbus.runner.building import Building, Stage, raise_if_failed
+from envbus.runner.building import Building
 from envbus.runner.config import FleetConfig, choose_num_actors
-from envbus.runner.endings import Endings, why_it_ended
-from envbus.runner.faults import FaultCause
+from envbus.runner.crew import Crew, raise_if_failed
 from envbus.runner.links import Links, usable_cores
-from envbus.runner.news import Answer, Lost, News
-from envbus.runner.recycling import Recycling
 from envbus.runner.requests import Requests
 
-__all__ = ["Fleet", "FleetStatistics"]
-
-#: Seconds between looks for exited processes while messages keep coming.
-_EXIT_CHECK_INTERVAL = 0.05
-#: Seconds for the exit of a process to be told whose socket has hung up.
-_EXIT_TIMEOUT = 1.0
+__all__ = ["Fleet"]
 
 
-class FleetStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the start."""
-
-    actors: int
-    actors_ready: int
-    #: Actor processes started again after they ended.
-    restarts: int
-    #: Actor processes that were exchanged for fresh ones while they worked (`RecycleAfter`).
-    recycled: int
-    #: Requests to actors that wait for their end now.
-    in_flight: int
-    #: Replies dropped because their request had ended already.
-    late_replies: int
-
-
-class Fleet:
+class Fleet(Crew[Actor]):
     """The actors of one pool. One thread creates, uses and closes it.
 
     Args:
@@ -72,7 +37,6 @@ class Fleet:
     def __init__(
         self, env_sources: Sequence[object], autoreset_mode: AutoresetMode, config: FleetConfig
     ) -> None:
-        self.config = config
         num_actors = choose_num_actors(
             len(env_sources),
             config.num_actors,
@@ -80,28 +44,18 @@ class Fleet:
             max_concurrency=config.max_concurrency,
             remote=config.remote_actors,
         )
-        self.actors = share_out(
+        actors = share_out(
             [env_source.to_plain(env_source.parse_source(source)) for source in env_sources],
             num_actors,
             remote=config.remote_actors,
             shared=config.shared_memory,
         )
-        self._news: list[News] = []
-        #: Requests that have passed their deadline and are told with the next news.
-        self._late: list[Lost] = []
-        self._next_exit_check = 0.0
-        self._closed = False
-        self._links = Links(self.actors, config)
-        try:
-            self._requests = Requests(self._links)
-            self._building = Building(self._links, self._requests, config, autoreset_mode)
-            self._endings = Endings(self.actors, self._links, self._building, config, self._news)
-        except BaseException:
-            self._links.close(0.0, terminate=True)
-            raise
-        disown_in_forks(self)
 
-    # --- start -------------------------------------------------------------------------------
+        def bring_up(links: Links[Actor], requests: Requests[Actor]) -> Building:
+            self._building = Building(links, requests, config, autoreset_mode)
+            return self._building
+
+        super().__init__(actors, config, ENTRY, bring_up)
 
     def start(self) -> None:
         """Start all actors and have their envs built, side by side.
@@ -110,29 +64,11 @@ class Fleet:
             StartError: An actor's process ended, or was not ready within `timeouts.start`.
             Exception: What an env's constructor raised, as its own type where possible.
         """
-        timeout = self.config.timeouts.start
-        deadline = time.monotonic() + (NO_DEADLINE if timeout is None else timeout)
-        for actor in self.actors:
-            self._building.start(actor)
-        while late := [a for a in self.actors if a.state is not ActorState.BUILT]:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise StartError(
-                    f"not started within {timeout} s: {', '.join(a.describe() for a in late)}; "
-                    "raise Timeouts.start if their envs need longer\n"
-                    + "\n".join(self.stacks(late))
-                )
-            for news in self.poll(left):
-                raise_if_failed(news)
+        self.start_all(until=ActorState.BUILT)
         next_row = 0
         for actor in self.actors:
             actor.env_ids = range(next_row, next_row + sum(actor.counts))
             next_row = actor.env_ids.stop
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """What remote actors join at; a `*` port is replaced by the real one."""
-        return self._links.endpoints
 
     @property
     def num_envs(self) -> int:
@@ -170,210 +106,3 @@ class Fleet:
             for news in self.poll(1.0):
                 raise_if_failed(news)
         return blocks
-
-    # --- ask ---------------------------------------------------------------------------------
-
-    def ask(
-        self, actor: Actor, request: Request[Any], *, timeout: float | None, tag: object
-    ) -> int:
-        """Send a request; `poll` returns its end, with `tag`.
-
-        Returns:
-            An id for `cancel`.
-
-        Raises:
-            ClosedError: As `poll`.
-            EncodeError: Something in it cannot be sent; nothing was.
-            NoPeerError: The actor is not running.
-        """
-        self._check_usable()
-        return self._requests.ask(actor, request, timeout=timeout, tag=tag)
-
-    def ask_encoded(
-        self, actor: Actor, frames: Frames, name: str, *, timeout: float | None, tag: object
-    ) -> int:
-        """Send a request that was encoded before; as `ask` else."""
-        self._check_usable()
-        return self._requests.ask_encoded(actor, frames, name, timeout=timeout, tag=tag)
-
-    def cancel(self, request_id: int) -> None:
-        """Forget a request; its reply will be dropped."""
-        if not self._closed:
-            self._requests.cancel(request_id)
-
-    def poll(self, timeout: float) -> list[News]:
-        """Wait up to `timeout` seconds for news; may return an empty list before.
-
-        The driver may stay away between calls for as long as it likes: what came meanwhile is
-        taken before anything is judged late.
-
-        Raises:
-            ClosedError: It was closed, or belongs to the process that this one was forked from.
-        """
-        self._check_usable()
-        taken = self._take_outcomes(self._endings.until_due(timeout))
-        now = time.monotonic()
-        if not taken or now >= self._next_exit_check:
-            self._next_exit_check = now + _EXIT_CHECK_INTERVAL
-            self._look_after_children(now)
-        self._endings.look_at_memory(now)
-        news = self._news.copy()
-        self._news.clear()
-        return news
-
-    def why_gone(self, actor: Actor) -> str:
-        """Return how an actor ended that could not be asked; waits up to a second for its exit."""
-        who, child = actor.describe(), actor.child
-        if actor.doom is not None and actor.doom[1]:
-            return f"{who} was killed: {actor.doom[1]}"
-        deadline = time.monotonic() + _EXIT_TIMEOUT
-        while child is not None and child.exit_status is None:
-            if not wait_for(self._links.nursery, select.POLLIN, deadline):
-                break
-            self._look_after_children(time.monotonic())
-        if child is None or child.exit_status is None:
-            return f"{who} has ended"
-        return f"{who} ended: {child.exit_status.report()}"
-
-    def stacks(self, actors: Sequence[Actor]) -> list[str]:
-        """Return what the threads of actors are doing that do not answer, for people.
-
-        `Lost` says it by itself when a request has passed its deadline. Takes 0.3 s at most.
-        """
-        return self._endings.stacks(actors)
-
-    def statistics(self) -> FleetStatistics:
-        """Return counts since the start."""
-        return FleetStatistics(
-            actors=len(self.actors),
-            actors_ready=sum(actor.state is ActorState.READY for actor in self.actors),
-            restarts=self._endings.restarts,
-            recycled=self._endings.recycled,
-            in_flight=len(self._requests),
-            late_replies=self._links.broker.statistics().late_replies,
-        )
-
-    # --- end ---------------------------------------------------------------------------------
-
-    @property
-    def recycling(self) -> Recycling | None:
-        """Whose turn it is to be exchanged for a fresh one; None: never anybody's."""
-        return self._endings.recycling
-
-    def recycle(self, actor: Actor) -> None:
-        """Ask an actor that works to close its envs and leave; `Ready` tells of the fresh one.
-
-        Nothing may be in flight to it. If it does not leave within `timeouts.close` it is killed.
-        No restart is counted, and its end is no news.
-        """
-        self._endings.recycle(actor)
-
-    def kill(self, actor: Actor, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
-        """Kill an actor's process tree; `poll` reports its end, with `cause` and `reason`."""
-        self._links.kill(actor, cause, reason)
-
-    def close(self, *, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask all actors to close their envs and leave; kill those that do not. Idempotent.
-
-        Args:
-            timeout: Seconds that they have; None: `timeouts.close`.
-            terminate: Do not ask, kill.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        allowed = 0.0
-        if not terminate:
-            allowed = self.config.timeouts.close if timeout is None else max(timeout, 0.0)
-        try:
-            self._links.close(allowed, terminate=terminate)
-        finally:  # also after Ctrl-C
-            self._building.close()
-
-    def abandon(self) -> None:
-        """Kill all actors; what finalizers call. Not broken off by Ctrl-C."""
-        with without_interrupts():
-            self.close(terminate=True)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed, or belongs to the process that this one was forked from."""
-        return self._closed
-
-    def disown(self) -> None:
-        """In a forked copy: be closed. Sockets and actors are the owner's, which goes on."""
-        self._closed = True
-
-    # --- what came ---------------------------------------------------------------------------
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise ClosedError(
-                "these actors were stopped, or belong to the process that this one was forked "
-                "from; make new ones here"
-            )
-
-    def _take_outcomes(self, timeout: float) -> bool:
-        """Take what the broker has; return whether it had anything."""
-        outcomes = self._links.broker.poll(timeout)
-        for outcome in outcomes:
-            if type(outcome) is Complete:
-                self._settle(self._requests.on_reply(outcome))
-            elif type(outcome) is FailLocal:
-                self._on_failure(outcome)
-            elif type(outcome) is PeerReady:
-                self._building.on_hello(outcome)
-            elif type(outcome) is Notify:
-                self._building.on_notice(outcome)
-        for outcome in outcomes:  # last: what a peer held ends in its life, not in the next one
-            if type(outcome) is PeerLeft:
-                self._on_left(outcome)
-        if self._late:
-            self._tell_late()
-        return bool(outcomes)
-
-    def _settle(self, end: Answer | Lost | None) -> None:
-        """Tell how a request ended, or have what brings an actor up go on."""
-        if end is None:
-            return
-        if type(end.tag) is not Stage:
-            self._news.append(end)
-        elif isinstance(end, Lost):
-            if not self._building.on_lost(end):
-                self._news.append(end)
-        elif self._building.on_reply(end):
-            self._endings.on_ready(end.actor)
-
-    def _on_failure(self, outcome: FailLocal) -> None:
-        lost = self._requests.on_failure(outcome)
-        if lost is not None and lost.failed.code is FailureCode.TIMEOUT:
-            self._late.append(lost)
-        else:
-            self._settle(lost)
-
-    def _tell_late(self) -> None:
-        late, self._late = self._late, []
-        self._next_exit_check = 0.0
-        for lost in self._endings.explain(late):
-            self._settle(lost)
-
-    def _on_left(self, outcome: PeerLeft) -> None:
-        actor = self._links.leave(outcome.peer)
-        if actor is not None:
-            reason = f"{actor.describe()} left: {outcome.reason}"
-            self._endings.on_end(actor, reason, outcome.reason, time.monotonic())
-
-    def _look_after_children(self, now: float) -> None:
-        for child, status in self._endings.take_exits():
-            for actor in self.actors:
-                if actor.child is child:
-                    self._on_exit(actor, status, now)
-        self._endings.tick(now)
-
-    def _on_exit(self, actor: Actor, status: ExitStatus, now: float) -> None:
-        self._take_outcomes(0.0)  # what it sent before it ended counts
-        reason = why_it_ended(actor, status)
-        self._links.cut(actor, reason)
-        self._take_outcomes(0.0)
-        self._links.drop_lane(actor)
-        self._endings.on_exit(actor, reason, status, now)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from envbus.bus.process import Child, Nursery
-from envbus.runner.actor import Actor
+from envbus.runner.actor import Member
 
 __all__ = ["StackReports"]
 
@@ -30,7 +30,7 @@ class StackReports:
         #: By child: when it was asked last, and what came.
         self._known: dict[Child, tuple[float, str]] = {}
 
-    def of(self, actors: Sequence[Actor]) -> list[str]:
+    def of(self, actors: Sequence[Member]) -> list[str]:
         """Return for each actor the stacks of its threads with a headline, or why there are none.
 
         Holds the caller up for 0.3 s at most; with py-spy installed for some seconds more.
@@ -48,7 +48,7 @@ class StackReports:
             )
         return [self._describe(actor, now) for actor in actors]
 
-    def _describe(self, actor: Actor, now: float) -> str:
+    def _describe(self, actor: Member, now: float) -> str:
         if actor.child is None or actor.child not in self._known:
             why = "it runs on another machine" if actor.remote else "its process has ended"
             return f"No stack of {actor.describe()}: {why}."

@@ -1,4 +1,4 @@
-"""What a fleet has its actors by: a nursery of processes, a broker, and who is who on the bus.
+"""What a crew has its processes by: a nursery of processes, a broker, and who is who on the bus.
 
 Leaves out what is asked of actors (`requests.py`, `building.py`) and what follows from an actor's
 end (`endings.py`).
@@ -15,10 +15,11 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 
-from envbus.actors.host import BOOTSTRAP_PARCEL, ENTRY, HOST_MODULE, LANE_PARCELS, Bootstrap
+from envbus.actors.hosting import BOOTSTRAP_PARCEL, LANE_PARCELS, Bootstrap
 from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig
@@ -29,24 +30,26 @@ from envbus.bus.process import Nursery
 from envbus.bus.serve import PlainCodec
 from envbus.bus.transport import RouterTransport
 from envbus.bus.zmq_transport import ZmqRouter
-from envbus.runner.actor import Actor, ActorState
+from envbus.runner.actor import ActorState, Member
 from envbus.runner.config import FleetConfig, choose_start_method
 from envbus.runner.faults import FaultCause
 
 __all__ = ["Links", "usable_cores"]
 
+M = TypeVar("M", bound=Member)
 logger = logging.getLogger("envbus.runner.fleet")
 
 #: Requests that one actor may have in flight: one per slot in the pool, and some for calls.
 _IN_FLIGHT_PER_ACTOR = 4096
 
 
-class Links:
+class Links(Generic[M]):
     """Starts the processes of actors, knows their peers, and ends them.
 
     Args:
-        actors: All of the fleet.
+        actors: All of the crew.
         config: How they are started and reached.
+        entry: What a process of theirs runs, `"module:function"`; the fork server imports it.
 
     Attributes:
         nursery: The processes of the actors on this host.
@@ -57,11 +60,12 @@ class Links:
         TransportError: They cannot be bound at all.
     """
 
-    def __init__(self, actors: Sequence[Actor], config: FleetConfig) -> None:
+    def __init__(self, actors: Sequence[M], config: FleetConfig, entry: str) -> None:
         self._actors = actors
+        self._entry = entry
         self._method = choose_start_method(config.context)
         self._num_local = len(actors) - config.remote_actors
-        self._by_identity: dict[bytes, Actor] = {}
+        self._by_identity: dict[bytes, M] = {}
         #: Remote actors that joined and have no envs: routing id and name.
         self._spares: dict[bytes, str] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="envbus-"))  # mode 0700
@@ -74,7 +78,9 @@ class Links:
             shutil.rmtree(self._directory)
             raise
         try:
-            self.nursery = Nursery((HOST_MODULE, *config.preload), directory=self._directory)
+            self.nursery = Nursery(
+                (entry.partition(":")[0], *config.preload), directory=self._directory
+            )
         except BaseException:
             router.close()
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -91,7 +97,7 @@ class Links:
         """What remote actors join at; a `*` port is replaced by the real one."""
         return tuple(e for e in self.broker.endpoints if e != self._ipc_endpoint)
 
-    def launch(self, actor: Actor) -> None:
+    def launch(self, actor: M) -> None:
         """Start an actor's process; its hello comes through the broker.
 
         A remote actor is not started: it waits for one that joins (`join`, `engage`).
@@ -109,7 +115,7 @@ class Links:
         self.broker.expect(actor.identity, actor.name, actor.incarnation)
         if actor.child is not None:
             actor.child.pipe.close()  # all that it sent was taken
-        actor.child = self.nursery.start(actor.name, ENTRY, method=self._method)
+        actor.child = self.nursery.start(actor.name, self._entry, method=self._method)
         actor.codec = PipeCodec(actor.child.pipe, writable=True)
         self._by_identity[actor.identity] = actor
         bootstrap = Bootstrap(
@@ -135,7 +141,7 @@ class Links:
 
     # --- who is who --------------------------------------------------------------------------
 
-    def actor_of(self, peer: bytes) -> Actor | None:
+    def actor_of(self, peer: bytes) -> M | None:
         """Return which actor a peer is, or None: a spare, or one that is gone."""
         return self._by_identity.get(peer)
 
@@ -144,7 +150,7 @@ class Links:
         logger.info("remote actor %s joined", name)
         self._spares[peer] = name
 
-    def engage(self) -> Actor | None:
+    def engage(self) -> M | None:
         """Give a remote actor that has joined to one that waits for it; None: there is no pair."""
         if not self._spares:
             return None
@@ -156,7 +162,7 @@ class Links:
                 return actor
         return None
 
-    def leave(self, peer: bytes) -> Actor | None:
+    def leave(self, peer: bytes) -> M | None:
         """Forget a peer that left; return the remote actor that it was, if any.
 
         An own child's end is told by the exit of its process.
@@ -170,7 +176,7 @@ class Links:
 
     # --- end ---------------------------------------------------------------------------------
 
-    def kill(self, actor: Actor, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
+    def kill(self, actor: M, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
         """Kill an actor's process tree; its end follows, with `cause` and `reason`."""
         if actor.doom is None:
             actor.doom = (cause, reason)
@@ -181,17 +187,17 @@ class Links:
         if actor.child is not None:
             self.nursery.kill(actor.child)
 
-    def end(self, actor: Actor) -> None:
+    def end(self, actor: M) -> None:
         """Treat an actor that cannot be reached as ended, and see to it that it is."""
         if actor.state not in (ActorState.DOWN, ActorState.LOST):
             self.kill(actor)
 
-    def cut(self, actor: Actor, reason: str) -> None:
+    def cut(self, actor: M, reason: str) -> None:
         """Fail all that an actor holds whose process has ended."""
         self._by_identity.pop(actor.identity, None)
         self.broker.peer_gone(actor.identity, reason)
 
-    def drop_lane(self, actor: Actor) -> None:
+    def drop_lane(self, actor: M) -> None:
         """Let go of the socket of an actor that has ended, once all that it sent was taken."""
         if self._lanes is not None:
             self._lanes.drop_lane(actor.identity)

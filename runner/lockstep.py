@@ -225,7 +225,7 @@ class Lockstep:
             life = actor.incarnation
             self._fault(actor, life, Loss(actor.cause, self._fleet.why_gone(actor)))
 
-    def _take(self, news: News) -> None:
+    def _take(self, news: News[Actor]) -> None:
         if type(news) is Answer:
             if news.tag == self._number:
                 index = news.actor.index
@@ -240,7 +240,7 @@ class Lockstep:
         elif type(news) is Gone:
             self._on_gone(news)
 
-    def _on_lost(self, news: Lost) -> None:
+    def _on_lost(self, news: Lost[Actor]) -> None:
         index = news.actor.index
         if news.tag != self._number or not self._waiting.get(index):
             return
@@ -257,7 +257,7 @@ class Lockstep:
         else:
             raise failure_to_error(news.failed, 0)
 
-    def _on_gone(self, news: Gone) -> None:
+    def _on_gone(self, news: Gone[Actor]) -> None:
         """An actor's process ended; the request that it held may be told before or after."""
         actor, index = news.actor, news.actor.index
         loss = Loss(news.cause, news.reason)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from envbus.bus.memory import tree_memory
-from envbus.runner.actor import Actor, ActorState
+from envbus.runner.actor import ActorState, Member
 
 __all__ = ["MemoryWatch"]
+
+M = TypeVar("M", bound=Member)
 
 #: Seconds between two looks.
 _INTERVAL = 1.0
@@ -42,7 +45,7 @@ class MemoryWatch:
         self._clock = clock
         self.look_at = clock()
 
-    def look(self, actors: Sequence[Actor]) -> list[tuple[Actor, float]]:
+    def look(self, actors: Sequence[M]) -> list[tuple[M, float]]:
         """Return the actors that run here, and the MiB that each uses with all that it started."""
         began = self._clock()
         pids = {

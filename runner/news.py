@@ -1,54 +1,56 @@
-"""What a fleet tells of its actors: replies, losses, ends, fresh starts.
+"""What a crew tells of its processes: replies, losses, ends, fresh starts.
 
 Vocabulary only; what follows from news is for those who poll.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from envbus.bus.messages import Failed
-from envbus.runner.actor import Actor
+from envbus.runner.actor import Member
 from envbus.runner.faults import FaultCause
 
 __all__ = ["Answer", "Gone", "Lost", "News", "Ready"]
 
+M = TypeVar("M", bound=Member)
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+
+class Answer(msgspec.Struct, Generic[M], frozen=True, gc=False):
     """A request got its reply."""
 
-    actor: Actor
+    actor: M
     #: What the caller gave to `ask`.
     tag: Any
     reply: Any
 
 
-class Lost(msgspec.Struct, frozen=True, gc=False):
+class Lost(msgspec.Struct, Generic[M], frozen=True, gc=False):
     """A request ended without a reply."""
 
-    actor: Actor
+    actor: M
     tag: Any
     failed: Failed
     #: Why, if the actor was killed or died.
     cause: FaultCause = FaultCause.CRASH
 
 
-class Gone(msgspec.Struct, frozen=True, gc=False):
+class Gone(msgspec.Struct, Generic[M], frozen=True, gc=False):
     """An actor's process ended. What it held is reported as `Lost` besides."""
 
-    actor: Actor
+    actor: M
     reason: str
     cause: FaultCause
     #: Which life of it ended.
     incarnation: int
 
 
-class Ready(msgspec.Struct, frozen=True, gc=False):
+class Ready(msgspec.Struct, Generic[M], frozen=True, gc=False):
     """An actor that had ended, or was recycled, runs again; its envs are built and not reset."""
 
-    actor: Actor
+    actor: M
 
 
-News: TypeAlias = Answer | Lost | Gone | Ready
+News: TypeAlias = Answer[M] | Lost[M] | Gone[M] | Ready[M]

@@ -101,7 +101,7 @@ class PoolFaults:
         except Exception as exc:  # raised by the next `recv`, after this news is all taken
             self._errors.append(exc)
 
-    def on_gone(self, news: Gone) -> None:
+    def on_gone(self, news: Gone[Actor]) -> None:
         """An actor's process has ended."""
         env_ids = news.actor.env_ids
         for_good = news.actor.state is ActorState.LOST

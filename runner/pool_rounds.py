@@ -30,7 +30,7 @@ class Ticket:
     """Stands for one request about one env until its end is there."""
 
     def __init__(self) -> None:
-        self.news: Answer | Lost | None = None
+        self.news: Answer[Actor] | Lost[Actor] | None = None
 
 
 class PoolRounds:
@@ -138,7 +138,7 @@ class PoolRounds:
             self.remake(recovery.due(time.monotonic()))
         self.recycle()
 
-    def _on_news(self, news: News) -> None:
+    def _on_news(self, news: News[Actor]) -> None:
         if type(news) is Answer:
             self._on_answer(news)
         elif type(news) is Lost:
@@ -148,7 +148,7 @@ class PoolRounds:
         elif type(news) is Ready:
             self._on_ready(news.actor)
 
-    def _settle(self, news: Answer | Lost) -> list[int] | None:
+    def _settle(self, news: Answer[Actor] | Lost[Actor]) -> list[int] | None:
         """Take the end of a request; return whose it was, if it is one of this round."""
         round_number, members, _ = news.tag
         if round_number != self._round:
@@ -160,7 +160,7 @@ class PoolRounds:
         found: list[int] = members
         return found
 
-    def _on_answer(self, news: Answer) -> None:
+    def _on_answer(self, news: Answer[Actor]) -> None:
         members = self._settle(news)
         if members is None:
             return
@@ -180,7 +180,7 @@ class PoolRounds:
         if kind is Rebuild:
             self._faults.runs_again([i for i in members if i not in failed])
 
-    def _on_lost(self, news: Lost) -> None:
+    def _on_lost(self, news: Lost[Actor]) -> None:
         members = self._settle(news)
         if members is None:
             return

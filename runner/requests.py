@@ -1,11 +1,11 @@
 """Requests to actors that are in flight, and which end each of them had.
 
-Leaves out what replies mean, and who waits for them (`fleet.py`).
+Leaves out what replies mean, and who waits for them (`crew.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -14,32 +14,32 @@ from envbus.bus.broker_vocabulary import Complete, FailLocal
 from envbus.bus.errors import DecodeError, NoPeerError, TransportError
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
 from envbus.bus.transport import Frames
-from envbus.runner.actor import Actor
+from envbus.runner.actor import Member
 from envbus.runner.links import Links
 from envbus.runner.news import Answer, Lost
 
 __all__ = ["Requests"]
 
+M = TypeVar("M", bound=Member)
 
-class Requests:
-    """The requests of one fleet. Each that was asked and not cancelled ends once.
+
+class Requests(Generic[M]):
+    """The requests of one crew. Each that was asked and not cancelled ends once.
 
     Args:
         links: Where the actors are.
     """
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Links[M]) -> None:
         self._links = links
         self._broker = links.broker
         #: By request id: who was asked, and the caller's tag.
-        self._calls: dict[int, tuple[Actor, Any]] = {}
+        self._calls: dict[int, tuple[M, Any]] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def ask(
-        self, actor: Actor, request: Request[Any], *, timeout: float | None, tag: object
-    ) -> int:
+    def ask(self, actor: M, request: Request[Any], *, timeout: float | None, tag: object) -> int:
         """Encode and send a request; return its id.
 
         Raises:
@@ -51,7 +51,7 @@ class Requests:
         return self.ask_encoded(actor, frames, type(request).__name__, timeout=timeout, tag=tag)
 
     def ask_encoded(
-        self, actor: Actor, frames: Frames, name: str, *, timeout: float | None, tag: object
+        self, actor: M, frames: Frames, name: str, *, timeout: float | None, tag: object
     ) -> int:
         """Send a request that was encoded before; as `ask` else."""
         try:
@@ -71,7 +71,7 @@ class Requests:
             call[0].abandoned = request_id
             self._broker.cancel(request_id)
 
-    def on_reply(self, outcome: Complete) -> Answer | Lost | None:
+    def on_reply(self, outcome: Complete) -> Answer[M] | Lost[M] | None:
         """Return how a request ended; None: it was cancelled."""
         call = self._calls.pop(outcome.wire_id, None)
         if call is None:
@@ -88,7 +88,7 @@ class Requests:
             failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {exc}")
             return Lost(actor, tag, failed, actor.cause)
 
-    def on_failure(self, outcome: FailLocal) -> Lost | None:
+    def on_failure(self, outcome: FailLocal) -> Lost[M] | None:
         """Return how a request failed; None: it was cancelled."""
         call = self._calls.pop(outcome.wire_id, None)
         if call is None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+from envbus.runner.crew import CrewStatistics
 from envbus.runner.fault_log import FaultLog
-from envbus.runner.fleet import Fleet, FleetStatistics
+from envbus.runner.fleet import Fleet
 from envbus.runner.recovery import Recovery
 
 __all__ = ["Statistics", "gather"]
 
 
-class Statistics(FleetStatistics, frozen=True, kw_only=True):
+class Statistics(CrewStatistics, frozen=True, kw_only=True):
     """Counts since the start."""
 
     #: Envs made anew in their actor, which went on; 0 before any.

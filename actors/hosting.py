@@ -1,0 +1,106 @@
+"""How a process that was started here joins its owner's bus and serves it.
+
+Leaves out what it answers: env actors (`host.py`), runners and others hand that in.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from envbus.bus.lane import LaneEnd, LanePeer
+from envbus.bus.messages import Hello, Notice, Payload
+from envbus.bus.pipe import Pipe
+from envbus.bus.pipe_codec import PipeCodec
+from envbus.bus.serve import Handlers, Worker
+from envbus.bus.transport import PeerTransport
+from envbus.bus.zmq_transport import ZmqPeer
+
+__all__ = ["BOOTSTRAP_PARCEL", "HANDOVER_TIMEOUT", "LANE_PARCELS", "Bootstrap", "Hosted", "host"]
+
+#: Numbers of the first parcels on the pipe: the bootstrap, and, with a lane, its descriptors.
+BOOTSTRAP_PARCEL, *LANE_PARCELS = 1, 2, 3
+#: Seconds to wait for the owner's side of a hand-over that it has begun.
+HANDOVER_TIMEOUT: Final = 30.0
+
+
+class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a child must know to join its owner's bus."""
+
+    #: Where the owner's ROUTER is bound; empty: the child has a lane instead.
+    endpoint: str
+    #: Routing id of this life.
+    identity: bytes
+    name: str
+    incarnation: int
+    #: Whether there is a core to spare for short waits.
+    spin: bool
+    #: Most requests that its owner has in flight to it at one time.
+    capacity: int
+    #: The owner's `multiprocessing` key, by which proxies of its managers are let in.
+    authkey: bytes = b""
+
+
+class Hosted(Protocol):
+    """What answers requests in a child."""
+
+    @property
+    def handlers(self) -> Handlers:
+        """One function per request type."""
+        ...
+
+    def close(self) -> object:
+        """Let go of all; called once, at the end."""
+        ...
+
+
+def host(
+    pipe: Pipe,
+    make: Callable[[Callable[[Notice], None]], Hosted],
+    *,
+    service: str,
+    lenient: tuple[type[Payload], ...] = (),
+) -> None:
+    """Serve the owner at the other end of `pipe` until it says to stop.
+
+    Args:
+        pipe: This process' end.
+        make: Makes what answers; gets the function by which notices are sent.
+        service: What it offers, for the hello.
+        lenient: As in `PipeCodec`.
+    """
+    bootstrap = msgspec.msgpack.decode(
+        pipe.receive_bytes(BOOTSTRAP_PARCEL, HANDOVER_TIMEOUT), type=Bootstrap
+    )
+    if bootstrap.authkey:
+        multiprocessing.current_process().authkey = bootstrap.authkey
+    hosted = make(lambda notice: worker.tell(notice))
+    worker = Worker(
+        _connect(bootstrap, pipe),
+        Hello(
+            name=bootstrap.name,
+            services=[service],
+            capacity=bootstrap.capacity,
+            pid=os.getpid(),
+        ),
+        hosted.handlers,
+        incarnation=bootstrap.incarnation,
+        codec=PipeCodec(pipe, lenient=lenient),
+    )
+    try:
+        worker.join(HANDOVER_TIMEOUT)
+        worker.run()
+    finally:
+        hosted.close()
+
+
+def _connect(bootstrap: Bootstrap, pipe: Pipe) -> PeerTransport:
+    if bootstrap.endpoint:
+        return ZmqPeer(bootstrap.endpoint, bootstrap.identity)
+    packets, parcels = (pipe.receive_fd(number, HANDOVER_TIMEOUT) for number in LANE_PARCELS)
+    end = LaneEnd.from_fds((packets, parcels))
+    return LanePeer(end, bootstrap.identity, spin=bootstrap.spin)
