@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from envbus.actors.agents import ALL
 from envbus.runner.batch import SampleBatch
 from envbus.runner.metrics import EpisodeResult
@@ -28,11 +30,34 @@ class Fragment:
     #: Policy id and rows of each agent that completed some, in the order they were first seen.
     parts: list[tuple[str, SampleBatch]]
     env_steps: int
+    #: The `t` of the first of its env steps.
+    begin: int = 0
 
     @property
     def agent_steps(self) -> int:
         """Rows of all agents."""
         return sum(len(batch) for _, batch in self.parts)
+
+    def split(self, env_steps: int) -> tuple[Fragment, Fragment]:
+        """Return its first env steps and the others, as views."""
+        end = self.begin + env_steps
+        both: tuple[list[tuple[str, SampleBatch]], list[tuple[str, SampleBatch]]] = ([], [])
+        for policy_id, batch in self.parts:
+            row = int(np.searchsorted(batch["t"], end))
+            for parts, rows in zip(both, (batch[:row], batch[row:]), strict=True):
+                if len(rows):
+                    parts.append((policy_id, rows))
+        return (
+            Fragment(both[0], env_steps, self.begin),
+            Fragment(both[1], self.env_steps - env_steps, end),
+        )
+
+    def env_steps_with(self, agent_steps: int) -> int:
+        """Return how many of its env steps have at least that many rows, or all of them."""
+        ts = np.sort(np.concatenate([batch["t"] for _, batch in self.parts]))
+        return (
+            int(ts[agent_steps - 1]) + 1 - self.begin if agent_steps <= len(ts) else self.env_steps
+        )
 
 
 class EpisodeRecorder:
@@ -236,24 +261,19 @@ class EpisodeRecorder:
         self.env_steps = self.agent_steps = 0
         return dropped
 
-    def cut(self, *, unroll_id: int | None = None) -> Fragment:
+    def cut(self) -> Fragment:
         """Return the rows that were completed since the last cut; the episode goes on.
 
         The next fragment joins without a gap: per agent, its first observation is the last
         `next_obs` of this one, and `t` continues.
-
-        Args:
-            unroll_id: For a column of that name.
         """
         constants = {"eps_id": self.eps_id, "env_id": self.env_id, "incarnation": self.incarnation}
-        if unroll_id is not None:
-            constants["unroll_id"] = unroll_id
         parts = []
         for agent in self._agents.values():
             if agent.num_rows:
                 assert agent.policy_id is not None
                 parts.append((agent.policy_id, agent.cut(constants)))
-        fragment = Fragment(parts, self.env_steps)
+        fragment = Fragment(parts, self.env_steps, self.length - self.env_steps)
         self._fragments += bool(parts)
         self.env_steps = self.agent_steps = 0
         return fragment

@@ -1,22 +1,21 @@
-"""One env of a `DictSampler`: its episode, who waits for an action, and what it has contributed."""
+"""One env of a `DictSampler`: its episode, and who waits for an action."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from envbus.runner.batch import SampleBatch
-from envbus.runner.episode import EpisodeRecorder, Fragment
+from envbus.runner.episode import EpisodeRecorder
 from envbus.runner.nested import Tree
 from envbus.runner.policies import Policy
-from envbus.runner.sampling import Demand, Phase, PolicyMapping
+from envbus.runner.sampling import Phase, PolicyMapping
 from envbus.runner.trajectory import AgentID
 
 __all__ = ["Slot"]
 
 
 class Slot:
-    """What is known of an env."""
+    """What is known of an env: one of a pool, or an episode of a bridge."""
 
     def __init__(self, env_id: int) -> None:
         self.env_id = env_id
@@ -33,23 +32,11 @@ class Slot:
         #: By agent: states of policies; actions that were chosen elsewhere.
         self.states: dict[AgentID, Tree] = {}
         self.off_policy: dict[AgentID, Any] = {}
-        #: In this fragment: rows by policy, env steps of these, whole episodes.
-        self.parts: list[tuple[str, SampleBatch]] = []
-        self.env_steps = 0
-        self.agent_steps = 0
-        self.episodes = 0
-        self._quota = 0
 
     @property
     def is_awaited(self) -> bool:
         """Whether an answer of the env is awaited."""
         return self.phase in (Phase.RESETTING, Phase.STEPPING)
-
-    def begin_fragment(self, quota: int) -> None:
-        """Count from zero."""
-        self._quota = quota
-        self.parts = []
-        self.env_steps = self.agent_steps = self.episodes = 0
 
     def begin_episode(
         self,
@@ -68,28 +55,6 @@ class Slot:
         self.phase = Phase.WAITING
         self.seen = {agent_id: observations[agent_id] for agent_id in ready}
 
-    def collect(self, fragment: Fragment) -> None:
-        """Add rows to what the env contributes."""
-        self.parts += fragment.parts
-        self.env_steps += fragment.env_steps
-        self.agent_steps += fragment.agent_steps
-
-    def end_episode(self, *, faulty: bool) -> None:
-        """The episode is over, and its rows were collected."""
+    def end_episode(self) -> None:
+        """The episode is over."""
         self.phase, self.episode = Phase.ENDED, None
-        self.episodes += not faulty
-
-    def met(self, demand: Demand) -> bool:
-        """Return whether the env has contributed its part, or cannot."""
-        if self.phase is Phase.LOST or (self._quota == 0 and demand.complete):
-            return True
-        if demand.complete and self.phase >= Phase.WAITING:
-            return False
-        episode = self.episode
-        if demand.unit == "episodes":
-            count = self.episodes
-        elif demand.unit == "agent_steps":
-            count = self.agent_steps + (episode.agent_steps if episode else 0)
-        else:
-            count = self.env_steps + (episode.env_steps if episode else 0)
-        return count >= self._quota

@@ -187,17 +187,16 @@ def test_r_05_fragments_join_without_a_gap() -> None:
     for t in range(7):
         act_all(recorder, ready, action=t)
         if t in (2, 3):  # with an open row
-            cuts.append(recorder.cut(unroll_id=len(cuts)).parts)
+            cuts.append(recorder.cut().parts)
         ready = recorder.step({"a": obs(t + 1)}, {"a": 1.0}, GO_ON, GO_ON)
         if t == 5:  # without one
-            cuts.append(recorder.cut(unroll_id=len(cuts)).parts)
-    cuts.append(recorder.cut(unroll_id=len(cuts)).parts)
+            cuts.append(recorder.cut().parts)
+    cuts.append(recorder.cut().parts)
     batches = [batch for parts in cuts for _, batch in parts]
     assert [len(batch) for batch in batches] == [2, 1, 3, 1]
     joined = SampleBatch.concatenate(batches)
     assert joined["t"].tolist() == joined["actions"].tolist() == list(range(7))
     assert joined["obs"][1:].tolist() == joined["next_obs"][:-1].tolist()
-    assert joined["unroll_id"].tolist() == [0, 0, 1, 2, 2, 2, 3]
     assert set(joined["eps_id"].tolist()) == {1}
     assert not joined["terminateds"].any()
 
