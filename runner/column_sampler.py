@@ -23,7 +23,7 @@ from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import Policy, zero_action
 from envbus.runner.pool import ActorPool
 from envbus.runner.pool_results import Batch
-from envbus.runner.running_episodes import RunningEpisodes
+from envbus.runner.running_episodes import EpisodeIds, RunningEpisodes
 from envbus.runner.sampling import Demand, Phase, RunnerConfig, Sample
 
 __all__ = ["ColumnSampler"]
@@ -86,6 +86,11 @@ class ColumnSampler:
         """Which envs have been sent an action and have not answered, `(N,)`."""
         stepping: _Bools = self._phase == _STEPPING
         return stepping
+
+    @property
+    def ids(self) -> EpisodeIds:
+        """Of the episodes."""
+        return self._episodes.ids
 
     def reset(self, seed: int | None) -> None:
         """Give up what runs, and begin a new episode in each env."""

@@ -5,10 +5,11 @@ Leaves out the two ways of doing so: `column_sampler.py` (fast) and `dict_sample
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 from gymnasium import Space
 from gymnasium.error import ClosedEnvironmentError
@@ -16,17 +17,20 @@ from gymnasium.error import ClosedEnvironmentError
 from envbus.bus.errors import ConfigError, RestartLimitError
 from envbus.runner.callbacks import naming
 from envbus.runner.column_sampler import ColumnSampler
-from envbus.runner.connectors import Connector
 from envbus.runner.dict_sampler import DictSampler
-from envbus.runner.episode import DEFAULT_POLICY_ID, EpisodeRecorder
 from envbus.runner.metrics import PerfTimers, SampleMetrics
-from envbus.runner.policies import FunctionPolicy, Policy, Weights
+from envbus.runner.policies import Policy, Weights
+from envbus.runner.policy_map import Policies, PolicyMap
 from envbus.runner.pool import ActorPool
 from envbus.runner.samplers import make_sampler
-from envbus.runner.sampling import Demand, RunnerConfig, Sample
+from envbus.runner.sampling import Demand, PolicyMapping, RunnerConfig, Sample
+from envbus.runner.seeding import restart_seed
 from envbus.runner.trajectory import AgentID
+from envbus.runner.video import VideoRecorder
 
 __all__ = ["EnvRunner"]
+
+_Factories: TypeAlias = tuple[Callable[[], ActorPool], Callable[[ActorPool], Policies]]
 
 
 class EnvRunner:
@@ -46,6 +50,12 @@ class EnvRunner:
         policies: One, or by policy id; functions `observations -> actions` are policies, too.
         config: None: the defaults.
 
+    Attributes:
+        envs: The pool.
+        config: As given.
+        metrics: What `get_metrics` reads.
+        timers: Likewise.
+
     Raises:
         ConfigError: Envs, policies and config do not fit together. The pool is left open.
     """
@@ -53,29 +63,91 @@ class EnvRunner:
     def __init__(
         self,
         envs: ActorPool,
-        policies: Policy | Callable[[Any], Any] | Mapping[str, Policy | Callable[[Any], Any]],
+        policies: Policies,
         config: RunnerConfig | None = None,
     ) -> None:
         self.envs = envs
         self.config = config or RunnerConfig()
-        given = policies if isinstance(policies, Mapping) else {DEFAULT_POLICY_ID: policies}
-        self._policies = {name: _as_policy(name, policy) for name, policy in given.items()}
-        if not self._policies:
-            raise ConfigError("there must be at least one policy")
+        self._factories: _Factories | None = None
+        self._policies = PolicyMap(policies)
         self.metrics = SampleMetrics()
         self.timers = PerfTimers(self.config.ema_coef)
-        self._sampler = make_sampler(
-            envs, self.config, lambda: self._policies, self.metrics, self.timers
-        )
         self._num_samples = 0
+        #: How often the envs, or the policies, were made anew.
+        self._renewals = 0
+        self._recorder: VideoRecorder | None = None
+        self._sampler = self._make_sampler()
         self._begun = False
         #: A sample has raised: nobody knows what the envs are at.
         self._lost_track = False
 
+    @classmethod
+    def from_factories(
+        cls,
+        make_env: Callable[[], ActorPool],
+        make_module: Callable[[ActorPool], Policies],
+        config: RunnerConfig | None = None,
+    ) -> EnvRunner:
+        """Return a runner that can make its envs and policies anew.
+
+        Args:
+            make_env: Returns a pool.
+            make_module: Returns the policies for a pool's spaces; the pool is not its own.
+            config: None: the defaults.
+        """
+        envs = make_env()
+        try:
+            runner = cls(envs, make_module(envs), config)
+        except BaseException:
+            envs.close(terminate=True)
+            raise
+        runner._factories = (make_env, make_module)
+        return runner
+
+    def make_env(self) -> None:
+        """Close the envs, whatever became of them, and make them anew; new episodes begin.
+
+        Policies, connectors, metrics and the numbers of episodes go on; seeds are derived from
+        the config's, so that no episode comes a second time.
+
+        Raises:
+            ConfigError: It does not know how: use `from_factories`.
+            Exception: What the factory raised; the runner is stopped then, and can try again.
+        """
+        make_env, _ = self._known_factories("make_env")
+        self.stop()
+        self.envs = make_env()
+        self._renew()
+
+    def make_module(self) -> None:
+        """Make the policies anew, with fresh weights of the next version; new episodes begin.
+
+        Raises:
+            ConfigError: It does not know how: use `from_factories`.
+            Exception: What the factory raised; nothing has changed then.
+        """
+        _, make_module = self._known_factories("make_module")
+        self._assert_open()
+        self._policies.replace(make_module(self.envs))
+        self._renew()
+
     @property
     def policies(self) -> Mapping[str, Policy]:
         """The policies by id."""
-        return self._policies
+        return self._policies.by_id
+
+    @property
+    def policy_mapping_fn(self) -> PolicyMapping | None:
+        """Who says which policy is an agent's; if set, of episodes that begin from now on.
+
+        Raises:
+            ConfigError: The runner keeps columns; make it with `vectorized=False`.
+        """
+        return self._general("policy_mapping_fn").policy_mapping_fn
+
+    @policy_mapping_fn.setter
+    def policy_mapping_fn(self, policy_mapping_fn: PolicyMapping | None) -> None:
+        self._general("policy_mapping_fn").policy_mapping_fn = policy_mapping_fn
 
     @property
     def is_vectorized(self) -> bool:
@@ -111,6 +183,8 @@ class EnvRunner:
             CallbackError, ConnectorError: It names which one.
             ConfigError: An agent was given to a policy that is not there.
             RestartLimitError: No env is left.
+            ClosedEnvironmentError: It was stopped, also by a callback or a signal's handler while
+                this call is under way.
             Exception: What the pool raises, if its envs are not made anew. After any exception
                 the next call begins new episodes in all envs.
         """
@@ -135,8 +209,10 @@ class EnvRunner:
                 config.explore if explore is None else explore,
                 config.unique(self._num_samples),
             )
-        except BaseException:
+        except BaseException as exc:
             self._lost_track = True
+            if self.envs.closed and isinstance(exc, Exception):
+                raise ClosedEnvironmentError("`EnvRunner` was stopped during a sample.") from exc
             raise
         self._num_samples += 1
         self.metrics.add_steps(env_steps=sample.env_steps, agent_steps=sample.agent_steps)
@@ -150,7 +226,7 @@ class EnvRunner:
         self,
         policy_id: str,
         policy: Policy | Callable[[Any], Any],
-        policy_mapping_fn: Callable[[AgentID, EpisodeRecorder], str] | None = None,
+        policy_mapping_fn: PolicyMapping | None = None,
     ) -> None:
         """Add a policy, or put another in the place of one, for episodes that begin from now on.
 
@@ -163,14 +239,14 @@ class EnvRunner:
             ConfigError: The runner keeps columns; make it with `vectorized=False`.
         """
         sampler = self._general("add_policy")
-        self._policies = {**self._policies, policy_id: _as_policy(policy_id, policy)}
+        self._policies.put(policy_id, policy)
         if policy_mapping_fn is not None:
             sampler.policy_mapping_fn = policy_mapping_fn
 
     def remove_policy(
         self,
         policy_id: str,
-        policy_mapping_fn: Callable[[AgentID, EpisodeRecorder], str] | None = None,
+        policy_mapping_fn: PolicyMapping | None = None,
     ) -> None:
         """Remove a policy; episodes that run with it keep it to their end.
 
@@ -178,19 +254,13 @@ class EnvRunner:
             ConfigError: There is no such policy, or no other, or the runner keeps columns.
         """
         sampler = self._general("remove_policy")
-        self._policy(policy_id)
-        if len(self._policies) == 1:
-            raise ConfigError(f"policy {policy_id!r} is the last one")
-        self._policies = {
-            name: policy for name, policy in self._policies.items() if name != policy_id
-        }
+        self._policies.remove(policy_id)
         if policy_mapping_fn is not None:
             sampler.policy_mapping_fn = policy_mapping_fn
 
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
         """Return weights by policy id, of all policies or of some."""
-        names = list(self._policies) if policy_ids is None else list(policy_ids)
-        return {name: self._policy(name).get_weights() for name in names}
+        return self._policies.get_weights(policy_ids)
 
     def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
         """Set weights by policy id; actions from now on are theirs, and say so.
@@ -198,9 +268,7 @@ class EnvRunner:
         Raises:
             ConfigError: There is no such policy. Nothing was set.
         """
-        found = [(self._policy(name), values) for name, values in weights.items()]
-        for policy, values in found:
-            policy.set_weights(values, version)
+        self._policies.set_weights(weights, version)
 
     # --- about it ----------------------------------------------------------------------------
 
@@ -234,28 +302,35 @@ class EnvRunner:
     def get_state(self) -> dict[str, Any]:
         """Return weights, their versions, connectors' states and the counts of a lifetime.
 
-        Not the envs' own state: running episodes are no part of it.
+        Running episodes are no part of it: neither the envs' own state, nor their rows that have
+        not left, nor what policies and connectors keep of them. Who takes it over begins new
+        ones, under ids that were not used yet.
         """
-        policies = self._policies.items()
         return {
-            "weights": self.get_weights(),
-            "policy_versions": {name: policy.policy_version for name, policy in policies},
-            "connectors": {name: one.get_state() for name, one in self._connectors().items()},
+            "policies": self._policies.get_state(),
+            "connectors": {name: one.get_state() for name, one in self.config.connectors().items()},
             "metrics": self.metrics.get_state(),
             "num_samples": self._num_samples,
+            "next_eps_id": self._sampler.ids.following,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned, of this runner or another."""
-        for name, weights in state["weights"].items():
-            self._policy(name).set_weights(weights, state["policy_versions"][name])
-        for name, connector in self._connectors().items():
+        """Take over what `get_state` returned, of this runner or another; episodes go on.
+
+        Raises:
+            ConfigError: It has a policy that is not here. Nothing was set.
+            KeyError: It has not a connector that is here.
+        """
+        self._policies.set_state(state["policies"])
+        for name, connector in self.config.connectors().items():
             connector.set_state(state["connectors"][name])
         self.metrics.set_state(state["metrics"])
         self._num_samples = max(self._num_samples, int(state["num_samples"]))
+        self._sampler.ids.go_on_from(int(state["next_eps_id"]))
 
     def stop(self) -> None:
-        """Close the envs. Idempotent."""
+        """Close the envs, and finish videos. Idempotent."""
+        self._finish_videos()
         self.envs.close()
 
     def __enter__(self) -> EnvRunner:
@@ -267,9 +342,44 @@ class EnvRunner:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        self._finish_videos()
         self.envs.close(terminate=exc is not None)
 
     # --- private -----------------------------------------------------------------------------
+
+    def _make_sampler(self) -> ColumnSampler | DictSampler:
+        config = self.config
+        if config.video is not None:
+            self._finish_videos()
+            self._recorder = VideoRecorder(
+                config.video, config.callbacks, self.envs.get_sub_environments(), self.timers
+            )
+            config = dataclasses.replace(config, callbacks=self._recorder)
+        return make_sampler(
+            self.envs, config, lambda: self._policies.by_id, self.metrics, self.timers
+        )
+
+    def _renew(self) -> None:
+        """Begin anew with other envs or policies, and go on counting."""
+        old = self._sampler
+        self._sampler = self._make_sampler()
+        self._sampler.ids.go_on_from(old.ids.following)
+        if isinstance(old, DictSampler):
+            self.policy_mapping_fn = old.policy_mapping_fn
+        self._begun = False
+        self._renewals += 1
+
+    def _known_factories(self, verb: str) -> _Factories:
+        if self._factories is None:
+            raise ConfigError(
+                f"{verb}: this runner was given its envs and policies ready-made; make it by "
+                "EnvRunner.from_factories(make_env, make_module)"
+            )
+        return self._factories
+
+    def _finish_videos(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _begin(self, demand: Demand, *, force_reset: bool) -> None:
         """See that the episodes that run are ones that this sample can go on with."""
@@ -278,7 +388,8 @@ class EnvRunner:
             for env_id in range(self.envs.num_envs):
                 with naming("on_sub_environment_created"):
                     self.config.callbacks.on_sub_environment_created(env_id=env_id, incarnation=0)
-            sampler.reset(self.config.seed)
+            seed = self.config.seed
+            sampler.reset(restart_seed(seed, 0, self._renewals) if self._renewals else seed)
             self._begun, self._lost_track = True, False
         elif force_reset or self._lost_track or (demand.complete and sampler.has_cut_episode()):
             sampler.reset(None)
@@ -292,36 +403,6 @@ class EnvRunner:
             )
         return self._sampler
 
-    def _policy(self, policy_id: str) -> Policy:
-        try:
-            return self._policies[policy_id]
-        except KeyError:
-            known = sorted(self._policies)
-            raise ConfigError(f"there is no policy {policy_id!r}; there are {known}") from None
-
-    def _connectors(self) -> dict[str, Connector]:
-        found: dict[str, Connector] = {}
-        kinds = {
-            "observation": self.config.observation_connector,
-            "action": self.config.action_connector,
-        }
-        for kind, both in kinds.items():
-            if isinstance(both, Mapping):
-                found |= {f"{kind}/{policy_id}": one for policy_id, one in both.items()}
-            elif both is not None:
-                found[kind] = both
-        return found
-
     def _assert_open(self) -> None:
         if self.envs.closed:
             raise ClosedEnvironmentError("Trying to operate on `EnvRunner`, after `stop()`.")
-
-
-def _as_policy(name: str, policy: Any) -> Policy:
-    if hasattr(policy, "compute_actions"):
-        return policy  # type: ignore[no-any-return]
-    if callable(policy):
-        return FunctionPolicy(policy)
-    raise ConfigError(
-        f"policy {name!r} must have compute_actions, or be a function, not {policy!r:.80}"
-    )

@@ -19,6 +19,7 @@ from envbus.runner.episode import EpisodeRecorder
 from envbus.runner.faults import Fault
 from envbus.runner.metrics import EpisodeResult
 from envbus.runner.trajectory import AgentID
+from envbus.runner.video import VideoConfig
 
 __all__ = ["Demand", "Phase", "PolicyMapping", "RunnerConfig", "Sample"]
 
@@ -72,6 +73,8 @@ class RunnerConfig:
     faulty_episodes: Literal["drop", "truncate"] = "drop"
     #: Keep a column `infos`.
     infos: bool = False
+    #: Episodes to film.
+    video: VideoConfig | None = None
     #: What policies are told, unless `sample` says otherwise.
     explore: bool = True
     #: Env i is reset with `seed + i` the first time.
@@ -82,7 +85,7 @@ class RunnerConfig:
     ema_coef: float | None = None
     #: Whether rows are kept in columns over all envs, without a Python object per step. None:
     #: where that is possible: one agent, spaces of fixed size, one policy, no callbacks that are
-    #: told of single episodes, no infos.
+    #: told of single episodes, no infos, no video.
     vectorized: bool | None = None
 
     def __post_init__(self) -> None:
@@ -104,6 +107,17 @@ class RunnerConfig:
         """Return what the observations, or actions, of a policy's agents go through."""
         both = self.observation_connector if kind == "observation" else self.action_connector
         return both.get(policy_id) if isinstance(both, Mapping) else both
+
+    def connectors(self) -> dict[str, Connector]:
+        """Return all connectors by names of their own: "observation", "action/policy id", ..."""
+        found: dict[str, Connector] = {}
+        kinds = {"observation": self.observation_connector, "action": self.action_connector}
+        for kind, both in kinds.items():
+            if isinstance(both, Mapping):
+                found |= {f"{kind}/{policy_id}": one for policy_id, one in both.items()}
+            elif both is not None:
+                found[kind] = both
+        return found
 
     def unique(self, number: int) -> int:
         """Return `number` as no runner with another index has it."""

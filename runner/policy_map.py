@@ -1,0 +1,103 @@
+"""The policies of an `EnvRunner`, by id. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from envbus.bus.errors import ConfigError
+from envbus.runner.episode import DEFAULT_POLICY_ID
+from envbus.runner.policies import FunctionPolicy, Policy, Weights
+
+__all__ = ["Policies", "PolicyMap"]
+
+#: One, or by policy id; functions `observations -> actions` are policies, too.
+Policies: TypeAlias = "Policy | Callable[[Any], Any] | Mapping[str, Policy | Callable[[Any], Any]]"
+
+
+class PolicyMap:
+    """Policies that come and go.
+
+    Raises:
+        ConfigError: There is none, or one is neither a policy nor a function.
+
+    Attributes:
+        by_id: Another dict after each change: who keeps it keeps those that there were.
+    """
+
+    def __init__(self, given: Policies) -> None:
+        self.by_id: Mapping[str, Policy] = _by_id(given)
+
+    def __getitem__(self, policy_id: str) -> Policy:
+        try:
+            return self.by_id[policy_id]
+        except KeyError:
+            known = sorted(self.by_id)
+            raise ConfigError(f"there is no policy {policy_id!r}; there are {known}") from None
+
+    def put(self, policy_id: str, policy: Policy | Callable[[Any], Any]) -> None:
+        """Add one, or put it in the place of one."""
+        self.by_id = {**self.by_id, policy_id: _as_policy(policy_id, policy)}
+
+    def remove(self, policy_id: str) -> None:
+        """Remove one.
+
+        Raises:
+            ConfigError: There is no such policy, or no other.
+        """
+        _ = self[policy_id]
+        if len(self.by_id) == 1:
+            raise ConfigError(f"policy {policy_id!r} is the last one")
+        self.by_id = {name: one for name, one in self.by_id.items() if name != policy_id}
+
+    def replace(self, given: Policies) -> None:
+        """Put others in the place of all; their weights are of the version after the old ones'."""
+        fresh = _by_id(given)
+        for name in fresh.keys() & self.by_id.keys():
+            fresh[name].policy_version = self.by_id[name].policy_version + 1
+        self.by_id = fresh
+
+    def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
+        """Return weights by policy id, of all or of some."""
+        names = list(self.by_id) if policy_ids is None else list(policy_ids)
+        return {name: self[name].get_weights() for name in names}
+
+    def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
+        """Set weights by policy id.
+
+        Raises:
+            ConfigError: There is no such policy. Nothing was set.
+        """
+        found = [(self[name], values) for name, values in weights.items()]
+        for policy, values in found:
+            policy.set_weights(values, version)
+
+    def get_state(self) -> dict[str, tuple[Weights, int]]:
+        """Return weights and their version by policy id."""
+        return {
+            name: (policy.get_weights(), policy.policy_version)
+            for name, policy in self.by_id.items()
+        }
+
+    def set_state(self, state: Mapping[str, tuple[Weights, int]]) -> None:
+        """Take over what `get_state` returned; raises as `set_weights`."""
+        found = [(self[name], *both) for name, both in state.items()]
+        for policy, weights, version in found:
+            policy.set_weights(weights, version)
+
+
+def _by_id(given: Policies) -> dict[str, Policy]:
+    named = given if isinstance(given, Mapping) else {DEFAULT_POLICY_ID: given}
+    if not named:
+        raise ConfigError("there must be at least one policy")
+    return {name: _as_policy(name, policy) for name, policy in named.items()}
+
+
+def _as_policy(name: str, policy: Any) -> Policy:
+    if hasattr(policy, "compute_actions"):
+        return policy  # type: ignore[no-any-return]
+    if callable(policy):
+        return FunctionPolicy(policy)
+    raise ConfigError(
+        f"policy {name!r} must have compute_actions, or be a function, not {policy!r:.80}"
+    )
