@@ -1,0 +1,6 @@
+"""A way into a broker for those without ZeroMQ: plain TCP and WebSocket."""
+
+from envbus.bus.gateway.config import GatewayConfig
+from envbus.bus.gateway.gateway import Gateway
+
+__all__ = ["Gateway", "GatewayConfig"]

@@ -1,0 +1,157 @@
+"""What a gateway listens at, whom it lets in, and what it bears.
+
+Leaves out the sockets: raised errors come before any of them exists.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import ssl
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+import msgspec
+
+from envbus.bus.errors import ConfigError
+from envbus.bus.transport import is_local
+
+__all__ = ["BOOTSTRAP_PARCEL", "Bootstrap", "GatewayConfig", "split_address"]
+
+#: Number of the first parcel on the pipe to a gateway's process, a `Bootstrap`. The listening
+#: sockets follow, those for TCP first; at the end, any that says to stop.
+BOOTSTRAP_PARCEL: Final = 1
+
+#: What fits into an HTTP header and into a URL as it is.
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}")
+#: Characters of a token that guards a wide address: 96 bits, if they are drawn from 64.
+_LONG_TOKEN: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Settings of one gateway.
+
+    Raises:
+        ConfigError: A setting cannot be used, or an address is wider than this host without both
+            a token and TLS, and `insecure` was not said.
+    """
+
+    #: Addresses for plain TCP, `"127.0.0.1:7000"`, `"[::1]:0"`; port 0: any that is free.
+    tcp: tuple[str, ...] = ()
+    #: Addresses for WebSocket.
+    websocket: tuple[str, ...] = ()
+    #: What each client has to show; None: nothing. Letters, digits and `._~+/=-`.
+    token: str | None = field(default=None, repr=False)
+    #: TLS: files of the certificate (chain) and its private key, PEM. For all addresses.
+    certificate: str | None = None
+    private_key: str | None = None
+    #: Let whoever reaches a wide address try, without token or TLS.
+    insecure: bool = False
+    #: Web pages that may connect besides those from this host, `"https://game.example"`; `"*"`:
+    #: all. Browsers tell where a page is from; other programs need not.
+    origins: tuple[str, ...] = ()
+    #: Longest message of a client, in bytes. A hundred frames of 84x84x4 fit.
+    max_message_bytes: int = 4 * 2**20
+    #: Each takes three file descriptors here and one at the broker.
+    max_connections: int = 256
+    #: Bytes that may wait for a client that reads slowly, besides the message that goes over it.
+    max_unsent_bytes: int = 16 * 2**20
+    #: Seconds from the connection to its first message for the broker; so long a TLS handshake
+    #: may take, too.
+    handshake_timeout: float = 10.0
+    #: Seconds of silence until a connection is probed (a ping, or TCP's keepalive); after twice
+    #: that time without a sign of life it is closed.
+    keepalive: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not self.tcp and not self.websocket:
+            raise ConfigError("a gateway needs an address: tcp=('127.0.0.1:0',) or websocket=")
+        for name in ("tcp", "websocket", "origins"):
+            if isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} is a tuple of strings, not a string")
+        if self.token is not None and not _TOKEN.fullmatch(self.token):
+            raise ConfigError("a token has 1 to 512 letters, digits and ._~+/=- and nothing else")
+        if (self.certificate is None) != (self.private_key is None):
+            raise ConfigError("TLS needs both files: certificate= and private_key=")
+        self._check_numbers()
+        for address in (*self.tcp, *self.websocket):
+            self._check_width(address)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return what TLS connections are made with, or None without TLS.
+
+        Raises:
+            ConfigError: The files cannot be used.
+        """
+        if self.certificate is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.certificate, self.private_key, password=_no_password)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"TLS cannot use {os.fspath(self.certificate)} and {self.private_key}: {error}"
+            ) from error
+        return context
+
+    def _check_numbers(self) -> None:
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name.startswith("max_") and (type(value) is not int or value < 1):
+                raise ConfigError(f"{setting.name} must be a positive int, not {value!r}")
+        if self.max_message_bytes >= 2**32:
+            raise ConfigError("max_message_bytes must be below 4 GiB: 4 bytes tell the length")
+        for name in ("handshake_timeout", "keepalive"):
+            value = getattr(self, name)
+            if not 0.0 < value < math.inf:
+                raise ConfigError(f"{name} must be a positive, finite number of seconds: {value}")
+
+    def _check_width(self, address: str) -> None:
+        split_address(address)
+        if self.insecure or is_local(f"tcp://{address}"):
+            return
+        missing = [
+            what
+            for what, there in (
+                (f"token= of {_LONG_TOKEN} characters or more", len(self.token or "") >= 16),
+                ("certificate= and private_key=", self.certificate is not None),
+            )
+            if not there
+        ]
+        if missing:
+            raise ConfigError(
+                f"listening at {address} would let other hosts join unguarded; pass "
+                f"{' and '.join(missing)}, listen at 127.0.0.1 instead, or say insecure=True"
+            )
+
+
+class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a gateway's process must know."""
+
+    #: The broker's, private to this user.
+    endpoint: str
+    config: GatewayConfig
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of `"host:port"`; the host of `"*:7000"` is empty: everywhere.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"address {address!r} is not understood; IPv6 needs '[::1]:7000'")
+    if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise ConfigError(f"address {address!r} is not understood; use '127.0.0.1:7000'")
+    return "" if host == "*" else host, int(port)
+
+
+def _no_password() -> str:
+    # Asked for only by a key that is encrypted; the default would ask the terminal.
+    raise ssl.SSLError("the private key is encrypted; give one that is not")

@@ -1,0 +1,221 @@
+"""The driver's hold on a gateway: its listening sockets, and the process that serves them.
+
+Leaves out what that process does (`host.py`) and when a dead one is started again
+(`supervision.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import socket
+import time
+from typing import Final
+
+import msgspec
+
+from envbus.bus.errors import (
+    ClosedError,
+    ConfigError,
+    EnvbusError,
+    RestartLimitError,
+    TransportError,
+)
+from envbus.bus.forking import disown_in_forks
+from envbus.bus.gateway.config import (
+    BOOTSTRAP_PARCEL,
+    Bootstrap,
+    GatewayConfig,
+    split_address,
+)
+from envbus.bus.process import Child, Nursery
+from envbus.bus.restart import Exit, RestartPolicy
+from envbus.bus.supervision import (
+    ChildExited,
+    ChildGivenUp,
+    StartChild,
+    Supervision,
+    SupervisionEffect,
+    SupervisionTick,
+)
+
+__all__ = ["Gateway"]
+
+logger = logging.getLogger("envbus.bus.gateway")
+
+_NAME: Final = "gateway"
+#: What the fork server imports before it forks a gateway; the driver need not.
+_HOST: Final = "envbus.bus.gateway.host"
+#: Connections that wait to be accepted, also while a dead gateway is started again.
+_BACKLOG: Final = 128
+
+
+class Gateway:
+    """Lets clients without ZeroMQ join a broker, over plain TCP and WebSocket.
+
+    A process of its own does the work; it ends with this one, however that ends. This one keeps
+    the listening sockets, so that a process that died is followed by one at the same ports, and
+    who connects meanwhile just waits. Connections are lost with it: clients connect again.
+
+    Used by one thread, which calls `check` now and then, and soon after `fileno` is readable.
+
+    Args:
+        endpoint: Where the broker is bound, reachable from this host: `"ipc:///..."`.
+        config: Addresses, guards and limits.
+        restart: How often a process that died is started again.
+
+    Raises:
+        ConfigError: An address is none of this host's, or the files for TLS cannot be used.
+        TransportError: An address is in use.
+        StartError: No process could be started.
+    """
+
+    def __init__(
+        self, endpoint: str, config: GatewayConfig, restart: RestartPolicy | None = None
+    ) -> None:
+        config.tls()  # raises here, and not in the child
+        self._bootstrap = msgspec.msgpack.encode(Bootstrap(endpoint=endpoint, config=config))
+        self._owner = os.getpid()
+        self._supervision = Supervision(random.random)
+        self._child: Child | None = None
+        self._closed = False
+        self._listeners: list[socket.socket] = []
+        try:
+            for address in (*config.tcp, *config.websocket):
+                self._listeners.append(_listen(address))
+            self._nursery = Nursery((_HOST,))
+        except BaseException:
+            self._close_listeners()
+            raise
+        addresses = [_name_of(listener) for listener in self._listeners]
+        #: Where clients connect; port 0 is replaced by the real one.
+        self.tcp = tuple(addresses[: len(config.tcp)])
+        self.websocket = tuple(addresses[len(config.tcp) :])
+        disown_in_forks(self)
+        try:
+            self._perform(self._supervision.add(_NAME, restart or RestartPolicy()))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def restarts(self) -> int:
+        """How often its process was started again."""
+        return self._supervision.restarts(_NAME)
+
+    @property
+    def pid(self) -> int:
+        """Id of the process that serves now, or was the last to."""
+        assert self._child is not None
+        return self._child.pid
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when the process has ended."""
+        return self._nursery.fileno()
+
+    def wake_at(self) -> float | None:
+        """Return by when `check` is due, in seconds of `time.monotonic`; None: not by itself."""
+        return self._supervision.wake_at()
+
+    def check(self) -> None:
+        """Start the process again if it has ended and its turn has come. Never waits.
+
+        Raises:
+            RestartLimitError: It ended too often; how it ended last is in the message.
+            ClosedError: This gateway was closed.
+        """
+        if self._closed:
+            raise ClosedError("this gateway was closed")
+        now = time.monotonic()
+        for child, status in self._nursery.exits():
+            if child is self._child:
+                child.pipe.close()
+                logger.warning("the gateway's process ended with %s", status.describe())
+                life = self._supervision.incarnation(_NAME)
+                ended = ChildExited(_NAME, life, Exit.CRASH, status.report())
+                self._perform(self._supervision.handle(ended, now))
+        self._perform(self._supervision.handle(SupervisionTick(), now))
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Tell clients that it ends, and end. Idempotent.
+
+        Args:
+            timeout: Seconds for the process to do so before it is killed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._close_listeners()
+        if self._child is not None and self._child.exit_status is None:
+            pipe = self._child.pipe
+            with contextlib.suppress(EnvbusError):  # it is dead
+                pipe.send_bytes(pipe.next_number(), b"stop")
+        self._nursery.close(timeout)
+
+    def disown(self) -> None:
+        """In a forked copy: let go of the listening sockets."""
+        self._closed = True
+        self._close_listeners()
+
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        places = [f"tcp {a}" for a in self.tcp] + [f"websocket {a}" for a in self.websocket]
+        return f"<Gateway {', '.join(places)}{', closed' if self._closed else ''}>"
+
+    def _perform(self, effects: list[SupervisionEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case StartChild():
+                    self._start()
+                case ChildGivenUp(_, restarts, cause):
+                    raise RestartLimitError(
+                        f"the gateway's process ended {restarts + 1} times in a row, "
+                        f"last with {cause}"
+                    )
+
+    def _start(self) -> None:
+        self._child = self._nursery.start(_NAME, f"{_HOST}:main")
+        pipe = self._child.pipe
+        number = pipe.next_number()
+        assert number == BOOTSTRAP_PARCEL
+        with contextlib.suppress(ClosedError):  # it is dead already, which `check` will hear
+            pipe.send_bytes(number, self._bootstrap)
+            for listener in self._listeners:
+                pipe.send_fd(pipe.next_number(), listener.fileno())
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+
+def _listen(address: str) -> socket.socket:
+    """Return a socket that listens at `address`."""
+    host, port = split_address(address)
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{address} is no address of this host: {error}") from error
+    family, kind, protocol, _, where = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise TransportError(f"cannot listen at {address}: {error}") from error
+    return listener
+
+
+def _name_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

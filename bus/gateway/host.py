@@ -1,0 +1,122 @@
+"""Entry of a gateway's process: take the listening sockets, and serve until told to stop.
+
+The only asyncio in this package; each other process has one loop of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import resource
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import zmq
+
+from envbus.bus.errors import ClosedError, TransportError
+from envbus.bus.gateway.carriage import Carriage, StreamCarriage, WebSocketCarriage
+from envbus.bus.gateway.config import BOOTSTRAP_PARCEL, Bootstrap, GatewayConfig
+from envbus.bus.gateway.connection import Connection
+from envbus.bus.gateway.dealer import Dealer
+from envbus.bus.gateway.session import Session
+from envbus.bus.messages import FailureCode
+from envbus.bus.pipe import Pipe
+
+__all__ = ["main"]
+
+#: Seconds to wait for the driver's side of a hand-over that it has begun.
+_HANDOVER_TIMEOUT: Final = 30.0
+#: Seconds for clients to take their last messages when the gateway ends.
+_END_TIMEOUT: Final = 1.0
+#: File descriptors besides those of connections.
+_SPARE_DESCRIPTORS: Final = 256
+_DESCRIPTORS_PER_CONNECTION: Final = 3
+
+
+def main(pipe: Pipe) -> None:
+    """Serve until the driver at the other end of `pipe` says to stop."""
+    bootstrap = msgspec.msgpack.decode(
+        pipe.receive_bytes(BOOTSTRAP_PARCEL, _HANDOVER_TIMEOUT), type=Bootstrap
+    )
+    config = bootstrap.config
+    count = len(config.tcp) + len(config.websocket)
+    first = BOOTSTRAP_PARCEL + 1
+    listeners = [
+        socket.socket(fileno=pipe.receive_fd(number, _HANDOVER_TIMEOUT))
+        for number in range(first, first + count)
+    ]
+    _allow_descriptors(config.max_connections * _DESCRIPTORS_PER_CONNECTION + _SPARE_DESCRIPTORS)
+    asyncio.run(_serve(bootstrap, listeners, pipe, first + count))
+
+
+async def _serve(
+    bootstrap: Bootstrap, listeners: list[socket.socket], pipe: Pipe, stop_parcel: int
+) -> None:
+    config = bootstrap.config
+    loop = asyncio.get_running_loop()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    # One more than is allowed is told so, and lasts a moment.
+    context.set(zmq.MAX_SOCKETS, 2 * config.max_connections + 64)
+    make_dealer = functools.partial(Dealer, context, bootstrap.endpoint)
+    connections: set[Connection] = set()
+
+    def make_connection(make_carriage: Callable[[GatewayConfig], Carriage]) -> Connection:
+        session = Session(make_carriage(config), config.token)
+        return Connection(session, config, make_dealer, connections)
+
+    tls = config.tls()
+    servers = [
+        await loop.create_server(
+            functools.partial(
+                make_connection,
+                StreamCarriage if index < len(config.tcp) else WebSocketCarriage,
+            ),
+            sock=listener,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else config.handshake_timeout,
+        )
+        for index, listener in enumerate(listeners)
+    ]
+    stopped = asyncio.Event()
+    loop.add_reader(pipe.fileno(), _look_at_pipe, pipe, stop_parcel, stopped)
+    interval = min(config.handshake_timeout, config.keepalive, 2.0) / 2
+    while not stopped.is_set():
+        for connection in list(connections):
+            connection.look_after(loop.time())
+        await _wait(stopped, interval)
+    for server in servers:
+        server.close()
+    for connection in list(connections):
+        connection.end("the gateway ends", FailureCode.PEER_LOST)
+    until = loop.time() + _END_TIMEOUT
+    while connections and loop.time() < until:
+        await asyncio.sleep(0.01)
+    context.destroy(linger=int(_END_TIMEOUT * 1000))
+
+
+def _look_at_pipe(pipe: Pipe, stop_parcel: int, stopped: asyncio.Event) -> None:
+    try:
+        pipe.receive_bytes(stop_parcel, 0.0)
+    except ClosedError:
+        pass  # the driver is gone, and its watchdog about to end this process
+    except TransportError:
+        return  # no complete parcel yet
+    asyncio.get_running_loop().remove_reader(pipe.fileno())
+    stopped.set()
+
+
+async def _wait(event: asyncio.Event, timeout: float) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout)
+
+
+def _allow_descriptors(wanted: int) -> None:
+    """Raise this process' soft limit of open files as far as is needed and allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.uri import parse_uri
+
+from envbus.bus.errors import DecodeError
+from envbus.bus.gateway.carriage import StreamCarriage, WebSocketCarriage
+from envbus.bus.gateway.config import GatewayConfig
+from envbus.bus.gateway.door import TurnedAwayError
+from envbus.bus.gateway.framing import pack, pack_for_stream, unpack
+
+FRAMES = [b"header", b"payload", b"buffer"]
+
+
+def config(**settings: Any) -> GatewayConfig:
+    return GatewayConfig(websocket=("127.0.0.1:0",), **settings)
+
+
+class Browser:
+    """The other side of a WebSocket, without a socket."""
+
+    def __init__(self, carriage: WebSocketCarriage, path: str = "/", **headers: str) -> None:
+        self.carriage = carriage
+        self.protocol = ClientProtocol(parse_uri(f"ws://127.0.0.1{path}"), max_size=None)
+        request = self.protocol.connect()
+        for name, value in headers.items():
+            request.headers[name] = value
+        self.protocol.send_request(request)
+
+    def talk(self) -> list[list[bytes]]:
+        """Let both say what they have to; return the messages that came through."""
+        data = b"".join(self.protocol.data_to_send())
+        messages = [[bytes(frame) for frame in frames] for frames in self.carriage.receive(data)]
+        self.hear(self.carriage.take_unsent())
+        return messages
+
+    def hear(self, data: bytes) -> None:
+        self.protocol.receive_data(data)
+
+    def came(self) -> list[Any]:
+        return list(self.protocol.events_received())
+
+    def response(self) -> Response:
+        (response,) = [event for event in self.came() if isinstance(event, Response)]
+        return response
+
+
+def open_browser(**settings: Any) -> Browser:
+    browser = Browser(WebSocketCarriage(config(**settings)))
+    browser.talk()
+    assert browser.response().status_code == 101
+    return browser
+
+
+def refused(browser: Browser) -> tuple[int, str]:
+    with pytest.raises(TurnedAwayError) as caught:
+        browser.talk()
+    browser.hear(browser.carriage.farewell(caught.value))
+    response = browser.response()
+    assert response.body is not None
+    assert response.body.decode().strip() == str(caught.value)
+    assert browser.carriage.over
+    return response.status_code, str(caught.value)
+
+
+def test_messages_cross_a_stream_both_ways() -> None:
+    carriage = StreamCarriage(config())
+    (message,) = carriage.receive(pack_for_stream(FRAMES))
+    assert message == FRAMES
+    assert carriage.wrap(FRAMES) == pack_for_stream(FRAMES)
+
+
+def test_messages_cross_a_websocket_both_ways() -> None:
+    browser = open_browser()
+    browser.protocol.send_binary(pack(FRAMES))
+    assert browser.talk() == [FRAMES]
+    browser.hear(browser.carriage.wrap(FRAMES))
+    (frame,) = browser.came()
+    assert (frame.opcode, unpack(frame.data)) == (Opcode.BINARY, FRAMES)
+
+
+def test_fragments_are_put_together_with_pings_between_them() -> None:
+    browser = open_browser()
+    packed = pack(FRAMES)
+    browser.protocol.send_binary(packed[:3], fin=False)
+    browser.protocol.send_ping(b"now")
+    browser.protocol.send_continuation(packed[3:5], fin=False)
+    assert browser.talk() == []
+    (pong,) = browser.came()
+    assert (pong.opcode, pong.data) == (Opcode.PONG, b"now")
+    browser.protocol.send_continuation(packed[5:], fin=True)
+    assert browser.talk() == [FRAMES]
+
+
+def test_fragments_together_are_held_to_the_limit() -> None:
+    browser = open_browser(max_message_bytes=10)
+    browser.protocol.send_binary(bytes(8), fin=False)
+    browser.protocol.send_continuation(bytes(8), fin=True)
+    assert browser.talk() == []
+    assert browser.carriage.over
+    assert browser.protocol.close_rcvd is not None
+    assert browser.protocol.close_rcvd.code == 1009
+
+
+def test_text_and_malformed_messages_are_refused() -> None:
+    browser = open_browser()
+    browser.protocol.send_text(b"hello")
+    with pytest.raises(TurnedAwayError, match="binary"):
+        browser.talk()
+    browser = open_browser()
+    browser.protocol.send_binary(b"\xc0")
+    with pytest.raises(DecodeError):
+        browser.talk()
+
+
+def test_a_living_client_answers_a_probe() -> None:
+    browser = open_browser()
+    browser.hear(browser.carriage.probe())
+    (ping,) = browser.came()
+    assert ping.opcode is Opcode.PING
+    assert browser.protocol.data_to_send() != []
+
+
+def test_the_reason_to_close_is_told_twice() -> None:
+    browser = open_browser()
+    browser.hear(browser.carriage.farewell(TurnedAwayError("é" * 100)))
+    message, close = browser.came()
+    assert b"FailureCode" not in message.data
+    assert "é".encode() * 100 in message.data
+    assert close.opcode is Opcode.CLOSE
+    assert browser.protocol.close_rcvd is not None
+    assert browser.protocol.close_rcvd.reason == "é" * 61
+
+
+def test_a_client_that_closes_is_answered_and_over() -> None:
+    browser = open_browser()
+    browser.protocol.send_close(1000)
+    assert browser.talk() == []
+    assert browser.carriage.over
+    assert browser.carriage.wrap(FRAMES) == browser.carriage.probe() == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [("/?token=secret", {}), ("/", {"Authorization": "Bearer secret"})],
+)
+def test_a_token_in_the_request_lets_in(path: str, headers: dict[str, str]) -> None:
+    carriage = WebSocketCarriage(config(token="secret"))
+    browser = Browser(carriage, path, **headers)
+    browser.talk()
+    assert carriage.has_token
+    assert browser.response().status_code == 101
+
+
+def test_a_wrong_token_is_unauthorized() -> None:
+    browser = Browser(WebSocketCarriage(config(token="secret")), "/?token=guess")
+    assert refused(browser) == (401, "the token is wrong")
+
+
+def test_without_a_token_the_connection_waits_for_the_message() -> None:
+    assert not open_browser(token="secret").carriage.has_token
+
+
+def test_a_page_from_elsewhere_is_forbidden() -> None:
+    browser = Browser(WebSocketCarriage(config()), Origin="https://evil.example")
+    status, why = refused(browser)
+    assert (status, "'https://evil.example' may not connect" in why) == (403, True)
+
+
+def test_what_is_no_websocket_gets_an_http_answer() -> None:
+    carriage = WebSocketCarriage(config())
+    assert list(carriage.receive(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")) == []
+    assert carriage.take_unsent().startswith(b"HTTP/1.1 426 Upgrade Required")
+    assert carriage.over
+
+
+def test_a_client_over_the_limit_is_told_by_http() -> None:
+    carriage = WebSocketCarriage(config())
+    assert carriage.farewell(TurnedAwayError("full")).startswith(b"HTTP/1.1 503")
+    assert carriage.over
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"\x00" * 40 + b"\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1000,
+        b"GET /" + b"a" * 100_000,
+        b"GET / HTTP/1.1\r\nOrigin: a\r\nOrigin: b\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n",
+    ],
+)
+def test_a_hostile_handshake_ends_in_a_refusal(hostile: bytes) -> None:
+    carriage = WebSocketCarriage(config())
+    try:
+        assert list(carriage.receive(hostile)) == []
+    except TurnedAwayError as error:
+        carriage.farewell(error)
+    carriage.take_unsent()
+    assert carriage.over
+
+
+def test_an_unmasked_frame_breaks_the_carriage_only() -> None:
+    carriage = open_browser().carriage
+    frame = Frame(Opcode.BINARY, base64.b64decode("AAAA")).serialize(mask=False)
+    assert list(carriage.receive(frame)) == []
+    carriage.take_unsent()
+    assert carriage.over

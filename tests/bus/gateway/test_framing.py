@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from envbus.bus.errors import DecodeError, EncodeError
+from envbus.bus.gateway.framing import MAX_FRAMES, StreamReader, pack, pack_for_stream, unpack
+
+messages = st.lists(st.binary(max_size=300), min_size=1, max_size=20)
+
+
+def read(reader: StreamReader, data: bytes) -> list[list[bytes]]:
+    return [[bytes(frame) for frame in message] for message in reader.feed(data)]
+
+
+@given(messages)
+@example([bytes(255), bytes(256), bytes(65535), bytes(65536)])
+@example([b""] * 15)
+@example([b""] * 16)
+@example([b"x"] * MAX_FRAMES)
+def test_a_message_is_one_messagepack_array_of_bin(frames: list[bytes]) -> None:
+    assert pack(frames) == msgpack.packb(frames, use_bin_type=True)
+    assert unpack(pack(frames)) == frames
+
+
+@given(st.lists(messages, max_size=5), st.data())
+def test_a_stream_may_be_cut_anywhere(sent: list[list[bytes]], data: st.DataObject) -> None:
+    stream = b"".join(pack_for_stream(frames) for frames in sent)
+    reader, came, at = StreamReader(10_000), [], 0
+    while at < len(stream):
+        step = data.draw(st.integers(1, len(stream) - at))
+        came += read(reader, stream[at : at + step])
+        at += step
+    assert came == sent
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_a_decode_error(data: bytes) -> None:
+    try:
+        frames = unpack(data)
+    except DecodeError:
+        return
+    assert [bytes(frame) for frame in frames] == msgpack.unpackb(data, use_list=True)
+
+
+@given(messages, st.data())
+def test_a_message_that_was_cut_short_is_refused(frames: list[bytes], data: st.DataObject) -> None:
+    packed = pack(frames)
+    with pytest.raises(DecodeError):
+        unpack(packed[: data.draw(st.integers(0, len(packed) - 1))])
+
+
+@pytest.mark.parametrize(
+    ("hostile", "why"),
+    [
+        (b"", "cut short"),
+        (b"\x90", "1 to 1025 frames, not 0"),
+        (b"\xdc\x04\x02", "1 to 1025 frames, not 1026"),
+        (b"\xdd\xff\xff\xff\xff", "1 to 1025 frames, not 4294967295"),
+        (b"\x91\xc6\xff\xff\xff\xff", "frame 0 has 4294967295 bytes; only 0 are left"),
+        (b"\x91\xa1a", "frame 0 is no MessagePack bin"),
+        (b"\x81\xc4\x00\xc0", "a message is a MessagePack array"),
+        (b"\x91\xc4\x00\x00", "1 bytes follow the last frame"),
+    ],
+)
+def test_nothing_is_built_from_what_is_only_claimed(hostile: bytes, why: str) -> None:
+    with pytest.raises(DecodeError, match=why):
+        unpack(hostile)
+
+
+def test_a_message_over_the_limit_is_refused_before_it_has_come() -> None:
+    reader = StreamReader(100)
+    assert list(reader.feed(b"\x00\x00")) == []
+    with pytest.raises(DecodeError, match="101 bytes is announced; at most 100"):
+        list(reader.feed(b"\x00\x65"))
+
+
+def test_messages_before_a_bad_one_are_returned() -> None:
+    stream = StreamReader(100).feed(pack_for_stream([b"good"]) + b"\xff\xff\xff\xff")
+    assert [bytes(frame) for frame in next(stream)] == [b"good"]
+    with pytest.raises(DecodeError):
+        next(stream)
+
+
+@pytest.mark.parametrize("frames", [[], [b""] * (MAX_FRAMES + 1)])
+def test_what_no_reader_would_take_is_not_packed(frames: list[bytes]) -> None:
+    with pytest.raises(EncodeError, match="1 to 1025 frames"):
+        pack(frames)
