@@ -1,0 +1,195 @@
+"""One episode of an external simulator: what belongs to which step. Pure.
+
+Rewards, infos and flags add up until the next observation, and belong to the action before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from envbus.actors.agents import ALL
+from envbus.runner.agent_results import HeldBack
+from envbus.runner.bridge.results import EpisodeFault
+from envbus.runner.bridge.vocabulary import ByAgent, Record
+
+__all__ = ["Episode", "Waiting", "acting"]
+
+
+class Waiting(msgspec.Struct):
+    """A client waits for the action of an episode."""
+
+    request_id: int
+    #: Number among the pending ones.
+    number: int
+    record: Record
+    #: Whether the runner was shown the observation.
+    shown: bool = False
+
+
+class Episode:
+    """An episode that is open, or of which the runner was not shown all yet.
+
+    Attributes:
+        waiting: Who waits for an action, if somebody does.
+        over: Whether its client, or its lease, has ended it.
+    """
+
+    __slots__ = (
+        "_flags",
+        "_held_back",
+        "_infos",
+        "_known",
+        "_queue",
+        "_rewards",
+        "_unacted",
+        "episode_id",
+        "over",
+        "session",
+        "training_enabled",
+        "waiting",
+    )
+
+    def __init__(self, episode_id: str, session: str, *, training_enabled: bool) -> None:
+        self.episode_id = episode_id
+        self.session = session
+        self.training_enabled = training_enabled
+        self.waiting: Waiting | None = None
+        self.over = False
+        #: Whether an observation of it was queued that was not withdrawn unseen.
+        self._known = False
+        self._unacted = False
+        self._queue: deque[Record] = deque()
+        self._held_back: HeldBack | None = None
+        self._rewards: ByAgent = {}
+        self._infos: ByAgent = {}
+        self._flags: dict[str, ByAgent] = {}
+
+    @property
+    def num_queued(self) -> int:
+        """Records that the runner was not shown yet."""
+        return len(self._queue)
+
+    @property
+    def known(self) -> bool:
+        """Whether the runner was, or will be, shown an observation of it."""
+        return self._known
+
+    def log(
+        self, rewards: ByAgent, infos: ByAgent, terminateds: ByAgent, truncateds: ByAgent
+    ) -> None:
+        """Add what the last action has led to."""
+        own = self._rewards
+        for agent, reward in rewards.items():
+            own[agent] = own[agent] + reward if agent in own else reward
+        for agent, info in infos.items():
+            self._infos[agent] = {**self._infos.get(agent, {}), **info}
+        for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
+            for agent, flag in flags.items():
+                if flag:
+                    self._flags.setdefault(name, {})[agent] = True
+
+    def observe(
+        self, observation: ByAgent, *, off_policy: ByAgent | None = None, held: int = 0
+    ) -> Record:
+        """Queue an observation with all that was logged since the one before."""
+        record = self._record(observation)
+        record.off_policy = off_policy
+        record.held = held
+        return self._append(record)
+
+    def end(
+        self, observation: ByAgent, terminateds: Mapping[Any, bool], truncateds: Mapping[Any, bool]
+    ) -> Record:
+        """Queue the last observation; `terminateds` and `truncateds` name `"__all__"`."""
+        self.over = True
+        record = self._record(observation, terminateds, truncateds)
+        record.last = True
+        return self._append(record)
+
+    def break_off(self, fault: EpisodeFault) -> Record:
+        """Queue the end without a last observation."""
+        self.over = True
+        record = Record(self.episode_id, {}, self.training_enabled)
+        record.last, record.fault = True, fault
+        return self._append(record)
+
+    def withdraw(self) -> None:
+        """The action for the last observation will not reach the simulator.
+
+        If the runner was not shown that observation, it never will be: what was logged before it
+        waits for the next one. An episode that is over keeps it.
+        """
+        waiting, self.waiting = self.waiting, None
+        assert waiting is not None, f"nobody waits in episode {self.episode_id}"
+        if waiting.shown or self.over:
+            self._unacted = True
+            return
+        record = self._queue.pop()
+        assert record is waiting.record, f"episode {self.episode_id} waits and goes on"
+        rewards, infos, flags = self._rewards, self._infos, self._flags
+        self._rewards, self._infos, self._flags = {}, {}, {}
+        content = record.content
+        self.log(
+            {agent: reward for agent, reward in content["rewards"].items() if reward},
+            {agent: info for agent, info in content["infos"].items() if info},
+            content["terminateds"],
+            content["truncateds"],
+        )
+        self.log(rewards, infos, flags.get("terminateds", {}), flags.get("truncateds", {}))
+        self._known = not record.first
+        self._unacted = record.unacted
+
+    def take(self) -> Record:
+        """Return the oldest record that the runner was not shown; there is one."""
+        record = self._queue.popleft()
+        waiting = self.waiting
+        if waiting is not None and waiting.record is record:
+            waiting.shown = True
+        return record
+
+    def _record(
+        self,
+        observation: ByAgent,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+    ) -> Record:
+        rewards, infos, flags = self._rewards, self._infos, self._flags
+        self._rewards, self._infos = {}, {}
+        content = {
+            "observations": observation,
+            "rewards": {**dict.fromkeys(observation, 0.0), **rewards},
+            "terminateds": {**dict.fromkeys(observation, False), ALL: False},
+            "truncateds": {**dict.fromkeys(observation, False), ALL: False},
+            "infos": {**{agent: {} for agent in observation}, **infos},
+        }
+        if flags or terminateds is not None:
+            self._flags = {}
+            for name, given in (("terminateds", terminateds), ("truncateds", truncateds)):
+                content[name] |= {**(given or {}), **flags.get(name, {})}
+        # A single agent has an observation each time: nothing of it is ever held back.
+        if self._held_back is not None or len(content["rewards"]) > len(observation) or flags:
+            self._held_back = self._held_back or HeldBack()
+            content = self._held_back.settle(content)
+        return Record(self.episode_id, content, self.training_enabled)
+
+    def _append(self, record: Record) -> Record:
+        record.first = not self._known
+        record.unacted, self._unacted = self._unacted, False
+        self._known = True
+        self._queue.append(record)
+        return record
+
+
+def acting(record: Record) -> list[Any]:
+    """Return the agents that an action is wanted of: those observed that are not done."""
+    content = record.content
+    terminateds, truncateds = content["terminateds"], content["truncateds"]
+    return [
+        agent
+        for agent in content["observations"]
+        if not terminateds.get(agent) and not truncateds.get(agent)
+    ]

@@ -1,0 +1,129 @@
+"""Who the clients of a bridge are: sessions, their leases, what they were answered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from envbus.bus.invariants import expect
+from envbus.runner.bridge.episode import Episode
+from envbus.runner.bridge.vocabulary import Act, Answer, Refuse
+
+__all__ = ["Session", "Sessions"]
+
+
+class Session(msgspec.Struct, eq=False):
+    """One client's stay, over as many connections as it takes."""
+
+    secret: str
+    name: str
+    #: Its present connection; b"": it has none.
+    peer: bytes
+    #: When it is given up, if it has none.
+    expires_at: float = 0.0
+    #: Its open episodes.
+    episodes: dict[str, Episode] = msgspec.field(default_factory=dict)
+    #: What requests were answered, oldest first; None: not yet.
+    answers: dict[int, Answer | Act | Refuse | None] = msgspec.field(default_factory=dict)
+    #: Highest id of a request so far.
+    highest: int = -1
+
+
+class Sessions:
+    """The sessions of one bridge, by peer and by secret."""
+
+    def __init__(self, make_secret: Callable[[], str], lease: float, max_answers: int) -> None:
+        self._make_secret = make_secret
+        self._lease = lease
+        self._max_answers = max_answers
+        self._by_secret: dict[str, Session] = {}
+        self._by_peer: dict[bytes, Session] = {}
+        #: Those without a connection, the one that expires first comes first.
+        self._lost: dict[str, Session] = {}
+        #: Look-up by peer, without the cost of a method.
+        self.find = self._by_peer.get
+
+    def __len__(self) -> int:
+        return len(self._by_secret)
+
+    @property
+    def num_lost(self) -> int:
+        """Sessions whose client is gone and may come back."""
+        return len(self._lost)
+
+    def by_secret(self, secret: str) -> Session | None:
+        """Return the session of that secret."""
+        return self._by_secret.get(secret)
+
+    def open(self, peer: bytes, name: str) -> Session:
+        """Begin a session; the peer must have none."""
+        expect(peer not in self._by_peer, "the peer has a session")
+        session = Session(self._make_secret(), name, peer)
+        self._by_secret[session.secret] = self._by_peer[peer] = session
+        return session
+
+    def move(self, session: Session, peer: bytes, request_id: int) -> None:
+        """The session's client has come back, under this id or another one.
+
+        Its answers are kept if it goes on counting its requests: one that begins anew, as another
+        process does, must not be handed what its former self was told.
+        """
+        if session.peer:
+            del self._by_peer[session.peer]
+        else:
+            del self._lost[session.secret]
+        session.peer = peer
+        self._by_peer[peer] = session
+        if request_id <= session.highest:
+            session.answers.clear()
+            session.highest = -1
+
+    def lose(self, peer: bytes, now: float) -> None:
+        """A peer is gone; its session waits for it until the lease is over."""
+        session = self._by_peer.pop(peer, None)
+        if session is None:
+            return
+        session.peer = b""
+        session.expires_at = now + self._lease
+        self._lost[session.secret] = session
+
+    def expire(self, now: float) -> list[Session]:
+        """Forget and return the sessions whose lease is over."""
+        expired = []
+        for session in self._lost.values():
+            if session.expires_at > now:
+                break
+            expired.append(session)
+        for session in expired:
+            del self._lost[session.secret]
+            del self._by_secret[session.secret]
+        return expired
+
+    def next_expiry(self) -> float | None:
+        """Return when `expire` has something to do; None: nobody is lost."""
+        for session in self._lost.values():
+            return session.expires_at
+        return None
+
+    def note(self, session: Session, request_id: int, answer: Answer | Act | Refuse | None) -> None:
+        """Remember what a request was answered; None: that it came, and is not answered yet."""
+        answers = session.answers
+        if request_id in answers:
+            answers[request_id] = answer
+            return
+        if request_id > session.highest:
+            session.highest = request_id
+        answers[request_id] = answer
+        if len(answers) > self._max_answers:
+            del answers[next(iter(answers))]
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the indices disagree."""
+        there = {s.secret for s in self._by_peer.values()}
+        expect(not there & self._lost.keys(), "a session is lost and there")
+        expect(there | self._lost.keys() == self._by_secret.keys(), "a session is nowhere")
+        for peer, session in self._by_peer.items():
+            expect(peer == session.peer, f"{session.name} is filed under another peer")
+        for session in self._by_secret.values():
+            expect(len(session.answers) <= self._max_answers, "too many answers are kept")

@@ -1,0 +1,270 @@
+"""What goes into the rules of episodes and what comes out: events, effects, records, limits.
+
+Vocabulary only; what follows from an event is decided in `episodes.py`. Observations, actions,
+rewards, infos and flags are dicts by agent throughout, also where there is one agent only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from envbus.bus.errors import ConfigError
+from envbus.bus.messages import Failed, Reply
+from envbus.runner.bridge.results import EpisodeFault
+
+__all__ = [
+    "Act",
+    "Answer",
+    "Ask",
+    "BridgeStatistics",
+    "Chosen",
+    "ClientLost",
+    "Effect",
+    "End",
+    "EpisodeLimits",
+    "Event",
+    "GiveUp",
+    "Join",
+    "LogReward",
+    "LogStep",
+    "Record",
+    "Refuse",
+    "Start",
+    "Tick",
+    "Welcome",
+]
+
+ByAgent: TypeAlias = dict[Any, Any]
+
+# --- events ---------------------------------------------------------------------------------
+
+
+class Join(msgspec.Struct, frozen=True, gc=False):
+    """A peer wants to be a client, or says so again."""
+
+    peer: bytes
+    request_id: int
+    name: str
+    #: Secret of the session to go on with; "": a new one.
+    resume: str = ""
+
+
+class Start(msgspec.Struct, frozen=True, gc=False):
+    """A client begins an episode; None: of an id that is made up."""
+
+    peer: bytes
+    request_id: int
+    episode_id: str | None
+    training_enabled: bool = True
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A client has an observation and waits for an action."""
+
+    peer: bytes
+    request_id: int
+    episode_id: str
+    observation: ByAgent
+    #: Seconds that it waits; positive and finite.
+    timeout: float
+
+
+class LogStep(msgspec.Struct, frozen=True):
+    """A client has an observation, and has acted upon it."""
+
+    peer: bytes
+    request_id: int
+    episode_id: str
+    observation: ByAgent
+    action: ByAgent
+
+
+class LogReward(msgspec.Struct, frozen=True):
+    """A client tells what the action before has led to."""
+
+    peer: bytes
+    request_id: int
+    episode_id: str
+    rewards: ByAgent
+    infos: ByAgent
+    #: Without "__all__".
+    terminateds: ByAgent
+    truncateds: ByAgent
+
+
+class End(msgspec.Struct, frozen=True):
+    """A client ends an episode."""
+
+    peer: bytes
+    request_id: int
+    episode_id: str
+    observation: ByAgent
+    #: With "__all__"; of the agents that are named and of those observed.
+    terminateds: ByAgent
+    truncateds: ByAgent
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """The runner has actions for an episode."""
+
+    episode_id: str
+    action: ByAgent
+    policy_version: int = 0
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """The runner has no action for what it was shown: whoever waits is told why."""
+
+    episode_id: str
+    failed: Failed
+
+
+class ClientLost(msgspec.Struct, frozen=True, gc=False):
+    """A peer is gone."""
+
+    peer: bytes
+    reason: str
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """All that has arrived was taken: judge deadlines and leases now."""
+
+
+Event: TypeAlias = (
+    Join | Start | Ask | LogStep | LogReward | End | Chosen | GiveUp | ClientLost | Tick
+)
+
+# --- effects --------------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The peer is a client now: tell it the spaces, and this."""
+
+    peer: bytes
+    request_id: int
+    #: Secret of its session.
+    session: str
+    #: Its open episodes.
+    episodes: list[str]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Send a reply."""
+
+    peer: bytes
+    request_id: int
+    reply: Reply
+
+
+class Act(msgspec.Struct, frozen=True):
+    """Reply with an action."""
+
+    peer: bytes
+    request_id: int
+    action: ByAgent
+    policy_version: int
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """Send a failure."""
+
+    peer: bytes
+    request_id: int
+    failed: Failed
+
+
+Effect: TypeAlias = Welcome | Answer | Act | Refuse
+
+# --- what is delivered to the runner ----------------------------------------------------------
+
+
+class Record(msgspec.Struct):
+    """One observation of an episode, with what came before it; or its end without one."""
+
+    episode_id: str
+    #: Dicts by agent under the names of `AgentsEnv`'s records; empty for a fault.
+    content: dict[str, ByAgent]
+    training_enabled: bool
+    #: Whether the runner was shown nothing of this episode before.
+    first: bool = False
+    #: Whether no action for the observation before has reached the simulator.
+    unacted: bool = False
+    #: Whether the episode is over.
+    last: bool = False
+    #: Actions that the simulator has chosen for this observation; None: the runner does.
+    off_policy: ByAgent | None = None
+    fault: EpisodeFault | None = None
+    #: Request that is answered when this is taken; 0: it was answered.
+    held: int = 0
+
+
+# --- settings and statistics ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeLimits:
+    """Limits of one bridge.
+
+    Raises:
+        ConfigError: A limit is unusable.
+    """
+
+    #: Seconds that the episodes of a client that is gone wait for it.
+    lease: float = 30.0
+    #: Episodes that may be open at one time, of all clients together.
+    max_episodes: int = 100_000
+    #: Ids of finished episodes that are remembered, the newest.
+    max_finished: int = 100_000
+    #: Sessions that may be known at one time.
+    max_sessions: int = 4096
+    #: Logged steps of one episode that may wait for the runner before its client has to wait.
+    max_queued: int = 256
+    #: Answers of one session that are remembered, for requests that are sent again.
+    max_answers: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("max_episodes", "max_finished", "max_sessions", "max_queued", "max_answers"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a positive integer, not {value!r}")
+        if not 0.0 < self.lease < math.inf:
+            raise ConfigError(f"lease must be positive and finite, not {self.lease!r}")
+
+
+class BridgeStatistics(msgspec.Struct, kw_only=True):
+    """Counts of one bridge. Those without `now` only grow."""
+
+    #: Clients that are there / that are gone and may come back.
+    clients_now: int = 0
+    lost_clients_now: int = 0
+    #: Episodes that are open / of which something waits for the runner / that wait for an action.
+    episodes_now: int = 0
+    ready_now: int = 0
+    waiting_now: int = 0
+    #: Ids of finished episodes that are remembered.
+    finished_now: int = 0
+    #: Episodes begun, and how they ended: by their clients / without a single step, which the
+    #: runner never heard of / by faults.
+    episodes: int = 0
+    ended: int = 0
+    empty: int = 0
+    faulty: int = 0
+    #: Actions chosen by the runner that reached a client / by clients.
+    actions: int = 0
+    logged_actions: int = 0
+    #: `get_action` that ended by their time-out / by another call for the same episode / by an
+    #: error of the policy.
+    timeouts: int = 0
+    superseded: int = 0
+    policy_errors: int = 0
+    #: Actions of the runner that nobody waited for, or not any more.
+    dropped_actions: int = 0
+    #: Requests that were refused / that came again and were not done again.
+    refused: int = 0
+    resent: int = 0
+    #: Clients that came back to their session.
+    resumed: int = 0
