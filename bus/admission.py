@@ -33,6 +33,7 @@ def objection(
     router: Router,
     *,
     max_heartbeat: float = math.inf,
+    owner: str = "",
 ) -> str | None:
     """Return why the peer cannot join, for people, or None if it can.
 
@@ -49,9 +50,11 @@ def objection(
         router: The services that are there.
         max_heartbeat: Longest interval between signs of life, in seconds, of a peer that was not
             announced by the owner; infinite: it need not give any.
+        owner: Name of the broker's owner; "": it has none.
     """
     return (
         _malformed(hello)
+        or _owners(hello, owner)
         or _other_self(hello, identity, incarnation, user, peers)
         or _name_taken(hello, identity, incarnation, user, peers)
         or _never_missed(hello, identity, peers, max_heartbeat)
@@ -68,6 +71,12 @@ def _malformed(hello: Hello) -> str | None:
         return f"the capacity must be 1 or more, not {hello.capacity}"
     if not 0.0 <= hello.heartbeat < math.inf:
         return f"the heartbeat must be finite and not negative, not {hello.heartbeat}"
+    return None
+
+
+def _owners(hello: Hello, owner: str) -> str | None:
+    if owner and owner in (hello.name, *hello.services):
+        return f"the name {owner!r} is that of this broker's owner; choose another name"
     return None
 
 

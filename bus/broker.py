@@ -57,6 +57,7 @@ from envbus.bus.messages import (
     Header,
     Kind,
     Notice,
+    Reply,
     Shutdown,
 )
 from envbus.bus.transport import Frames, RouterTransport
@@ -146,6 +147,23 @@ class Broker:
             self._transport.send(peer, [encode_header(header), *encode(notice)])
         except (UnknownPeerError, QueueFullError) as exc:
             logger.info("%s to %r was not sent: %s", type(notice).__name__, peer, exc)
+
+    def answer(self, peer: bytes, request_id: int, answer: Reply | Failed) -> bool:
+        """Answer a peer's request that came as a `Notify`; return whether it was sent.
+
+        A peer that is gone or does not read gets nothing: its request is its own to time out.
+
+        Raises:
+            EncodeError: The answer cannot be expressed. Nothing was sent.
+        """
+        kind = Kind.FAILURE if isinstance(answer, Failed) else Kind.REPLY
+        header = Header(PROTOCOL_VERSION, kind, request_id, type(answer).__name__)
+        try:
+            self._transport.send(peer, [encode_header(header), *encode(answer)])
+        except (UnknownPeerError, QueueFullError) as exc:
+            logger.info("%s to %r was not sent: %s", type(answer).__name__, peer, exc)
+            return False
+        return True
 
     def shut_down(self, peer: bytes) -> None:
         """Ask a peer to finish what it does and leave."""

@@ -113,6 +113,8 @@ class BrokerCore:
 
     def __init__(self, config: BrokerConfig | None = None) -> None:
         self._config = config = config or BrokerConfig()
+        #: What a message has in `to` that is for the owner.
+        self._owner = frozenset({"", config.owner})
         self._peers = Peers()
         self._find = self._peers.find
         self._dispatcher = Dispatcher(config, self._peers)
@@ -275,7 +277,7 @@ class BrokerCore:
         header = event.header
         identity = peer.identity
         request_id = header.request_id
-        if not header.to:
+        if header.to in self._owner:
             if header.payload_type == "Hello":
                 return self._on_hello(event, now)
             if self._config.embedded:
@@ -312,7 +314,7 @@ class BrokerCore:
 
     def _on_notice(self, peer: Peer, event: Received, now: float) -> list[Effect]:
         header = event.header
-        if header.to:
+        if header.to not in self._owner:
             return self._on_notice_to(header.to, event)
         if header.payload_type == "Goodbye":
             return self._leave(peer, "it said goodbye", now)
@@ -372,6 +374,7 @@ class BrokerCore:
             self._peers,
             self._dispatcher.router,
             max_heartbeat=self._config.max_heartbeat,
+            owner=self._config.owner,
         )
         if problem is not None:
             return self._refuse(identity, header.request_id, problem)

@@ -240,6 +240,9 @@ class BrokerConfig:
     #: Whether an owner answers what is sent to the broker itself (`Notify`); if not, such
     #: requests fail with `NO_PEER`.
     embedded: bool = True
+    #: Name of the owner: a request or notice to it is one to the broker itself. No peer can take
+    #: it, nor offer it. "": it has none.
+    owner: str = ""
     #: Longest interval between signs of life, in seconds, that a peer may choose whose process
     #: nobody here watches; infinite: it need not give any, and is never missed if it vanishes.
     max_heartbeat: float = math.inf

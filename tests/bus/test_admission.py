@@ -113,3 +113,11 @@ def test_where_nobody_watches_a_peer_it_has_to_give_signs_of_life(heartbeat: flo
     drive(core, [Expect(b"a", "a", 0), hello_from(b"a", heartbeat=heartbeat)])
     drive(core, [hello_from(b"b", heartbeat=5.0)])
     assert core.statistics().ready_peers_now == 2
+
+
+@pytest.mark.parametrize("hello", [hello_from(b"b", name="me"), hello_from(b"b", services=["me"])])
+def test_nobody_takes_the_name_of_the_brokers_owner(hello: Received) -> None:
+    core = core_with("a", config=BrokerConfig(owner="me"))
+    effects = drive(core, [hello])
+    assert "owner" in failure_in(only(effects, Send)).message
+    assert core.statistics().ready_peers_now == 1

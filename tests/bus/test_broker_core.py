@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from envbus.bus.broker_core import (
     Ask,
     BrokerConfig,
@@ -9,6 +11,7 @@ from envbus.bus.broker_core import (
     Expect,
     Log,
     Malformed,
+    Notify,
     PeerGone,
     PeerLeft,
     PeerReady,
@@ -308,3 +311,12 @@ def test_strangers_do_not_fill_the_log() -> None:
     assert max(len(effect.message) for effect in logged) < 200
     assert only(drive(core, [Malformed(b"known", "junk")]), Log).message.startswith("known: junk")
     assert core.statistics().malformed == 5001
+
+
+@pytest.mark.parametrize("to", ["", "me"])
+def test_the_owner_is_asked_by_its_name_or_by_none(to: str) -> None:
+    core = core_with("a", config=BrokerConfig(owner="me"))
+    asked = request_from(b"a", 3, to=to)
+    assert drive(core, [asked]) == [Notify(b"a", asked.header, asked.frames)]
+    told = notice_from(b"a", "News", to=to)
+    assert drive(core, [told]) == [Notify(b"a", told.header, told.frames)]
