@@ -232,12 +232,15 @@ class SampleBatch:
     def trajectory_starts(self) -> npt.NDArray[np.bool_]:
         """Return where a row does not continue the one before: `(rows,)` bool.
 
-        It continues it if episode and agent are the same and `t` is later. The columns `eps_id`,
-        `agent_id` and `t` are used as far as there are any of them.
+        It continues it if episode and agent are the same, `t` is later, and the one before neither
+        terminated nor truncated. These columns are used as far as there are any of them.
         """
         starts = self._starts("eps_id")
         if "t" in self.columns:
             starts[1:] |= self.columns["t"][1:] <= self.columns["t"][:-1]
+        for name in ("terminateds", "truncateds"):
+            if name in self.columns:
+                starts[1:] |= self.columns[name][:-1]
         return starts
 
     def split_by_trajectory(self) -> list[SampleBatch]:

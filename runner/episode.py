@@ -7,57 +7,17 @@ chooses actions, and what becomes of the batches (the runner).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from envbus.actors.agents import ALL
-from envbus.runner.batch import SampleBatch
+from envbus.runner.fragment import Fragment
 from envbus.runner.metrics import EpisodeResult
 from envbus.runner.nested import Tree
 from envbus.runner.trajectory import AgentID, Trajectory
 
-__all__ = ["DEFAULT_POLICY_ID", "EpisodeRecorder", "Fragment"]
+__all__ = ["DEFAULT_POLICY_ID", "EpisodeRecorder"]
 
 DEFAULT_POLICY_ID = "default_policy"
-
-
-@dataclass(frozen=True, slots=True)
-class Fragment:
-    """A piece of an episode: the rows that were completed since the piece before."""
-
-    #: Policy id and rows of each agent that completed some, in the order they were first seen.
-    parts: list[tuple[str, SampleBatch]]
-    env_steps: int
-    #: The `t` of the first of its env steps.
-    begin: int = 0
-
-    @property
-    def agent_steps(self) -> int:
-        """Rows of all agents."""
-        return sum(len(batch) for _, batch in self.parts)
-
-    def split(self, env_steps: int) -> tuple[Fragment, Fragment]:
-        """Return its first env steps and the others, as views."""
-        end = self.begin + env_steps
-        both: tuple[list[tuple[str, SampleBatch]], list[tuple[str, SampleBatch]]] = ([], [])
-        for policy_id, batch in self.parts:
-            row = int(np.searchsorted(batch["t"], end))
-            for parts, rows in zip(both, (batch[:row], batch[row:]), strict=True):
-                if len(rows):
-                    parts.append((policy_id, rows))
-        return (
-            Fragment(both[0], env_steps, self.begin),
-            Fragment(both[1], self.env_steps - env_steps, end),
-        )
-
-    def env_steps_with(self, agent_steps: int) -> int:
-        """Return how many of its env steps have at least that many rows, or all of them."""
-        ts = np.sort(np.concatenate([batch["t"] for _, batch in self.parts]))
-        return (
-            int(ts[agent_steps - 1]) + 1 - self.begin if agent_steps <= len(ts) else self.env_steps
-        )
 
 
 class EpisodeRecorder:
@@ -75,6 +35,8 @@ class EpisodeRecorder:
       same, with `next_obs` blank and `next_obs_valid` False. Flags are the agent's own, or where
       it has none, those of `"__all__"`.
     - An agent that is done when it is first seen is left out.
+    - Actions that turn out not to have happened (`unact`) have no rows; those before are
+      truncated, and the next observation begins anew.
 
     Args:
         eps_id: Unique among all episodes whose rows may meet.
@@ -115,6 +77,8 @@ class EpisodeRecorder:
         self._infos = infos
         self._ragged = ragged
         self._agents: dict[AgentID, Trajectory] = {}
+        #: Who was asked for an action last.
+        self._asked: list[AgentID] = []
         self._returns: dict[AgentID, float] = {}
         self._unrecorded_reward = 0.0
         self._fragments = 0
@@ -155,7 +119,8 @@ class EpisodeRecorder:
         self.last_infos.update(infos or {})
         for agent_id, observation in observations.items():
             self._begin(agent_id, observation)
-        return list(observations)
+        self._asked = list(observations)
+        return self._asked
 
     def act(
         self,
@@ -237,7 +202,24 @@ class EpisodeRecorder:
             self._end()
         self.length += 1
         self.env_steps += 1
+        self._asked = ready
         return ready
+
+    def unact(self) -> None:
+        """The actions that `reset` or `step` have asked for last did not happen.
+
+        Whatever the env did instead, it is no transition: rewards that come before these agents'
+        next observations count for the episode, and are in no row.
+        """
+        for agent_id in self._asked:
+            self._agents[agent_id].break_off(self._constants)
+        self._asked = []
+
+    def close(self, *, terminated: bool, truncated: bool) -> None:
+        """End the episode where it stands: its env has done so before anybody acted."""
+        assert not self.done, "the episode is over"
+        self.terminated, self.truncated = terminated, truncated
+        self._end()
 
     def fault(self, *, keep: bool = False) -> int:
         """End the episode because its env failed.
@@ -267,12 +249,14 @@ class EpisodeRecorder:
         The next fragment joins without a gap: per agent, its first observation is the last
         `next_obs` of this one, and `t` continues.
         """
-        constants = {"eps_id": self.eps_id, "env_id": self.env_id, "incarnation": self.incarnation}
         parts = []
         for agent in self._agents.values():
+            batches, agent.broken_off = agent.broken_off, []
             if agent.num_rows:
+                batches.append(agent.cut(self._constants))
+            if batches:
                 assert agent.policy_id is not None
-                parts.append((agent.policy_id, agent.cut(constants)))
+                parts += [(agent.policy_id, batch) for batch in batches]
         fragment = Fragment(parts, self.env_steps, self.length - self.env_steps)
         self._fragments += bool(parts)
         self.env_steps = self.agent_steps = 0
@@ -301,6 +285,10 @@ class EpisodeRecorder:
             unrecorded_reward=self._unrecorded_reward,
             custom_metrics=dict(self.custom_metrics),
         )
+
+    @property
+    def _constants(self) -> dict[str, int]:
+        return {"eps_id": self.eps_id, "env_id": self.env_id, "incarnation": self.incarnation}
 
     def _where(self, agent_id: AgentID) -> str:
         return f"env {self.env_id}, agent {agent_id!r}, step {self.length} of episode {self.eps_id}"
@@ -334,9 +322,13 @@ class EpisodeRecorder:
                     self._agent(agent_id).add_info(info)
 
     def _begin(self, agent_id: AgentID, observation: Tree) -> None:
-        choose = self._policy_mapping_fn
-        policy_id = DEFAULT_POLICY_ID if choose is None else choose(agent_id, self)
-        self._agent(agent_id).begin(observation, policy_id)
+        agent, choose = self._agent(agent_id), self._policy_mapping_fn
+        policy_id = agent.policy_id
+        if policy_id is not None:  # it was broken off
+            self._unrecorded_reward += agent.forget_reward()
+        else:
+            policy_id = DEFAULT_POLICY_ID if choose is None else choose(agent_id, self)
+        agent.begin(observation, policy_id)
 
     def _observe(self, agent_id: AgentID, observation: Tree, *, flagged: bool) -> bool:
         """Return whether the agent is to be asked for an action."""

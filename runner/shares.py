@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from envbus.runner.episode import Fragment
+from envbus.runner.fragment import Fragment
 from envbus.runner.sampling import Demand, Phase
 from envbus.runner.slot import Slot
 

@@ -49,6 +49,7 @@ class Trajectory:
         "_ts",
         "_versions",
         "acted",
+        "broken_off",
         "done",
         "num_rows",
         "policy_id",
@@ -72,6 +73,8 @@ class Trajectory:
         #: Complete rows of this fragment, and of all.
         self.num_rows = 0
         self.total_rows = 0
+        #: Rows of this fragment before the last `break_off`; not in `num_rows`.
+        self.broken_off: list[SampleBatch] = []
         self._agent_id = agent_id
         self._ragged = ragged
         self._capacity = _FIRST_CAPACITY
@@ -88,13 +91,34 @@ class Trajectory:
 
     @property
     def observed(self) -> bool:
-        """Whether the agent ever got an observation."""
+        """Whether the agent got an observation, and was not broken off since."""
         return self._observations is not None
 
     def begin(self, observation: Tree, policy_id: str) -> None:
-        """Take the agent's first observation."""
+        """Take the agent's first observation, or the first since it was broken off."""
         self._observations = buffer_for(observation, self._capacity, ragged=self._ragged)
         self.policy_id = policy_id
+
+    def break_off(self, constants: Mapping[str, int]) -> None:
+        """Forget the last observation as the begin of a row: the agent's action did not happen.
+
+        The row that led there stays, truncated; the next observation does not follow from it.
+
+        Args:
+            constants: As for `cut`.
+        """
+        self.acted = False
+        if self.num_rows:
+            batch = self.cut(constants)
+            batch["truncateds"][-1] = True
+            self.broken_off.append(batch)
+        self._observations, self._actions, self._extras = None, None, {}
+        self._versions = array("q")
+
+    def forget_reward(self) -> float:
+        """Return what came since the last row was completed, and forget it, and the infos."""
+        reward, self.reward, self._info = self.reward, 0.0, {}
+        return reward
 
     def act(self, action: Tree, policy_version: int, extras: Mapping[str, Tree]) -> None:
         """Open a row: the agent's answer to its last observation.
@@ -176,7 +200,8 @@ class Trajectory:
 
     def drop(self) -> int:
         """End it and forget this fragment's rows; return how many those were."""
-        dropped, self.num_rows = self.num_rows, 0
+        dropped = self.num_rows + sum(map(len, self.broken_off))
+        self.num_rows, self.broken_off = 0, []
         self.total_rows -= dropped
         self.done = True
         return dropped

@@ -598,3 +598,55 @@ def test_rows_hold_all_rewards_and_join_however_the_episode_is_cut(
             assert joined["next_obs_valid"][:-1].all()
             ends_at = joined["terminateds"] | joined["truncateds"]
             assert ends_at.tolist() == [False] * (len(joined) - 1) + [True]
+
+
+def test_an_action_that_did_not_happen_has_no_row_and_cuts_its_trajectory() -> None:
+    recorder = EpisodeRecorder(1, 0)
+    ready = recorder.reset({"a": obs(0)})
+    for t in range(5):
+        if t == 3:
+            recorder.act("a", t)
+            recorder.unact()
+        else:
+            act_all(recorder, ready, action=t)
+        ready = recorder.step({"a": obs(t + 1)}, {"a": 2.0**t}, END if t == 4 else GO_ON, GO_ON)
+    batch = rows(recorder)
+    assert batch["actions"].tolist() == [0, 1, 2, 4]
+    assert batch["obs"][:, 0].tolist() == [0, 1, 2, 4]
+    assert batch["next_obs"][:, 0].tolist() == [1, 2, 3, 5]
+    assert batch["rewards"].tolist() == [1, 2, 4, 16]
+    assert batch["t"].tolist() == [0, 1, 2, 4]
+    assert batch["truncateds"].tolist() == [False, False, True, False]
+    assert [len(part) for part in batch.split_by_trajectory()] == [3, 1]
+    result = recorder.result()
+    assert (result.episode_return, result.unrecorded_reward, result.length) == (31, 8, 5)
+
+
+@pytest.mark.parametrize("acted", [True, False])
+def test_a_first_action_that_did_not_happen_leaves_nothing(acted: bool) -> None:
+    recorder = EpisodeRecorder(1, 0)
+    asked = recorder.reset({"a": obs(0), "b": obs(0)})
+    if acted:
+        act_all(recorder, asked)
+    recorder.unact()
+    assert recorder.step({"b": obs(1)}, {"b": 4.0}, GO_ON, GO_ON) == ["b"]
+    act_all(recorder, ["b"])
+    recorder.step({"b": obs(2)}, {"b": 1.0}, END, GO_ON)
+    assert rows(recorder)["rewards"].tolist() == [1]
+    assert recorder.result().unrecorded_reward == 4
+
+
+def test_what_was_broken_off_is_dropped_with_a_faulty_episode() -> None:
+    recorder = EpisodeRecorder(1, 0)
+    act_all(recorder, recorder.reset({"a": obs(0)}))
+    recorder.step({"a": obs(1)}, {}, GO_ON, GO_ON)
+    recorder.unact()
+    assert recorder.fault() == 1
+    assert (recorder.cut().parts, recorder.total_agent_steps) == ([], 0)
+
+
+def test_an_episode_that_ends_before_anybody_acts_has_no_step() -> None:
+    recorder = EpisodeRecorder(1, 0)
+    recorder.reset({"a": obs(0)})
+    recorder.close(terminated=False, truncated=True)
+    assert (recorder.done, recorder.cut().parts, recorder.result().length) == (True, [], 0)
