@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from envbus.bus.broker_vocabulary import Complete, Notify, PeerLeft, PeerReady
+from envbus.bus.errors import ConfigError, RestartLimitError, TransportError
+from envbus.bus.gateway import Gateway, GatewayConfig
+from envbus.bus.headers import decode_header, encode_header
+from envbus.bus.messages import (
+    PROTOCOL_VERSION,
+    FailureCode,
+    Header,
+    Heartbeat,
+    Kind,
+    Shutdown,
+    Token,
+)
+from envbus.bus.restart import RestartPolicy
+from tests.bus.gateway.bus import (
+    PATIENCE,
+    Bus,
+    TcpClient,
+    WebSocketClient,
+    failure,
+    hello,
+    message,
+    welcome,
+)
+from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
+from tests.integration.nursery_children import Driver, is_alive, wait_until
+
+AnyClient = TcpClient | WebSocketClient
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[Bus]:
+    with Bus(tmp_path) as bus:
+        yield bus
+
+
+def client_of(bus: Bus, kind: str) -> AnyClient:
+    if kind == "tcp":
+        return TcpClient(bus.gateway.tcp[0])
+    return WebSocketClient(bus.gateway.websocket[0])
+
+
+def joined(bus: Bus, client: AnyClient, name: str) -> bytes:
+    """Let `client` say hello, and return its routing id."""
+    client.send(hello(name))
+    bus.until(lambda: any(p.hello.name == name for p in bus.of(PeerReady)), f"{name} joins")
+    assert welcome(client.receive()).lease > 0.0
+    (peer,) = [p.peer for p in bus.of(PeerReady) if p.hello.name == name]
+    return bytes(peer)
+
+
+def drained(client: AnyClient) -> list[list[memoryview]]:
+    """Return what comes until the other side closes."""
+    came = []
+    try:
+        while True:
+            came.append(client.receive())
+    except (EOFError, ConnectionClosed, ConnectionResetError):
+        return came
+
+
+@pytest.mark.parametrize("kind", ["tcp", "websocket"])
+def test_a_client_is_a_peer_like_others(bus: Bus, kind: str) -> None:
+    with client_of(bus, kind) as client:
+        peer = joined(bus, client, "sim")
+        payload, buffer = b"payload", bytes(range(256)) * 400
+        request_id = bus.broker.ask(peer, "Anything", [payload, buffer], timeout=PATIENCE)
+        header, *frames = client.receive()
+        asked = decode_header(header)
+        assert (asked.payload_type, frames) == ("Anything", [payload, buffer])
+        client.send(
+            [encode_header(Header(1, Kind.REPLY, asked.request_id, "Done")), buffer, payload]
+        )
+        (end,) = bus.take(Complete)
+        assert end.wire_id == request_id
+        assert [bytes(frame) for frame in end.frames] == [buffer, payload]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "websocket"])
+def test_the_broker_hears_at_once_of_a_connection_that_is_lost(bus: Bus, kind: str) -> None:
+    client = client_of(bus, kind)
+    joined(bus, client, "sim")
+    client.close()
+    (left,) = bus.take(PeerLeft)
+    assert left.name == "sim"
+    with client_of(bus, kind) as successor:
+        joined(bus, successor, "sim")
+
+
+@pytest.mark.parametrize("kind", ["tcp", "websocket"])
+def test_thousands_of_messages_keep_their_order_while_the_broker_is_away(
+    bus: Bus, kind: str
+) -> None:
+    count = 5000
+    with client_of(bus, kind) as client:
+        joined(bus, client, "sim")
+        bus.outcomes.clear()
+        notice = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, "Numbered")
+        sent = [[encode_header(notice), b"%d" % number] for number in range(count)]
+        client.send(*sent[: count // 2])
+        client.send(*sent[count // 2 :])
+        came = [bytes(notify.frames[0]) for notify in bus.take(Notify, count)]
+        assert came == [frames[1] for frames in sent]
+
+
+def test_a_heartbeat_without_an_identity_counts(bus: Bus) -> None:
+    with client_of(bus, "tcp") as client:
+        peer = joined(bus, client, "sim")
+        client.send(message(Heartbeat(), Kind.NOTICE))
+        bus.broker.shut_down(peer)
+        bus.poll()
+        assert decode_header(client.receive()[0]).payload_type == Shutdown.__name__
+
+
+def test_a_token_is_asked_for_in_each_way(tmp_path: Path) -> None:
+    with Bus(tmp_path, token="secret") as bus:
+        tcp, websocket = bus.gateway.tcp[0], bus.gateway.websocket[0]
+        token = message(Token(token="secret"), Kind.NOTICE)
+        for number, client in enumerate(
+            [
+                TcpClient(tcp),
+                WebSocketClient(websocket),
+                WebSocketClient(websocket, "/?token=secret"),
+                WebSocketClient(websocket, additional_headers={"Authorization": "Bearer secret"}),
+            ]
+        ):
+            with client:
+                if number < 2:
+                    client.send(token)
+                joined(bus, client, f"sim-{number}")
+        for stranger in (TcpClient(tcp), WebSocketClient(websocket)):
+            with stranger:
+                stranger.send(hello("stranger"))
+                (words,) = drained(stranger)
+                assert "a token is wanted" in failure(words).message
+        with TcpClient(tcp) as guesser:
+            guesser.send(message(Token(token="guess"), Kind.NOTICE))
+            assert failure(drained(guesser)[0]).message == "the token is wrong"
+        with pytest.raises(InvalidStatus, match="401"):
+            WebSocketClient(websocket, "/?token=guess")
+        assert len(bus.of(PeerReady)) == 4
+
+
+def test_tls_guards_both_carriages(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(PRIVATE_KEY)
+    trusting = ssl.create_default_context(cadata=CERTIFICATE)
+    with Bus(tmp_path, certificate=str(certificate), private_key=str(key)) as bus:
+        tcp, websocket = bus.gateway.tcp[0], bus.gateway.websocket[0]
+        with TcpClient(tcp, trusting) as client:
+            joined(bus, client, "tcp")
+        with WebSocketClient(websocket, ssl=trusting, server_hostname="localhost") as client:
+            joined(bus, client, "websocket")
+        with TcpClient(tcp) as plain:
+            plain.send(hello("plain"))
+            assert drained_bytes(plain.socket) == b""
+        with pytest.raises(ssl.SSLCertVerificationError):
+            TcpClient(tcp, ssl.create_default_context()).close()
+        assert len(bus.of(PeerReady)) == 2
+
+
+def drained_bytes(sock: socket.socket) -> bytes:
+    data = b""
+    try:
+        while chunk := sock.recv(1 << 16):
+            data += chunk
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def test_a_page_from_elsewhere_may_not_connect(bus: Bus) -> None:
+    with pytest.raises(InvalidStatus, match="403"):
+        WebSocketClient(bus.gateway.websocket[0], origin="https://evil.example")
+    with WebSocketClient(bus.gateway.websocket[0], origin="http://localhost:8000") as client:
+        joined(bus, client, "page")
+
+
+def test_who_says_nothing_for_too_long_is_told_so(tmp_path: Path) -> None:
+    with Bus(tmp_path, handshake_timeout=0.3) as bus:
+        with TcpClient(bus.gateway.tcp[0]) as silent:
+            (words,) = drained(silent)
+        assert failure(words).message == "no message for the broker came within 0.3 s"
+        with socket.create_connection(("127.0.0.1", port(bus.gateway.websocket[0]))) as silent:
+            silent.sendall(b"GET / HTTP/1.1\r\n")
+            assert drained_bytes(silent).startswith(b"HTTP/1.1 503")
+
+
+def test_a_websocket_that_does_not_answer_pings_is_closed(tmp_path: Path) -> None:
+    with (
+        Bus(tmp_path, keepalive=0.3) as bus,
+        WebSocketClient(bus.gateway.websocket[0]) as living,  # a thread of its own answers them
+        socket.create_connection(("127.0.0.1", port(bus.gateway.websocket[0]))) as dead,
+    ):
+        peer = joined(bus, living, "living")
+        dead.sendall(
+            b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert b"no sign of life for 0.6 s" in drained_bytes(dead)
+        bus.broker.shut_down(peer)
+        assert decode_header(living.receive()[0]).payload_type == Shutdown.__name__
+
+
+def port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_one_client_too_many_is_told_so(tmp_path: Path) -> None:
+    with Bus(tmp_path, max_connections=1) as bus:
+        with TcpClient(bus.gateway.tcp[0]) as first:
+            joined(bus, first, "first")
+            with TcpClient(bus.gateway.tcp[0]) as second:
+                refused = failure(drained(second)[0])
+                assert refused.code is FailureCode.OVERLOADED
+                assert refused.message == "1 clients are connected, which is the limit"
+            with pytest.raises(InvalidStatus, match="503"):
+                WebSocketClient(bus.gateway.websocket[0])
+        bus.take(PeerLeft)
+        with TcpClient(bus.gateway.tcp[0]) as third:
+            joined(bus, third, "third")
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_others_go_on(tmp_path: Path) -> None:
+    with (
+        Bus(tmp_path, max_unsent_bytes=1 << 20) as bus,
+        TcpClient(bus.gateway.tcp[0]) as lazy,
+        TcpClient(bus.gateway.tcp[0]) as busy,
+    ):
+        lazy_peer, busy_peer = joined(bus, lazy, "lazy"), joined(bus, busy, "busy")
+        flood = bytes(1 << 20)
+        for _ in range(24):
+            bus.broker.ask(lazy_peer, "Flood", [flood], timeout=PATIENCE)
+        bus.broker.ask(busy_peer, "Easy", [b""], timeout=PATIENCE)
+        assert decode_header(busy.receive()[0]).payload_type == "Easy"
+        bus.until(lambda: [left.name for left in bus.of(PeerLeft)] == ["lazy"], "lazy is cut off")
+
+
+@pytest.mark.parametrize("kind", ["tcp", "websocket"])
+def test_hostile_bytes_harm_only_their_own_connection(bus: Bus, kind: str) -> None:
+    addresses = {"tcp": bus.gateway.tcp, "websocket": bus.gateway.websocket}
+    chance = random.Random(7)
+    good = b"".join(bytes(frame) for frame in hello("x"))
+    with client_of(bus, kind) as honest:
+        peer = joined(bus, honest, "honest")
+        for _ in range(60):
+            with socket.create_connection(("127.0.0.1", port(addresses[kind][0]))) as hostile:
+                noise = chance.randbytes(chance.randrange(1, 400))
+                start = chance.choice([b"", b"\x00\x00\x00\x40\x92", b"GET / HTTP/1.1\r\n", good])
+                hostile.sendall(start + noise + b"\r\n\r\n")
+        bus.broker.ask(peer, "Still", [b"there"], timeout=PATIENCE)
+        assert honest.receive()[1] == b"there"
+        assert bus.gateway.restarts == 0
+
+
+def test_a_gateway_that_was_killed_is_followed_by_one_at_the_same_ports(bus: Bus) -> None:
+    places = bus.gateway.tcp, bus.gateway.websocket
+    with client_of(bus, "tcp") as client, client_of(bus, "websocket") as other:
+        joined(bus, client, "sim-1")
+        joined(bus, other, "sim-2")
+        os.kill(bus.gateway.pid, signal.SIGKILL)
+        assert drained(client) == drained(other) == []
+    # Nobody serves now: who connects waits.
+    with client_of(bus, "tcp") as client:
+        bus.until(lambda: bus.gateway.restarts == 1, "a restart")
+        joined(bus, client, "sim-1b")
+    with client_of(bus, "websocket") as client:
+        joined(bus, client, "sim-2b")
+    assert (bus.gateway.tcp, bus.gateway.websocket) == places
+
+
+def test_a_gateway_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
+    config = GatewayConfig(tcp=("127.0.0.1:0",))
+    with Gateway(f"ipc://{tmp_path}/bus", config, RestartPolicy(max_restarts=1)) as gateway:
+        os.kill(gateway.pid, signal.SIGKILL)
+        wait_until(lambda: gateway.check() or gateway.restarts == 1, "a restart")
+        os.kill(gateway.pid, signal.SIGKILL)
+        with pytest.raises(RestartLimitError, match=r"2 times in a row, last with signal SIGKILL"):
+            wait_until(gateway.check, "it is given up")
+
+
+def test_clients_are_told_of_an_orderly_end(bus: Bus) -> None:
+    with client_of(bus, "tcp") as client, client_of(bus, "websocket") as other:
+        joined(bus, client, "sim-1")
+        joined(bus, other, "sim-2")
+        pid = bus.gateway.pid
+        bus.gateway.close()
+        for told in (client, other):
+            (words,) = drained(told)
+            assert failure(words).message == "the gateway ends"
+        assert not is_alive(pid)
+        bus.gateway.close()  # again
+
+
+DRIVER = """
+import json, os, signal, sys
+from envbus.bus.gateway import Gateway, GatewayConfig
+
+gateway = Gateway("ipc:///nowhere", GatewayConfig(tcp=("127.0.0.1:0",)))
+print(json.dumps([gateway.pid, gateway.tcp[0]]), flush=True)
+signal.pause()
+"""
+
+
+def test_a_gateway_dies_with_its_driver(tmp_path: Path) -> None:
+    with Driver(DRIVER, tmp_path) as driver:
+        pid, address = driver.read()
+        with TcpClient(address):
+            driver.kill()
+        wait_until(lambda: not is_alive(pid), "the gateway is gone")
+    with pytest.raises(ConnectionRefusedError):
+        TcpClient(address)
+
+
+def test_an_address_in_use_or_elsewhere_is_told_at_once(bus: Bus, tmp_path: Path) -> None:
+    with pytest.raises(TransportError, match=f"cannot listen at {bus.gateway.tcp[0]}"):
+        Gateway("ipc:///nowhere", GatewayConfig(tcp=bus.gateway.tcp))
+    missing = str(tmp_path / "missing.pem")
+    config = GatewayConfig(tcp=("127.0.0.1:0",), certificate=missing, private_key=missing)
+    with pytest.raises(ConfigError, match="TLS cannot use"):
+        Gateway("ipc:///nowhere", config)
