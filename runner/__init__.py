@@ -43,6 +43,7 @@ from envbus.runner.pool_results import Batch
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.sampling import RunnerConfig, Sample
 from envbus.runner.vector_env import BusVectorEnv
+from envbus.runner.video import VideoConfig
 
 __all__ = [
     "ASYNC_RESET",
@@ -86,6 +87,7 @@ __all__ = [
     "Sample",
     "SampleBatch",
     "Timeouts",
+    "VideoConfig",
     "add_gae",
     "bootstrap_rows",
     "discounted_returns",

@@ -14,13 +14,13 @@ import numpy.typing as npt
 from gymnasium import Space, spaces
 
 from envbus.bus.errors import ConfigError
+from envbus.runner.distributions import ActionHead
 from envbus.runner.nested import Tree
 from envbus.runner.policies import Policy, PolicyOutput, Weights
 
 __all__ = ["MlpPolicy"]
 
 _Array: TypeAlias = npt.NDArray[np.float32]
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class MlpPolicy(Policy):
@@ -51,14 +51,8 @@ class MlpPolicy(Policy):
             raise ConfigError(
                 f"MlpPolicy takes Box observations, not {observation_space}; use Flatten"
             )
-        self._start: int | None = None
-        if isinstance(action_space, spaces.Discrete):
-            self._start, outputs = int(action_space.start), int(action_space.n)
-        elif isinstance(action_space, spaces.Box) and action_space.dtype.kind == "f":
-            outputs = math.prod(action_space.shape)
-        else:
-            raise ConfigError(f"MlpPolicy gives Discrete or Box actions, not {action_space}")
-        self._space: Any = action_space
+        self._head = ActionHead(action_space, "MlpPolicy")
+        outputs = self._head.size
         self._rng = np.random.default_rng(seed)
         sizes = [math.prod(observation_space.shape), *hidden]
         self._pi = self._layers([*sizes, outputs], 0.01)
@@ -72,8 +66,8 @@ class MlpPolicy(Policy):
         inputs = observations.reshape(len(observations), -1).astype(np.float32, copy=False)
         outputs = _forward(self._pi, inputs)
         values = _forward(self._vf, inputs)[:, 0]
-        choose = self._gaussian if self._start is None else self._categorical
-        actions, logp = choose(outputs, explore)
+        rng = self._rng if explore else None
+        actions, logp = self._head.choose(outputs, rng, self._log_std)
         return PolicyOutput(actions, states, {"action_logp": logp, "vf_preds": values})
 
     def get_weights(self) -> Weights:
@@ -96,26 +90,6 @@ class MlpPolicy(Policy):
             array[...] = weights[name]
         super().set_weights(weights, version)
 
-    def _categorical(self, logits: _Array, explore: bool) -> tuple[Any, _Array]:
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        logps = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        if explore:  # the largest of logits with Gumbel noise is a sample of the distribution
-            noise = self._rng.standard_exponential(logps.shape, np.float32)
-            chosen = (logps - np.log(noise)).argmax(axis=1)
-        else:
-            chosen = logps.argmax(axis=1)
-        logp = logps[np.arange(len(chosen)), chosen]
-        return (chosen + self._start).astype(self._space.dtype, copy=False), logp
-
-    def _gaussian(self, means: _Array, explore: bool) -> tuple[Any, _Array]:
-        noise = (
-            self._rng.standard_normal(means.shape, np.float32) if explore else np.zeros_like(means)
-        )
-        flat = means + noise * np.exp(self._log_std)
-        logp = -(0.5 * np.square(noise) + self._log_std + np.float32(_HALF_LOG_2PI)).sum(axis=1)
-        shape = (len(flat), *self._space.shape)
-        return flat.reshape(shape).astype(self._space.dtype, copy=False), logp
-
     def _layers(self, sizes: Sequence[int], last_gain: float) -> list[tuple[_Array, _Array]]:
         """Return orthogonal weights and zero biases, as PPO's implementations begin with."""
         gains = [math.sqrt(2.0)] * (len(sizes) - 2) + [last_gain]
@@ -135,7 +109,7 @@ class MlpPolicy(Policy):
         for prefix, layers in (("pi", self._pi), ("vf", self._vf)):
             for index, (weight, bias) in enumerate(layers):
                 named += [(f"{prefix}.{index}.weight", weight), (f"{prefix}.{index}.bias", bias)]
-        return named if self._start is not None else [*named, ("log_std", self._log_std)]
+        return named if self._head.is_discrete else [*named, ("log_std", self._log_std)]
 
 
 def _forward(layers: list[tuple[_Array, _Array]], inputs: _Array) -> _Array:

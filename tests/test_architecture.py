@@ -51,6 +51,8 @@ PURE = CORE | {
     "runner/latency.py",
     "runner/recovery.py",
     "runner/columns.py",
+    "runner/distributions.py",
+    "runner/policy_map.py",
     "runner/running_episodes.py",
     "runner/sampling.py",
     "runner/seeding.py",

@@ -16,7 +16,7 @@ ROWS = np.random.default_rng(0).standard_normal((2000, 3)).astype(np.float32)
 def test_samples_of_a_categorical_come_as_often_as_their_logp_says() -> None:
     policy = MlpPolicy(SEEN, spaces.Discrete(3, start=5), seed=0)
     same = np.repeat(ROWS[:1], 20000, axis=0)
-    actions, states, extras = policy.compute_actions(same, None)
+    actions, states, extras, _ = policy.compute_actions(same, None)
     assert states is None
     assert actions.dtype == np.int64
     for action in (5, 6, 7):
@@ -31,7 +31,7 @@ def test_the_logp_of_a_gaussian_is_that_of_its_density() -> None:
     weights["log_std"] = np.array([0.5, -1.0], np.float32)
     policy.set_weights(weights)
     means = policy.compute_actions(ROWS, None, explore=False).actions
-    actions, _, extras = policy.compute_actions(ROWS, None)
+    actions, _, extras, _ = policy.compute_actions(ROWS, None)
     std = np.exp([0.5, -1.0])
     density = -0.5 * ((actions - means) / std) ** 2 - np.log(std * math.sqrt(2 * math.pi))
     assert extras["action_logp"] == pytest.approx(density.sum(axis=1), abs=1e-3)

@@ -1,0 +1,89 @@
+"""From a network's outputs to actions and their log-probabilities, in NumPy. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space, spaces
+
+from envbus.bus.errors import ConfigError
+
+__all__ = ["ActionHead"]
+
+_Array: TypeAlias = npt.NDArray[np.float32]
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class ActionHead:
+    """A categorical distribution for Discrete, a diagonal Gaussian for Box actions of floats.
+
+    Attributes:
+        size: Outputs per row: logits, or means.
+        is_discrete: Which of both.
+
+    Raises:
+        ConfigError: The space is another one; `owner` is named.
+    """
+
+    def __init__(self, space: Space[Any], owner: str) -> None:
+        self._space: Any = space
+        self.is_discrete = isinstance(space, spaces.Discrete)
+        if isinstance(space, spaces.Discrete):
+            self.size = int(space.n)
+        elif isinstance(space, spaces.Box) and space.dtype.kind == "f":
+            self.size = math.prod(space.shape)
+        else:
+            raise ConfigError(f"{owner} gives Discrete or Box actions, not {space}")
+
+    def choose(
+        self,
+        outputs: _Array,
+        rng: np.random.Generator | None,
+        log_std: _Array | None = None,
+    ) -> tuple[Any, _Array]:
+        """Return actions in the dtype of the space, and their log-probabilities.
+
+        Gaussian actions are not clipped to the space, so that the log-probability is theirs.
+
+        Args:
+            outputs: `(rows, size)` logits, or means.
+            rng: Of what is sampled; None: the most probable action.
+            log_std: Of a Gaussian, `(size,)` or `(rows, size)`.
+
+        Returns:
+            `(rows, *shape of the space)`, and `(rows,)` float32.
+        """
+        if self.is_discrete:
+            return self._categorical(outputs, rng)
+        assert log_std is not None
+        return self._gaussian(outputs, log_std, rng)
+
+    def shaped(self, flat: npt.NDArray[Any]) -> Any:
+        """Return Box actions `(rows, size)` as the space has them."""
+        shape = (len(flat), *self._space.shape)
+        return flat.reshape(shape).astype(self._space.dtype, copy=False)
+
+    def _categorical(self, logits: _Array, rng: np.random.Generator | None) -> tuple[Any, _Array]:
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        logps = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        if rng is not None:  # the largest of logits with Gumbel noise is a sample
+            noise = rng.standard_exponential(logps.shape, np.float32)
+            chosen = (logps - np.log(noise)).argmax(axis=1)
+        else:
+            chosen = logps.argmax(axis=1)
+        logp = logps[np.arange(len(chosen)), chosen]
+        return (chosen + int(self._space.start)).astype(self._space.dtype, copy=False), logp
+
+    def _gaussian(
+        self, means: _Array, log_std: _Array, rng: np.random.Generator | None
+    ) -> tuple[Any, _Array]:
+        if rng is None:
+            noise = np.zeros_like(means)
+        else:
+            noise = rng.standard_normal(means.shape, np.float32)
+        flat = means + noise * np.exp(log_std)
+        logp = -(0.5 * np.square(noise) + log_std + np.float32(_HALF_LOG_2PI)).sum(axis=1)
+        return self.shaped(flat), logp

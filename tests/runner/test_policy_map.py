@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from envbus.bus.errors import ConfigError
+from envbus.runner.policies import FunctionPolicy, Policy
+from envbus.runner.policy_map import PolicyMap
+
+
+class Keeps(Policy):
+    def __init__(self, weights: int) -> None:
+        self.weights = weights
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        raise AssertionError
+
+    def get_weights(self) -> Any:
+        return {"w": self.weights}
+
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        self.weights = weights["w"]
+        super().set_weights(weights, version)
+
+
+def test_one_policy_has_a_name_and_a_function_becomes_one() -> None:
+    policies = PolicyMap(lambda seen: seen)
+    assert list(policies.by_id) == ["default_policy"]
+    assert isinstance(policies["default_policy"], FunctionPolicy)
+    for odd, message in (({}, "at least one policy"), ({"a": 1}, "policy 'a' must have compute")):
+        with pytest.raises(ConfigError, match=message):
+            PolicyMap(odd)  # type: ignore[arg-type]
+
+
+def test_who_kept_the_policies_keeps_those_that_there_were() -> None:
+    policies = PolicyMap({"a": Keeps(1)})
+    before = policies.by_id
+    policies.put("b", Keeps(2))
+    policies.remove("a")
+    assert (list(before), list(policies.by_id)) == (["a"], ["b"])
+    with pytest.raises(ConfigError, match=r"no policy 'a'; there are \['b'\]"):
+        policies.remove("a")
+    with pytest.raises(ConfigError, match="'b' is the last one"):
+        policies.remove("b")
+
+
+def test_policies_that_replace_others_have_the_next_version() -> None:
+    policies = PolicyMap({"a": Keeps(1)})
+    policies.set_weights({"a": {"w": 2}}, version=6)
+    policies.replace({"a": Keeps(3), "b": Keeps(4)})
+    assert [policy.policy_version for policy in policies.by_id.values()] == [7, 0]
+
+
+def test_weights_and_state_go_over_or_nothing_does() -> None:
+    one, other = PolicyMap({"a": Keeps(1), "b": Keeps(2)}), PolicyMap({"a": Keeps(0)})
+    one.set_weights({"b": {"w": 5}}, version=9)
+    assert one.get_weights(["b"]) == {"b": {"w": 5}}
+    with pytest.raises(ConfigError, match="no policy 'b'"):
+        other.set_state(one.get_state())
+    with pytest.raises(ConfigError, match="no policy 'b'"):
+        other.set_weights(one.get_weights())
+    assert other.get_weights() == {"a": {"w": 0}}
+    other.put("b", Keeps(0))
+    other.set_state(one.get_state())
+    assert other.get_state() == {"a": ({"w": 1}, 0), "b": ({"w": 5}, 9)}
