@@ -1,0 +1,133 @@
+"""How other processes of this host reach a policy worker: a socket at which descriptors are left.
+
+It is a Unix socket in a folder that only its user may enter. What comes over it is decoded, never
+unpickled. Leaves out what the descriptors are used for (`policy_worker.py`, `policy_lanes.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from envbus.bus.codec import decode, encode
+from envbus.bus.errors import ProtocolError
+from envbus.bus.messages import Notice, Payload
+from envbus.bus.unix_sockets import receive_with_descriptors, rights
+from envbus.runner.policy_protocol import OpenLane, ShareRows
+
+__all__ = ["Door", "Knock", "close_all", "knock"]
+
+logger = logging.getLogger("envbus.runner.policy_workers")
+
+#: Bytes of one message; what is larger goes into a file.
+_MAX_BYTES: Final = 4096
+#: Processes that may knock before the worker looks, and that have knocked and not spoken.
+_BACKLOG: Final = 128
+#: Seconds to wait where too many knock.
+_KNOCK_TIMEOUT: Final = 1.0
+_KNOWN: Final = {known.__name__: known for known in (OpenLane, ShareRows)}
+
+
+class Knock(NamedTuple):
+    """What somebody has left; the receiver closes the descriptors."""
+
+    notice: Notice
+    fds: list[int]
+
+
+class Door:
+    """The worker's side. Used by one thread.
+
+    Args:
+        path: Where to listen; nothing may be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._poller = select.epoll()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.setblocking(False)
+        self._listener.bind(str(path))
+        self._listener.listen(_BACKLOG)
+        self._poller.register(self._listener, select.EPOLLIN)
+        self._callers: dict[int, socket.socket] = {}
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `knocks` is worth a call."""
+        return self._poller.fileno()
+
+    def knocks(self) -> list[Knock]:
+        """Return what was left since the last call, without waiting."""
+        found: list[Knock] = []
+        for _ in range(2):  # who has just come may have spoken already
+            for fd, _events in self._poller.poll(0.0):
+                if fd == self._listener.fileno():
+                    self._let_in()
+                else:
+                    found += self._hear(fd)
+        return found
+
+    def close(self) -> None:
+        """Close all sockets. Idempotent."""
+        for caller in self._callers.values():
+            caller.close()
+        self._callers.clear()
+        self._listener.close()
+        self._poller.close()
+
+    def _let_in(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                caller, _ = self._listener.accept()
+                caller.setblocking(False)
+                self._callers[caller.fileno()] = caller
+                self._poller.register(caller, select.EPOLLIN)
+                if len(self._callers) > _BACKLOG:  # the first one will not speak any more
+                    self._send_away(next(iter(self._callers)))
+
+    def _hear(self, fd: int) -> list[Knock]:
+        fds: list[int] = []
+        try:
+            data, fds, _ = receive_with_descriptors(self._callers[fd], _MAX_BYTES)
+            self._send_away(fd)
+            name, _, body = data.partition(b"\0")
+            return [Knock(decode(_KNOWN[name.decode()], [body]), fds)]
+        except BlockingIOError:
+            return []
+        except (ProtocolError, KeyError, UnicodeDecodeError) as exc:
+            logger.warning("somebody knocked and was not understood: %s", exc)
+            close_all(fds)
+            return []
+
+    def _send_away(self, fd: int) -> None:
+        self._poller.unregister(fd)
+        self._callers.pop(fd).close()
+
+
+def knock(path: Path, notice: Notice, fds: Sequence[int]) -> bool:
+    """Leave a message with descriptors, which stay the caller's; False: nobody is there."""
+    data = type(notice).__name__.encode() + b"\0" + _encoded(notice)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.settimeout(_KNOCK_TIMEOUT)
+        try:
+            caller.connect(str(path))
+            caller.sendmsg([data], rights(fds))
+        except OSError:  # it is not there yet, or has ended, or so many knock that it is stuck
+            return False
+    return True
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)
+
+
+def _encoded(payload: Payload) -> bytes:
+    (data,) = encode(payload)
+    return bytes(data)

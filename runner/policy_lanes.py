@@ -1,0 +1,351 @@
+"""The asking side of policy workers: a lane to each, requests, and what became of them.
+
+Leaves out what is asked (`remote_policy.py`). Each asker has a broker of its own, so that a message
+goes to the worker and back without passing anybody: no process has to poll for another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from envbus.actors.protocol import MapBlocks
+from envbus.bus.broker import Broker, failure_to_error
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import BrokerConfig, Complete, FailLocal, PeerReady
+from envbus.bus.codec import decode, encode
+from envbus.bus.errors import (
+    ClosedError,
+    ConfigError,
+    DecodeError,
+    NoPeerError,
+    OverloadedError,
+    RestartLimitError,
+)
+from envbus.bus.forking import disown_in_forks
+from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
+from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
+from envbus.bus.transport import Frames
+from envbus.runner.links import usable_cores
+from envbus.runner.policy_board import Board, BoardEntry, door_of, read_board
+from envbus.runner.policy_door import knock
+from envbus.runner.policy_protocol import OpenLane, ShareRows
+
+__all__ = ["Asking", "PolicyLanes"]
+
+logger = logging.getLogger("envbus.runner.policy_workers")
+
+R = TypeVar("R", bound=Reply)
+
+#: Seconds between looks for workers that are not there, while one is missing.
+_LOOK_INTERVAL: Final = 0.02
+#: How often a request is asked whose worker was lost. Each time, the broker sends it to a second
+#: one if it can: so one that kills whoever computes it kills four at most.
+_MAX_ASKS: Final = 2
+
+
+class Asking:
+    """A request, from `ask` until its end was taken."""
+
+    __slots__ = ("asks", "deadline", "end", "frames", "timeout", "to", "type_name", "wire_id")
+
+    def __init__(self, to: str, type_name: str, frames: Frames, timeout: float) -> None:
+        self.to = to
+        self.type_name = type_name
+        self.frames = frames
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout
+        self.asks = 0
+        self.wire_id = 0
+        #: None until it ends: its reply, or what is to be raised.
+        self.end: Complete | Exception | None = None
+
+    def is_over(self) -> bool:
+        """Return whether its time has passed."""
+        return time.monotonic() >= self.deadline
+
+
+class _Worker:
+    """A worker that this asker has a lane to."""
+
+    def __init__(self, entry: BoardEntry, identity: bytes) -> None:
+        self.entry = entry
+        self.identity = identity
+        self.ready = False
+
+
+class PolicyLanes:
+    """One asker. Used by one thread, in the process that made it.
+
+    Args:
+        directory: The workers'.
+        max_in_flight: Most requests that may be unsettled at one time.
+
+    Raises:
+        ConfigError: This platform has no lanes.
+    """
+
+    def __init__(self, directory: Path, max_in_flight: int) -> None:
+        if not LANES_EXIST:
+            raise ConfigError("policy workers need Unix sockets that keep messages apart: Linux")
+        self._directory = directory
+        self._max_in_flight = max_in_flight
+        self._identity = f"asker.{os.getpid()}.{secrets.token_hex(6)}"
+        self._router = LaneRouter(spin=usable_cores() > 1)
+        limits = BrokerConfig(max_in_flight_per_peer=max_in_flight + 16)
+        self._broker = Broker(self._router, BrokerCore(limits))
+        #: By name.
+        self._workers: dict[str, _Worker] = {}
+        self._num_workers = 1
+        self._next_look = 0.0
+        self._asked: dict[int, Asking] = {}
+        #: Those that wait for a worker.
+        self._held: list[Asking] = []
+        self._shared: dict[str, tuple[int, int, int]] = {}
+        self._closed = False
+        disown_in_forks(self)
+
+    @property
+    def names(self) -> list[str]:
+        """The workers that are ready."""
+        return [name for name, worker in self._workers.items() if worker.ready]
+
+    def ask(self, to: str, request: Request[Any], timeout: float) -> Asking:
+        """Send a request to a worker or service; `wait_for` returns its reply.
+
+        While nobody is there to take it, it waits until somebody is.
+
+        Raises:
+            OverloadedError: Too many are unsettled. Nothing was sent.
+            EncodeError: It cannot be sent.
+            ClosedError: This was closed.
+        """
+        self._check_usable()
+        unsettled = len(self._asked) + len(self._held)
+        if unsettled >= self._max_in_flight:
+            raise OverloadedError(
+                f"{unsettled} requests are in flight, which is the limit; collect some, or raise "
+                "max_in_flight",
+                request_id=0,
+                peer=to,
+            )
+        asking = Asking(to, type(request).__name__, encode(request), timeout)
+        if len(self._workers) < self._num_workers:
+            self._look_for_workers()
+            if not self.names:
+                self._poll(0.0)  # their hellos
+        self._send(asking)
+        return asking
+
+    def wait_for(self, asking: Asking) -> Reply:
+        """Return the reply to a request.
+
+        Raises:
+            RequestError: There is none: time-out, lost worker, error in the policy, ...
+            RestartLimitError: No worker is left, nor will be.
+            ClosedError: This, or the workers, were closed.
+        """
+        while asking.end is None:
+            self._check_usable()
+            self._poll(max(asking.deadline - time.monotonic(), 0.0) + 1.0)
+        if isinstance(asking.end, Exception):
+            raise asking.end
+        reply_type = Payload.registry.get(asking.end.header.payload_type)
+        if reply_type is None or not issubclass(reply_type, Reply):
+            raise DecodeError(f"{asking.to} answered with {asking.end.header.payload_type}")
+        return decode(reply_type, asking.end.frames, writable=True)
+
+    def ask_again(self, asking: Asking, to: str) -> None:
+        """Ask somebody else what was answered, for what it is worth, within the same time."""
+        asking.end = None
+        asking.to = to
+        self._send(asking)
+
+    def pause(self, asking: Asking, seconds: float) -> None:
+        """Let some time pass, within that of a request."""
+        until = min(time.monotonic() + seconds, asking.deadline)
+        while (left := until - time.monotonic()) > 0:
+            self._poll(left)
+
+    def forget(self, asking: Asking) -> None:
+        """Give a request up. Idempotent."""
+        if asking.wire_id and self._asked.pop(asking.wire_id, None) is not None:
+            self._broker.cancel(asking.wire_id)
+        with contextlib.suppress(ValueError):
+            self._held.remove(asking)
+        asking.end = asking.end or ClosedError("this request was given up")
+
+    def share(self, arena_fd: int, size: int, layout: MapBlocks) -> str:
+        """Let all workers, also later ones, read an arena; return what requests call it.
+
+        Args:
+            arena_fd: Its descriptor; the caller keeps it.
+            size: Its bytes.
+            layout: What is where.
+        """
+        self._check_usable()
+        name = f"{self._identity}:{len(self._shared)}"
+        (data,) = encode(layout)
+        with tempfile.TemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            self._shared[name] = (os.dup(arena_fd), size, os.dup(file.fileno()))
+        for worker in self._workers.values():
+            self._share(worker.entry, name)
+        return name
+
+    def close(self) -> None:
+        """Let go of all lanes. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._broker.close()
+        for arena, _, layout in self._shared.values():
+            os.close(arena)
+            os.close(layout)
+        self._shared.clear()
+
+    def disown(self) -> None:
+        """In a forked copy: be closed."""
+        self._closed = True
+
+    # --- requests ----------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("this was closed, or belongs to the process this was forked from")
+
+    def _send(self, asking: Asking) -> None:
+        left = asking.deadline - time.monotonic()
+        if left <= 0:
+            asking.end = self._too_late(asking)
+            return
+        try:
+            asking.wire_id = self._broker.ask(
+                asking.to, asking.type_name, asking.frames, timeout=left, idempotent=True
+            )
+        except NoPeerError:
+            self._held.append(asking)
+        else:
+            asking.asks += 1
+            self._asked[asking.wire_id] = asking
+
+    def _poll(self, timeout: float) -> None:
+        """Take in what comes within `timeout` seconds; returns earlier if something does."""
+        if len(self._workers) < self._num_workers or self._held:
+            self._look_for_workers()
+            timeout = min(timeout, _LOOK_INTERVAL)
+        somebody_is_ready = False
+        for outcome in self._broker.poll(timeout):
+            if type(outcome) is Complete:
+                asking = self._asked.pop(outcome.wire_id, None)
+                if asking is not None:
+                    asking.end = outcome
+            elif type(outcome) is FailLocal:
+                self._on_failure(outcome)
+            elif type(outcome) is PeerReady:
+                for worker in self._workers.values():
+                    worker.ready |= worker.identity == outcome.peer
+                somebody_is_ready = True
+        for identity in self._router.hung_up():
+            self._on_hang_up(identity)
+        if self._held and (somebody_is_ready or self._held[0].deadline <= time.monotonic()):
+            held, self._held = self._held, []
+            for asking in held:
+                self._send(asking)
+
+    def _on_failure(self, outcome: FailLocal) -> None:
+        asking = self._asked.pop(outcome.wire_id, None)
+        if asking is None:
+            return
+        if outcome.failed.code is FailureCode.PEER_LOST and asking.asks < _MAX_ASKS:
+            self._send(asking)
+        else:
+            asking.end = failure_to_error(outcome.failed, outcome.wire_id)
+
+    def _too_late(self, asking: Asking) -> Exception:
+        board = read_board(self._directory)
+        why = board.describe() if board is not None else ""
+        text = f"no worker was ready within {asking.timeout:g} s{'; ' if why else ''}{why}"
+        return failure_to_error(
+            Failed(code=FailureCode.TIMEOUT, message=text, peer=asking.to), asking.wire_id
+        )
+
+    # --- workers -----------------------------------------------------------------------------
+
+    def _look_for_workers(self) -> None:
+        """Open lanes to workers that are up, at times; end what waits for some that never come."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_INTERVAL
+        board = read_board(self._directory)
+        if board is None:
+            self._fail_held(
+                ClosedError("the policy workers were closed, or the process that had them ended")
+            )
+            return
+        self._num_workers = sum(worker.state != "lost" for worker in board.workers)
+        if board.is_hopeless():
+            self._fail_held(RestartLimitError(f"no policy worker is left: {board.describe()}"))
+        for entry in board.workers:
+            if entry.state == "up" and entry.name not in self._workers:
+                self._open_lane(entry)
+
+    def _fail_held(self, error: Exception) -> None:
+        for asking in self._held:
+            asking.end = error
+        self._held.clear()
+
+    def _open_lane(self, entry: BoardEntry) -> None:
+        door = door_of(self._directory, entry.name, entry.incarnation)
+        # The worker's own name on our bus is its identity; on its side, ours is.
+        identity = f"{self._identity}.{entry.name}.{entry.incarnation}".encode()
+        notice = OpenLane(
+            identity=self._identity.encode(), name=entry.name, capacity=self._max_in_flight
+        )
+        ours, theirs = LaneEnd.pair()
+        try:
+            if not knock(door, notice, theirs.fds()):
+                ours.close()
+                return
+        finally:
+            theirs.close()
+        self._broker.expect(identity, entry.name, entry.incarnation)
+        self._router.add_lane(identity, ours)
+        self._workers[entry.name] = _Worker(entry, identity)
+        for name in self._shared:
+            self._share(entry, name)
+
+    def _share(self, entry: BoardEntry, name: str) -> None:
+        arena, size, layout = self._shared[name]
+        door = door_of(self._directory, entry.name, entry.incarnation)
+        knock(door, ShareRows(name=name, size=size), (arena, layout))
+
+    def _on_hang_up(self, identity: bytes) -> None:
+        """A worker has ended: what it held goes to another one, or fails."""
+        self._router.drop_lane(identity)
+        for name, worker in list(self._workers.items()):
+            if worker.identity == identity:
+                del self._workers[name]
+                self._next_look = 0.0
+                reason = f"{name} (incarnation {worker.entry.incarnation}) ended"
+                board = read_board(self._directory)
+                if board is not None:
+                    reason = self._why(board, worker.entry) or reason
+                self._broker.peer_gone(identity, reason)
+
+    @staticmethod
+    def _why(board: Board, former: BoardEntry) -> str:
+        for entry in board.workers:
+            if entry.name == former.name and (
+                entry.incarnation > former.incarnation or entry.state != "up"
+            ):
+                return entry.reason
+        return ""

@@ -1,0 +1,196 @@
+"""Rows of requests and of answers: gathered for one call of a policy, and given back.
+
+Leaves out which rows go together (`policy_batching.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envbus.actors import spaces
+from envbus.actors.blocks import BlockLayout
+from envbus.actors.protocol import MapBlocks
+from envbus.bus.arena import Arena
+from envbus.bus.codec import decode
+from envbus.bus.errors import ProtocolError
+from envbus.runner.nested import Tree, concatenate_trees, leaves_of, map_tree
+from envbus.runner.policies import PolicyOutput, as_rows
+from envbus.runner.policy_batching import Piece
+
+__all__ = ["Answer", "SharedRows", "form_of", "gather", "join", "split"]
+
+
+class Answer(NamedTuple):
+    """What a policy returned for some rows, in arrays."""
+
+    #: A batch, or a list, where `listed`.
+    actions: Any
+    listed: bool
+    states: Tree
+    extras: Mapping[str, Tree]
+    #: `(rows,)`
+    versions: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, out: PolicyOutput, rows: int, version: int) -> Answer:
+        """Return what a policy returned, after a look at its form.
+
+        Raises:
+            ValueError: Something has not as many rows as were asked for.
+        """
+        actions = out.actions
+        listed = isinstance(actions, list) or (
+            isinstance(actions, np.ndarray) and actions.dtype.hasobject
+        )
+        if listed:
+            actions = list(actions)
+            if len(actions) != rows:
+                raise ValueError(f"the policy returned {len(actions)} actions for {rows} rows")
+        else:
+            actions = _checked(actions, rows, "actions")
+        states = None if out.states is None else _checked(out.states, rows, "states")
+        extras = {name: _checked(tree, rows, name) for name, tree in out.extras.items()}
+        versions = np.full(rows, version, np.int64) if out.versions is None else out.versions
+        return cls(actions, listed, states, extras, versions)
+
+
+def split(answer: Answer, start: int, stop: int) -> Answer:
+    """Return some rows of an answer."""
+    if start == 0 and stop == len(answer.versions):
+        return answer
+
+    def some(tree: Tree) -> Tree:
+        return None if tree is None else map_tree(lambda leaf: leaf[start:stop], tree)
+
+    return Answer(
+        answer.actions[start:stop] if answer.listed else some(answer.actions),
+        answer.listed,
+        some(answer.states),
+        {name: some(tree) for name, tree in answer.extras.items()},
+        answer.versions[start:stop],
+    )
+
+
+def join(answers: Sequence[Answer]) -> Answer:
+    """Return the rows of several answers as one.
+
+    Raises:
+        ValueError: They differ in structure.
+    """
+    first = answers[0]
+    if len(answers) == 1:
+        return first
+    if first.listed:
+        actions: Any = [action for answer in answers for action in answer.actions]
+    else:
+        actions = concatenate_trees([answer.actions for answer in answers], "actions")
+    states = None
+    if first.states is not None:
+        states = concatenate_trees([answer.states for answer in answers], "states")
+    return Answer(
+        actions,
+        first.listed,
+        states,
+        concatenate_trees([dict(answer.extras) for answer in answers], "extras"),
+        np.concatenate([answer.versions for answer in answers]),
+    )
+
+
+def gather(parts: Sequence[tuple[Tree, Piece]]) -> Tree:
+    """Return the rows of pieces of several trees as one, in memory that may be written to.
+
+    Trees are batches of one form, or lists of single observations, or None.
+    """
+    first = parts[0][0]
+    if first is None:
+        return None
+    if isinstance(first, list):
+        return as_rows([one for tree, piece in parts for one in tree[piece.start : piece.stop]])
+    if len(parts) == 1:
+        tree, (_, start, stop) = parts[0]
+        return map_tree(lambda leaf: leaf[start:stop].copy(), tree)
+    return map_tree(
+        lambda *leaves: np.concatenate(
+            [leaf[piece.start : piece.stop] for leaf, (_, piece) in zip(leaves, parts, strict=True)]
+        ),
+        *(tree for tree, _ in parts),
+    )
+
+
+def form_of(tree: Tree, rows: int, what: str) -> object:
+    """Return what a batch must have in common with others to be one with them.
+
+    Raises:
+        ProtocolError: It is no batch of `rows` rows.
+    """
+    if tree is None:
+        return None
+    if isinstance(tree, np.ndarray):
+        if tree.ndim and len(tree) == rows:
+            return tree.shape[1:], tree.dtype
+        raise ProtocolError(f"{what} have shape {tree.shape}, of {rows} rows")
+    form = []
+    for path, leaf in leaves_of(tree, what):
+        if not isinstance(leaf, np.ndarray) or not leaf.ndim or len(leaf) != rows:
+            found = getattr(leaf, "shape", type(leaf).__name__)
+            raise ProtocolError(f"{path} is {found}, no array of {rows} rows")
+        form.append((path, leaf.shape[1:], leaf.dtype))
+    return tuple(form)
+
+
+class SharedRows:
+    """Observations of a pool's envs, in the memory that the envs write them to.
+
+    A row is still while its env waits for an action, so that it can be read until then.
+    """
+
+    def __init__(self, arena: Arena, layout: MapBlocks) -> None:
+        observation_space = spaces.from_plain(layout.observation_space.value)
+        action_space = spaces.from_plain(layout.action_space.value)
+        blocks = BlockLayout.of(observation_space, action_space, layout.num_envs)
+        leaves = blocks.views(arena.buffer).observations
+        if leaves is None:
+            raise ProtocolError("observations of no fixed size are not in shared memory")
+        self._arena = arena
+        self._num_rows = layout.num_envs
+        self._observations = spaces.structurer(observation_space)(leaves)
+        self.form = form_of(self._observations, layout.num_envs, "observations")
+
+    @classmethod
+    def attach(cls, arena_fd: int, size: int, layout_fd: int) -> SharedRows:
+        """Return the rows of somebody's arena; takes over both descriptors."""
+        arena = Arena.attach(arena_fd, size)
+        with os.fdopen(layout_fd, "rb") as file:
+            file.seek(0)
+            return cls(arena, decode(MapBlocks, [file.read()]))
+
+    def check(self, rows: npt.NDArray[np.int64] | None) -> None:
+        """Raise ProtocolError for rows that are not there."""
+        if rows is None or rows.ndim != 1 or not len(rows):
+            raise ProtocolError("which of the shared rows?")
+        if rows.min() < 0 or rows.max() >= self._num_rows:
+            raise ProtocolError(f"there are {self._num_rows} shared rows, and not all of {rows}")
+
+    def rows(self, rows: Any) -> Tree:
+        """Return a copy of some rows."""
+        return map_tree(lambda leaf: leaf[rows], self._observations)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._observations = None
+        self._arena.close()
+
+
+def _checked(tree: Tree, rows: int, what: str) -> Tree:
+    def check(leaf: Any) -> npt.NDArray[Any]:
+        array = np.asarray(leaf)
+        if not array.ndim or len(array) != rows:
+            raise ValueError(f"the policy returned {what} of shape {array.shape} for {rows} rows")
+        return array
+
+    return map_tree(check, tree)

@@ -1,0 +1,259 @@
+"""`PolicyWorkers`: processes that choose actions for runners of this host.
+
+Leaves out the processes' lives (`policy_processes.py`), what runs in them (`policy_worker.py`) and
+how they are asked (`remote_policy.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+
+import cloudpickle
+
+from envbus.bus.errors import ConfigError, RequestError
+from envbus.bus.interrupts import without_interrupts
+from envbus.bus.restart import RestartPolicy
+from envbus.runner.links import usable_cores
+from envbus.runner.policies import Policy, Weights
+from envbus.runner.policy_batching import BatchingConfig
+from envbus.runner.policy_counts import PolicyWorkersStatistics, summed
+from envbus.runner.policy_lanes import PolicyLanes
+from envbus.runner.policy_processes import PolicyProcesses
+from envbus.runner.policy_protocol import GetPolicyStatistics, PolicyCounts, PolicyWorkerCounts
+from envbus.runner.remote_policy import PolicyHandle, RemotePolicy
+
+__all__ = ["DEFAULT_POLICY", "PolicyMaker", "PolicyWorkers"]
+
+#: Id of the policy where there is only one.
+DEFAULT_POLICY: Final = "default"
+#: What makes a policy, in the worker: a policy (which is copied), `"module:factory"`, or a factory,
+#: called with the worker's number if it takes an argument. It returns a policy, or a function
+#: `observations -> actions`.
+PolicyMaker: TypeAlias = "Policy | str | Callable[..., Any]"
+_RESTART: Final = RestartPolicy()
+#: Seconds for workers to say their counts; one that computes for longer is left out.
+_COUNTS_TIMEOUT: Final = 2.0
+
+
+class PolicyWorkers:
+    """`n` processes, each with a copy of every policy, for any number of runners.
+
+    A runner takes `workers.policy()` as any other policy; one in another process of this host takes
+    `workers.handle().policy()`, or the `RemotePolicy` itself, pickled. Requests go to the
+    least-loaded worker, and to another one if it ends meanwhile. Who ends is replaced.
+
+    May be used by several threads; each `RemotePolicy` by one.
+
+    Args:
+        policies: One, or several by id: see `PolicyMaker`.
+        n: Processes.
+        max_batch: Most rows in one call of a policy.
+        max_wait: Seconds that a request waits for others to go with it. 0: who comes while a batch
+            is computed is in the next, and nobody waits for nothing.
+        max_in_flight: Requests that one `RemotePolicy` may have under way; more are refused with
+            `OverloadedError` at once.
+        max_rows_waiting: Rows that may wait in one worker; requests beyond are refused alike.
+        max_version_lag: By how many pushes of weights an action may be older than the latest that
+            its asker knows of; a worker that is further behind is passed over. None: any number.
+        timeout: Seconds that a request may take.
+        start_timeout: Seconds for all policies to be built.
+        close_timeout: Seconds for workers to leave at the end before they are killed.
+        restart: How often workers that ended are started again; None: never.
+        context: None, "fork", "forkserver" or "spawn", as in `multiprocessing`.
+        preload: Modules that are imported once, before workers are forked, e.g. `("torch",)`.
+
+    Raises:
+        ConfigError: A setting is unusable, or a policy cannot be pickled.
+        StartError: A policy could not be built; with the traceback.
+    """
+
+    def __init__(
+        self,
+        policies: PolicyMaker | Mapping[str, PolicyMaker],
+        n: int = 1,
+        *,
+        max_batch: int = 256,
+        max_wait: float = 0.0,
+        max_in_flight: int = 64,
+        max_rows_waiting: int = 65536,
+        max_version_lag: int | None = None,
+        timeout: float = 60.0,
+        start_timeout: float = 300.0,
+        close_timeout: float = 10.0,
+        restart: RestartPolicy | None = _RESTART,
+        context: str | None = None,
+        preload: Sequence[str] = (),
+    ) -> None:
+        for name, count in (("n", n), ("max_in_flight", max_in_flight)):
+            if type(count) is not int or count < 1:
+                raise ConfigError(f"{name} must be a positive integer, not {count!r}")
+        for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
+            if not 0.0 < seconds < math.inf:
+                raise ConfigError(f"{name} must be positive and finite, not {seconds!r} s")
+        if max_version_lag is not None and max_version_lag < 0:
+            raise ConfigError(f"max_version_lag must not be negative, is {max_version_lag}")
+        by_id = policies if isinstance(policies, Mapping) else {DEFAULT_POLICY: policies}
+        if not by_id:
+            raise ConfigError("no policy: name at least one")
+        self._close_timeout = close_timeout
+        self._processes = PolicyProcesses(
+            n,
+            {name: _pickled(name, maker) for name, maker in by_id.items()},
+            BatchingConfig(
+                max_batch=max_batch, max_wait=max_wait, max_rows_waiting=max_rows_waiting
+            ),
+            restart,
+            context=context,
+            preload=preload,
+            # One who spins per core, and the asker is one.
+            spinning=usable_cores() - 1,
+        )
+        self._num_workers = n
+        self._handle = PolicyHandle(
+            directory=str(self._processes.directory),
+            policy_ids=tuple(by_id),
+            timeout=timeout,
+            max_in_flight=max_in_flight,
+            max_version_lag=max_version_lag,
+        )
+        #: Those of this process, which are told what is pushed.
+        self._policies: weakref.WeakSet[RemotePolicy] = weakref.WeakSet()
+        # The thread that watches the processes must not keep this object alive, nor outlive it.
+        self._finalizer = weakref.finalize(self, _abandon, self._processes)
+        try:
+            self._processes.start(start_timeout)
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def policy(self, policy_id: str | None = None) -> RemotePolicy:
+        """Return one of the policies; None: the only one. It is used by one thread.
+
+        Raises:
+            ConfigError: There is no such policy.
+        """
+        named = self._handle.policy(policy_id)
+        processes = self._processes
+
+        def push(name: str, weights: Weights, version: int | None) -> tuple[int, int]:
+            pushed = processes.push(name, weights, version)
+            return pushed.push, pushed.version
+
+        policy = RemotePolicy(self._handle, named.policy_id, push)
+        self._policies.add(policy)
+        return policy
+
+    def handle(self) -> PolicyHandle:
+        """Return where the workers are, for runners in other processes."""
+        return self._handle
+
+    def set_weights(
+        self, weights: Weights, version: int | None = None, *, policy_id: str | None = None
+    ) -> int:
+        """Send weights to all workers, which take them over between two batches.
+
+        Returns at once; inference does not stop. Requests that are made in this process after that
+        are answered with these weights, unless a worker computes for so long that more than some
+        pushes pass meanwhile; `max_version_lag` makes sure.
+
+        Args:
+            weights: As the policy's `set_weights` takes them. They are copied.
+            version: None: the one after the present.
+            policy_id: None: the only policy.
+
+        Returns:
+            The version.
+        """
+        name = self._handle.policy(policy_id).policy_id
+        pushed = self._processes.push(name, weights, version)
+        for policy in list(self._policies):
+            if policy.policy_id == name:
+                policy.note_push(pushed.push, pushed.version)
+        return pushed.version
+
+    def statistics(self) -> PolicyWorkersStatistics:
+        """Return counts of the workers' present lives, among them latency and sizes of batches."""
+        counts, silent = self._counts()
+        policies: dict[str, dict[str, PolicyCounts]] = {}
+        for worker, of_worker in counts.items():
+            for name, of_policy in of_worker.policies.items():
+                policies.setdefault(name, {})[worker] = of_policy
+        return PolicyWorkersStatistics(
+            workers=self._num_workers,
+            workers_ready=self._processes.ready(),
+            restarts=self._processes.restarts(),
+            rows_waiting=sum(of_worker.rows_waiting for of_worker in counts.values()),
+            policies={name: summed(by_worker) for name, by_worker in policies.items()},
+            silent=silent,
+        )
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the workers that run."""
+        return self._processes.pids()
+
+    def close(self) -> None:
+        """End all workers; those that do not leave within `close_timeout` are killed. Idempotent.
+
+        What is in flight fails with `ClosedError`.
+        """
+        for policy in list(self._policies):
+            policy.close()
+        self._finalizer.detach()
+        self._processes.close(self._close_timeout)
+
+    def __enter__(self) -> PolicyWorkers:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        ids = ", ".join(self._handle.policy_ids)
+        return f"<PolicyWorkers {ids}: {self._processes.ready()} of {self._num_workers} ready>"
+
+    def _counts(self) -> tuple[dict[str, PolicyWorkerCounts], list[str]]:
+        """Ask all workers; return their counts by name, and who said nothing."""
+        lanes = PolicyLanes(Path(self._handle.directory), self._num_workers + 1)
+        counts: dict[str, PolicyWorkerCounts] = {}
+        silent: list[str] = []
+        try:
+            askings = {
+                name: lanes.ask(name, GetPolicyStatistics(), _COUNTS_TIMEOUT)
+                for name in self._processes.up()
+            }
+            for name, asking in askings.items():
+                try:
+                    reply = lanes.wait_for(asking)
+                except RequestError:
+                    silent.append(name)
+                else:
+                    assert isinstance(reply, PolicyWorkerCounts)
+                    counts[name] = reply
+        finally:
+            lanes.close()
+        return counts, silent
+
+
+def _pickled(policy_id: str, maker: PolicyMaker) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(maker))
+    except Exception as exc:  # any object's own code may run here
+        raise ConfigError(
+            f"policy {policy_id!r} cannot be pickled: {type(exc).__name__}: {exc}; give a factory "
+            "instead, which makes it in the worker"
+        ) from exc
+
+
+def _abandon(processes: PolicyProcesses) -> None:
+    with without_interrupts():
+        processes.close(0.0)

@@ -1,0 +1,273 @@
+"""A policy that is somewhere else: what `PolicyWorkers` gives to runners, in any local process.
+
+Leaves out how requests travel (`policy_lanes.py`) and the workers themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from envbus.bus.errors import ConfigError, RequestTimeoutError
+from envbus.bus.messages import Tree
+from envbus.runner.nested import Tree as Nested
+from envbus.runner.policies import PolicyOutput, Ticket, TwoStepPolicy, Weights, count_rows
+from envbus.runner.policy_lanes import Asking, PolicyLanes
+from envbus.runner.policy_protocol import (
+    ActionsChosen,
+    Behind,
+    ChooseActions,
+    DescribePolicy,
+    PolicyDescribed,
+    service_of,
+)
+
+__all__ = ["PolicyHandle", "RemotePolicy"]
+
+#: Seconds to wait when all workers have weights that are too old.
+_BEHIND_PAUSE: Final = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyHandle:
+    """Where policy workers are; may be pickled and used in any process of this user and host."""
+
+    directory: str
+    policy_ids: tuple[str, ...]
+    #: Seconds that a request may take, its time in queues included.
+    timeout: float
+    #: Requests that one asker may have in flight.
+    max_in_flight: int
+    #: By how many pushes of weights an answer may be older than the latest push that its asker
+    #: knows of; None: by any number.
+    max_version_lag: int | None
+
+    def policy(self, policy_id: str | None = None) -> RemotePolicy:
+        """Return one of the policies; None: the only one. It is used by one thread.
+
+        Raises:
+            ConfigError: There is no such policy.
+        """
+        if policy_id is None:
+            if len(self.policy_ids) != 1:
+                raise ConfigError(f"which policy? There are {', '.join(self.policy_ids)}")
+            policy_id = self.policy_ids[0]
+        if policy_id not in self.policy_ids:
+            raise ConfigError(f"no policy {policy_id!r}; there are {', '.join(self.policy_ids)}")
+        return RemotePolicy(self, policy_id)
+
+
+class _PolicyTicket:
+    """Actions under way."""
+
+    __slots__ = ("asking", "min_push", "passed_over", "rows")
+
+    def __init__(self, asking: Asking, rows: int, min_push: int) -> None:
+        self.asking = asking
+        self.rows = rows
+        self.min_push = min_push
+        #: Workers that have too old weights.
+        self.passed_over: list[str] = []
+
+
+#: Changes the weights: policy id, weights, version -> number of the push, version.
+Push = Callable[[str, Weights, "int | None"], "tuple[int, int]"]
+
+
+class RemotePolicy(TwoStepPolicy):
+    """Chooses actions in a policy worker. The state of rows stays with who asks.
+
+    Used by one thread. In another process it begins anew: pickled, it takes along where the workers
+    are and nothing else.
+
+    Args:
+        handle: Where.
+        policy_id: Which.
+        push: Changes the weights, where that is possible.
+
+    Attributes:
+        policy_id: Which policy this is.
+        policy_version: The latest that is known here. The rows of an answer say which weights
+            chose them (`PolicyOutput.versions`).
+    """
+
+    def __init__(self, handle: PolicyHandle, policy_id: str, push: Push | None = None) -> None:
+        self.policy_version = 0
+        self.policy_id = policy_id
+        self._handle = handle
+        self._service = service_of(policy_id)
+        self._push = push
+        self._lanes: PolicyLanes | None = None
+        self._owner = 0
+        self._newest_push = 0
+        self._described: PolicyDescribed | None = None
+        #: What requests call the observations of a pool that is shared.
+        self._shared = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemotePolicy, (self._handle, self.policy_id)
+
+    def __repr__(self) -> str:
+        return f"<RemotePolicy {self.policy_id} version={self.policy_version}>"
+
+    # --- actions -----------------------------------------------------------------------------
+
+    def compute_actions(
+        self, observations: Nested, states: Nested, *, explore: bool = True
+    ) -> PolicyOutput:
+        """Return an action per row; raises as `collect_actions` does."""
+        return self.collect_actions(self.submit_actions(observations, states, explore=explore))
+
+    def submit_actions(
+        self,
+        observations: Nested,
+        states: Nested,
+        *,
+        explore: bool = True,
+        env_ids: npt.NDArray[np.int64] | None = None,
+    ) -> Ticket:
+        """Send a request to the least-loaded worker.
+
+        Raises:
+            OverloadedError: `max_in_flight` requests are under way. Nothing was sent.
+            EncodeError: The observations cannot be sent.
+            ClosedError: The workers were closed.
+        """
+        rows = count_rows(observations)
+        lag = self._handle.max_version_lag
+        min_push = 0 if lag is None else max(self._newest_push - lag, 0)
+        shared = self._shared if env_ids is not None else ""
+        listed = (
+            not shared and isinstance(observations, np.ndarray) and observations.dtype.hasobject
+        )
+        asked: Nested = None if shared else list(observations) if listed else observations
+        request = ChooseActions(
+            policy_id=self.policy_id,
+            num_rows=rows,
+            explore=explore,
+            observations=Tree(asked),
+            listed=listed,
+            states=Tree(states),
+            shared=shared,
+            rows=env_ids if shared else None,
+            min_push=min_push,
+        )
+        asking = self._connected().ask(self._service, request, self._handle.timeout)
+        return _PolicyTicket(asking, rows, min_push)
+
+    def collect_actions(self, ticket: Ticket) -> PolicyOutput:
+        """Wait for the answer; ask another worker where one was lost or has too old weights.
+
+        Raises:
+            RemoteError: The policy raised; with type, text and traceback.
+            RequestTimeoutError: There was no answer in time, or none that is new enough.
+            PeerLostError: Several workers ended while they had this request.
+            OverloadedError: Too many rows wait in the worker.
+            RestartLimitError: No worker is left; says why.
+            ClosedError: The workers were closed, or their owner has ended.
+        """
+        assert isinstance(ticket, _PolicyTicket)
+        lanes = self._connected()
+        while isinstance(reply := lanes.wait_for(ticket.asking), Behind):
+            self._ask_elsewhere(lanes, ticket, reply)
+        assert isinstance(reply, ActionsChosen)
+        if reply.push >= self._newest_push:
+            self._newest_push, self.policy_version = reply.push, reply.version
+        versions = reply.versions
+        if versions is None:
+            versions = np.full(ticket.rows, reply.version, np.int64)
+        return PolicyOutput(reply.actions.value, reply.states.value, reply.extras.value, versions)
+
+    def discard_actions(self, ticket: Ticket) -> None:
+        """Forget a ticket; the answer will be dropped."""
+        assert isinstance(ticket, _PolicyTicket)
+        if self._lanes is not None:
+            self._lanes.forget(ticket.asking)
+
+    def share_rows(self, pool: Any) -> bool:
+        """Have workers read this pool's observations where its envs write them.
+
+        Returns:
+            Whether they can: it is in shared memory. If not, observations go in requests.
+        """
+        found = pool.shared_rows()
+        self._shared = ""
+        if found is not None:
+            self._shared = self._connected().share(*found)
+        return bool(self._shared)
+
+    # --- state and weights -------------------------------------------------------------------
+
+    def initial_state(self) -> Nested:
+        """Return the state of one row at the begin of an episode, as the policy says."""
+        if self._described is None:
+            self._described = self._describe(with_weights=False)
+        return self._described.initial_state.value
+
+    def get_weights(self) -> Weights:
+        """Return copies of the weights of one worker."""
+        return cast("Weights", self._describe(with_weights=True).weights.value)
+
+    def set_weights(self, weights: Weights, version: int | None = None) -> None:
+        """Push weights to all workers; returns at once, inference goes on meanwhile.
+
+        Raises:
+            ConfigError: This is not the process that has the workers, which pushes weights.
+        """
+        if self._push is None:
+            raise ConfigError(
+                f"weights of {self.policy_id!r} are pushed where the workers are, by "
+                "PolicyWorkers.set_weights: all runners then have them"
+            )
+        self._newest_push, self.policy_version = self._push(self.policy_id, weights, version)
+
+    def note_push(self, push: int, version: int) -> None:
+        """The workers were sent weights."""
+        self._newest_push, self.policy_version = push, version
+
+    def close(self) -> None:
+        """Let go of the lanes to the workers, which go on. Idempotent."""
+        if self._lanes is not None:
+            self._lanes.close()
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _connected(self) -> PolicyLanes:
+        if self._lanes is None or self._owner != os.getpid():
+            self._owner = os.getpid()
+            self._shared = ""
+            self._lanes = PolicyLanes(Path(self._handle.directory), self._handle.max_in_flight)
+        return self._lanes
+
+    def _describe(self, *, with_weights: bool) -> PolicyDescribed:
+        lanes = self._connected()
+        request = DescribePolicy(policy_id=self.policy_id, with_weights=with_weights)
+        reply = lanes.wait_for(lanes.ask(self._service, request, self._handle.timeout))
+        assert isinstance(reply, PolicyDescribed)
+        if reply.push >= self._newest_push:
+            self._newest_push, self.policy_version = reply.push, reply.version
+        return reply
+
+    def _ask_elsewhere(self, lanes: PolicyLanes, ticket: _PolicyTicket, behind: Behind) -> None:
+        asking = ticket.asking
+        ticket.passed_over.append(behind.worker)
+        others = [name for name in lanes.names if name not in ticket.passed_over]
+        if not others:  # they may be about to take over what was pushed
+            ticket.passed_over.clear()
+            lanes.pause(asking, _BEHIND_PAUSE)
+            others = [self._service]
+            if asking.is_over():
+                raise RequestTimeoutError(
+                    f"no worker has weights of push {ticket.min_push} or later; {behind.worker} "
+                    f"has push {behind.push}. What set_weights raised there is in the log; or "
+                    "raise max_version_lag",
+                    request_id=asking.wire_id,
+                    peer=self._service,
+                )
+        lanes.ask_again(asking, others[0])
