@@ -7,15 +7,16 @@ no Python loop over envs and steps here, only over episodes that end.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.callbacks import naming
+from envbus.runner.column_policy import Asked, ColumnPolicy
 from envbus.runner.columns import Columns
 from envbus.runner.faults import Fault
 from envbus.runner.metrics import EpisodeResult, PerfTimers, SampleMetrics
@@ -33,7 +34,7 @@ _Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 # As plain numbers: NumPy compares with these many times faster than with an enum's members.
-_ENDED, _RESETTING, _WAITING, _STEPPING, _LOST = map(int, Phase)
+_ENDED, _RESETTING, _WAITING, _ASKED, _STEPPING, _LOST = map(int, Phase)
 
 
 class ColumnSampler:
@@ -54,13 +55,16 @@ class ColumnSampler:
         timers: PerfTimers,
     ) -> None:
         count = pool.num_envs
+        unchanged = config.connector("observation", policy_id) is None
         self._pool = pool
         self._config = config
-        self._policy_id, self._policy = policy_id, policy
+        self._policy_id = policy_id
+        self._policy = ColumnPolicy(policy, count, unchanged=unchanged)
         self._metrics, self._timers = metrics, timers
         self._sends_resets = pool.autoreset_mode is AutoresetMode.DISABLED
         self._observe = config.connector("observation", policy_id)
         self._convert = config.connector("action", policy_id)
+        self._env_ids = np.arange(count)
         self._keys = [(env_id, DUMMY_AGENT) for env_id in range(count)]
         self._filler = map_tree(np.asarray, zero_action(pool.single_action_space))
         self._phase = np.full(count, _ENDED, np.int8)
@@ -68,10 +72,15 @@ class ColumnSampler:
         self._episodes = RunningEpisodes(config, policy_id, count)
         #: Where they wait for an action, `(N, ...)`; None before the first observation.
         self._last: Tree = None
-        #: Of a policy with a state, `(N, ...)`.
-        self._first_state: Tree = None
-        self._states: Tree = None
         self._lost_some = False
+        #: Two groups of envs that step in turn, and whose turn it is; none: whoever is ready.
+        self._groups = _groups_of(pool) if config.pipelined else ()
+        self._turn = 0
+        self._defers = config.pipelined and self._policy.works_elsewhere
+        #: What the policy has been asked and has not been asked to answer, if it works elsewhere.
+        self._asked: Asked | None = None
+        #: Envs that failed, whose next episode will begin by itself.
+        self._recovering = np.zeros(count, np.bool_)
         self._faults: list[Fault] = []
         self._results: list[EpisodeResult] = []
 
@@ -98,11 +107,13 @@ class ColumnSampler:
         live = self.live
         self._phase[live] = _RESETTING
         self._columns.num_rows[:] = 0
+        if self._asked is not None:
+            self._policy.forget(self._asked)
+            self._asked = None
 
     def has_cut_episode(self) -> bool:
         """Return whether an episode runs of which rows have left already."""
-        running = (self._phase == _WAITING) | (self._phase == _STEPPING)
-        return bool((running & (self._episodes.fragments > 0)).any())
+        return bool((self._running() & (self._episodes.fragments > 0)).any())
 
     def sample(
         self, demand: Demand, deadline: float | None, explore: bool, unroll_id: int
@@ -110,16 +121,16 @@ class ColumnSampler:
         """Return rows until the demand is met, or the deadline (monotonic time) has passed."""
         self._begin_fragment(demand)
         late: tuple[int, ...] = ()
-        unmet = self._unmet(demand)
-        ids = np.flatnonzero(unmet & (self._phase == _WAITING))
-        over = np.flatnonzero(unmet & (self._phase == _ENDED))
-        observations = None if self._last is None else map_tree(lambda leaf: leaf[ids], self._last)
-        self._go_on(ids, over, observations, explore)
+        if self._groups:
+            self._take_turns(demand, explore)
+        else:
+            self._go_on_from_last(slice(None), demand, explore)
         # All that are unmet are awaited: they were sent something, or recover.
         while number := int(np.count_nonzero(unmet := self._unmet(demand))):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             begin = time.perf_counter()
-            wanted = demand.to_wait_for(number, self._config.min_envs)
+            least = self._awaited(demand) if self._groups else self._config.min_envs
+            wanted = demand.to_wait_for(number, max(least, 1))
             if not wanted:
                 late = tuple(np.flatnonzero(unmet).tolist())
                 break
@@ -130,6 +141,7 @@ class ColumnSampler:
             if batch.late:
                 late = tuple(env_id for env_id in batch.late if unmet[env_id])
                 break
+        self._send_answers()
         return self._end_fragment(demand, late, unroll_id)
 
     # --- private -----------------------------------------------------------------------------
@@ -147,9 +159,73 @@ class ColumnSampler:
             unmet &= phase != _LOST
         return unmet
 
+    def _running(self) -> _Bools:
+        """Return which envs are in an episode, `(N,)`."""
+        running: _Bools = (self._phase >= _WAITING) & (self._phase <= _STEPPING)
+        return running
+
+    # --- turns -------------------------------------------------------------------------------
+
+    def _take_turns(self, demand: Demand, explore: bool) -> None:
+        """Have each group go on of which no env is under way, one after the other."""
+        for _ in self._groups:
+            if self._awaited(demand):
+                return
+            self._go_on_from_last(self._groups[self._turn], demand, explore)
+            self._turn = 1 - self._turn
+        if self._asked is not None and not self._awaited(demand):
+            self._send_answers()  # there is nothing to do meanwhile
+
+    def _awaited(self, demand: Demand) -> int:
+        """Return how many envs of the group whose turn it is have to answer first.
+
+        Not those that recover, which can take long: they step with their group from its next turn.
+        """
+        members = self._groups[self._turn]
+        phase = self._phase[members]
+        under_way = (phase == _STEPPING) | ((phase == _RESETTING) & ~self._recovering[members])
+        return int(np.count_nonzero(under_way & self._unmet(demand, members)))
+
+    def _go_on_from_last(self, members: _Ints | slice, demand: Demand, explore: bool) -> None:
+        """Have those of some envs go on that are unmet, from what was kept of them."""
+        unmet, phase = self._unmet(demand, members), self._phase[members]
+        env_ids = self._env_ids[members]
+        ids, over = env_ids[unmet & (phase == _WAITING)], env_ids[unmet & (phase == _ENDED)]
+        if len(ids) or len(over):
+            observations = map_tree(lambda leaf: leaf[ids], self._last) if len(ids) else None
+            self._go_on(ids, over, observations, explore)
+
+    # --- actions -----------------------------------------------------------------------------
+
     def _go_on(self, ids: _Ints, over: _Ints, observations: Tree, explore: bool) -> None:
-        """Have the envs `ids` step, and those that are `over` begin their next episodes."""
-        actions = self._act(ids, observations, explore) if len(ids) else None
+        """Have the envs `ids` step, and those that are `over` begin their next episodes.
+
+        With a policy that works elsewhere, and turns, the envs step that the policy was asked
+        about one turn before: these ones' actions are being chosen while those step.
+        """
+        asked = self._ask(ids, observations, explore) if len(ids) else None
+        if self._defers:
+            asked, self._asked = self._asked, asked
+            self._send(asked, over)
+            self._phase[ids] = _ASKED
+        else:
+            self._send(asked, over)
+
+    def _send_answers(self) -> None:
+        """Have those step that the policy has been asked about."""
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            self._send(asked, self._env_ids[:0])
+
+    def _ask(self, ids: _Ints, observations: Tree, explore: bool) -> Asked:
+        begin = time.perf_counter()
+        asked = self._policy.ask(ids, observations, explore=explore)
+        self._timers.add("inference", time.perf_counter() - begin)
+        return asked
+
+    def _send(self, asked: Asked | None, over: _Ints) -> None:
+        """Send the actions for what the policy was asked, and begin the episodes after `over`."""
+        ids, actions = (over[:0], None) if asked is None else self._act(asked)
         if not len(over):
             if actions is not None:
                 self._pool.send(actions, ids)
@@ -168,38 +244,22 @@ class ColumnSampler:
         self._phase[ids] = _STEPPING
         self._phase[over] = _RESETTING
 
-    def _act(self, ids: _Ints, observations: Tree, explore: bool) -> Tree:
-        """Ask the policy, open a row of each env, and return what is to be sent."""
+    def _act(self, asked: Asked) -> tuple[_Ints, Tree]:
+        """Open a row of each env asked about that has not failed since; return what to send."""
         clock = time.perf_counter
         begin = clock()
-        policy = self._policy
-        states = self._states_of(ids)
-        out = policy.compute_actions(observations, states, explore=explore)
-        asked = clock()
-        actions = map_tree(np.asarray, out.actions)
-        extras: Mapping[str, Tree] = out.extras
-        if states is not None:
-            extras = {**extras, "state_in": states, "state_out": out.states}
-            map_tree(lambda kept, new: kept.__setitem__(ids, new), self._states, out.states)
-        version = policy.policy_version if out.versions is None else out.versions
-        self._columns.act(ids, observations, actions, version, extras)
+        answers = self._policy.answer(asked)
+        answered = clock()
+        if self._defers and not (still := self._phase[asked.env_ids] == _ASKED).all():
+            answers = answers.of(still)
+        self._policy.keep_states(answers)
+        ids, actions, extras = answers.env_ids, answers.actions, answers.extras
+        self._columns.act(ids, answers.observations, actions, answers.versions, extras)
         if self._convert is not None:
             actions = self._convert(actions, [self._keys[i] for i in ids.tolist()])
-        self._timers.add("inference", asked - begin)
-        self._timers.add("action_processing", clock() - asked)
-        return actions
-
-    def _states_of(self, ids: _Ints) -> Tree:
-        if self._states is None:
-            self._first_state = self._policy.initial_state()
-            if self._first_state is None:
-                return None
-            count = len(self._phase)
-            self._states = map_tree(
-                lambda leaf: np.repeat(np.asarray(leaf)[np.newaxis], count, axis=0),
-                self._first_state,
-            )
-        return map_tree(lambda leaf: leaf[ids], self._states)
+        self._timers.add("inference", answered - begin)
+        self._timers.add("action_processing", clock() - answered)
+        return ids, actions if len(ids) else None
 
     def _take(self, batch: Batch, demand: Demand, explore: bool) -> None:
         """Take in what came, and have whoever can go on do so."""
@@ -210,6 +270,8 @@ class ColumnSampler:
         rewards, terminated, truncated = batch.rewards, batch.terminations, batch.truncations
         incarnations = batch.incarnations
         if not len(ids):
+            if self._groups:
+                self._take_turns(demand, explore)
             return
         if (ids[1:] < ids[:-1]).any():  # from several actors: in whichever order they came
             order = np.argsort(ids)
@@ -223,6 +285,7 @@ class ColumnSampler:
         if self._observe is not None:
             observations = self._observe(observations, [self._keys[i] for i in ids.tolist()])
         self._phase[ids] = _WAITING
+        self._recovering[ids] = False
         if everyone:
             self._take_steps(ids, observations, rewards, terminated, truncated)
         elif stepped.any():
@@ -233,6 +296,11 @@ class ColumnSampler:
                 terminated[stepped],
                 truncated[stepped],
             )
+        if self._groups:
+            self._timers.add("raw_obs_processing", time.perf_counter() - begin)
+            self._keep(ids, observations)
+            self._take_turns(demand, explore)
+            return
         unmet = self._unmet(demand, ids)
         phase = self._phase[ids]
         acting = unmet & (phase == _WAITING)
@@ -290,15 +358,12 @@ class ColumnSampler:
         for connector in (self._observe, self._convert):
             if connector is not None:
                 connector.reset(ids.tolist())
-        if self._states is not None:
-            map_tree(
-                lambda kept, first: kept.__setitem__(ids, first), self._states, self._first_state
-            )
+        self._policy.begin(ids)
 
     def _take_fault(self, fault: Fault) -> None:
         env_id = fault.env_id
         self._faults.append(fault)
-        if self._phase[env_id] in (_WAITING, _STEPPING):
+        if _WAITING <= self._phase[env_id] <= _STEPPING:
             kept = int(self._columns.num_rows[env_id] - self._episodes.first_row[env_id])
             if self._config.faulty_episodes == "drop":
                 self._metrics.add_dropped_rows(kept)
@@ -311,6 +376,7 @@ class ColumnSampler:
                 self._end_episode(env_id, False, False, faulty=True)
         # The first observation of its next episode comes by itself.
         self._phase[env_id] = _LOST if fault.given_up else _RESETTING
+        self._recovering[env_id] = not fault.given_up
         self._lost_some |= fault.given_up
         with naming("on_fault"):
             self._config.callbacks.on_fault(fault=fault)
@@ -333,7 +399,7 @@ class ColumnSampler:
 
     def _begin_fragment(self, demand: Demand) -> None:
         """Take over what the fragment before has left."""
-        running = (self._phase == _WAITING) | (self._phase == _STEPPING)
+        running = self._running()
         old = self._columns
         kept = np.where(running, old.num_rows - self._episodes.first_row, 0)
         capacity = 0 if demand.unit == "episodes" else int(demand.quotas.max(initial=0))
@@ -351,7 +417,7 @@ class ColumnSampler:
 
     def _end_fragment(self, demand: Demand, late: tuple[int, ...], unroll_id: int) -> Sample:
         counts = self._columns.num_rows
-        running = (self._phase == _WAITING) | (self._phase == _STEPPING)
+        running = self._running()
         if demand.complete:  # those that run stay for the next fragment
             counts = np.where(running, self._episodes.first_row, counts)
         else:
@@ -366,3 +432,15 @@ class ColumnSampler:
             faults=tuple(self._faults),
             episodes=tuple(self._results),
         )
+
+
+def _groups_of(pool: ActorPool) -> tuple[_Ints, ...]:
+    """Return the pool's envs in two groups.
+
+    Raises:
+        ConfigError: All envs are one vector env, or there is only one env.
+    """
+    groups = pool.env_groups(2)
+    if not all(groups):
+        raise ConfigError("pipelined=True takes at least two envs that can step apart")
+    return tuple(np.asarray(group, np.int64) for group in groups)

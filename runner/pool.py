@@ -319,6 +319,10 @@ class ActorPool(DictSide):
         self._rounds.recycle()  # before the caller can send to those whose episodes have ended
         return batch
 
+    def env_groups(self, count: int) -> list[list[int]]:
+        """Return all env ids in `count` groups, over which the envs of each actor are spread."""
+        return self._roster.groups(count)
+
     def statistics(self) -> Statistics:
         """Return counts since the start: actors, restarts, faults, late replies."""
         faults = self._faults

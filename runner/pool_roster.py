@@ -45,6 +45,24 @@ class PoolRoster:
             groups.setdefault(self._actor_of[env_id].index, []).append(env_id)
         return [(self._actors[index], members) for index, members in groups.items()]
 
+    def groups(self, count: int) -> list[list[int]]:
+        """Share all envs out to groups of about one size, in order.
+
+        The envs of each actor are spread over all groups, so that none is idle while one steps;
+        those of one vector env stay together.
+        """
+        groups: list[list[int]] = [[] for _ in range(count)]
+        for actor in self._actors:
+            units = actor.units()
+            each, rest = divmod(len(units), count)
+            first = 0
+            # Whole blocks of neighbours; who has the fewest gets one that is left over.
+            for place, group in enumerate(sorted(groups, key=len)):
+                stop = first + each + (place < rest)
+                group += [env_id for unit in units[first:stop] for env_id in unit]
+                first = stop
+        return groups
+
     def check_ids(self, env_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> list[int]:
         """Return env ids as ints.
 

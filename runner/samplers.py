@@ -33,8 +33,11 @@ def make_sampler(
     """
     fixed = all(map(is_fixed_size, (envs.single_observation_space, envs.single_action_space)))
     reason = _why_not_columns(envs, config, policies(), fixed=fixed)
-    if config.vectorized and reason:
-        raise ConfigError(f"this cannot be sampled with vectorized=True: {reason}")
+    for setting in ("vectorized", "pipelined"):
+        if getattr(config, setting) and reason:
+            raise ConfigError(f"this cannot be sampled with {setting}=True: {reason}")
+    if config.pipelined and config.vectorized is False:
+        raise ConfigError("pipelined=True needs columns, and vectorized=False refuses them")
     if envs.autoreset_mode is AutoresetMode.SAME_STEP:
         raise ConfigError('a runner takes a pool with autoreset_mode "NextStep" or "Disabled"')
     if reason is None and config.vectorized is not False:

@@ -37,10 +37,12 @@ class Phase(enum.IntEnum):
     RESETTING = 1
     #: Its agents are to act on the last observations.
     WAITING = 2
+    #: The policy was asked, and has not answered yet.
+    ASKED = 3
     #: It was sent actions.
-    STEPPING = 3
+    STEPPING = 4
     #: It was given up.
-    LOST = 4
+    LOST = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +59,10 @@ class RunnerConfig:
     #: 1: whoever is ready is served. The number of envs: all together, which gives the same
     #: batches each time, and larger ones.
     min_envs: int = 1
+    #: Two groups of envs, each with a part of every actor's: one steps while the policy chooses
+    #: the actions of the other. The policy is asked for a whole group; `min_envs` counts for
+    #: nothing. Only where rows are kept in columns.
+    pipelined: bool = False
     #: A sample is over when this fraction of the envs, rounded up, has contributed its part: of
     #: the others it has what they have done, and what they were asked goes on in the next one.
     enough_envs: float = 1.0

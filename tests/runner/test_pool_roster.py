@@ -42,3 +42,21 @@ def test_env_ids_are_known_integers_named_once(actors: list[Actor]) -> None:
         roster.check_ids([2, 1, 2])
     with pytest.raises(TypeError):
         roster.check_ids([1.0])  # type: ignore[list-item]
+
+
+def test_the_envs_of_each_actor_are_spread_over_groups() -> None:
+    def groups(*actors: list[int]) -> list[list[int]]:
+        sources = [str(i) for i in range(sum(map(len, actors)))]
+        made = share_out(sources, len(actors), remote=0, shared=True)
+        first = 0
+        for index, (actor, counts) in enumerate(zip(made, actors, strict=True)):
+            actor.index, actor.counts = index, counts
+            actor.env_ids = range(first, first + sum(counts))
+            first = actor.env_ids.stop
+        return PoolRoster(made).groups(2)
+
+    assert groups([1, 1, 1, 1], [1, 1]) == [[0, 1, 4], [2, 3, 5]]
+    assert groups([1, 1, 1], [1, 1, 1]) == [[0, 1, 5], [2, 3, 4]]
+    assert groups([1], [1], [1], [1]) == [[0, 2], [1, 3]]
+    assert groups([3, 1], [2]) == [[0, 1, 2], [3, 4, 5]]
+    assert groups([4]) == [[0, 1, 2, 3], []]
