@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import signal
-from collections import deque
 
 import gymnasium
 import numpy as np
@@ -120,12 +118,13 @@ def update(
             optimizer.step()
 
 
-def kill_one_every(seconds: float, pool: ActorPool) -> None:
+def kill_one_every(seconds: float, pool: ActorPool, seed: int) -> None:
     """Have the system interrupt this process regularly, which then kills one of its actors."""
+    rng = np.random.default_rng(seed)
 
     def kill(*_: object) -> None:
         if pids := pool.actor_pids():
-            os.kill(random.choice(pids), signal.SIGKILL)
+            os.kill(int(rng.choice(pids)), signal.SIGKILL)
 
     signal.signal(signal.SIGALRM, kill)
     signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
@@ -136,7 +135,7 @@ def add_ppo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-envs", type=int, default=32)
     parser.add_argument("--num-steps", type=int, default=32, help="per env and update")
     parser.add_argument("--total-steps", type=int, default=1_000_000, help="at the most")
-    parser.add_argument("--target", type=float, default=float("inf"), help="mean of 100 episodes")
+    parser.add_argument("--target", type=float, help="mean of 100 episodes at which it stops")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="goes down to 0")
     parser.add_argument("--gamma", type=float, default=0.99)
     parser.add_argument("--gae-lambda", type=float, default=0.95)
@@ -155,7 +154,6 @@ def main() -> None:
     parser.set_defaults(**PRESETS.get(parser.parse_args().env, {}))
     args = parser.parse_args()
     torch.manual_seed(args.seed)
-    random.seed(args.seed)
     torch.set_num_threads(1)
 
     pool = ActorPool(
@@ -173,22 +171,18 @@ def main() -> None:
         action_connector=ClipActions(pool.single_action_space),
         seed=args.seed,
     )
-    returns: deque[float] = deque(maxlen=100)
     curve, steps, faulty = Curve(args), 0, 0
     with EnvRunner(pool, TorchPolicy(agent), config) as runner:
         if args.kill_every:
-            kill_one_every(args.kill_every, pool)
+            kill_one_every(args.kill_every, pool, args.seed)
         while steps < args.total_steps:
             for group in optimizer.param_groups:
                 group["lr"] = args.learning_rate * (1.0 - steps / args.total_steps)
             sample = runner.sample()
             steps += sample.env_steps
             faulty += sum(episode.faulty for episode in sample.episodes)
-            returns.extend(
-                episode.episode_return for episode in sample.episodes if not episode.faulty
-            )
-            curve.add(steps, returns)
-            if len(returns) == 100 and np.mean(returns) >= args.target:
+            curve.add(steps, (one.episode_return for one in sample.episodes if not one.faulty))
+            if curve.solved:
                 break
             update(agent, optimizer, sample.single(), args)
 
