@@ -231,3 +231,32 @@ def test_what_is_no_model_is_refused_and_changes_nothing() -> None:
     )
     with pytest.raises(ConfigError, match="takes 'state_in' and does not give its successor"):
         OnnxPolicy(forgets, spaces.Discrete(3))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
+def test_what_torch_exports_acts_as_its_module(tmp_path: Path) -> None:
+    torch: Any = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.pi, self.vf = torch.nn.Linear(3, 4), torch.nn.Linear(3, 1)
+
+        def forward(self, obs: Any) -> Any:
+            return self.pi(obs), self.vf(obs).squeeze(-1)
+
+    net, file = Net().eval(), tmp_path / "policy.onnx"
+    torch.onnx.export(
+        net,
+        (torch.zeros(2, 3),),
+        str(file),
+        input_names=["obs"],
+        output_names=["logits", "vf_preds"],
+        dynamic_axes={"obs": {0: "rows"}},
+        external_data=False,
+    )
+    out = OnnxPolicy(file, spaces.Discrete(4)).compute_actions(ROWS, None, explore=False)
+    logits, values = net(torch.as_tensor(ROWS))
+    assert out.actions.tolist() == logits.argmax(-1).tolist()
+    assert out.extras["vf_preds"] == pytest.approx(values.detach().numpy(), abs=1e-5)
