@@ -129,13 +129,16 @@ class Connection(asyncio.Protocol):
         if self._waiting:
             self._heard = now  # it is not heard, as nobody listens
         if not self._session.joined and now - self._since > config.handshake_timeout:
-            self.end(f"no message for the broker came within {config.handshake_timeout:g} s")
+            self.end(
+                f"no message for the broker came within {config.handshake_timeout:g} s",
+                FailureCode.TIMEOUT,
+            )
         elif now - self._heard > config.keepalive and not self._probed:
             probe = self._session.probe()
             self._probed = bool(probe)
             self._say(probe)
         elif self._probed and now - self._heard > 2 * config.keepalive:
-            self.end(f"no sign of life for {2 * config.keepalive:g} s")
+            self.end(f"no sign of life for {2 * config.keepalive:g} s", FailureCode.TIMEOUT)
 
     def end(self, why: str, code: FailureCode = FailureCode.OVERLOADED) -> None:
         """Say why and close the connection."""
