@@ -24,9 +24,12 @@ from envbus.runner.callbacks import CallbackError, Callbacks
 from envbus.runner.config import Timeouts
 from envbus.runner.connectors import Connector, ConnectorError, Pipeline
 from envbus.runner.env_runner import EnvRunner
+from envbus.runner.env_runner_group import EnvRunnerGroup
 from envbus.runner.episode import EpisodeRecorder
 from envbus.runner.fault_log import Hooks
 from envbus.runner.faults import ActorLostError, EnvError, Fault, FaultCause, env_errors
+from envbus.runner.group.config import GroupConfig, RunnerStatus
+from envbus.runner.group.joining import GroupSample, RunnerFault
 from envbus.runner.make import make_vec
 from envbus.runner.metrics import EpisodeResult
 from envbus.runner.mlp import MlpPolicy
@@ -60,6 +63,7 @@ __all__ = [
     "ConstantPolicy",
     "EnvError",
     "EnvRunner",
+    "EnvRunnerGroup",
     "EpisodeRecorder",
     "EpisodeResult",
     "Fault",
@@ -68,6 +72,8 @@ __all__ = [
     "FrameStack",
     "FreezeActions",
     "FunctionPolicy",
+    "GroupConfig",
+    "GroupSample",
     "Hooks",
     "MlpPolicy",
     "MultiAgentBatch",
@@ -84,6 +90,8 @@ __all__ = [
     "RestartPolicy",
     "RestartRequest",
     "RunnerConfig",
+    "RunnerFault",
+    "RunnerStatus",
     "Sample",
     "SampleBatch",
     "Timeouts",

@@ -131,11 +131,15 @@ class Crew(Generic[M]):
             StartError: A process ended, or was not there within `timeouts.start`.
             Exception: What brings it up raises.
         """
-        timeout = self.config.timeouts.start
-        deadline = time.monotonic() + (NO_DEADLINE if timeout is None else timeout)
         for actor in self.actors:
             self._bring_up.start(actor)
-        while late := [a for a in self.actors if a.state is not until]:
+        self.wait_for_all(until)
+
+    def wait_for_all(self, state: ActorState) -> None:
+        """Wait, at the first start, until each has got to `state`; raises as `start_all`."""
+        timeout = self.config.timeouts.start
+        deadline = time.monotonic() + (NO_DEADLINE if timeout is None else timeout)
+        while late := [a for a in self.actors if a.state is not state]:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise StartError(

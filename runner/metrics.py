@@ -15,7 +15,14 @@ import numpy as np
 from envbus.bus.errors import ConfigError
 from envbus.runner.trajectory import AgentID
 
-__all__ = ["PERF_TIMERS", "EpisodeResult", "PerfTimers", "SampleMetrics", "summarize"]
+__all__ = [
+    "PERF_TIMERS",
+    "EpisodeResult",
+    "MetricsDelta",
+    "PerfTimers",
+    "SampleMetrics",
+    "summarize",
+]
 
 #: Parts of an iteration: observations through their connectors, the policy, actions through
 #: theirs, waiting for the envs, drawing them.
@@ -34,6 +41,8 @@ _COUNTS = (
     "num_episodes_without_actions",
     "num_env_restarts",
     "num_dropped_rows",
+    "num_untrained_episodes",
+    "num_untrained_env_steps",
 )
 _SPREAD = ("mean", "min", "max")
 
@@ -66,6 +75,18 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     unrecorded_reward: float
     #: What callbacks measured.
     custom_metrics: dict[str, float]
+    #: What an external simulator calls it; "": it is an episode of a pool.
+    episode_id: str = ""
+    #: Whether its rows were meant to be trained on, and left.
+    training_enabled: bool = True
+
+
+class MetricsDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one `SampleMetrics` has counted for another to add."""
+
+    results: list[EpisodeResult]
+    #: By name, without those that have not changed.
+    counts: dict[str, int]
 
 
 def summarize(results: Iterable[EpisodeResult]) -> dict[str, Any]:
@@ -73,12 +94,14 @@ def summarize(results: Iterable[EpisodeResult]) -> dict[str, Any]:
 
     `episode_return_{mean,min,max}`, `episode_len_{mean,min,max}` (env steps),
     `agent_episode_returns_{...}` by agent id, `module_episode_returns_{...}` by policy id (one
-    value per agent and episode) and `custom_metrics`. Faulty episodes and those in which nobody
-    ever acted are left out; without any other, so are the names that would have no value, and
-    the dicts are empty.
+    value per agent and episode) and `custom_metrics`. Faulty episodes, those in which nobody
+    ever acted and those that are not to be trained on are left out; without any other, so are the
+    names that would have no value, and the dicts are empty.
     """
     episodes = [
-        result for result in results if not result.faulty and any(result.agent_steps.values())
+        result
+        for result in results
+        if result.training_enabled and not result.faulty and any(result.agent_steps.values())
     ]
     agents: dict[AgentID, list[float]] = {}
     policies: dict[str, list[float]] = {}
@@ -121,7 +144,10 @@ class SampleMetrics:
 
     def add_episode(self, result: EpisodeResult) -> None:
         """Count an episode that is over, whole, however many fragments it came in."""
-        if result.faulty:
+        if not result.training_enabled:
+            self._count("num_untrained_episodes", 1)
+            self._count("num_untrained_env_steps", result.length)
+        elif result.faulty:
             self._count("num_faulty_episodes", 1)
         elif not any(result.agent_steps.values()):
             self._count("num_episodes_without_actions", 1)
@@ -142,8 +168,9 @@ class SampleMetrics:
 
         The counts are `num_env_steps_sampled`, `num_agent_steps_sampled`, `num_episodes`,
         `num_faulty_episodes`, `num_episodes_without_actions`, `num_env_restarts`,
-        `num_dropped_rows`, each also with `_lifetime` behind its name; `faulty_eps_ids` are the
-        ids of faulty episodes of which fragments had left before the fault.
+        `num_dropped_rows`, `num_untrained_episodes`, `num_untrained_env_steps`, each also with
+        `_lifetime` behind its name; `faulty_eps_ids` are the ids of faulty episodes of which
+        fragments had left before the fault.
         """
         out = summarize(self._results)
         out |= self._counts
@@ -154,6 +181,20 @@ class SampleMetrics:
         self._results = []
         self._counts = dict.fromkeys(_COUNTS, 0)
         return out
+
+    def collect_delta(self) -> MetricsDelta:
+        """Return what `read` would tell of, and clear it."""
+        counts = {name: count for name, count in self._counts.items() if count}
+        delta = MetricsDelta(results=self._results, counts=counts)
+        self._results = []
+        self._counts = dict.fromkeys(_COUNTS, 0)
+        return delta
+
+    def add_delta(self, delta: MetricsDelta) -> None:
+        """Count what another has collected."""
+        self._results += delta.results
+        for name, count in delta.counts.items():
+            self._count(name, count)
 
     def get_state(self) -> dict[str, int]:
         """Return the lifetime's counts."""

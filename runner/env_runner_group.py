@@ -1,0 +1,582 @@
+"""`EnvRunnerGroup`: several `EnvRunner`s, each in a process of its own, sampled as one.
+
+Leaves out the processes (`group/runner_process.py`), what they are asked (`group/rounds.py`), how
+much each is asked for (`group/shares.py`), and how samples become one (`group/joining.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+from gymnasium import Space
+from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
+
+from envbus.bus.errors import ConfigError, RestartLimitError
+from envbus.runner.actor import ActorState
+from envbus.runner.config import FleetConfig
+from envbus.runner.crew import CrewStatistics
+from envbus.runner.env_runner import EnvRunner
+from envbus.runner.faults import FaultCause
+from envbus.runner.group.config import GroupConfig, RunnerStatus, envs_of
+from envbus.runner.group.joining import GroupSample, RunnerPart, join
+from envbus.runner.group.protocol import AnyEnvs, MakePolicies, Parts
+from envbus.runner.group.rounds import Rounds, Ticket
+from envbus.runner.group.runner_process import RunnerCrew, RunnerProcess
+from envbus.runner.group.shares import Share, share_out
+from envbus.runner.links import usable_cores
+from envbus.runner.metrics import PerfTimers, SampleMetrics
+from envbus.runner.policies import Weights
+from envbus.runner.policy_map import Policies
+from envbus.runner.sampling import RunnerConfig
+from envbus.runner.trajectory import AgentID
+
+__all__ = ["EnvRunnerGroup"]
+
+#: Longest single wait, in seconds; without a time-out the group waits again.
+_LONGEST_WAIT = 3600.0
+#: Of a time-out, what is left for the way back of what runners have by then: this part, and at
+#: most as many seconds.
+_RETURN_PART, _RETURN_SECONDS = 0.1, 1.0
+
+
+class EnvRunnerGroup:
+    """Runs n `EnvRunner`s side by side.
+
+        envs = ["CartPole-v1"] * 64
+        with EnvRunnerGroup(2, envs, policy, RunnerConfig(seed=0)) as group:
+            for _ in range(100):
+                batch = group.sample().single()
+                group.set_weights({"default_policy": learn(batch)})
+
+    Each runner is a process, with an `ActorPool` of its own below it. One that is slow holds up
+    nobody, one that dies is started again, with the weights and connectors' states of the group.
+    One thread creates, uses and stops it.
+
+    Args:
+        num_runners: n.
+        envs: One factory, id or import path per env, shared out evenly; or a function `(index of
+            the runner) -> ActorPool` that is called in the runner's process.
+        policies: As `EnvRunner` takes them; each runner gets a copy. Copies of one that draws
+            random numbers from a seed all draw the same ones: use `make_policies` for it.
+        config: Of each runner, which gets its own part of the seeds: env i of the group is reset
+            with `seed + i`. `worker_index` is that of runner 0's first life; each further life of
+            a runner takes one more.
+        make_policies: Instead of `policies`: `(pool, worker index) -> policies`, called in the
+            runner's process. No other runner, and no other life of it, has that index.
+        settings: How processes are started and watched; None: the defaults.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+        EncodeError: Envs, policies or config cannot be pickled.
+        StartError: A runner did not come up.
+        RemoteError: A factory, an env or a runner's constructor raised. No process is left.
+    """
+
+    def __init__(
+        self,
+        num_runners: int,
+        envs: AnyEnvs,
+        policies: Policies | None = None,
+        config: RunnerConfig | None = None,
+        *,
+        make_policies: MakePolicies | None = None,
+        settings: GroupConfig | None = None,
+    ) -> None:
+        if (policies is None) == (make_policies is None):
+            raise ConfigError("give policies or make_policies")
+        self.config = config or RunnerConfig()
+        self.settings = settings or GroupConfig()
+        parts = [
+            Parts(part, pool, policies, make_policies, self.config)
+            for part, pool in envs_of(
+                num_runners, envs, self.settings.pool_settings, cores=usable_cores()
+            )
+        ]
+        self.closed = False
+        self.metrics = SampleMetrics()
+        #: Of each runner's present life: means in ms, of how many iterations.
+        self._timers: dict[int, tuple[dict[str, float], int]] = {}
+        self._num_samples = 0
+        #: Envs that their runners have given up, by runner.
+        self._lost_envs: dict[int, set[int]] = {}
+        chosen = self.settings
+        self._crew = RunnerCrew(
+            parts,
+            FleetConfig(
+                context=chosen.context,
+                timeouts=chosen.timeouts,
+                restart=chosen.restart,
+                memory_limit_mb=chosen.memory_limit_mb,
+                preload=chosen.preload,
+            ),
+        )
+        # Not `__del__`: see `BusVectorEnv`.
+        self._finalizer = weakref.finalize(self, self._crew.abandon)
+        try:
+            self._crew.start()
+            self._rounds = Rounds(
+                self._crew,
+                copy.deepcopy(self.config.connectors()),
+                self._crew.first_versions(),
+                chosen.sample_timeout,
+            )
+        except BaseException:
+            self.stop(terminate=True)
+            raise
+
+    # --- samples -----------------------------------------------------------------------------
+
+    def sample(
+        self,
+        num_env_steps: int | None = None,
+        num_episodes: int | None = None,
+        *,
+        timeout: float | None = None,
+        force_reset: bool = False,
+        explore: bool | None = None,
+    ) -> GroupSample:
+        """Have all runners sample, and return their rows, ordered by runner.
+
+        Each env of the group contributes an equal part. Without a number, each contributes
+        `rollout_fragment_length` steps. A runner that is being started again is not waited for:
+        the others take over its part. What a runner that dies meanwhile had sampled is lost; it
+        is named in `runner_faults`.
+
+        Args:
+            num_env_steps: Of all together; exactly, or in complete_episodes mode at least.
+            num_episodes: Of all together, exactly; each whole.
+            timeout: Seconds after which what is there is returned. `late` names envs that were
+                awaited, `late_runners` runners that have not answered at all. Nothing is lost:
+                what a late runner was asked for comes with the next call, and is counted there.
+                None: no limit but `sample_timeout` per runner.
+            force_reset: Give up all running episodes and begin new ones.
+            explore: None: as configured.
+
+        Raises:
+            ValueError: Both numbers, or a negative one.
+            RemoteError: A runner's `sample`, or its `set_weights`, raised; what others have
+                sampled comes with the next call.
+            RestartLimitError: No runner is left.
+        """
+        share = Share.of(num_env_steps, num_episodes)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._begin()
+        rounds = self._rounds
+        self._wait(self._someone, deadline)
+        self._raise_if_none_left()
+        actors = rounds.ready()
+        owed = [rounds.standings[actor.index].owed for actor in actors]
+        counts = [actor.num_envs for actor in actors]
+        shares = share_out(share, counts, owed, turn=self._num_samples)
+        for actor, part in zip(actors, shares, strict=True):
+            if part is not None:
+                rounds.ask_sample(
+                    actor,
+                    part,
+                    timeout=_allowed(deadline),
+                    force_reset=force_reset,
+                    explore=explore,
+                )
+        self._num_samples += 1
+        self._wait(lambda: bool(rounds.errors) or not rounds.sampling(), deadline)
+        self._raise_errors()
+        return self._collect(late=rounds.sampling())
+
+    def sample_async(
+        self,
+        num_env_steps: int | None = None,
+        num_episodes: int | None = None,
+        *,
+        timeout: float | None = None,
+        force_reset: bool = False,
+        explore: bool | None = None,
+    ) -> tuple[int, ...]:
+        """Ask each runner for a sample that has nothing to do, and return at once.
+
+        Args:
+            num_env_steps: Of each runner; as the rest as in `sample`.
+            num_episodes: Likewise.
+            timeout: Seconds after which a runner delivers what it has.
+            force_reset: As in `sample`.
+            explore: As in `sample`.
+
+        Returns:
+            Who was asked: not those that sample already, wait to be collected, or do not run.
+
+        Raises:
+            ValueError, RemoteError, RestartLimitError: As `sample`.
+        """
+        share = Share.of(num_env_steps, num_episodes)
+        self._begin()
+        self._raise_if_none_left()
+        asked = []
+        for actor in self._rounds.ready():
+            if self._rounds.standings[actor.index].owed is None and self._rounds.ask_sample(
+                actor, share, timeout=timeout, force_reset=force_reset, explore=explore
+            ):
+                asked.append(actor.index)
+        return tuple(asked)
+
+    def collect(self, min_runners: int = 1, timeout: float | None = None) -> GroupSample:
+        """Wait until `min_runners` have delivered, and return what is there.
+
+        Returns early when nobody is at work any more, because of faults.
+
+        Args:
+            min_runners: From 1 to the number of runners; fewer where fewer were asked.
+            timeout: Seconds; `late_runners` then names who is still at work.
+
+        Raises:
+            NoAsyncCallError: Nobody was asked.
+            ValueError, RemoteError: As `sample`.
+        """
+        if not 1 <= min_runners <= self.num_runners:
+            raise ValueError(f"min_runners must be from 1 to {self.num_runners}, not {min_runners}")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._begin()
+        rounds = self._rounds
+        if not rounds.sampling() and not rounds.delivered() and not rounds.faults:
+            raise NoAsyncCallError("Calling `collect` without any prior `sample_async`.", "collect")
+        enough = self._wait(
+            lambda: (
+                bool(rounds.errors)
+                or len(rounds.delivered()) >= min_runners
+                or not rounds.sampling()
+            ),
+            deadline,
+        )
+        self._raise_errors()
+        return self._collect(late=() if enough else rounds.sampling())
+
+    # --- weights and functions ---------------------------------------------------------------
+
+    def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
+        """Return weights by policy id: those that were set last, else a runner's.
+
+        Raises:
+            ConfigError: There is no such policy.
+            RestartLimitError: No runner is left to be asked.
+            TimeoutError: None of them answers within `timeouts.call`.
+        """
+        self._assert_open()
+        known = self._rounds.versions
+        names = list(known) if policy_ids is None else list(policy_ids)
+        if unknown := sorted(set(names) - known.keys()):
+            raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(known)}")
+        found = {name: self._rounds.weights.get(name) for name in names}
+        missing = [name for name, weights in found.items() if weights is None]
+        if missing:
+            self._wait(self._someone, time.monotonic() + _LONGEST_WAIT)
+            self._raise_if_none_left()
+            first = self._rounds.ready()[0].index
+            answers = self.foreach(EnvRunner.get_weights, missing, runners=[first])
+            if first not in answers:
+                raise TimeoutError(f"runner {first} did not tell its weights")
+            found |= answers[first]
+        # Copies, and writable ones, also of what has come in a message.
+        return {name: copy.deepcopy(found[name] or {}) for name in names}
+
+    def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
+        """Have all runners use weights, by policy id, from their next fragments on.
+
+        Waits for nobody: a runner that samples goes on, and takes them before it samples again.
+        Each row says by `policy_version` which weights chose its action.
+
+        Args:
+            weights: Copied.
+            version: None: per policy, the one after the present.
+
+        Raises:
+            ConfigError: There is no such policy. Nothing was sent.
+        """
+        self._assert_open()
+        self._rounds.take_news(0.0)
+        self._rounds.set_weights(weights, version)
+
+    def foreach(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        runners: Sequence[int] | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> dict[int, Any]:
+        """Call `function(runner, *args, **kwargs)` in each runner's process.
+
+        A runner that samples does it afterwards. The function goes to the runner by cloudpickle,
+        over the pipe that it has inherited; so does what it returns, where MessagePack has no
+        form for it. Arrays in the results are read-only.
+
+        Args:
+            function: Any function; `runner` is the `EnvRunner`.
+            *args: Its further arguments.
+            runners: Which; None: all that run.
+            timeout: Seconds; None: `timeouts.call`.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            Results by index of the runner, without those that do not run, died, or were late.
+
+        Raises:
+            ValueError: There is no such runner.
+            RemoteError: It raised in a runner; of several the one with the lowest index is told.
+            EncodeError: Something cannot be pickled.
+        """
+        self._assert_open()
+        chosen = self._choose(runners)
+        limit = self.settings.timeouts.call if timeout is None else timeout
+        ticket = self._rounds.apply(chosen, function, args, kwargs, limit)
+        self._wait_for(ticket, limit)
+        if ticket.errors:
+            raise ticket.errors[min(ticket.errors)]
+        return dict(sorted(ticket.values.items()))
+
+    # --- about it ----------------------------------------------------------------------------
+
+    @property
+    def num_runners(self) -> int:
+        """Runners, also those that were given up."""
+        return len(self._crew.actors)
+
+    @property
+    def num_envs(self) -> int:
+        """Envs of all runners."""
+        return self._crew.num_envs
+
+    @property
+    def policy_versions(self) -> dict[str, int]:
+        """Which weights each policy has, or will have before its next fragment."""
+        return dict(self._rounds.versions)
+
+    def runner_pids(self) -> list[int]:
+        """Return the process ids of the runners that have a process."""
+        return [actor.child.pid for actor in self._crew.actors if actor.child is not None]
+
+    def get_spaces(self) -> dict[AgentID, tuple[Space[Any], Space[Any]]]:
+        """Return observation and action space by agent, as the envs have them."""
+        return self._crew.spaces()
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return statistics of all samples that were handed out since the last call.
+
+        As `EnvRunner.get_metrics`; the timers are means over all runners' iterations.
+        """
+        return {**self.metrics.read(), **self._mean_timers()}
+
+    def statistics(self) -> CrewStatistics:
+        """Return counts of processes since the start."""
+        return self._crew.statistics()
+
+    def assert_healthy(self) -> None:
+        """Raise if it cannot sample with all of its envs; runners that restart will be back.
+
+        Raises:
+            ClosedEnvironmentError: It was stopped.
+            RestartLimitError: Runners, or envs of runners, were given up; they are named.
+        """
+        self._assert_open()
+        self._rounds.take_news(0.0)
+        lost = [actor.index for actor in self._rounds.lost()]
+        if lost:
+            raise RestartLimitError(
+                f"runners {lost} of {self.num_runners} failed too often and were given up; the "
+                "log and `runner_faults` of samples say why"
+            )
+        envs = sorted(set().union(*self._lost_envs.values()))
+        if envs:
+            raise RestartLimitError(
+                f"envs {envs} of {self.num_envs} failed too often and were given up; the log and "
+                "`faults` of samples say why"
+            )
+
+    def probe(self, timeout: float = 5.0) -> list[RunnerStatus]:
+        """Look after all runners; those that have nothing to do are asked for a sign of life.
+
+        Args:
+            timeout: Seconds to wait for it.
+        """
+        self._assert_open()
+        self._rounds.take_news(0.0)
+        busy = set(self._rounds.sampling())
+        idle = [actor for actor in self._rounds.ready() if actor.index not in busy]
+        ticket = self._rounds.roll_call(idle, timeout)
+        asked = set(ticket.open)
+        self._wait_for(ticket, timeout)
+        silent = asked - ticket.values.keys()
+        return [self._status(actor, silent) for actor in self._crew.actors]
+
+    def restart(self, runner: int, reason: str = "it was asked to restart") -> None:
+        """Kill a runner, whatever it does, and start it again, if that is not too often.
+
+        It is told in `runner_faults`, and counts as a failure. Returns at once.
+
+        Raises:
+            ValueError: There is no such runner.
+        """
+        self._assert_open()
+        if not 0 <= runner < self.num_runners:
+            raise ValueError(
+                f"unknown runner {runner}; there are runners 0 to {self.num_runners - 1}"
+            )
+        actor = self._crew.actors[runner]
+        if actor.child is not None and actor.child.exit_status is None:
+            self._crew.kill(actor, FaultCause.REQUEST, reason)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return weights, their versions, connectors' merged states and counts of a lifetime."""
+        return {
+            "weights": self.get_weights(),
+            "policy_versions": self.policy_versions,
+            "connectors": copy.deepcopy(self._rounds.connector_states),
+            "metrics": self.metrics.get_state(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned, of this group or another; episodes go on.
+
+        Raises:
+            ConfigError: It has a policy that is not here. Nothing was set.
+        """
+        self._assert_open()
+        versions = self._rounds.versions
+        if unknown := sorted(state["weights"].keys() - versions.keys()):
+            raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(versions)}")
+        for policy_id, weights in state["weights"].items():
+            self._rounds.set_weights({policy_id: weights}, state["policy_versions"][policy_id])
+        self._rounds.set_connectors(state["connectors"])
+        self.metrics.set_state(state["metrics"])
+
+    def stop(self, *, terminate: bool = False) -> None:
+        """Have all runners close their envs and leave; kill those that do not. Idempotent.
+
+        Args:
+            terminate: Do not ask, kill. Otherwise they have `timeouts.close`.
+        """
+        self.closed = True
+        self._crew.close(terminate=terminate)
+        self._finalizer.detach()
+
+    def __enter__(self) -> EnvRunnerGroup:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.stop(terminate=exc is not None)
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Begin a call: take what has come, and raise what has to be."""
+        self._assert_open()
+        self._rounds.take_news(0.0)
+        self._raise_errors()
+
+    def _wait(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until something holds; return whether it did before the deadline."""
+        while not done():
+            left = _LONGEST_WAIT if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._rounds.take_news(min(left, _LONGEST_WAIT))
+        return True
+
+    def _wait_for(self, ticket: Ticket, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._wait(lambda: not ticket.open, deadline)
+
+    def _raise_errors(self) -> None:
+        if self._rounds.errors:
+            raise self._rounds.errors.pop(0)
+
+    def _someone(self) -> bool:
+        """Whether there is a runner to ask, or none to wait for."""
+        return bool(self._rounds.ready()) or not self._any_left()
+
+    def _any_left(self) -> bool:
+        return len(self._rounds.lost()) < self.num_runners
+
+    def _raise_if_none_left(self) -> None:
+        if not self._any_left():
+            self.assert_healthy()
+
+    def _collect(self, late: Sequence[int]) -> GroupSample:
+        rounds = self._rounds
+        parts = rounds.take(rounds.delivered())
+        for part in parts:
+            self._note(part)
+        faults = tuple(rounds.faults)
+        rounds.faults.clear()
+        for fault in faults:
+            self._lost_envs.pop(fault.runner, None)
+        return join(parts, late, faults)
+
+    def _note(self, part: RunnerPart) -> None:
+        """Count what a runner tells."""
+        report = part.report
+        delta = msgspec.structs.replace(report.metrics, results=part.moved(report.metrics.results))
+        self.metrics.add_delta(delta)
+        self._timers[part.runner] = (report.timers, report.iterations)
+        given_up = {fault.env_id for fault in part.faults() if fault.given_up}
+        if given_up:
+            self._lost_envs.setdefault(part.runner, set()).update(given_up)
+
+    def _mean_timers(self) -> dict[str, float]:
+        total = sum(iterations for _, iterations in self._timers.values())
+        if not total:
+            return PerfTimers().read()
+        return {
+            name: sum(means[name] * count for means, count in self._timers.values()) / total
+            for name in PerfTimers().read()
+        }
+
+    def _choose(self, runners: Sequence[int] | None) -> list[RunnerProcess]:
+        self._check_runners(runners or ())
+        self._rounds.take_news(0.0)
+        return [a for a in self._rounds.ready() if runners is None or a.index in runners]
+
+    def _check_runners(self, runners: Iterable[int]) -> None:
+        for index in runners:
+            if not 0 <= index < self.num_runners:
+                last = self.num_runners - 1
+                raise ValueError(f"unknown runner {index}; there are runners 0 to {last}")
+
+    def _status(self, actor: RunnerProcess, silent: set[int]) -> RunnerStatus:
+        standing = self._rounds.standings[actor.index]
+        state: Literal["ready", "sampling", "silent", "starting", "lost"]
+        if actor.state is ActorState.LOST:
+            state = "lost"
+        elif actor.state is not ActorState.READY:
+            state = "starting"
+        elif standing.is_sampling:
+            state = "sampling"
+        else:
+            state = "silent" if actor.index in silent else "ready"
+        running = actor.child is not None and actor.child.exit_status is None
+        return RunnerStatus(
+            state=state,
+            incarnation=actor.incarnation,
+            pid=actor.child.pid if actor.child is not None and running else 0,
+            sampling_for=time.monotonic() - standing.asked_at if standing.is_sampling else 0.0,
+        )
+
+    def _assert_open(self) -> None:
+        if self.closed or self._crew.closed:
+            raise ClosedEnvironmentError("Trying to operate on `EnvRunnerGroup`, after `stop()`.")
+
+
+def _allowed(deadline: float | None) -> float | None:
+    """Return how long runners may take, so that what they have is there at the deadline."""
+    if deadline is None:
+        return None
+    left = max(deadline - time.monotonic(), 0.0)
+    return left - min(left * _RETURN_PART, _RETURN_SECONDS)

@@ -1,0 +1,81 @@
+"""Settings of a group of runners, and how its envs are shared out. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from envbus.bus.errors import ConfigError
+from envbus.bus.restart import RestartPolicy
+from envbus.runner.config import Timeouts
+from envbus.runner.group.protocol import AnyEnvs
+
+__all__ = ["GroupConfig", "RunnerStatus", "envs_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupConfig:
+    """How the processes of an `EnvRunnerGroup` are started and watched."""
+
+    #: Whether, and how often, runners that died or hang are started again; None: they are not.
+    restart: RestartPolicy | None = field(default_factory=RestartPolicy)
+    #: `start`: until a runner has made its envs; `call`: of `foreach`; `close`.
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    #: Seconds after which a runner that has not come back from a sample is taken for hung, killed
+    #: and started again; None: never. Each sample's own time-out is another matter.
+    sample_timeout: float | None = 300.0
+    #: Arguments of each runner's `ActorPool`, where envs are given as a sequence.
+    pool_settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Resident memory in MiB that a runner may use, with its env actors; None: no limit.
+    memory_limit_mb: float | None = None
+    #: None, "fork", "forkserver" or "spawn", as in `multiprocessing`.
+    context: str | None = None
+    #: Modules that are imported once, before runners are forked.
+    preload: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.sample_timeout is not None and not self.sample_timeout > 0:
+            raise ConfigError(f"sample_timeout must be over 0 s, not {self.sample_timeout!r}")
+
+
+class RunnerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How a runner was found."""
+
+    #: "ready", or "sampling"; "silent": it has nothing to do and did not answer; "starting", also
+    #: again; "lost": given up.
+    state: Literal["ready", "sampling", "silent", "starting", "lost"]
+    #: Which life of it, from 0.
+    incarnation: int
+    #: Of its process; 0: there is none.
+    pid: int
+    #: Seconds since it was asked for the sample that it takes now; 0.0: it takes none.
+    sampling_for: float
+
+
+def envs_of(
+    num_runners: int, envs: AnyEnvs, pool_settings: Mapping[str, Any], *, cores: int
+) -> list[tuple[AnyEnvs, Mapping[str, Any]]]:
+    """Return the envs of each runner, and how their pool is made.
+
+    Raises:
+        ConfigError: There is not one env per runner.
+    """
+    if isinstance(num_runners, bool) or num_runners < 1:
+        raise ConfigError(f"num_runners must be a positive number, not {num_runners!r}")
+    if callable(envs):
+        if pool_settings:
+            raise ConfigError("pool_settings are for envs given as a sequence, not as a function")
+        return [(envs, {})] * num_runners
+    sources = list(envs)
+    if len(sources) < num_runners:
+        raise ConfigError(f"{len(sources)} env(s) are not enough for {num_runners} runners")
+    bounds = [index * len(sources) // num_runners for index in range(num_runners + 1)]
+    parts: list[tuple[AnyEnvs, Mapping[str, Any]]] = []
+    for first, last in itertools.pairwise(bounds):
+        actors = min(max(cores // num_runners, 1), last - first)
+        parts.append((sources[first:last], {"num_actors": actors, **pool_settings}))
+    return parts

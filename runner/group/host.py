@@ -1,0 +1,160 @@
+"""A runner's process: makes its envs and its `EnvRunner`, and answers the group.
+
+Leaves out how it joins the bus (`actors/hosting.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+from envbus.actors import spaces
+from envbus.actors.hosting import host
+from envbus.bus.messages import Tree
+from envbus.bus.pipe import Pipe
+from envbus.bus.serve import Handlers
+from envbus.runner.env_runner import EnvRunner
+from envbus.runner.group.protocol import (
+    Applied,
+    Apply,
+    EnvsMade,
+    Here,
+    MakeEnvs,
+    MakeRunner,
+    Parts,
+    Pushed,
+    PushWeights,
+    Report,
+    RollCall,
+    RunnerMade,
+    Taken,
+    TakeSample,
+)
+from envbus.runner.pool import ActorPool
+
+__all__ = ["ENTRY", "HostedRunner", "main"]
+
+#: What the fork server runs in the child.
+ENTRY: Final = f"{__name__}:main"
+
+
+def main(pipe: Pipe) -> None:
+    """Serve the group at the other end of `pipe` until it says to stop."""
+    host(pipe, lambda _: HostedRunner(), service="runner")
+
+
+class HostedRunner:
+    """One runner and a handler per request type. Requests are answered one after the other.
+
+    So weights that come while a sample is taken hold from the next one on.
+    """
+
+    def __init__(self) -> None:
+        self.handlers: Handlers = {
+            MakeEnvs: self.make_envs,
+            MakeRunner: self.make_runner,
+            PushWeights: self.push_weights,
+            TakeSample: self.take_sample,
+            Apply: self.apply,
+            RollCall: lambda _: Here(),
+        }
+        self._parts: Parts | None = None
+        self._pool: ActorPool | None = None
+        self._made: EnvRunner | None = None
+
+    def make_envs(self, request: MakeEnvs) -> EnvsMade:
+        """Make the pool.
+
+        Raises:
+            Exception: What the factory, or an env's constructor, raises.
+        """
+        parts: Parts = request.parts.value
+        self._parts = parts
+        if callable(parts.envs):
+            self._pool = parts.envs(request.index)
+        else:
+            self._pool = ActorPool(parts.envs, **parts.pool_settings)
+        return EnvsMade(num_envs=self._pool.num_envs)
+
+    def make_runner(self, request: MakeRunner) -> RunnerMade:
+        """Make the runner.
+
+        Raises:
+            ConfigError: As `EnvRunner`.
+        """
+        assert self._parts is not None
+        assert self._pool is not None
+        parts, pool = self._parts, self._pool
+        config = dataclasses.replace(
+            parts.config, seed=request.seed, worker_index=request.worker_index
+        )
+        policies = parts.policies
+        if parts.make_policies is not None:
+            policies = parts.make_policies(pool, request.worker_index)
+        assert policies is not None
+        runner = EnvRunner(pool, policies, config)
+        self._made = runner
+        plain = {
+            agent_id: [spaces.to_plain(space) for space in both]
+            for agent_id, both in runner.get_spaces().items()
+        }
+        return RunnerMade(spaces=Tree(plain), policy_versions=self._versions())
+
+    def push_weights(self, request: PushWeights) -> Pushed:
+        """Set weights, each of its own version."""
+        for policy_id, (weights, version) in request.weights.value.items():
+            self._runner.set_weights({policy_id: weights}, version)
+        return Pushed()
+
+    def take_sample(self, request: TakeSample) -> Taken:
+        """Sample, and tell what happened meanwhile."""
+        runner = self._runner
+        connectors = runner.config.connectors()
+        if request.connectors is not None:
+            for name, state in request.connectors.value.items():
+                connectors[name].sync(state)
+        sample = runner.sample(
+            request.num_env_steps,
+            request.num_episodes,
+            timeout=request.timeout,
+            force_reset=request.force_reset,
+            explore=request.explore,
+        )
+        report = Report(
+            late=sample.late,
+            faults=sample.faults,
+            metrics=runner.metrics.collect_delta(),
+            num_episodes=len(sample.episodes),
+            timers=runner.timers.read(),
+            iterations=runner.timers.iterations,
+            connectors={name: one.collect_delta() for name, one in connectors.items()},
+        )
+        rows: dict[str, Any] = {
+            policy_id: batch.columns for policy_id, batch in sample.policy_batches.items()
+        }
+        return Taken(
+            rows=Tree(rows),
+            env_steps=sample.env_steps,
+            report=Tree(report),
+            policy_versions=self._versions(),
+        )
+
+    def apply(self, request: Apply) -> Applied:
+        """Call a function with the runner."""
+        value = request.function.value(self._runner, *request.args.value, **request.kwargs.value)
+        return Applied(value=Tree(value), policy_versions=self._versions())
+
+    def close(self) -> None:
+        """Stop the runner, or what there is of it."""
+        if self._made is not None:
+            self._made.stop()
+        elif self._pool is not None:
+            self._pool.close()
+
+    @property
+    def _runner(self) -> EnvRunner:
+        assert self._made is not None
+        return self._made
+
+    def _versions(self) -> dict[str, int]:
+        return {name: one.policy_version for name, one in self._runner.policies.items()}

@@ -1,0 +1,157 @@
+"""What a group and the processes of its runners say to each other. Vocabulary only.
+
+Large arrays travel as frames; what only Python can express, such as functions, policies and
+results of episodes, by cloudpickle over the pipe that a process has inherited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from envbus.bus.messages import Reply, Request, Tree
+from envbus.runner.faults import Fault
+from envbus.runner.metrics import MetricsDelta
+from envbus.runner.policy_map import Policies
+from envbus.runner.pool import ActorPool
+from envbus.runner.sampling import RunnerConfig
+
+__all__ = [
+    "AnyEnvs",
+    "Applied",
+    "Apply",
+    "EnvsMade",
+    "Here",
+    "MakeEnvs",
+    "MakePolicies",
+    "MakeRunner",
+    "Parts",
+    "PushWeights",
+    "Pushed",
+    "Report",
+    "RollCall",
+    "RunnerMade",
+    "TakeSample",
+    "Taken",
+]
+
+#: `(index of the runner) -> pool`, or one factory, id or import path per env.
+AnyEnvs: TypeAlias = "Callable[[int], ActorPool] | Sequence[Any]"
+#: `(pool, worker index) -> policies`.
+MakePolicies: TypeAlias = "Callable[[ActorPool, int], Policies]"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What one runner is made of."""
+
+    envs: AnyEnvs
+    #: Settings of the pool, where `envs` is a sequence.
+    pool_settings: Mapping[str, Any]
+    policies: Policies | None
+    make_policies: MakePolicies | None
+    config: RunnerConfig
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a runner tells with a sample besides its rows; one object, pickled at once."""
+
+    late: tuple[int, ...]
+    faults: tuple[Fault, ...]
+    #: All since the last report; those of the sample are the last `num_episodes` results.
+    metrics: MetricsDelta
+    num_episodes: int
+    #: Means in ms, and of how many iterations.
+    timers: dict[str, float]
+    iterations: int
+    #: What its connectors have learnt since the last report, by name.
+    connectors: dict[str, Any]
+
+
+class EnvsMade(Reply, frozen=True, kw_only=True):
+    """A runner's envs are there."""
+
+    num_envs: int
+
+
+class MakeEnvs(Request[EnvsMade], frozen=True, kw_only=True):
+    """Make the envs of a runner."""
+
+    index: int
+    #: `Parts`.
+    parts: Tree
+
+
+class RunnerMade(Reply, frozen=True, kw_only=True):
+    """A runner can sample."""
+
+    #: By agent id: observation and action space, as plain data.
+    spaces: Tree
+    #: By policy id.
+    policy_versions: dict[str, int]
+
+
+class MakeRunner(Request[RunnerMade], frozen=True, kw_only=True):
+    """Make a runner of the envs that were made before."""
+
+    seed: int | None
+    worker_index: int
+
+
+class Pushed(Reply, frozen=True, kw_only=True):
+    """The weights hold from the next fragment on."""
+
+
+class PushWeights(Request[Pushed], frozen=True, kw_only=True):
+    """Set weights."""
+
+    #: `{policy id: (weights, version)}`.
+    weights: Tree
+
+
+class Taken(Reply, frozen=True, kw_only=True):
+    """What a runner has sampled."""
+
+    #: `{policy id: {column: arrays}}`.
+    rows: Tree
+    env_steps: int
+    #: `Report`.
+    report: Tree
+    policy_versions: dict[str, int]
+
+
+class TakeSample(Request[Taken], frozen=True, kw_only=True):
+    """Sample; the fields are those of `EnvRunner.sample`."""
+
+    num_env_steps: int | None = None
+    num_episodes: int | None = None
+    timeout: float | None = None
+    force_reset: bool = False
+    explore: bool | None = None
+    #: `{name: state}` of connectors, merged over all runners; None: nothing new.
+    connectors: Tree | None = None
+
+
+class Applied(Reply, frozen=True, kw_only=True):
+    """What the function has returned."""
+
+    value: Tree
+    policy_versions: dict[str, int]
+
+
+class Apply(Request[Applied], frozen=True, kw_only=True):
+    """Call `function(runner, *args, **kwargs)`."""
+
+    function: Tree
+    args: Tree
+    kwargs: Tree
+
+
+class Here(Reply, frozen=True, kw_only=True):
+    """A runner answers."""
+
+
+class RollCall(Request[Here], frozen=True, kw_only=True):
+    """Answer, if you can."""

@@ -1,0 +1,324 @@
+"""What the runners of a group are asked, and what has come of it.
+
+Leaves out how much each is asked for (`shares.py`), and for how long a caller waits
+(`../env_runner_group.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from envbus.bus.broker import failure_to_error
+from envbus.bus.errors import ConfigError, NoPeerError
+from envbus.bus.messages import FailureCode, Request, Tree
+from envbus.runner.actor import ActorState
+from envbus.runner.connectors import Connector
+from envbus.runner.faults import FaultCause
+from envbus.runner.group.joining import RunnerFault, RunnerPart
+from envbus.runner.group.protocol import (
+    Applied,
+    Apply,
+    Pushed,
+    PushWeights,
+    RollCall,
+    Taken,
+    TakeSample,
+)
+from envbus.runner.group.runner_process import RunnerCrew, RunnerProcess
+from envbus.runner.group.shares import Share
+from envbus.runner.news import Answer, Gone, Lost
+from envbus.runner.policies import Weights
+
+__all__ = ["Rounds", "Standing", "Ticket"]
+
+logger = logging.getLogger("envbus.runner.group")
+
+
+class Standing:
+    """What one runner was asked, and what it has not been told yet."""
+
+    def __init__(self) -> None:
+        #: What it was asked to sample, until that is taken, and since when (monotonic).
+        self.owed: Share | None = None
+        self.asked_at = 0.0
+        #: What it has sampled and nobody has taken.
+        self.part: RunnerPart | None = None
+        #: Which weights, and which merged states of connectors, it was sent last.
+        self.weights_sent = 0
+        self.connectors_sent = 0
+        #: Whether it has not confirmed weights: then it is not sent newer ones but before a
+        #: request, so that they do not pile up in front of one that is at work for long.
+        self.is_pushing = False
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether it is asked for a sample and has not answered."""
+        return self.owed is not None and self.part is None
+
+    def begin_life(self) -> None:
+        """Its process has ended; what it had delivered stays."""
+        if self.part is None:
+            self.owed = None
+        self.weights_sent = self.connectors_sent = 0
+        self.is_pushing = False
+
+
+class Ticket:
+    """Stands for one question to several runners, until each has answered or cannot."""
+
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+        self.values: dict[int, Any] = {}
+        self.errors: dict[int, Exception] = {}
+
+
+class Rounds:
+    """Asks the runners of a crew, and takes in what they answer.
+
+    Args:
+        crew: Started.
+        connectors: The group's copies: they merge what those of the runners learn.
+        versions: Of the policies' weights, by policy id.
+        sample_timeout: Seconds after which a runner that samples is taken for hung; None: never.
+
+    Attributes:
+        standings: By index of the runner.
+        errors: What samples and weights have led to in runners, to be raised.
+        faults: Ends of runners that nobody was told of yet.
+    """
+
+    def __init__(
+        self,
+        crew: RunnerCrew,
+        connectors: Mapping[str, Connector],
+        versions: Mapping[str, int],
+        sample_timeout: float | None,
+    ) -> None:
+        self._crew = crew
+        self._sample_timeout = sample_timeout
+        self.standings = [Standing() for _ in crew.actors]
+        self.errors: list[Exception] = []
+        self.faults: list[RunnerFault] = []
+        self._connectors = connectors
+        self.connector_states = {name: one.get_state() for name, one in connectors.items()}
+        #: Counts up with each change of them.
+        self._connectors_version = 0
+        self.weights: dict[str, Weights] = {}
+        self.versions = dict(versions)
+        self._weights_version = 0
+
+    # --- who can be asked --------------------------------------------------------------------
+
+    def ready(self) -> list[RunnerProcess]:
+        """Return the runners that run and are not on their way out."""
+        return [actor for actor in self._crew.actors if actor.state is ActorState.READY]
+
+    def lost(self) -> list[RunnerProcess]:
+        """Return the runners that are not started again any more."""
+        return [actor for actor in self._crew.actors if actor.state is ActorState.LOST]
+
+    def sampling(self) -> list[int]:
+        """Return the runners that are asked for a sample and have not answered."""
+        return [i for i, standing in enumerate(self.standings) if standing.is_sampling]
+
+    def delivered(self) -> list[int]:
+        """Return the runners that have delivered what nobody has taken."""
+        return [i for i, standing in enumerate(self.standings) if standing.part is not None]
+
+    # --- ask ---------------------------------------------------------------------------------
+
+    def ask_sample(
+        self,
+        actor: RunnerProcess,
+        share: Share,
+        *,
+        timeout: float | None,
+        force_reset: bool,
+        explore: bool | None,
+    ) -> bool:
+        """Have a runner sample; return whether it could be asked."""
+        standing = self.standings[actor.index]
+        states = None
+        if self.connector_states and standing.connectors_sent != self._connectors_version:
+            states = Tree(self.connector_states)
+        request = TakeSample(
+            num_env_steps=share.num_env_steps,
+            num_episodes=share.num_episodes,
+            timeout=timeout,
+            force_reset=force_reset,
+            explore=explore,
+            connectors=states,
+        )
+        if not self._ask(actor, request, self._sample_timeout, None):
+            return False
+        standing.owed, standing.asked_at = share, time.monotonic()
+        standing.connectors_sent = self._connectors_version
+        return True
+
+    def apply(
+        self,
+        actors: Iterable[RunnerProcess],
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout: float | None,
+    ) -> Ticket:
+        """Have a function called with runners."""
+        request = Apply(function=Tree(function), args=Tree(args), kwargs=Tree(dict(kwargs)))
+        return self._ask_all(actors, request, timeout)
+
+    def roll_call(self, actors: Iterable[RunnerProcess], timeout: float | None) -> Ticket:
+        """Ask runners for a sign of life."""
+        return self._ask_all(actors, RollCall(), timeout)
+
+    def set_weights(self, weights: Mapping[str, Weights], version: int | None) -> None:
+        """Send weights to all runners, without waiting for anybody.
+
+        Raises:
+            ConfigError: There is no such policy. Nothing was sent.
+        """
+        if unknown := sorted(weights.keys() - self.versions.keys()):
+            raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(self.versions)}")
+        for policy_id, values in weights.items():
+            # A runner that starts again later gets them too.
+            self.weights[policy_id] = copy.deepcopy(values)
+            fresh = self.versions[policy_id] + 1 if version is None else version
+            self.versions[policy_id] = fresh
+        self._weights_version += 1
+        for actor in self.ready():
+            if not self.standings[actor.index].is_pushing:
+                self._push(actor)
+
+    def set_connectors(self, states: Mapping[str, Any]) -> None:
+        """Have runners take over states of connectors before their next samples."""
+        self.connector_states = copy.deepcopy(dict(states))
+        self._connectors_version += 1
+
+    def take(self, indices: Iterable[int]) -> list[RunnerPart]:
+        """Return what runners have delivered, and merge what their connectors have learnt."""
+        parts = []
+        for index in indices:
+            standing = self.standings[index]
+            if standing.part is not None:
+                parts.append(standing.part)
+                standing.owed = standing.part = None
+        if parts and self._connectors:
+            self.connector_states = {
+                name: connector.merge(
+                    self.connector_states[name], [part.report.connectors[name] for part in parts]
+                )
+                for name, connector in self._connectors.items()
+            }
+            self._connectors_version += 1
+        return parts
+
+    def _push(self, actor: RunnerProcess) -> None:
+        standing = self.standings[actor.index]
+        if standing.weights_sent == self._weights_version:
+            return
+        weights = {name: (values, self.versions[name]) for name, values in self.weights.items()}
+        try:
+            self._crew.ask(actor, PushWeights(weights=Tree(weights)), timeout=None, tag=None)
+        except NoPeerError:
+            return
+        standing.weights_sent, standing.is_pushing = self._weights_version, True
+
+    def _ask_all(
+        self,
+        actors: Iterable[RunnerProcess],
+        request: Request[Any],
+        timeout: float | None,
+    ) -> Ticket:
+        ticket = Ticket()
+        for actor in actors:
+            if self._ask(actor, request, timeout, ticket):
+                ticket.open.add(actor.index)
+        return ticket
+
+    def _ask(
+        self,
+        actor: RunnerProcess,
+        request: Request[Any],
+        timeout: float | None,
+        ticket: Ticket | None,
+    ) -> bool:
+        self._push(actor)
+        try:
+            self._crew.ask(actor, request, timeout=timeout, tag=ticket)
+        except NoPeerError:  # the news of its end follow
+            return False
+        return True
+
+    # --- what came ---------------------------------------------------------------------------
+
+    def take_news(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for something to happen, and take it in."""
+        for news in self._crew.poll(timeout):
+            if isinstance(news, Answer):
+                self._on_answer(news)
+            elif isinstance(news, Lost):
+                self._on_lost(news)
+            elif isinstance(news, Gone):
+                self._on_gone(news)
+
+    def _on_answer(self, news: Answer[RunnerProcess]) -> None:
+        actor, reply = news.actor, news.reply
+        standing = self.standings[actor.index]
+        if isinstance(reply, Taken):
+            standing.part = RunnerPart(
+                actor.index, actor.first_env, reply.rows.value, reply.env_steps, reply.report.value
+            )
+            self._note_versions(reply.policy_versions)
+        elif isinstance(reply, Pushed):
+            standing.is_pushing = False
+            self._push(actor)  # if there are newer ones by now
+        elif isinstance(news.tag, Ticket):
+            news.tag.open.discard(actor.index)
+            if isinstance(reply, Applied):
+                self._note_versions(reply.policy_versions)
+                news.tag.values[actor.index] = reply.value.value
+            else:
+                news.tag.values[actor.index] = None
+
+    def _on_lost(self, news: Lost[RunnerProcess]) -> None:
+        actor, code = news.actor, news.failed.code
+        standing = self.standings[actor.index]
+        if isinstance(news.tag, Ticket):
+            news.tag.open.discard(actor.index)
+            if code not in (FailureCode.PEER_LOST, FailureCode.TIMEOUT):
+                news.tag.errors[actor.index] = failure_to_error(news.failed, 0)
+            return
+        if code is FailureCode.PEER_LOST:
+            return  # the news of its end follow
+        if code is FailureCode.TIMEOUT:
+            self._crew.kill(actor, FaultCause.TIMEOUT, news.failed.message)
+            return
+        standing.owed = None
+        self.errors.append(failure_to_error(news.failed, 0))
+
+    def _on_gone(self, news: Gone[RunnerProcess]) -> None:
+        standing = self.standings[news.actor.index]
+        given_up = news.actor.state is ActorState.LOST
+        self.faults.append(
+            RunnerFault(
+                runner=news.actor.index,
+                cause=news.cause,
+                message=news.reason,
+                restarts=news.incarnation,
+                lost_share=standing.is_sampling,
+                given_up=given_up,
+            )
+        )
+        logger.log(
+            logging.ERROR if given_up else logging.WARNING, "a runner is gone: %s", news.reason
+        )
+        standing.begin_life()
+
+    def _note_versions(self, versions: Mapping[str, int]) -> None:
+        """Policies may have come, or counted on, by what was applied to a runner."""
+        for policy_id, version in versions.items():
+            self.versions[policy_id] = max(version, self.versions.get(policy_id, 0))
