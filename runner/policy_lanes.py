@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import secrets
 import tempfile
 import time
@@ -45,6 +46,8 @@ R = TypeVar("R", bound=Reply)
 
 #: Seconds between looks for workers that are not there, while one is missing.
 _LOOK_INTERVAL: Final = 0.02
+#: How likely an asker leaves a crowded worker for another one.
+_CHANGE_CHANCE: Final = 0.5
 #: How often a request is asked whose worker was lost. Each time, the broker sends it to a second
 #: one if it can: so one that kills whoever computes it kills four at most.
 _MAX_ASKS: Final = 2
@@ -77,7 +80,13 @@ class _Worker:
     def __init__(self, entry: BoardEntry, identity: bytes) -> None:
         self.entry = entry
         self.identity = identity
-        self.ready = False
+        #: What it offers; it is not ready before it has said so.
+        self.services: frozenset[str] = frozenset()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be asked."""
+        return bool(self.services)
 
 
 class PolicyLanes:
@@ -108,6 +117,8 @@ class PolicyLanes:
         #: Those that wait for a worker.
         self._held: list[Asking] = []
         self._shared: dict[str, tuple[int, int, int]] = {}
+        #: The worker that is asked while nothing is in flight; "": any.
+        self._favourite = ""
         self._closed = False
         disown_in_forks(self)
 
@@ -142,6 +153,12 @@ class PolicyLanes:
                 self._poll(0.0)  # their hellos
         self._send(asking)
         return asking
+
+    def change_favourite(self) -> None:
+        """The favourite worker is crowded: take another one, by chance, so that not all change."""
+        names = self.names
+        if len(names) > 1 and random.random() < _CHANGE_CHANCE:  # noqa: S311 - no secret
+            self._favourite = random.choice(names)  # noqa: S311
 
     def wait_for(self, asking: Asking) -> Reply:
         """Return the reply to a request.
@@ -226,9 +243,16 @@ class PolicyLanes:
         if left <= 0:
             asking.end = self._too_late(asking)
             return
+        to: bytes | str = asking.to
+        if not self._asked and not asking.asks:
+            # Brokers do not know of each other's requests: by load alone, all askers would begin
+            # with the same worker. And who was busy just now is awake.
+            favourite = self._workers.get(self._favourite)
+            if favourite is not None and favourite.ready and to in favourite.services:
+                to = favourite.identity
         try:
             asking.wire_id = self._broker.ask(
-                asking.to, asking.type_name, asking.frames, timeout=left, idempotent=True
+                to, asking.type_name, asking.frames, timeout=left, idempotent=True
             )
         except NoPeerError:
             self._held.append(asking)
@@ -251,8 +275,10 @@ class PolicyLanes:
                 self._on_failure(outcome)
             elif type(outcome) is PeerReady:
                 for worker in self._workers.values():
-                    worker.ready |= worker.identity == outcome.peer
+                    if worker.identity == outcome.peer:
+                        worker.services = frozenset(outcome.hello.services)
                 somebody_is_ready = True
+                self._favourite = self._favourite or random.choice(self.names)  # noqa: S311
         for identity in self._router.hung_up():
             self._on_hang_up(identity)
         if self._held and (somebody_is_ready or self._held[0].deadline <= time.monotonic()):

@@ -55,6 +55,8 @@ class ActionsChosen(Reply, frozen=True, kw_only=True):
     #: Which weights chose the last row, and by which push the worker got them (0: by none).
     version: int
     push: int
+    #: Others were in the same batch, or wait: another worker may be quicker.
+    crowded: bool = False
 
 
 class ChooseActions(Request[ActionsChosen], frozen=True, kw_only=True):

@@ -375,6 +375,8 @@ class PolicyWorker:
             self._drop(pieces)
             return
         start = 0
+        askers = {self._calls[piece.request].asker for piece in pieces}
+        crowded = len(askers) > 1 or self._batcher.rows_waiting > 0
         for piece in pieces:
             call = self._calls[piece.request]
             stop = start + piece.stop - piece.start
@@ -382,7 +384,7 @@ class PolicyWorker:
             start = stop
             if piece.stop == call.request.num_rows:
                 del self._calls[piece.request]
-                self._answer(hosted, call)
+                self._answer(hosted, call, crowded=crowded)
 
     def _ask_policy(self, hosted: HostedPolicy, pieces: list[Piece], *, explore: bool) -> Answer:
         observations = gather([(self._observations(piece), piece) for piece in pieces])
@@ -404,7 +406,7 @@ class PolicyWorker:
             raise ProtocolError(f"{request.shared!r} is shared no more")
         return shared.rows(request.rows)
 
-    def _answer(self, hosted: HostedPolicy, call: _Call) -> None:
+    def _answer(self, hosted: HostedPolicy, call: _Call, *, crowded: bool) -> None:
         if call.failed:
             return
         answer = join(call.answers)
@@ -422,6 +424,7 @@ class PolicyWorker:
                 versions=versions if mixed else None,
                 version=int(versions[-1]),
                 push=hosted.push,
+                crowded=crowded,
             ),
         )
 

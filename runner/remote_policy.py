@@ -179,6 +179,8 @@ class RemotePolicy(TwoStepPolicy):
         assert isinstance(reply, ActionsChosen)
         if reply.push >= self._newest_push:
             self._newest_push, self.policy_version = reply.push, reply.version
+        if reply.crowded:
+            lanes.change_favourite()
         versions = reply.versions
         if versions is None:
             versions = np.full(ticket.rows, reply.version, np.int64)
