@@ -82,12 +82,14 @@ _DESCRIBE: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
 
 
 def _build_box(plain: Mapping[str, Any]) -> Space:
-    space = spaces.Box(
-        np.array(plain["low"]), np.array(plain["high"]), dtype=np.dtype(plain["dtype"])
-    )
+    dtype = np.dtype(plain["dtype"])
+    low, high = np.array(plain["low"], dtype), np.array(plain["high"], dtype)
+    space = spaces.Box(low, high, dtype=dtype.type)
     # An integer box with an infinite bound stores the dtype's limit: it cannot be told again.
-    space.bounded_below = np.array(plain["bounded_below"], dtype=np.bool_)
-    space.bounded_above = np.array(plain["bounded_above"], dtype=np.bool_)
+    if "bounded_below" in plain:
+        space.bounded_below = np.array(plain["bounded_below"], dtype=np.bool_)
+    if "bounded_above" in plain:
+        space.bounded_above = np.array(plain["bounded_above"], dtype=np.bool_)
     return space
 
 
@@ -180,7 +182,7 @@ def from_plain(plain: Plain) -> Space:
         space = _BUILD[name](plain)
         if plain.get("random") is not None:
             space._np_random = _build_generator(plain["random"])
-    except (KeyError, IndexError, TypeError, AssertionError) as error:
+    except (KeyError, IndexError, TypeError, AssertionError, OverflowError) as error:
         raise ValueError(f"bad plain form of a {name} space: {error!r}") from error
     return space
 

@@ -138,6 +138,15 @@ class Episodes:
         """Episodes with something for the runner."""
         return len(self._ready)
 
+    @property
+    def num_open(self) -> int:
+        """Episodes that are not over."""
+        return len(self._open)
+
+    def open_ids(self) -> list[str]:
+        """Return the ids of the episodes that are not over."""
+        return list(self._open)
+
     def collect(self) -> tuple[list[Record], list[Effect]]:
         """Take the oldest record of each episode that has one; and what follows from that."""
         records: list[Record] = []
@@ -160,11 +169,6 @@ class Episodes:
         episode = self._open.get(episode_id)
         waiting = None if episode is None else episode.waiting
         return acting(waiting.record) if waiting is not None and waiting.shown else None
-
-    def has_answered(self, peer: bytes, request_id: int) -> bool:
-        """Return whether a request has come before."""
-        session = self._sessions.find(peer)
-        return session is not None and request_id in session.answers
 
     def statistics(self) -> BridgeStatistics:
         """Return the counts so far."""

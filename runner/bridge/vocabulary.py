@@ -21,6 +21,7 @@ __all__ = [
     "Answer",
     "Ask",
     "BridgeStatistics",
+    "ByAgent",
     "Chosen",
     "ClientLost",
     "Effect",

@@ -1,0 +1,170 @@
+"""What a bridge and its clients agree upon when they meet: the spaces, of one agent or of several.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+
+from envbus.actors.agent_spaces import AgentSpaces
+from envbus.actors.external.elements import taker
+from envbus.actors.external.errors import SpaceMismatchError
+from envbus.actors.external.protocol import Value
+from envbus.actors.spaces import Element, Space, from_plain, to_plain
+from envbus.bus.errors import ConfigError
+from envbus.bus.messages import Tree
+
+__all__ = ["Agreement", "SpaceLike"]
+
+#: One agent's space, or those of several by agent.
+SpaceLike: TypeAlias = "Space | Mapping[Any, Space]"
+
+
+class Agreement:
+    """The spaces of one bridge.
+
+    Args:
+        observation_space: Of the one agent, or by agent.
+        action_space: The same.
+
+    Attributes:
+        multi_agent: Whether values are dicts by agent.
+        observation_space: As given; an `AgentSpaces` where there are several agents.
+        action_space: The same.
+
+    Raises:
+        ConfigError: The two are not of the same agents, or a space has no form on the wire.
+    """
+
+    observation_space: Space
+    action_space: Space
+
+    def __init__(self, observation_space: SpaceLike, action_space: SpaceLike) -> None:
+        observations, actions = _by_agent(observation_space), _by_agent(action_space)
+        if (observations is None) != (actions is None):
+            raise ConfigError("give both spaces by agent, or neither")
+        self.multi_agent = observations is not None
+        if observations is not None and actions is not None:
+            if observations.keys() != actions.keys():
+                raise ConfigError(
+                    f"the observation spaces are those of {sorted(map(str, observations))}, the "
+                    f"action spaces those of {sorted(map(str, actions))}"
+                )
+            observation_space, action_space = AgentSpaces(observations), AgentSpaces(actions)
+        assert isinstance(observation_space, gymnasium.Space)
+        assert isinstance(action_space, gymnasium.Space)
+        self.observation_space, self.action_space = observation_space, action_space
+        #: How they are told to others.
+        self.wire = _describe(observation_space), _describe(action_space)
+        self._observation = _takers(observation_space)
+        self._action = _takers(action_space)
+
+    @classmethod
+    def from_wire(cls, observation_space: Value, action_space: Value) -> Agreement:
+        """Return what `wire` of another one says.
+
+        Raises:
+            SpaceMismatchError: It says nothing that can be understood.
+        """
+        try:
+            return cls(_build(observation_space), _build(action_space))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise SpaceMismatchError(f"the spaces cannot be read: {error}") from error
+
+    @property
+    def agents(self) -> list[Any]:
+        """Who acts; empty if there is one agent without a name."""
+        space = self.observation_space
+        return list(space.spaces) if isinstance(space, AgentSpaces) else []
+
+    def check_equal(self, other: Agreement) -> None:
+        """Refuse a client of other spaces.
+
+        Raises:
+            SpaceMismatchError: They differ; both are printed.
+        """
+        for kind in ("observation", "action"):
+            ours, theirs = getattr(self, f"{kind}_space"), getattr(other, f"{kind}_space")
+            if ours != theirs:
+                raise SpaceMismatchError(
+                    f"the bridge has the {kind} space {ours}, this client has {theirs}"
+                )
+
+    def take_observation(self, value: Value, place: str) -> Element:
+        """Return the observation, by agent where there are several; see `elements.taker`."""
+        return self._take(self._observation, value, place)
+
+    def take_action(self, value: Value, place: str) -> Element:
+        """Return the action, by agent where there are several; see `elements.taker`."""
+        return self._take(self._action, value, place)
+
+    def _take(self, takers: Any, value: Value, place: str) -> Element:
+        if not self.multi_agent:
+            return takers(value, place)
+        if type(value) is Tree:
+            value = value.value
+        if not isinstance(value, Mapping):
+            raise SpaceMismatchError(
+                f"{place}: expected a map by agent, got a {type(value).__name__}"
+            )
+        taken = {}
+        for agent, element in value.items():
+            take = takers.get(agent)
+            if take is None:
+                known = ", ".join(map(str, takers))
+                raise SpaceMismatchError(f"{place}: no agent {agent!r}; the agents are {known}")
+            taken[agent] = take(element, f"{place}[{agent!r}]")
+        return taken
+
+
+def _by_agent(space: SpaceLike) -> dict[Any, Space] | None:
+    if isinstance(space, AgentSpaces):
+        return space.spaces
+    if isinstance(space, gymnasium.Space):
+        return None
+    spaces: dict[Any, Any] = {}
+    if hasattr(space, "items"):
+        spaces = dict(space)
+    if not spaces or not all(isinstance(sub, gymnasium.Space) for sub in spaces.values()):
+        raise ConfigError(f"expected a Gymnasium space, or a dict of them by agent, not {space!r}")
+    return spaces
+
+
+def _takers(space: Space) -> Any:
+    if isinstance(space, AgentSpaces):
+        return {agent: taker(sub) for agent, sub in space.spaces.items()}
+    return taker(space)
+
+
+def _describe(space: Space) -> Value:
+    if isinstance(space, AgentSpaces):
+        return {agent: _describe(sub) for agent, sub in space.spaces.items()}
+    return _listed(to_plain(space))
+
+
+def _listed(plain: Any) -> Value:
+    """Return a plain form without arrays, and without the state of random generators."""
+    if isinstance(plain, gymnasium.Space):
+        raise ConfigError(
+            f"{plain} has no form on the wire: use the classes of gymnasium.spaces themselves"
+        )
+    if isinstance(plain, Mapping):
+        return {key: _listed(value) for key, value in plain.items() if key != "random"}
+    if isinstance(plain, list | tuple):
+        return [_listed(value) for value in plain]
+    if isinstance(plain, np.ndarray | np.generic):
+        return plain.tolist()
+    return plain
+
+
+def _build(value: Value) -> SpaceLike:
+    if type(value) is Tree:
+        value = value.value
+    if isinstance(value, Mapping) and not isinstance(value.get("space"), str):
+        return {agent: from_plain(plain) for agent, plain in value.items()}
+    return from_plain(value)

@@ -1,0 +1,230 @@
+"""Elements of spaces on their way over the wire: checked, and converted to the space's own types.
+
+Pure. Whoever sends may write nested lists for arrays and tuples, and plain numbers for those of
+the space's width; whoever receives converts by the space, and refuses by name what is outside.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from envbus.actors.external.errors import SpaceMismatchError
+from envbus.actors.external.protocol import Value
+from envbus.actors.spaces import Element, Space
+from envbus.bus.messages import Tree
+
+__all__ = ["Take", "taker", "to_wire"]
+
+#: Returns the element that a value is; the second argument is its place, for people.
+Take: TypeAlias = Callable[[Value, str], Element]
+Array: TypeAlias = npt.NDArray[Any]
+
+#: Arrays of at most so many numbers go as lists: encoding them as arrays takes longer.
+_SMALL: Final = 32
+#: Kinds of numbers whose list says all there is to say.
+_PLAIN_KINDS: Final = frozenset("biuf")
+#: Kinds that may stand for those of a space's dtype: none of them loses what it means.
+_CONVERTIBLE: Final = {"f": "fiu", "i": "iu", "u": "iu", "b": "biu", "c": "cfiu"}
+
+
+def taker(space: Space) -> Take:
+    """Return what checks and converts elements of `space`.
+
+    It returns arrays and scalars of the space's dtypes, dicts in the space's order, and tuples; it
+    raises `SpaceMismatchError`, which says what was expected and what came. Arrays may be the
+    value's own.
+    """
+    if isinstance(space, spaces.Box):
+        return _array_taker(space, space.low, space.high)
+    if isinstance(space, spaces.Discrete):
+        return _discrete_taker(space)
+    if isinstance(space, spaces.MultiDiscrete):
+        return _array_taker(space, space.start, space.start + (space.nvec - 1))
+    if isinstance(space, spaces.MultiBinary):
+        return _array_taker(space, np.int8(0), np.int8(1), "biu")
+    if isinstance(space, spaces.Dict):
+        return _dict_taker(space)
+    if isinstance(space, spaces.Tuple):
+        return _tuple_taker(space)
+    if isinstance(space, spaces.OneOf):
+        return _one_of_taker(space)
+    if isinstance(space, spaces.Sequence) and not space.stack:
+        return _sequence_taker(space)
+    return _any_taker(space)
+
+
+def to_wire(element: Element, *, plain: bool = False) -> Value:
+    """Return an element as it is sent.
+
+    Args:
+        element: Of any space.
+        plain: Without ext types: for a receiver that has none.
+    """
+    kind = type(element)
+    if kind is np.ndarray:
+        small = element.size <= _SMALL and element.dtype.itemsize <= 8
+        if plain or (small and element.dtype.kind in _PLAIN_KINDS):
+            return element.tolist()
+        return element
+    if isinstance(element, np.generic):
+        return element.item()
+    if kind is dict:
+        return {key: to_wire(value, plain=plain) for key, value in element.items()}
+    if kind is list or kind is tuple:
+        return [to_wire(value, plain=plain) for value in element]
+    if isinstance(element, Mapping):
+        return {key: to_wire(value, plain=plain) for key, value in element.items()}
+    if kind in _AS_IT_IS:
+        return element
+    if plain and isinstance(element, tuple):
+        return [to_wire(value, plain=plain) for value in element]
+    return Tree(element)
+
+
+_AS_IT_IS = frozenset({type(None), bool, int, float, str, bytes, Tree})
+
+
+def _array_taker(
+    space: Space, low: Array | np.generic, high: Array | np.generic, allowed: str = ""
+) -> Take:
+    assert space.dtype is not None
+    dtype, shape = np.dtype(space.dtype), space.shape
+    assert shape is not None
+    kinds = allowed or _CONVERTIBLE.get(dtype.kind, dtype.kind)
+    is_float = dtype.kind == "f"
+    size = int(np.prod(shape))
+
+    def take(value: Value, place: str) -> Element:
+        array = value if type(value) is np.ndarray else _to_array(value, space, place)
+        if array.shape != shape:
+            if array.size != size or size:
+                raise _mismatch(space, place, value, f"of shape {array.shape}")
+            array = array.reshape(shape)  # an empty list does not say how it is empty
+        if array.dtype != dtype:
+            if array.dtype.kind not in kinds and array.size:
+                raise _mismatch(space, place, value, f"of {array.dtype}")
+            if is_float:
+                with np.errstate(over="ignore"):  # it becomes infinite, which the bounds judge
+                    array = array.astype(dtype)
+        inside = (array >= low) & (array <= high)
+        if not inside.all():
+            index = np.unravel_index(int(np.argmin(inside)), shape) if shape else ()
+            where = f" at {[int(i) for i in index]}" if index else ""
+            raise _mismatch(space, place, value, f"with {array[index]}{where}")
+        return array if array.dtype == dtype else array.astype(dtype)
+
+    return take
+
+
+def _to_array(value: Value, space: Space, place: str) -> Array:
+    if not isinstance(value, list | tuple | int | float | np.generic):
+        raise _mismatch(space, place, value)
+    try:
+        return np.array(value)
+    except (ValueError, OverflowError) as error:
+        raise _mismatch(space, place, value, "that is no array: lists of one length") from error
+
+
+def _discrete_taker(space: spaces.Discrete) -> Take:
+    first, last = int(space.start), int(space.start) + int(space.n) - 1
+    scalar: Any = np.dtype(space.dtype).type
+
+    def take(value: Value, place: str) -> Element:
+        if type(value) is not int:
+            is_integer = isinstance(value, np.integer | np.ndarray) and value.dtype.kind in "iu"
+            if not is_integer or value.shape:
+                raise _mismatch(space, place, value)
+            value = int(value)
+        if not first <= value <= last:
+            raise _mismatch(space, place, value)
+        return scalar(value)
+
+    return take
+
+
+def _dict_taker(space: spaces.Dict) -> Take:
+    parts = [(key, taker(sub)) for key, sub in space.spaces.items()]
+
+    def take(value: Value, place: str) -> Element:
+        value = _opened(value)
+        if not isinstance(value, Mapping):
+            raise _mismatch(space, place, value)
+        if len(value) != len(parts) or any(key not in value for key, _ in parts):
+            keys = sorted(map(repr, value))
+            raise _mismatch(space, place, value, f"with the keys {', '.join(keys) or 'none'}")
+        return {key: sub(value[key], f"{place}[{key!r}]") for key, sub in parts}
+
+    return take
+
+
+def _tuple_taker(space: spaces.Tuple[Any]) -> Take:
+    parts = [taker(sub) for sub in space.spaces]
+
+    def take(value: Value, place: str) -> Element:
+        value = _opened(value)
+        if not isinstance(value, list | tuple) or len(value) != len(parts):
+            raise _mismatch(space, place, value)
+        return tuple([sub(value[i], f"{place}[{i}]") for i, sub in enumerate(parts)])
+
+    return take
+
+
+def _one_of_taker(space: spaces.OneOf[Any]) -> Take:
+    parts = [taker(sub) for sub in space.spaces]
+
+    def take(value: Value, place: str) -> Element:
+        value = _opened(value)
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise _mismatch(space, place, value)
+        choice = value[0]
+        if isinstance(choice, bool) or not isinstance(choice, int | np.integer):
+            raise _mismatch(space, place, value)
+        if not 0 <= choice < len(parts):
+            raise _mismatch(space, place, value)
+        return np.int64(choice), parts[int(choice)](value[1], f"{place}[1]")
+
+    return take
+
+
+def _sequence_taker(space: spaces.Sequence) -> Take:
+    part = taker(space.feature_space)
+
+    def take(value: Value, place: str) -> Element:
+        value = _opened(value)
+        if not isinstance(value, list | tuple):
+            raise _mismatch(space, place, value)
+        return tuple([part(item, f"{place}[{i}]") for i, item in enumerate(value)])
+
+    return take
+
+
+def _any_taker(space: Space) -> Take:
+    def take(value: Value, place: str) -> Element:
+        value = _opened(value)
+        try:
+            inside = space.contains(value)
+        except Exception:  # a space of the user's, and a value of anybody's
+            inside = False
+        if not inside:
+            raise _mismatch(space, place, value)
+        return value
+
+    return take
+
+
+def _opened(value: Value) -> Value:
+    return value.value if type(value) is Tree else value
+
+
+def _mismatch(space: Space, place: str, value: Value, what: str = "") -> SpaceMismatchError:
+    if type(value) is np.ndarray:
+        came = f"an array of {value.dtype}, shape {value.shape}"
+    else:
+        came = f"the {type(value).__name__} {reprlib.repr(value)}"
+    return SpaceMismatchError(f"{place}: expected {space}, got {came}{f', {what}' if what else ''}")

@@ -1,0 +1,177 @@
+"""Clients' requests as events of the rules: read, checked against the spaces, sorted by agent.
+
+Pure: neither socket nor clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from envbus.actors.agents import ALL
+from envbus.actors.external.agreement import Agreement
+from envbus.actors.external.errors import EpisodeError
+from envbus.actors.external.protocol import (
+    EndEpisode,
+    GetAction,
+    LogAction,
+    LogReturns,
+    StartEpisode,
+    Value,
+)
+from envbus.bus.codec import decode
+from envbus.bus.errors import ProtocolError
+from envbus.bus.messages import Header, Payload, Tree
+from envbus.bus.transport import Frames
+from envbus.runner.agent_results import DUMMY_AGENT
+from envbus.runner.bridge.vocabulary import Ask, ByAgent, End, LogReward, LogStep, Start
+
+__all__ = ["VERBS", "read"]
+
+Verb: TypeAlias = "Start | Ask | LogStep | LogReward | End"
+
+
+def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> Verb:
+    """Return the event that a request for an episode stands for.
+
+    Raises:
+        DecodeError: The frames do not hold what the header says.
+        ProtocolError: The request has no time to live.
+        SpaceMismatchError: An observation or action is outside its space.
+        EpisodeError: Rewards, infos or flags are not what they have to be.
+    """
+    payload_type, convert = VERBS[header.payload_type]
+    payload = decode(payload_type, frames, writable=True)
+    return convert(payload, header, peer, agreement)
+
+
+def _start(payload: StartEpisode, header: Header, peer: bytes, _agreement: Agreement) -> Start:
+    return Start(peer, header.request_id, payload.episode_id, payload.training_enabled)
+
+
+def _ask(payload: GetAction, header: Header, peer: bytes, agreement: Agreement) -> Ask:
+    if not 0.0 < header.ttl < math.inf:
+        raise ProtocolError(f"the ttl of a GetAction is finite and over 0 s, not {header.ttl}")
+    episode_id = payload.episode_id
+    observation = _observation(payload.observation, episode_id, agreement)
+    return Ask(peer, header.request_id, episode_id, observation, header.ttl)
+
+
+def _log_action(payload: LogAction, header: Header, peer: bytes, agreement: Agreement) -> LogStep:
+    episode_id = payload.episode_id
+    observation = _observation(payload.observation, episode_id, agreement)
+    action = agreement.take_action(payload.action, f"action of episode {episode_id}")
+    if not agreement.multi_agent:
+        action = {DUMMY_AGENT: action}
+    elif not action.keys() <= observation.keys():
+        raise EpisodeError(
+            f"Episode {episode_id}: actions of {_names(action)}, but observations of "
+            f"{_names(observation)}."
+        )
+    return LogStep(peer, header.request_id, episode_id, observation, action)
+
+
+def _log_returns(
+    payload: LogReturns, header: Header, peer: bytes, agreement: Agreement
+) -> LogReward:
+    episode_id = payload.episode_id
+    reward, info = _opened(payload.reward), _opened(payload.info)
+    flags = [_opened(payload.terminateds), _opened(payload.truncateds)]
+    if agreement.multi_agent:
+        by_agent = _map(reward, "rewards", episode_id, agreement)
+        rewards = {
+            agent: _number(value, f"reward of agent {agent!r}", episode_id)
+            for agent, value in by_agent.items()
+        }
+        infos = _map(info, "infos", episode_id, None)
+        terminateds, truncateds = (_flags(given, episode_id, agreement) for given in flags)
+    else:
+        if flags != [None, None]:
+            raise EpisodeError(
+                f"Episode {episode_id} has one agent: end_episode says whether it is over."
+            )
+        rewards = {DUMMY_AGENT: _number(reward, "reward", episode_id)}
+        infos = {} if info is None else {DUMMY_AGENT: info}
+        terminateds, truncateds = {}, {}
+    for agent, value in infos.items():
+        infos[agent] = value = {} if value is None else _opened(value)
+        if not isinstance(value, dict):
+            raise EpisodeError(
+                f"Episode {episode_id}: an info is a map, not a {type(value).__name__}."
+            )
+    return LogReward(peer, header.request_id, episode_id, rewards, infos, terminateds, truncateds)
+
+
+def _end(payload: EndEpisode, header: Header, peer: bytes, agreement: Agreement) -> End:
+    episode_id = payload.episode_id
+    observation = _observation(payload.observation, episode_id, agreement)
+    given = [_opened(payload.terminateds), _opened(payload.truncateds)]
+    if not agreement.multi_agent and given != [None, None]:
+        raise EpisodeError(f"Episode {episode_id} has one agent: say truncated=true or nothing.")
+    terminateds, truncateds = (_flags(flags, episode_id, agreement) for flags in given)
+    # Who is not told of one by one ends as the episode does.
+    own, other = (truncateds, terminateds) if payload.truncated else (terminateds, truncateds)
+    for agent in (*observation, ALL):
+        if not terminateds.get(agent) and not truncateds.get(agent):
+            own[agent] = True
+        other.setdefault(agent, False)
+    return End(peer, header.request_id, episode_id, observation, terminateds, truncateds)
+
+
+VERBS: Final[dict[str, tuple[type[Payload], Callable[[Any, Header, bytes, Agreement], Verb]]]] = {
+    StartEpisode.__name__: (StartEpisode, _start),
+    GetAction.__name__: (GetAction, _ask),
+    LogAction.__name__: (LogAction, _log_action),
+    LogReturns.__name__: (LogReturns, _log_returns),
+    EndEpisode.__name__: (EndEpisode, _end),
+}
+
+
+def _observation(value: Value, episode_id: str, agreement: Agreement) -> ByAgent:
+    taken = agreement.take_observation(value, f"observation of episode {episode_id}")
+    return taken if agreement.multi_agent else {DUMMY_AGENT: taken}
+
+
+def _number(value: Value, what: str, episode_id: str) -> float:
+    if type(value) is float or (isinstance(value, int | np.number) and type(value) is not bool):
+        return float(value)
+    raise EpisodeError(f"Episode {episode_id}: a {what} is a number, not {value!r:.80}.")
+
+
+def _map(value: Value, what: str, episode_id: str, agreement: Agreement | None) -> dict[Any, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise EpisodeError(
+            f"Episode {episode_id}: {what} are a map by agent, not a {type(value).__name__}."
+        )
+    if agreement is not None and not value.keys() <= set(agreement.agents):
+        strange = value.keys() - set(agreement.agents)
+        raise EpisodeError(
+            f"Episode {episode_id}: {what} of {_names(strange)}; the agents are "
+            f"{_names(agreement.agents)}."
+        )
+    return dict(value)
+
+
+def _flags(value: Value, episode_id: str, agreement: Agreement) -> dict[Any, bool]:
+    flags = _map(value, "flags", episode_id, agreement)
+    for agent, flag in flags.items():
+        if not isinstance(flag, bool | np.bool_):
+            raise EpisodeError(
+                f"Episode {episode_id}: the flag of agent {agent!r} is true or false, not "
+                f"{flag!r:.80}."
+            )
+        flags[agent] = bool(flag)
+    return flags
+
+
+def _opened(value: Value) -> Value:
+    return value.value if type(value) is Tree else value
+
+
+def _names(agents: Any) -> str:
+    return ", ".join(sorted(map(str, agents))) or "nobody"
