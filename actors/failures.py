@@ -1,14 +1,16 @@
-"""Exceptions of envs as values: text and plain arguments, never the object."""
+"""Exceptions as values: text and plain arguments, never the object; and back where that works."""
 
 from __future__ import annotations
 
+import builtins
+import sys
 import traceback
 from typing import Any
 
 from envbus.actors.protocol import SlotError
 from envbus.bus.messages import Tree
 
-__all__ = ["slot_error"]
+__all__ = ["original_of", "slot_error"]
 
 #: Characters of a message or traceback that cross; a pathological one must not fill the bus.
 _MAX_TEXT = 64 * 1024
@@ -35,6 +37,59 @@ def slot_error(slot: int, phase: str, error: BaseException) -> SlotError:
         traceback=_traceback(error),
         args=_arguments(error),
     )
+
+
+def original_of(
+    module_name: str, type_name: str, message: str, args: tuple[object, ...] | None = None
+) -> Exception | None:
+    """Return the exception that was told of, if its class and arguments give it back.
+
+    The class is looked up by name among what is imported, and called with the arguments or else
+    with the text alone. What is not an `Exception` (SystemExit, KeyboardInterrupt) is not rebuilt,
+    since raising it would end the caller's program.
+
+    Args:
+        module_name: Where the class is; "" if `type_name` begins with it.
+        type_name: Its qualified name.
+        message: Its text.
+        args: Its arguments, if they are known.
+    """
+    if not module_name:
+        return _original_of_dotted(type_name, message)
+    cls = _find_class(module_name, type_name)
+    if cls is None:
+        return None
+    original = None if args is None else _rebuilt(cls, args, message)
+    # OSError's `args` leave the file's name out.
+    return original or _rebuilt(cls, (message,), message)
+
+
+def _original_of_dotted(name: str, message: str) -> Exception | None:
+    """As `original_of`, where nothing says at which dot the module's name ends."""
+    parts = name.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        found = original_of(".".join(parts[:count]), ".".join(parts[count:]), message)
+        if found is not None:
+            return found
+    return None
+
+
+def _rebuilt(cls: type[Exception], args: tuple[object, ...], message: str) -> Exception | None:
+    """Return `cls(*args)` if that gives such an exception with that text."""
+    try:
+        original = cls(*args)
+        return original if type(original) is cls and str(original) == message else None
+    except BaseException:  # anybody's constructor and `__str__`: the text must do
+        return None
+
+
+def _find_class(module_name: str, qualified_name: str) -> type[Exception] | None:
+    # Only what is imported already: who writes `except ThatType` has imported it, and a name
+    # from a message never makes this process import a module.
+    found: object = builtins if module_name == "builtins" else sys.modules.get(module_name)
+    for part in qualified_name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
 def _name(kind: type, attribute: str) -> str:

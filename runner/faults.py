@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import gymnasium
 import msgspec
 
+from envbus.actors.failures import original_of
 from envbus.actors.protocol import SlotError
 from envbus.actors.renewal import RestartRequest
 from envbus.bus.errors import EnvbusError
@@ -176,40 +177,10 @@ def env_errors(error: BaseException) -> list[EnvError]:
 def to_exception(
     error: SlotError, *, env_id: int, actor: str, incarnation: int
 ) -> tuple[EnvError, Exception | None]:
-    """Return the error, and the env's own exception if class and arguments give it back.
-
-    The class is looked up by name, and called with the arguments or else with the text alone; an
-    exception that is not an `Exception` (SystemExit, KeyboardInterrupt) is not rebuilt, since
-    raising it would end the caller's program.
-    """
+    """Return the error, and the env's own exception if class and arguments give it back."""
     env_error = EnvError(error, env_id=env_id, actor=actor, incarnation=incarnation)
-    cls = _find_class(error.type_module, error.type_name)
-    original = None
-    if cls is not None and error.args is not None:
-        original = _rebuild_original(cls, tuple(error.args.value), error.message)
-    if cls is not None and original is None:  # OSError's `args` leave the file's name out
-        original = _rebuild_original(cls, (error.message,), error.message)
-    return env_error, original
-
-
-def _rebuild_original(
-    cls: type[Exception], args: tuple[object, ...], message: str
-) -> Exception | None:
-    """Return `cls(*args)` if that gives such an exception with that text."""
-    try:
-        original = cls(*args)
-        return original if type(original) is cls and str(original) == message else None
-    except BaseException:  # anybody's constructor and `__str__`: the text must do
-        return None
-
-
-def _find_class(module_name: str, qualified_name: str) -> type[Exception] | None:
-    # Only what is imported already: who writes `except ThatType` has imported it, and a name
-    # from a message never makes this process import a module.
-    found: object = builtins if module_name == "builtins" else sys.modules.get(module_name)
-    for part in qualified_name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
+    args = None if error.args is None else tuple(error.args.value)
+    return env_error, original_of(error.type_module, error.type_name, error.message, args)
 
 
 def _rebuild(cls: type[EnvbusError], args: tuple[object, ...]) -> EnvbusError:

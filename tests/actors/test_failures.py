@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from envbus.actors.failures import slot_error
+from envbus.actors.failures import original_of, slot_error
 from envbus.actors.protocol import CallResult, SlotError
 from envbus.bus.messages import Tree
 from tests.actors.driver import carry
@@ -164,3 +164,12 @@ def test_a_recursion_is_told() -> None:
         record = slot_error(0, "step", error)
     assert record.type_name == "RecursionError"
     assert "deeper" in record.traceback
+
+
+def test_an_exception_is_found_by_its_dotted_name_alone() -> None:
+    found = original_of("", "builtins.ValueError", "no")
+    assert type(found) is ValueError
+    assert str(found) == "no"
+    assert original_of("", "no.such.Error", "no") is None
+    assert original_of("", "ValueError", "no") is None
+    assert original_of("", "builtins.SystemExit", "no") is None
