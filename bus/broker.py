@@ -177,6 +177,13 @@ class Broker:
         """Report that a peer's process has ended; everything it held fails."""
         self._handle(PeerGone(peer, reason))
 
+    def fileno(self) -> int:
+        """Return a descriptor to wait for, beside others, after `poll(0.0)` has returned nothing.
+
+        It becomes readable when messages come; deadlines are nothing that it tells of.
+        """
+        return self._transport.fileno()
+
     def watch(self, fd: int) -> None:
         """Let `poll` return early when `fd` is readable; the caller reads it."""
         self._transport.watch(fd)

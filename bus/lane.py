@@ -370,6 +370,10 @@ class LaneRouter:
         self._spinning.observe(time.perf_counter() - start)
         return found
 
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `wait(0.0)` is worth a call."""
+        return self._poller.fileno()
+
     def watch(self, fd: int) -> None:
         """Let `wait` also return when `fd` is readable or hung up."""
         if fd not in self._watched:

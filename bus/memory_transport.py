@@ -124,6 +124,10 @@ class MemoryRouter:
             self._network.idle(timeout)
         return bool(self._inbox)
 
+    def fileno(self) -> int:
+        """Raise: there is none."""
+        raise NotImplementedError("memory has no descriptor to wait for")
+
     def watch(self, fd: int) -> None:
         """Keep `fd` in `watched`, for tests to look at."""
         self.watched.add(fd)

@@ -57,6 +57,13 @@ class RouterTransport(Protocol):
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
         ...
 
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when `wait(0.0)` is worth a call.
+
+        It tells of changes: look for messages first, then wait for it.
+        """
+        ...
+
     def watch(self, fd: int) -> None:
         """Let `wait` also return when `fd` is readable or hung up."""
         ...
