@@ -83,7 +83,7 @@ def make() -> Iterator[Make]:
 
 @BOTH
 @pytest.mark.parametrize("kept", [False, True], ids=["dropped", "kept"])
-def test_a_faulty_episode_is_dropped_or_cut_and_the_others_are_untouched(
+def test_r_12_a_faulty_episode_is_dropped_or_cut_and_the_others_are_untouched(
     make: Make, mode: str, vectorized: bool, kept: bool, tmp_path: Any
 ) -> None:
     envs = [
@@ -119,7 +119,7 @@ def test_a_faulty_episode_is_dropped_or_cut_and_the_others_are_untouched(
 
 
 @BOTH
-def test_fragments_of_a_faulty_episode_that_have_left_can_be_found(
+def test_r_13_fragments_of_a_faulty_episode_that_have_left_can_be_found(
     make: Make, mode: str, vectorized: bool
 ) -> None:
     runner = make([functools.partial(CountingEnv, 1000)] * 2, mode, vectorized=vectorized)

@@ -162,7 +162,7 @@ def test_a_recorded_run_is_what_envs_do_that_are_stepped_by_hand(
 
 
 @BOTH
-def test_fragments_have_exactly_the_asked_length_and_join_without_a_gap(
+def test_r_01_r_05_fragments_have_exactly_the_asked_length_and_join_without_a_gap(
     make: Make, mode: str, vectorized: bool
 ) -> None:
     runner = make(counting(3, 10), None, mode, rollout_fragment_length=7, vectorized=vectorized)
@@ -178,7 +178,7 @@ def test_fragments_have_exactly_the_asked_length_and_join_without_a_gap(
 
 
 @BOTH
-def test_whole_episodes_are_packed(make: Make, mode: str, vectorized: bool) -> None:
+def test_r_03_whole_episodes_are_packed(make: Make, mode: str, vectorized: bool) -> None:
     settings = {"batch_mode": "complete_episodes", "vectorized": vectorized}
     for length, rows in ((5, 10), (15, 20)):
         runner = make(counting(1, 10), None, mode, rollout_fragment_length=length, **settings)
@@ -187,7 +187,7 @@ def test_whole_episodes_are_packed(make: Make, mode: str, vectorized: bool) -> N
 
 
 @BOTH
-def test_an_episode_over_many_fragments_counts_once_and_whole(
+def test_r_04_an_episode_over_many_fragments_counts_once_and_whole(
     make: Make, mode: str, vectorized: bool
 ) -> None:
     runner = make(counting(8, 20), None, mode, rollout_fragment_length=2, vectorized=vectorized)
@@ -201,7 +201,7 @@ def test_an_episode_over_many_fragments_counts_once_and_whole(
 
 
 @BOTH
-def test_exactly_as_many_episodes_as_asked_all_done(
+def test_r_06_exactly_as_many_episodes_as_asked_all_done(
     make: Make, mode: str, vectorized: bool
 ) -> None:
     runner = make(counting(3, 4), None, mode, vectorized=vectorized)
@@ -217,7 +217,7 @@ def test_exactly_as_many_episodes_as_asked_all_done(
 
 
 @BOTH
-def test_a_forced_reset_begins_all_episodes_anew(make: Make, mode: str, vectorized: bool) -> None:
+def test_r_06_a_forced_reset_begins_all_episodes_anew(make: Make, mode: str, vectorized: bool) -> None:
     runner = make(counting(2, 10), None, mode, rollout_fragment_length=3, vectorized=vectorized)
     first, second = runner.sample().single(), runner.sample(force_reset=True).single()
     assert second["t"].tolist() == [0, 1, 2] * 2
@@ -225,7 +225,7 @@ def test_a_forced_reset_begins_all_episodes_anew(make: Make, mode: str, vectoriz
 
 
 @BOTH
-def test_a_time_out_gives_what_is_there_and_names_the_late(
+def test_r_20_a_time_out_gives_what_is_there_and_names_the_late(
     make: Make, mode: str, vectorized: bool, tmp_path: Path
 ) -> None:
     gate = tmp_path / "open"
@@ -315,7 +315,7 @@ class Log(Callbacks):
         self.calls.append(("sample", len(sample)))
 
 
-def test_callbacks_come_in_order_and_as_often_as_things_happen(make: Make) -> None:
+def test_r_07_callbacks_come_in_order_and_as_often_as_things_happen(make: Make) -> None:
     log = Log()
     runner = make(counting(2, 2), callbacks=log, rollout_fragment_length=3)
     assert not runner.is_vectorized
@@ -329,7 +329,7 @@ def test_callbacks_come_in_order_and_as_often_as_things_happen(make: Make) -> No
 
 
 @pytest.mark.parametrize("name", ["created", "start", "step", "end"])
-def test_a_callback_that_raises_is_named_and_nothing_half_recorded_stays(
+def test_r_09_a_callback_that_raises_is_named_and_nothing_half_recorded_stays(
     make: Make, name: str
 ) -> None:
     log = Log(failing=name)
@@ -356,7 +356,7 @@ def test_state_goes_over_into_another_runner(make: Make, mode: str, vectorized: 
     assert other.get_metrics()["num_env_steps_sampled_lifetime"] == 4
 
 
-def test_metrics_and_timers_can_be_read_before_the_first_sample(make: Make) -> None:
+def test_r_10_r_11_metrics_and_timers_can_be_read_before_the_first_sample(make: Make) -> None:
     metrics = make(counting(1, 3)).get_metrics()
     assert metrics["num_env_steps_sampled"] == metrics["mean_env_wait_ms"] == 0
 

@@ -9,11 +9,14 @@ import pytest
 from gymnasium import spaces
 
 from envbus.bus.errors import ConfigError
+from envbus.runner.callbacks import Callbacks
 from envbus.runner.env_runner import EnvRunner
-from envbus.runner.policies import FunctionPolicy, RandomPolicy
+from envbus.runner.faults import env_errors
+from envbus.runner.policies import FunctionPolicy, Policy, PolicyOutput, RandomPolicy
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
 from tests.actors.agent_envs import CountingParallelEnv, DictEnv, RoundRobinEnv
+from tests.runner.test_episode import RoundRobin
 
 Make = Callable[..., EnvRunner]
 
@@ -43,7 +46,7 @@ def by_parity(agent_id: Any, episode: Any) -> str:
     return f"p{agent_id % 2}"
 
 
-def test_five_agents_and_two_policies_give_exactly_as_many_rows(make: Make) -> None:
+def test_m_12_five_agents_and_two_policies_give_exactly_as_many_rows(make: Make) -> None:
     runner = make([agents(5)], {"p0": zeros, "p1": zeros}, policy_mapping_fn=by_parity)
     sample = runner.sample(num_env_steps=50)
     assert (sample.env_steps, sample.agent_steps) == (50, 250)
@@ -55,19 +58,7 @@ def test_five_agents_and_two_policies_give_exactly_as_many_rows(make: Make) -> N
     assert set(sample["p1"]["agent_id"]) == {1, 3}
 
 
-def test_agents_in_turn_give_complete_transitions_with_summed_rewards(make: Make) -> None:
-    runner = make([RoundRobinEnv], zeros)
-    batch = runner.sample(num_env_steps=50).single()
-    complete = batch[batch["next_obs_valid"]]
-    # RLlib has these 42; the other 8 ended without another observation.
-    assert (len(complete), len(batch)) == (42, 50)
-    first = complete[(complete["agent_id"] == 0) & (complete["eps_id"] == complete["eps_id"][0])]
-    assert first["t"].tolist() == [4, 9, 14, 19, 24]
-    assert first["rewards"].tolist() == [50.0] * 5
-    assert runner.get_metrics()["episode_return_mean"] == 25 * 50
-
-
-def test_agent_steps_are_counted_where_asked(make: Make) -> None:
+def test_r_02_agent_steps_are_counted_where_asked(make: Make) -> None:
     runner = make([agents(4, 10)], zeros, count_steps_by="agent_steps", rollout_fragment_length=301)
     for _ in range(3):
         sample = runner.sample()
@@ -75,7 +66,7 @@ def test_agent_steps_are_counted_where_asked(make: Make) -> None:
         assert sample.env_steps < 301
 
 
-def test_an_unknown_policy_is_named_with_agent_and_known_ones(make: Make) -> None:
+def test_m_10_an_unknown_policy_is_named_with_agent_and_known_ones(make: Make) -> None:
     runner = make([agents(2)], {"a": zeros, "b": zeros}, policy_mapping_fn=lambda *_: "c")
     with pytest.raises(ConfigError, match=r"agent 0: .* says 'c'; there are \['a', 'b'\]"):
         runner.sample(num_env_steps=1)
@@ -84,7 +75,7 @@ def test_an_unknown_policy_is_named_with_agent_and_known_ones(make: Make) -> Non
         runner.sample(num_env_steps=1)
 
 
-def test_the_policy_of_an_agent_is_asked_for_once_and_fixed_per_episode(make: Make) -> None:
+def test_m_10_the_policy_of_an_agent_is_asked_for_once_and_fixed_per_episode(make: Make) -> None:
     asked: list[Any] = []
 
     def mapping(agent_id: Any, episode: Any) -> str:
@@ -113,7 +104,7 @@ def test_policies_come_and_go_between_episodes(make: Make) -> None:
         runner.remove_policy("b")
 
 
-def test_observations_go_to_policies_by_policy_and_form(make: Make) -> None:
+def test_m_11_observations_go_to_policies_by_policy_and_form(make: Make) -> None:
     shapes: list[Any] = []
 
     def note(observations: Any) -> Any:
@@ -146,7 +137,7 @@ class _WithArrays(DictEnv):
         return self.script[0][0], {}
 
 
-def test_without_an_acting_agent_the_env_is_stepped_all_the_same(make: Make) -> None:
+def test_m_16_without_an_acting_agent_the_env_is_stepped_all_the_same(make: Make) -> None:
     going, over = {"__all__": False}, {"__all__": True}
     script = [
         ({}, {"a": 1.0}, going, going, {}),
@@ -167,7 +158,7 @@ class _First(DictEnv):
         return {"a": np.zeros(1)}, {}
 
 
-def test_an_episode_in_which_nobody_acts_is_counted_and_gives_no_rows(make: Make) -> None:
+def test_m_17_an_episode_in_which_nobody_acts_is_counted_and_gives_no_rows(make: Make) -> None:
     over = {"__all__": True}
     runner = make([functools.partial(DictEnv, [({}, {}, over, over, {})], ())], zeros)
     sample = runner.sample(num_episodes=2)
@@ -189,3 +180,222 @@ def test_an_env_of_pettingzoo_with_agents_that_leave() -> None:
             assert batch["obs"].shape == (len(batch), *space.shape)
             for rows in batch.split_by_trajectory():
                 assert np.array_equal(rows["obs"][1:], rows["next_obs"][:-1])
+
+
+class InTurns(RoundRobin):
+    """RLlib's own test env, as an actor takes it: 5 agents that observe in turn, 5 steps each."""
+
+    observation_space = spaces.Box(0.0, 100.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    possible_agents = tuple(range(5))
+
+    def __init__(self) -> None:
+        super().__init__(5, 5)
+
+    def reset(self, **_: Any) -> Any:
+        RoundRobin.__init__(self, 5, 5)
+        return super().reset(), {}
+
+    def step(self, actions: Any) -> Any:
+        return (*super().step(actions), {})
+
+
+def test_m_13_round_robin_completes_42_transitions_in_50_env_steps(make: Make) -> None:
+    sample = make([InTurns], zeros).sample(num_env_steps=50)
+    batch = sample.single()
+    assert (sample.env_steps, len(batch)) == (50, 42)
+    assert batch["rewards"][:25].tolist() == [100, 100, 100, 100, 0] * 5
+    assert batch["t"][:10].tolist() == [4, 9, 14, 19, 24, 5, 10, 15, 20, 25]
+    assert batch["next_obs_valid"].all()
+
+
+def test_m_04_rewards_between_two_observations_are_one_row_s(make: Make) -> None:
+    runner = make([RoundRobinEnv], zeros)
+    batch = runner.sample(num_env_steps=50).single()
+    complete = batch[batch["next_obs_valid"]]
+    # 42 with another observation; the other 8 ended without one.
+    assert (len(complete), len(batch)) == (42, 50)
+    first = complete[(complete["agent_id"] == 0) & (complete["eps_id"] == complete["eps_id"][0])]
+    assert first["t"].tolist() == [4, 9, 14, 19, 24]
+    assert first["rewards"].tolist() == [50.0] * 5
+    assert runner.get_metrics()["episode_return_mean"] == 25 * 50
+
+
+GOING, OVER = {"__all__": False}, {"__all__": True}
+
+
+def test_m_08_an_agent_first_seen_done_gets_no_row(make: Make) -> None:
+    late = ({"a": np.zeros(1), "b": 1}, {"b": 3.0}, {"b": True, "__all__": False}, GOING, {})
+    end = ({"a": np.zeros(1)}, {}, OVER, GOING, {})
+    asked: list[int] = []
+
+    def count(seen: Any) -> Any:
+        asked.append(len(seen))
+        return zeros(seen)
+
+    runner = make([functools.partial(_First, [late, end])], count)
+    sample = runner.sample(num_episodes=1)
+    assert sample.single()["agent_id"].tolist() == ["a", "a"]
+    assert asked == [1, 1]
+    assert sample.episodes[0].episode_return == 3.0
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_m_09_without_a_last_observation_there_is_a_last_row_marked_as_such(
+    make: Make, truncated: bool
+) -> None:
+    silent = ({}, {"a": 1.0}, GOING, GOING, {})
+    end = ({}, {"a": 2.0}, GOING, OVER, {}) if truncated else ({}, {"a": 2.0}, OVER, GOING, {})
+    runner = make([functools.partial(_First, [silent, end])], zeros)
+    batch = runner.sample(num_episodes=1).single()
+    assert batch["rewards"].tolist() == [3.0]
+    assert batch["next_obs_valid"].tolist() == [False]
+    assert batch["next_obs"].tolist() == [[0.0]]
+    assert (batch["terminateds"][0], batch["truncateds"][0]) == (not truncated, truncated)
+
+
+def test_m_07_infos_of_agents_without_an_observation_and_common_ones_are_carried(
+    make: Make,
+) -> None:
+    common: list[Any] = []
+
+    class Log(Callbacks):
+        def on_episode_step(self, *, episode: Any) -> None:
+            common.append(episode.last_infos.get("__common__"))
+
+    script = [
+        ({}, {}, GOING, GOING, {"a": {"x": 1, "y": 1}, "__common__": {"score": 3}}),
+        ({"a": np.zeros(1)}, {}, OVER, GOING, {"a": {"x": 2}}),
+    ]
+    runner = make([functools.partial(_First, script)], zeros, infos=True, callbacks=Log())
+    batch = runner.sample(num_episodes=1).single()
+    assert batch["infos"].tolist() == [{"x": 2, "y": 1}]
+    assert common == [{"score": 3}, {"score": 3}]
+
+
+def test_m_05_an_env_without_all_is_named_by_the_sample(make: Make) -> None:
+    broken = ({"a": np.zeros(1)}, {}, {"a": True}, GOING, {})
+    runner = make([functools.partial(_First, [broken])], zeros)
+    with pytest.raises(ValueError, match=r"env _First: .* without '__all__'") as caught:
+        runner.sample(num_env_steps=1)
+    assert [error.env_id for error in env_errors(caught.value)] == [0]
+
+
+def test_m_10_a_mapping_may_be_replaced_and_holds_for_episodes_that_begin_later(
+    make: Make,
+) -> None:
+    policies = {"a": zeros, "b": lambda seen: np.ones(len(seen), np.int64)}
+    runner = make([agents(2, 4)], policies, policy_mapping_fn=lambda *_: "a")
+    runner.sample(num_env_steps=2)
+    runner.policy_mapping_fn = lambda agent_id, _: "ab"[agent_id]
+    rest = runner.sample(num_env_steps=2)
+    assert {name: len(batch) for name, batch in rest.policy_batches.items()} == {"a": 4}
+    later = runner.sample(num_env_steps=4)
+    assert {name: batch["agent_id"].tolist() for name, batch in later.policy_batches.items()} == {
+        "a": [0] * 4,
+        "b": [1] * 4,
+    }
+
+
+def test_m_10_an_agent_that_comes_late_gets_a_policy_of_when_its_episode_began(make: Make) -> None:
+    script = [
+        ({"a": np.zeros(1)}, {}, GOING, GOING, {}),
+        ({"a": np.zeros(1), "b": 1}, {}, GOING, GOING, {}),
+        ({"a": np.zeros(1), "b": 1}, {}, OVER, GOING, {}),
+    ]
+    runner = make(
+        [functools.partial(_First, script)],
+        {"old": zeros, "other": zeros},
+        policy_mapping_fn=lambda agent_id, _: "old" if agent_id == "a" else "other",
+    )
+    runner.sample(num_env_steps=1)
+    runner.add_policy("new", zeros, lambda agent_id, _: "new" if agent_id == "a" else "old")
+    sample = runner.sample(num_env_steps=2)
+    assert {name: set(batch["agent_id"]) for name, batch in sample.policy_batches.items()} == {
+        "old": {"a"},
+        "other": {"b"},
+    }
+    sample = runner.sample(num_episodes=1)
+    assert sample.policy_batches.keys() == {"new", "old"}
+
+
+def test_r_01_301_env_steps_are_exactly_as_many_with_four_agents(make: Make) -> None:
+    runner = make([agents(4, 10)], zeros, rollout_fragment_length=301)
+    for _ in range(2):
+        sample = runner.sample()
+        assert (sample.env_steps, sample.agent_steps) == (301, 4 * 301)
+
+
+def test_r_10_returns_are_told_per_agent_and_policy(make: Make) -> None:
+    policies = {"p0": zeros, "p1": lambda seen: np.ones(len(seen), np.int64)}
+    runner = make([agents(3, 5)], policies, policy_mapping_fn=by_parity)
+    runner.sample(num_env_steps=12)
+    metrics = runner.get_metrics()
+    assert metrics["agent_episode_returns_mean"] == {0: 0.0, 1: 5.0, 2: 0.0}
+    assert metrics["module_episode_returns_mean"] == {"p0": 0.0, "p1": 5.0}
+    assert (metrics["num_episodes"], metrics["num_agent_steps_sampled"]) == (2, 36)
+    assert metrics["episode_len_max"] == 5
+
+
+def test_r_14_off_policy_actions_are_in_the_batch_and_not_sent(make: Make) -> None:
+    runner = make([agents(2, 6)], lambda seen: np.ones(len(seen), np.int64))
+    poll = runner.envs.poll
+
+    def poll_with_actions(*args: Any, **kwargs: Any) -> Any:
+        """As a source does that has its own actions for some agents."""
+        result = poll(*args, **kwargs)
+        for env_id, seen in result.observations.items():
+            if 1 in seen:
+                result.off_policy_actions[env_id] = {1: np.int64(2)}
+        return result
+
+    runner.envs.poll = poll_with_actions  # type: ignore[method-assign]
+    batch = runner.sample(num_episodes=1).single()
+    assert batch["actions"].tolist() == [1] * 6 + [2] * 6
+    assert batch["rewards"].tolist() == [1.0] * 12  # what an agent's action was, as its env has it
+
+
+def test_r_16_policies_are_not_mixed_and_what_is_sent_is_a_copy(make: Make) -> None:
+    kept: list[Any] = []
+
+    def remember(seen: Any) -> Any:
+        kept.append(np.ones(len(seen), np.int64))
+        return kept[-1]
+
+    policies = {"p0": zeros, "p1": remember}
+    runner = make([agents(4, 3)], policies, policy_mapping_fn=by_parity)
+    poll = runner.envs.poll
+
+    def spoil(*args: Any, **kwargs: Any) -> Any:
+        for actions in kept:
+            actions[:] = 2  # after it was sent and recorded
+        return poll(*args, **kwargs)
+
+    runner.envs.poll = spoil  # type: ignore[method-assign]
+    sample = runner.sample(num_env_steps=6)
+    assert {name: set(batch["agent_id"]) for name, batch in sample.policy_batches.items()} == {
+        "p0": {0, 2},
+        "p1": {1, 3},
+    }
+    assert sample["p1"]["actions"].tolist() == [1] * 12
+    assert sample["p1"]["rewards"].tolist() == [1.0] * 12
+
+
+class Counts(Policy):
+    """Its state, of any form, counts the steps of an agent's episode."""
+
+    def initial_state(self) -> Any:
+        return {"count": np.zeros((), np.int64), "pair": (np.zeros(2), np.ones((1, 1)))}
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        after = {**states, "count": states["count"] + 1}
+        return PolicyOutput(zeros(observations), after)
+
+
+def test_r_18_states_are_per_env_and_agent_and_begin_anew_with_each_episode(make: Make) -> None:
+    runner = make([agents(3, 4), agents(3, 4)], Counts())
+    parts = [runner.sample(num_env_steps=6).single() for _ in range(3)]
+    for batch in parts:
+        assert batch["state_in"]["count"].tolist() == batch["t"].tolist()
+        assert batch["state_out"]["count"].tolist() == (batch["t"] + 1).tolist()
+        assert batch["state_in"]["pair"][1].shape == (len(batch), 1, 1)

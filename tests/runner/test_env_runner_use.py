@@ -1,0 +1,235 @@
+"""`EnvRunner` from its making to its end: factories, state, stopping."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.error import ClosedEnvironmentError
+
+from envbus.actors.testing import CountingEnv
+from envbus.bus.errors import ConfigError
+from envbus.runner.callbacks import Callbacks
+from envbus.runner.connectors import Pipeline
+from envbus.runner.env_runner import EnvRunner
+from envbus.runner.mlp import MlpPolicy
+from envbus.runner.observation_connectors import Normalize
+from envbus.runner.pool import ActorPool
+from envbus.runner.sampling import RunnerConfig
+from tests.runner.pool_envs import GatedEnv
+
+Make = Callable[..., EnvRunner]
+BOTH = pytest.mark.parametrize("vectorized", [True, False], ids=["columns", "dicts"])
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def counting(num_envs: int, length: int) -> list[Callable[[], CountingEnv]]:
+    return [functools.partial(CountingEnv, length)] * num_envs
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    runners: list[EnvRunner] = []
+
+    def _make(envs: Any, make_module: Any = lambda envs: zeros, **config: Any) -> EnvRunner:
+        runners.append(
+            EnvRunner.from_factories(
+                lambda: ActorPool(envs, num_actors=len(envs), autoreset_mode="Disabled"),
+                make_module,
+                RunnerConfig(**config),
+            )
+        )
+        return runners[-1]
+
+    yield _make
+    for runner in runners:
+        runner.envs.close(terminate=True)
+
+
+def mlp(envs: ActorPool) -> MlpPolicy:
+    return MlpPolicy(envs.single_observation_space, envs.single_action_space, seed=1)
+
+
+@BOTH
+def test_make_env_begins_with_new_envs_whatever_became_of_the_old(
+    make: Make, vectorized: bool
+) -> None:
+    runner = make(["CartPole-v1"] * 2, mlp, seed=3, vectorized=vectorized)
+    first = runner.sample(num_env_steps=20)
+    pids = runner.envs.actor_pids()
+    os.kill(pids[0], signal.SIGKILL)
+    runner.make_env()
+    runner.assert_healthy()
+    assert not set(pids) & set(runner.envs.actor_pids())
+    second = runner.sample(num_env_steps=20)
+    # Neither an id nor an episode comes a second time, and counting goes on.
+    assert not set(first.single()["eps_id"]) & set(second.single()["eps_id"])
+    assert not np.array_equal(first.single()["obs"][0], second.single()["obs"][0])
+    assert runner.get_metrics()["num_env_steps_sampled_lifetime"] == 40
+    runner.stop()
+    runner.make_env()
+    assert len(runner.sample(num_env_steps=3)) == 3
+
+
+def test_make_env_with_a_seed_repeats(make: Make) -> None:
+    batches = []
+    for _ in range(2):
+        runner = make(["CartPole-v1"] * 2, mlp, seed=3, min_envs=2)
+        runner.make_env()
+        batches.append(runner.sample(num_env_steps=10).single()["obs"])
+    assert np.array_equal(*batches)
+
+
+@BOTH
+def test_make_module_makes_policies_of_the_next_version(make: Make, vectorized: bool) -> None:
+    made: list[MlpPolicy] = []
+
+    def factory(envs: ActorPool) -> MlpPolicy:
+        made.append(mlp(envs))
+        return made[-1]
+
+    runner = make(["CartPole-v1"], factory, vectorized=vectorized)
+    runner.set_weights(runner.get_weights(), version=4)
+    first = runner.sample(num_env_steps=2).single()
+    runner.make_module()
+    second = runner.sample(num_env_steps=2).single()
+    assert (first["policy_version"][0], second["policy_version"][0]) == (4, 5)
+    assert list(runner.policies.values()) == [made[1]]
+    assert not set(first["eps_id"]) & set(second["eps_id"])
+    assert second["t"].tolist() == [0, 1]
+
+
+def test_a_mapping_that_was_replaced_outlives_the_envs(make: Make) -> None:
+    policies = {"a": zeros, "b": zeros}
+    runner = make(counting(1, 3), lambda envs: policies, policy_mapping_fn=lambda *_: "a")
+    runner.policy_mapping_fn = lambda *_: "b"
+    runner.make_env()
+    assert runner.sample(num_env_steps=3).policy_batches.keys() == {"b"}
+
+
+def test_without_factories_nothing_can_be_made_anew() -> None:
+    with ActorPool(counting(1, 3), autoreset_mode="Disabled") as pool:
+        runner = EnvRunner(pool, zeros)
+        for verb in (runner.make_env, runner.make_module):
+            with pytest.raises(ConfigError, match=r"EnvRunner\.from_factories"):
+                verb()
+        with pytest.raises(ConfigError, match="policy_mapping_fn: rows are kept in columns"):
+            runner.policy_mapping_fn = lambda *_: "a"
+        assert len(runner.sample(num_env_steps=2)) == 2
+
+
+def test_what_a_factory_raises_closes_the_envs() -> None:
+    pools: list[ActorPool] = []
+
+    def make_env() -> ActorPool:
+        pools.append(ActorPool(counting(1, 3)))
+        return pools[-1]
+
+    with pytest.raises(ConfigError, match="at least one policy"):
+        EnvRunner.from_factories(make_env, lambda envs: {})
+    assert pools[0].closed
+
+
+def normalized(envs: ActorPool) -> Pipeline:
+    return Pipeline([Normalize(envs.single_observation_space)])
+
+
+@BOTH
+def test_state_has_weights_versions_connectors_counts_and_ids(vectorized: bool) -> None:
+    """And no running episodes: who takes it over begins new ones."""
+
+    def build() -> EnvRunner:
+        pool = ActorPool(["CartPole-v1"], autoreset_mode="Disabled")
+        config = RunnerConfig(
+            observation_connector=normalized(pool),
+            rollout_fragment_length=30,
+            vectorized=vectorized,
+        )
+        return EnvRunner(pool, mlp(pool), config)
+
+    with build() as one, build() as other:
+        one.set_weights(one.get_weights(), version=3)
+        ids = {eps_id for _ in range(3) for eps_id in one.sample().single()["eps_id"].tolist()}
+        state = one.get_state()
+        other.set_state(state)
+        batch = other.sample().single()
+        assert not ids & set(batch["eps_id"])
+        assert batch["t"][0] == 0
+        assert batch["unroll_id"][0] == 3
+        assert set(batch["policy_version"]) == {3}
+        count = state["connectors"]["observation"]["0:Normalize"]["count"]
+        assert other.get_state()["connectors"]["observation"]["0:Normalize"]["count"] > count > 90
+        assert other.get_metrics()["num_env_steps_sampled_lifetime"] == 120
+
+
+@BOTH
+def test_episodes_that_run_keep_their_ids_when_a_state_is_set(make: Make, vectorized: bool) -> None:
+    runner = make(counting(2, 4), rollout_fragment_length=2, vectorized=vectorized)
+    first = runner.sample().single()["eps_id"].tolist()
+    runner.set_state({**runner.get_state(), "next_eps_id": 100})
+    assert runner.sample().single()["eps_id"].tolist() == first
+    assert runner.sample().single()["eps_id"].tolist() == [100, 100, 101, 101]
+
+
+def test_a_state_of_other_policies_is_refused_and_changes_nothing(make: Make) -> None:
+    runner = make(counting(1, 3), lambda envs: {"a": zeros})
+    state = make(counting(1, 3), lambda envs: {"b": zeros}).get_state()
+    with pytest.raises(ConfigError, match="no policy 'b'"):
+        runner.set_state(state)
+
+
+class Stops(Callbacks):
+    runner: Any = None
+
+    def on_episode_step(self, *, episode: Any) -> None:
+        if episode.length == 3:
+            self.runner.stop()
+
+
+def test_r_19_a_callback_may_stop_the_runner_during_a_sample(make: Make) -> None:
+    callbacks = Stops()
+    runner = make(counting(2, 50), callbacks=callbacks)
+    callbacks.runner = runner
+    with pytest.raises(ClosedEnvironmentError, match="stopped during a sample"):
+        runner.sample(num_env_steps=1000)
+    runner.stop()
+    with pytest.raises(ClosedEnvironmentError, match=r"after `stop\(\)`"):
+        runner.sample()
+
+
+@BOTH
+@pytest.mark.parametrize("stops", [True, False], ids=["stop", "exception"])
+def test_r_19_a_signal_ends_a_sample_that_waits_for_an_env(
+    make: Make, vectorized: bool, stops: bool, tmp_path: Path
+) -> None:
+    """By a handler that stops the runner, or one that raises, as Ctrl-C does."""
+    gate = tmp_path / "open"
+    runner = make([functools.partial(GatedEnv, gate)] * 2, vectorized=vectorized)
+
+    def handle(*_: Any) -> None:
+        if not stops:
+            raise KeyboardInterrupt
+        runner.envs.close(terminate=True)
+
+    old = signal.signal(signal.SIGUSR1, handle)
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(ClosedEnvironmentError if stops else KeyboardInterrupt):
+            runner.sample(num_env_steps=4)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, old)
+    if not stops:  # the next one begins new episodes
+        gate.touch()
+        assert runner.sample(num_env_steps=4).single()["t"].tolist() == [0, 1, 0, 1]
