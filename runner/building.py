@@ -64,6 +64,8 @@ class Building:
         self._arena: Arena | None = None
         #: Where the rows of env 0 are; None until the first start is over.
         self._map: MapBlocks | None = None
+        #: Whether they have a fixed size.
+        self._observations_shared = False
 
     def start(self, actor: Actor) -> None:
         """Start an actor, or wait for a remote one; all that follows comes by what it sends.
@@ -128,6 +130,7 @@ class Building:
             blocks = layout.views(self._arena.buffer)
         else:
             blocks = layout.views(bytearray(layout.size))
+        self._observations_shared = layout.observations is not None
         self._map = MapBlocks(
             observation_space=Tree(spaces.to_plain(observation_space)),
             action_space=Tree(spaces.to_plain(action_space)),
@@ -146,6 +149,16 @@ class Building:
             request = msgspec.structs.replace(request, parcel=number)
         timeout = self._config.timeouts.start
         self._requests.ask(actor, request, timeout=timeout, tag=Stage.MAP)
+
+    def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
+        """Return descriptor and bytes of the shared memory and what is where.
+
+        For another process of this host to read; the descriptor stays this object's. None: there
+        is none, or observations are not in it.
+        """
+        if self._arena is None or self._map is None or not self._observations_shared:
+            return None
+        return self._arena.fd, self._arena.size, self._map
 
     def close(self) -> None:
         """Let go of the shared memory."""

@@ -21,7 +21,7 @@ from envbus.runner.columns import Columns
 from envbus.runner.faults import Fault
 from envbus.runner.metrics import EpisodeResult, PerfTimers, SampleMetrics
 from envbus.runner.nested import Tree, map_tree
-from envbus.runner.policies import Policy, zero_action
+from envbus.runner.policies import Policy, RowReader, zero_action
 from envbus.runner.pool import ActorPool
 from envbus.runner.pool_results import Batch
 from envbus.runner.running_episodes import EpisodeIds, RunningEpisodes
@@ -59,6 +59,8 @@ class ColumnSampler:
         self._pool = pool
         self._config = config
         self._policy_id = policy_id
+        if unchanged and isinstance(policy, RowReader):
+            policy.share_rows(pool)
         self._policy = ColumnPolicy(policy, count, unchanged=unchanged)
         self._metrics, self._timers = metrics, timers
         self._sends_resets = pool.autoreset_mode is AutoresetMode.DISABLED

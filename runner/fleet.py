@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 from envbus.actors import env_source, spaces
 from envbus.actors.blocks import Blocks
 from envbus.actors.host import ENTRY
+from envbus.actors.protocol import MapBlocks
 from envbus.runner.actor import Actor, ActorState, share_out
 from envbus.runner.building import Building
 from envbus.runner.config import FleetConfig, choose_num_actors
@@ -106,3 +107,7 @@ class Fleet(Crew[Actor]):
             for news in self.poll(1.0):
                 raise_if_failed(news)
         return blocks
+
+    def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
+        """Return where the arrays are, for other processes: see `Building.shared_rows`."""
+        return self._building.shared_rows()

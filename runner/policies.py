@@ -25,6 +25,7 @@ __all__ = [
     "PolicyFactory",
     "PolicyOutput",
     "RandomPolicy",
+    "RowReader",
     "Ticket",
     "TwoStepPolicy",
     "Weights",
@@ -128,6 +129,19 @@ class TwoStepPolicy(Policy, Protocol):
 
     def discard_actions(self, ticket: Ticket) -> None:
         """Forget a ticket that will not be collected. No error if it was."""
+        ...
+
+
+@runtime_checkable
+class RowReader(Protocol):
+    """A policy that can read observations where a pool's envs write them."""
+
+    def share_rows(self, pool: Any) -> bool:
+        """Let `env_ids` of `submit_actions` be those of this `ActorPool`, from now on.
+
+        Returns:
+            Whether the rows will be read there. Else they are sent.
+        """
         ...
 
 

@@ -116,7 +116,9 @@ class PolicyLanes:
         self._asked: dict[int, Asking] = {}
         #: Those that wait for a worker.
         self._held: list[Asking] = []
+        #: Descriptor and bytes of the arena, and descriptor of its layout, by name; one or none.
         self._shared: dict[str, tuple[int, int, int]] = {}
+        self._num_shared = 0
         #: The worker that is asked while nothing is in flight; "": any.
         self._favourite = ""
         self._closed = False
@@ -201,14 +203,18 @@ class PolicyLanes:
     def share(self, arena_fd: int, size: int, layout: MapBlocks) -> str:
         """Let all workers, also later ones, read an arena; return what requests call it.
 
+        What was shared before is shared no more.
+
         Args:
             arena_fd: Its descriptor; the caller keeps it.
             size: Its bytes.
             layout: What is where.
         """
         self._check_usable()
-        name = f"{self._identity}:{len(self._shared)}"
+        self._num_shared += 1
+        name = f"{self._identity}:{self._num_shared}"
         (data,) = encode(layout)
+        self._unshare()
         with tempfile.TemporaryFile() as file:
             file.write(data)
             file.flush()
@@ -223,14 +229,17 @@ class PolicyLanes:
             return
         self._closed = True
         self._broker.close()
-        for arena, _, layout in self._shared.values():
-            os.close(arena)
-            os.close(layout)
-        self._shared.clear()
+        self._unshare()
 
     def disown(self) -> None:
         """In a forked copy: be closed."""
         self._closed = True
+
+    def _unshare(self) -> None:
+        for arena, _, layout in self._shared.values():
+            os.close(arena)
+            os.close(layout)
+        self._shared.clear()
 
     # --- requests ----------------------------------------------------------------------------
 

@@ -328,21 +328,21 @@ class PolicyWorker:
         elif isinstance(notice, ShareRows):
             arena, layout = fds
             shared = SharedRows.attach(arena, notice.size, layout)
-            former = self._shared.pop(notice.name, None)
-            if former is not None:
-                former.close()
+            self._unshare(notice.name.partition(":")[0])
             self._shared[notice.name] = shared
 
     def _forget(self, asker: bytes) -> None:
         """An asker is gone: nobody waits for its answers."""
         self._router.drop_lane(asker)
         self._askers.discard(asker)
-        prefix = f"{asker.decode(errors='replace')}:"
-        for name in [name for name in self._shared if name.startswith(prefix)]:
-            self._shared.pop(name).close()
+        self._unshare(asker.decode(errors="replace"))
         for call in self._calls.values():
             if call.asker == asker:
                 call.failed = True
+
+    def _unshare(self, asker: str) -> None:
+        for name in [name for name in self._shared if name.startswith(f"{asker}:")]:
+            self._shared.pop(name).close()
 
     # --- computing ---------------------------------------------------------------------------
 

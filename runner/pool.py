@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors.protocol import Step
+from envbus.actors.protocol import MapBlocks, Step
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import Tree
 from envbus.bus.restart import RestartPolicy
@@ -328,6 +328,16 @@ class ActorPool(DictSide):
         faults = self._faults
         given_up = 0 if faults.recovery is None else len(faults.lost)
         return gather(self._fleet, self._log, faults.recovery, given_up)
+
+    def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
+        """Return the shared memory in which each env has its row, for who is to read it elsewhere.
+
+        Returns:
+            Descriptor, which stays the pool's; bytes; and what is where. None: observations have
+            no fixed size, or there is no shared memory. The row of an env is still from `recv` to
+            the `send` that names it.
+        """
+        return self._fleet.shared_rows()
 
     def actor_pids(self) -> list[int]:
         """Return the process id of each actor that runs."""

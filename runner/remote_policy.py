@@ -6,6 +6,7 @@ Leaves out how requests travel (`policy_lanes.py`) and the workers themselves.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,7 @@ class RemotePolicy(TwoStepPolicy):
         self._described: PolicyDescribed | None = None
         #: What requests call the observations of a pool that is shared.
         self._shared = ""
+        self._pool: weakref.ref[Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePolicy, (self._handle, self.policy_id)
@@ -196,10 +198,15 @@ class RemotePolicy(TwoStepPolicy):
         """Have workers read this pool's observations where its envs write them.
 
         Returns:
-            Whether they can: it is in shared memory. If not, observations go in requests.
+            Whether they can: observations are in shared memory, and no other pool that is open has
+            been shared, whose env ids could not be told from these. If not, they are sent.
         """
-        found = pool.shared_rows()
+        former = None if self._pool is None else self._pool()
         self._shared = ""
+        if former is not None and former is not pool and not former.closed:
+            return False
+        self._pool = weakref.ref(pool)
+        found = pool.shared_rows()
         if found is not None:
             self._shared = self._connected().share(*found)
         return bool(self._shared)
