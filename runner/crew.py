@@ -183,6 +183,10 @@ class Crew(Generic[M]):
         if not self._closed:
             self._requests.cancel(request_id)
 
+    def fileno(self) -> int:
+        """Return a descriptor to wait for, beside others, as `Broker.fileno`."""
+        return self._links.broker.fileno()
+
     def poll(self, timeout: float) -> list[News[M]]:
         """Wait up to `timeout` seconds for news; may return an empty list before.
 

@@ -134,6 +134,13 @@ class DictSide(SubEnvironments):
         self._rounds.recycle()  # before the caller can reset those whose episodes have ended
         return result
 
+    def fileno(self) -> int:
+        """Return a descriptor to wait for beside others, after a `poll(0.0)` without results.
+
+        It tells of what envs send. For deadlines and restarts `poll` must be called now and then.
+        """
+        return self._fleet.fileno()
+
     def send_actions(self, actions: Mapping[int, Mapping[Any, Any]]) -> None:
         """Ask envs to step by `{env_id: {agent_id: action}}`; `poll` returns what comes of it.
 
