@@ -1,0 +1,433 @@
+// A client of an envbus bridge: a simulator drives itself and asks for actions.
+//
+// One module without dependencies, for Node (20 or newer) over plain TCP or WebSocket, and for
+// browsers over WebSocket. README.md shows how to use it; docs/wire-protocol.md, sections 10 and
+// 11, is what it speaks.
+
+const REQUEST = 0, REPLY = 1, FAILURE = 2, NOTICE = 3
+const HEARTBEAT = 60 // seconds between signs of life that the broker may rely on, at most
+
+// --- errors ----------------------------------------------------------------------------------
+
+/** Base of all that this module throws. */
+export class EnvbusError extends Error {
+  get name() { return this.constructor.name }
+}
+/** The connection is gone, and what was in flight with it. The client connects again by itself. */
+export class ConnectionLostError extends EnvbusError {}
+/** No answer came in time. */
+export class TimeoutError extends EnvbusError {}
+/** The bridge, or the gateway before it, does not understand or does not want this client. */
+export class RefusedError extends EnvbusError {}
+/** A call does not fit its episode, which goes on as it was. */
+export class EpisodeError extends RefusedError {}
+export class EpisodeNotFoundError extends EpisodeError {}
+export class EpisodeAlreadyStartedError extends EpisodeError {}
+export class EpisodeFinishedError extends EpisodeError {}
+export class EpisodeBusyError extends EpisodeError {}
+export class EpisodeLostError extends EpisodeError {}
+/** An observation or action is outside its space; the message says which and what was expected. */
+export class SpaceMismatchError extends EpisodeError {}
+/** This client was away for too long; its episodes are over. */
+export class SessionLostError extends RefusedError {}
+/** Something failed at the other side, for example the policy. */
+export class RemoteError extends EnvbusError {}
+
+const REFUSALS = {
+  Refused: RefusedError, EpisodeError, EpisodeNotFound: EpisodeNotFoundError,
+  EpisodeAlreadyStarted: EpisodeAlreadyStartedError, EpisodeFinished: EpisodeFinishedError,
+  EpisodeBusy: EpisodeBusyError, EpisodeLost: EpisodeLostError,
+  SpaceMismatch: SpaceMismatchError, SessionLost: SessionLostError,
+}
+
+function errorOf({ code, message, remote_type: type }) {
+  if (code === "timeout") return new TimeoutError(message)
+  if (code === "peer_lost") return new ConnectionLostError(message)
+  if (code === "remote" && type in REFUSALS) return new REFUSALS[type](message)
+  return code === "remote" ? new RemoteError(`${type}: ${message}`) : new RefusedError(message)
+}
+
+// --- the client ------------------------------------------------------------------------------
+
+/**
+ * A connection to a bridge, and the session that outlives it.
+ *
+ * Times are in milliseconds. Calls of one episode come one after another; any number of episodes
+ * may be open at once. With several agents observations, actions, rewards and infos are objects by
+ * agent.
+ */
+export class Client {
+  /**
+   * Connect and join. Options: `name`; `token`; `timeout` of each call, 60 000; `WebSocket`, the
+   * class to use where there is no global one.
+   * @param {string} url `tcp://host:port`, `tcps://` (TLS), `ws://` or `wss://`
+   */
+  static async connect(url, options = {}) {
+    const client = new Client(url, options)
+    try {
+      await client.#open(Date.now() + client.timeout)
+      return client
+    } catch (error) {
+      client.close()
+      throw error
+    }
+  }
+
+  /** What the bridge said: spaces, policy ids, lease, ids of open episodes. */
+  bridge
+  #url; #name; #token; #WebSocket
+  #carriage = null
+  #session = ""
+  #pending = new Map() // request id -> {resolve, reject, timer}
+  #lastId = 0
+  #joined = false
+  #ready = Promise.resolve() // settles when the client has joined again, or has given up
+  #complaint = null // the last failure that answers no request: why the connection ends
+  #closed = false
+  #pulse = null
+
+  constructor(url, { name = "simulator", token = "", timeout = 60_000, WebSocket } = {}) {
+    this.#url = new URL(url)
+    this.#name = name
+    this.#token = token
+    this.#WebSocket = WebSocket ?? globalThis.WebSocket
+    this.timeout = timeout
+  }
+
+  /** Begin an episode and return its id. `trainingEnabled: false`: act, but do not learn from it. */
+  async startEpisode({ episodeId = null, trainingEnabled = true } = {}) {
+    const fields = { episode_id: episodeId, training_enabled: trainingEnabled }
+    return (await this.#ask("StartEpisode", fields)).episode_id
+  }
+
+  /** Return the policy's action for an observation. */
+  async getAction(episodeId, observation, { timeout = this.timeout } = {}) {
+    return (await this.#ask("GetAction", { episode_id: episodeId, observation }, timeout)).action
+  }
+
+  /** Tell an action that was chosen elsewhere (off-policy). */
+  async logAction(episodeId, observation, action) {
+    await this.#ask("LogAction", { episode_id: episodeId, observation, action })
+  }
+
+  /** Tell what the last action has led to; adds up until the next observation. */
+  async logReturns(episodeId, reward, { info = null, terminateds = null, truncateds = null } = {}) {
+    await this.#ask("LogReturns", { episode_id: episodeId, reward, info, terminateds, truncateds })
+  }
+
+  /** Tell the last observation. `truncated`: it was cut short, for example by a time limit. */
+  async endEpisode(
+    episodeId, observation, { truncated = false, terminateds = null, truncateds = null } = {},
+  ) {
+    const fields = { episode_id: episodeId, observation, truncated, terminateds, truncateds }
+    await this.#ask("EndEpisode", fields)
+  }
+
+  /** Leave. Episodes that are open wait for the bridge's lease. */
+  close() {
+    if (this.#closed) return
+    this.#closed = true
+    if (this.#carriage) this.#send(NOTICE, 0, "Goodbye", {})
+    this.#carriage?.close()
+    this.#lose(new ConnectionLostError("this client was closed"))
+  }
+
+  // --- private
+
+  async #ask(type, payload, timeout = this.timeout) {
+    const deadline = Date.now() + timeout
+    if (this.#closed) throw new ConnectionLostError("this client was closed")
+    await before(deadline, this.#ready, `${type}: there is no connection to ${this.#url.host}`)
+    return this.#request(type, payload, deadline, "bridge")
+  }
+
+  #request(type, payload, deadline, to) {
+    return new Promise((resolve, reject) => {
+      if (!this.#carriage) throw new ConnectionLostError(`${type}: the connection is gone`)
+      const id = ++this.#lastId
+      const left = Math.max(deadline - Date.now(), 1)
+      // The bridge says so itself; a moment later means that it cannot.
+      const timer = setTimeout(() => {
+        this.#pending.delete(id)
+        reject(new TimeoutError(`${type}: no answer within ${left} ms`))
+      }, left + 1000)
+      this.#pending.set(id, { resolve, reject, timer })
+      this.#send(REQUEST, id, type, payload, left / 1000, to)
+    })
+  }
+
+  #send(kind, id, type, payload, ttl = 0, to = "") {
+    this.#carriage.send(encode([encode([1, kind, id, type, ttl, 0, to]), encode(payload)]))
+  }
+
+  async #open(deadline) {
+    const lost = (why) => this.#onLost(why)
+    const opening = openCarriage(this.#url, this.#WebSocket, (data) => this.#take(data), lost)
+    this.#carriage = await before(deadline, opening, `nobody answers at ${this.#url.host}`)
+    if (this.#token) this.#send(NOTICE, 0, "Token", { token: this.#token })
+    const name = `${this.#name}-${Math.random().toString(36).slice(2, 12)}`
+    await this.#request("Hello", { name, heartbeat: HEARTBEAT }, deadline, "")
+    this.bridge = await this.#join(deadline)
+    this.#session = this.bridge.session
+    this.#joined = true
+    this.#pulse = setInterval(() => this.#send(NOTICE, 0, "Heartbeat", {}), (HEARTBEAT * 1000) / 3)
+    this.#pulse.unref?.() // it shall not keep Node from ending
+  }
+
+  async #join(deadline) {
+    const join = { client: this.#name, plain: true, resume: this.#session }
+    try {
+      return await this.#request("JoinBridge", join, deadline, "bridge")
+    } catch (error) {
+      if (!(error instanceof SessionLostError)) throw error
+      // Away for too long: begin anew. Each of the old episodes will say that it is over.
+      return await this.#request("JoinBridge", { ...join, resume: "" }, deadline, "bridge")
+    }
+  }
+
+  #take(data) {
+    const [header, payload] = decode(data).map((frame) => decode(frame))
+    const [, kind, id, type] = header
+    if (kind === NOTICE && type === "Shutdown") return this.#carriage.close()
+    if (kind !== REPLY && kind !== FAILURE) return
+    const asked = this.#pending.get(id)
+    if (!asked) {
+      if (kind === FAILURE) this.#complaint = errorOf(payload)
+      return // or a late answer, which nobody waits for any more
+    }
+    this.#pending.delete(id)
+    clearTimeout(asked.timer)
+    if (kind === REPLY) asked.resolve(payload)
+    else asked.reject(errorOf(payload))
+  }
+
+  #lose(error) {
+    clearInterval(this.#pulse)
+    this.#carriage = null
+    for (const { reject, timer } of this.#pending.values()) {
+      clearTimeout(timer)
+      reject(error)
+    }
+    this.#pending.clear()
+  }
+
+  #onLost(why) {
+    const error = this.#complaint ?? new ConnectionLostError(`the connection is gone: ${why}`)
+    this.#complaint = null
+    const joined = this.#joined
+    this.#joined = false
+    this.#lose(error)
+    if (joined && !this.#closed) {
+      this.#ready = this.#reopen()
+      this.#ready.catch(() => {}) // told to whoever asks next
+    }
+  }
+
+  async #reopen() {
+    for (let pause = 100; !this.#closed; pause = Math.min(pause * 2, 5000)) {
+      await new Promise((resolve) => setTimeout(resolve, pause))
+      try {
+        return await this.#open(Date.now() + this.timeout)
+      } catch (error) {
+        this.#carriage?.close()
+        this.#carriage = null
+        if (error instanceof RefusedError) throw error
+      }
+    }
+    throw new ConnectionLostError("this client was closed")
+  }
+}
+
+async function before(deadline, promise, what) {
+  let timer
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new TimeoutError(`${what}, in time`)), deadline - Date.now())
+  })
+  try {
+    return await Promise.race([promise, late])
+  } finally {
+    clearTimeout(timer)
+  }
+}
+
+// --- carriages: each has send(bytes) and close() ---------------------------------------------
+
+function openCarriage(url, WebSocket, onMessage, onLost) {
+  const web = url.protocol === "ws:" || url.protocol === "wss:"
+  return web ? openWeb(url, WebSocket, onMessage, onLost) : openTcp(url, onMessage, onLost)
+}
+
+function openWeb(url, WebSocket, onMessage, onLost) {
+  if (!WebSocket) throw new EnvbusError("no WebSocket here: use tcp://, or give the option WebSocket")
+  const socket = new WebSocket(url)
+  socket.binaryType = "arraybuffer"
+  return new Promise((resolve, reject) => {
+    socket.onopen = () => resolve({ send: (data) => socket.send(data), close: () => socket.close() })
+    socket.onmessage = ({ data }) => onMessage(new Uint8Array(data))
+    socket.onclose = ({ reason, code }) => {
+      onLost(reason || `code ${code}`)
+      reject(new ConnectionLostError(`cannot connect to ${url}: ${reason || `code ${code}`}`))
+    }
+  })
+}
+
+async function openTcp(url, onMessage, onLost) {
+  const secure = url.protocol === "tcps:"
+  const { connect } = secure ? await import("node:tls") : await import("node:net")
+  const host = url.hostname.replace(/^\[|\]$/g, "")
+  const socket = connect({ host, port: Number(url.port), noDelay: true })
+  let rest = new Uint8Array(0)
+  socket.on("data", (data) => {
+    rest = rest.length ? Buffer.concat([rest, data]) : data
+    while (rest.length >= 4) {
+      const end = 4 + new DataView(rest.buffer, rest.byteOffset).getUint32(0)
+      if (rest.length < end) break
+      onMessage(rest.subarray(4, end))
+      rest = rest.subarray(end)
+    }
+  })
+  return new Promise((resolve, reject) => {
+    let why = "it was closed"
+    socket.on("error", (error) => { why = error.message })
+    socket.on("close", () => {
+      onLost(why)
+      reject(new ConnectionLostError(`cannot connect to ${url.host}: ${why}`))
+    })
+    const send = (data) => {
+      const length = new Uint8Array(4)
+      new DataView(length.buffer).setUint32(0, data.length)
+      socket.cork() // both leave together
+      socket.write(length)
+      socket.write(data)
+      socket.uncork()
+    }
+    socket.on(secure ? "secureConnect" : "connect", () => {
+      resolve({ send, close: () => socket.end() })
+    })
+  })
+}
+
+// --- MessagePack -----------------------------------------------------------------------------
+
+/** Return a value as MessagePack: null, booleans, numbers, bigints, strings, bytes, arrays, maps. */
+export function encode(value) {
+  const out = new Writer()
+  out.value(value)
+  return out.done()
+}
+
+class Writer {
+  #view = new DataView(new ArrayBuffer(256))
+  #length = 0
+
+  done() { return new Uint8Array(this.#view.buffer, 0, this.#length) }
+
+  value(value) {
+    if (value === null || value === undefined) this.#byte(0xc0)
+    else if (typeof value === "boolean") this.#byte(value ? 0xc3 : 0xc2)
+    else if (typeof value === "number") this.#number(value)
+    else if (typeof value === "bigint") this.#bigint(value)
+    else if (typeof value === "string") {
+      const bytes = new TextEncoder().encode(value)
+      this.#head(bytes.length, 0xa0, 32, 0xd9)
+      this.#bytes(bytes)
+    } else if (value instanceof Uint8Array) {
+      this.#head(value.length, 0, 0, 0xc4)
+      this.#bytes(value)
+    } else if (Array.isArray(value) || ArrayBuffer.isView(value)) {
+      this.#head(value.length, 0x90, 16, 0xdb)
+      for (const item of value) this.value(item)
+    } else {
+      const pairs = value instanceof Map ? [...value] : Object.entries(value)
+      this.#head(pairs.length, 0x80, 16, 0xdd)
+      for (const [key, item] of pairs) { this.value(key); this.value(item) }
+    }
+  }
+
+  /** Write a type with a length: in one byte, or in `first` and 1, 2 or 4 more. */
+  #head(length, fixed, limit, first) {
+    if (length < limit) return this.#byte(fixed | length)
+    const short = first !== 0xdb && first !== 0xdd // arrays and maps have no one-byte length
+    if (short && length < 0x100) { this.#byte(first); this.#byte(length) }
+    else if (length < 0x10000) { this.#byte(first + 1); this.#put(2, "setUint16", length) }
+    else { this.#byte(first + 2); this.#put(4, "setUint32", length) }
+  }
+
+  #number(value) {
+    if (!Number.isSafeInteger(value) || Object.is(value, -0)) {
+      this.#byte(0xcb); this.#put(8, "setFloat64", value)
+    } else if (value >= -32 && value < 128) this.#byte(value & 0xff)
+    else if (value >= -(2 ** 31) && value < 2 ** 31) { this.#byte(0xd2); this.#put(4, "setInt32", value) }
+    else this.#bigint(BigInt(value))
+  }
+
+  #bigint(value) { this.#byte(0xd3); this.#put(8, "setBigInt64", value) }
+
+  #byte(value) { this.#put(1, "setUint8", value) }
+
+  #put(size, setter, value) {
+    this.#room(size)
+    this.#view[setter](this.#length, value)
+    this.#length += size
+  }
+
+  #bytes(bytes) {
+    this.#room(bytes.length)
+    new Uint8Array(this.#view.buffer).set(bytes, this.#length)
+    this.#length += bytes.length
+  }
+
+  #room(size) {
+    const wanted = this.#length + size
+    if (wanted <= this.#view.byteLength) return
+    const larger = new Uint8Array(Math.max(wanted, 2 * this.#view.byteLength))
+    larger.set(this.done())
+    this.#view = new DataView(larger.buffer)
+  }
+}
+
+/** Return the value of MessagePack bytes; maps become objects, 64-bit integers numbers if they fit. */
+export function decode(bytes) {
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength)
+  let at = 0
+
+  const take = (size) => bytes.subarray(at, (at += size))
+  const get = (size, getter) => view[getter]((at += size) - size)
+  const length = (size) => get(size, { 1: "getUint8", 2: "getUint16", 4: "getUint32" }[size])
+  const text = (size) => new TextDecoder().decode(take(size))
+  const array = (size) => Array.from({ length: size }, value)
+  const map = (size) => {
+    const found = {}
+    for (let i = 0; i < size; i++) {
+      const key = value()
+      Object.defineProperty(found, key, { value: value(), enumerable: true, writable: true, configurable: true })
+    }
+    return found
+  }
+  const narrow = (big) => (Number.isSafeInteger(Number(big)) ? Number(big) : big)
+  const others = {
+    0xc0: () => null, 0xc2: () => false, 0xc3: () => true,
+    0xc4: () => take(length(1)), 0xc5: () => take(length(2)), 0xc6: () => take(length(4)),
+    0xca: () => get(4, "getFloat32"), 0xcb: () => get(8, "getFloat64"),
+    0xcc: () => get(1, "getUint8"), 0xcd: () => get(2, "getUint16"),
+    0xce: () => get(4, "getUint32"), 0xcf: () => narrow(get(8, "getBigUint64")),
+    0xd0: () => get(1, "getInt8"), 0xd1: () => get(2, "getInt16"),
+    0xd2: () => get(4, "getInt32"), 0xd3: () => narrow(get(8, "getBigInt64")),
+    0xd9: () => text(length(1)), 0xda: () => text(length(2)), 0xdb: () => text(length(4)),
+    0xdc: () => array(length(2)), 0xdd: () => array(length(4)),
+    0xde: () => map(length(2)), 0xdf: () => map(length(4)),
+  }
+
+  function value() {
+    const first = get(1, "getUint8")
+    if (first < 0x80) return first
+    if (first < 0x90) return map(first & 0x0f)
+    if (first < 0xa0) return array(first & 0x0f)
+    if (first < 0xc0) return text(first & 0x1f)
+    if (first >= 0xe0) return first - 0x100
+    if (!(first in others)) throw new EnvbusError(`MessagePack type 0x${first.toString(16)} has no form here`)
+    return others[first]()
+  }
+
+  return value()
+}

@@ -1,0 +1,106 @@
+// Calls each verb of the JavaScript client as an author would, and each error on purpose.
+// node checks.mjs FOLDER_OF_THE_CLIENT URL [single|agents|token]
+
+import assert from "node:assert/strict"
+
+const [folder, url, what, token] = process.argv.slice(2)
+const bus = await import(`${folder}/envbus.mjs`)
+const OBSERVATION = [0, 0.5, -1, 2]
+const SILENCE = [99, 0, 0, 0], FAILURE = [98, 0, 0, 0]
+
+const checks = {
+  async single() {
+    const client = await bus.Client.connect(url, { name: "checks", token })
+    assert.equal(client.bridge.multi_agent, false)
+    assert.deepEqual(client.bridge.policy_ids, ["default"])
+    assert.equal(client.bridge.observation_space.space, "Box")
+
+    const own = await client.startEpisode({ episodeId: "own" })
+    assert.equal(own, "own")
+    await assert.rejects(client.startEpisode({ episodeId: "own" }), bus.EpisodeAlreadyStartedError)
+    assert.equal(await client.getAction(own, OBSERVATION), 0)
+    await client.logReturns(own, 1.5, { info: { level: "é", lives: [3, -70000, 2 ** 40, null, true] } })
+    await client.logReturns(own, 2)
+    assert.equal(await client.getAction(own, new Float32Array([0, 0, 1, 0])), 1)
+    await client.logAction(own, OBSERVATION, 1)
+    await client.logReturns(own, -0.25)
+    await client.endEpisode(own, OBSERVATION)
+    await assert.rejects(client.getAction(own, OBSERVATION), bus.EpisodeFinishedError)
+    await assert.rejects(client.startEpisode({ episodeId: "own" }), bus.EpisodeFinishedError)
+    await assert.rejects(client.getAction("strange", OBSERVATION), bus.EpisodeNotFoundError)
+
+    const cut = await client.startEpisode({ episodeId: "cut", trainingEnabled: false })
+    await assert.rejects(client.getAction(cut, [1, 2, 3]), bus.SpaceMismatchError)
+    await assert.rejects(client.logAction(cut, OBSERVATION, 2), /expected Discrete\(2\)/)
+    await assert.rejects(client.getAction(cut, SILENCE, { timeout: 200 }), bus.TimeoutError)
+    await assert.rejects(client.getAction(cut, FAILURE), (error) =>
+      error instanceof bus.RemoteError && /ArithmeticError: the policy fails/.test(error.message))
+    assert.equal(await client.getAction(cut, OBSERVATION), 0)
+    await client.endEpisode(cut, OBSERVATION, { truncated: true })
+
+    const many = await Promise.all(Array.from({ length: 20 }, () => client.startEpisode()))
+    assert.equal(new Set(many).size, 20)
+    const sign = (i) => (i % 2 ? 1 : -1)
+    const actions = await Promise.all(many.map((id, i) => client.getAction(id, [0, 0, sign(i), 0])))
+    assert.deepEqual(actions, many.map((_, i) => (i % 2 ? 1 : 0)))
+    await Promise.all(many.map((id) => client.endEpisode(id, OBSERVATION)))
+
+    client.close()
+    await assert.rejects(client.startEpisode(), bus.ConnectionLostError)
+  },
+
+  async agents() {
+    const client = await bus.Client.connect(url, { token })
+    assert.equal(client.bridge.multi_agent, true)
+    const episode = await client.startEpisode({ episodeId: "team" })
+    const both = { left: [0, 0, 1, 0], right: [0, 0, -1, 0] }
+    assert.deepEqual(await client.getAction(episode, both), { left: 1, right: 0 })
+    await client.logReturns(episode, { left: 1, right: 2 }, {
+      info: { left: { hit: true } }, terminateds: { left: true },
+    })
+    assert.deepEqual(await client.getAction(episode, { right: both.right }), { right: 0 })
+    await client.logReturns(episode, { right: 4 })
+    await client.endEpisode(episode, { right: both.right }, { truncateds: { right: true } })
+    await assert.rejects(client.startEpisode().then((id) => client.getAction(id, [1])),
+      bus.SpaceMismatchError)
+    client.close()
+  },
+
+  // The gateway is killed when "ready" is printed: what is in flight fails, and the episode goes on.
+  async reconnect() {
+    const client = await bus.Client.connect(url, { token })
+    const episode = await client.startEpisode({ episodeId: "survivor" })
+    await client.getAction(episode, OBSERVATION)
+    const waiting = assert.rejects(client.getAction(episode, SILENCE), bus.ConnectionLostError)
+    console.log("ready")
+    await waiting
+    await client.logReturns(episode, 3)
+    assert.equal(await client.getAction(episode, OBSERVATION), 0)
+    assert.deepEqual(client.bridge.episodes, ["survivor"])
+    await client.endEpisode(episode, OBSERVATION)
+    client.close()
+  },
+
+  async refused() {
+    await assert.rejects(bus.Client.connect(url), bus.RefusedError, "without a token")
+    await assert.rejects(bus.Client.connect(url, { token: "guess" }), /the token is wrong/)
+    const nobody = "tcp://127.0.0.1:1"
+    await assert.rejects(bus.Client.connect(nobody), bus.ConnectionLostError)
+  },
+
+  messagePack() {
+    const values = [
+      null, true, false, 0, 127, 128, -1, -32, -33, 65535, 2 ** 31, -(2 ** 31) - 1, 2 ** 53 - 1, 0.1,
+      -1e300, Infinity, 2n ** 60n, "", "ü".repeat(20), "x".repeat(70000), new Uint8Array(300),
+      Array(20).fill([1]), Array(70000).fill(0), {}, JSON.parse('{"__proto__": {"polluted": 1}}'),
+      Object.fromEntries(Array.from({ length: 20 }, (_, i) => [`key${i}`, i])),
+    ]
+    for (const value of values) assert.deepEqual({ ...bus.decode(bus.encode({ value })) }, { value })
+    assert.ok(Object.is(bus.decode(bus.encode(-0)), -0))
+    assert.throws(() => bus.decode(new Uint8Array([0xc7, 1, 2, 3])), bus.EnvbusError)
+    assert.equal({}.polluted, undefined)
+  },
+}
+
+await checks[what]()
+console.log(`passed: ${what}`)

@@ -1,0 +1,133 @@
+"""A live bridge with a gateway and a policy for CartPole, for programs of other languages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from envbus.bus.gateway import Gateway, GatewayConfig
+from envbus.runner.bridge.bridge import ExternalEnvBridge
+from tests.sources import ROOT
+
+CLIENTS = ROOT / "examples" / "clients"
+#: Seconds that a program may take; never expected to pass.
+PATIENCE = 60.0
+#: First number of an observation that is never answered, and of one for which the policy fails.
+SILENCE, FAILURE = 99.0, 98.0
+OBSERVATIONS = Box(-100.0, 100.0, (4,), np.float32)
+ACTIONS = Discrete(2)
+
+
+def balance(observation: Any) -> int:
+    """Push to where the pole falls: that keeps it up for some hundred steps."""
+    return int(observation[2] + 0.3 * observation[3] > 0.0)
+
+
+class Serving:
+    """Answers clients while `run` runs their program.
+
+    Attributes:
+        rewards: Sums by episode.
+        ended: How episodes ended: "terminated", "truncated" or "fault".
+        untrained: Episodes that are not to be trained on.
+        off_policy: Actions that clients chose themselves, by episode.
+        infos: All that were not empty, by episode.
+    """
+
+    def __init__(self, *, agents: Sequence[str] = (), **settings: Any) -> None:
+        spaces: tuple[Any, Any] = OBSERVATIONS, ACTIONS
+        if agents:
+            spaces = {a: OBSERVATIONS for a in agents}, {a: ACTIONS for a in agents}
+        self.bridge = ExternalEnvBridge(*spaces)
+        local = ("127.0.0.1:0",)
+        config = GatewayConfig(**{"tcp": local, "websocket": local, **settings})
+        self.gateway = Gateway(self.bridge.private_endpoint, config)
+        self.rewards: Counter[str] = Counter()
+        self.ended: dict[str, str] = {}
+        self.untrained: set[str] = set()
+        self.off_policy: dict[str, list[Any]] = {}
+        self.infos: dict[str, list[Any]] = {}
+        self.steps = 0
+
+    @property
+    def tcp(self) -> str:
+        return f"tcp://{self.gateway.tcp[0]}"
+
+    @property
+    def websocket(self) -> str:
+        return f"ws://{self.gateway.websocket[0]}"
+
+    def serve(self) -> None:
+        """Take what is there, and act."""
+        self.gateway.check()
+        result = self.bridge.poll(0.02)
+        self.untrained |= result.untrained
+        self.ended.update((fault.episode_id, "fault") for fault in result.faults)
+        actions = {}
+        for episode, observations in result.observations.items():
+            self.rewards[episode] += sum(result.rewards[episode].values())
+            infos = {agent: info for agent, info in result.infos[episode].items() if info}
+            if infos:
+                self.infos.setdefault(episode, []).append(infos)
+            if result.terminateds[episode]["__all__"]:
+                self.ended[episode] = "terminated"
+            elif result.truncateds[episode]["__all__"]:
+                self.ended[episode] = "truncated"
+            elif episode in result.off_policy_actions:
+                self.off_policy.setdefault(episode, []).append(result.off_policy_actions[episode])
+            else:
+                self.steps += 1
+                first = next(iter(observations.values()))[0]
+                if first == FAILURE:
+                    self.bridge.fail([episode], ArithmeticError("the policy fails, as told"))
+                elif first != SILENCE:
+                    actions[episode] = {a: balance(o) for a, o in observations.items()}
+        self.bridge.send_actions(actions, policy_version=7)
+
+    def run(self, *command: str | Path, on_line: Callable[[str], object] | None = None) -> str:
+        """Serve a program until it ends well, and return what it printed."""
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        stream = process.stdout
+        os.set_blocking(stream.fileno(), False)
+        text, told = "", 0
+        deadline = time.monotonic() + PATIENCE
+        try:
+            while True:
+                ended = process.poll() is not None
+                text += (stream.read() or b"").decode()
+                lines = text.split("\n")[:-1]
+                for line in lines[told:]:
+                    if on_line is not None:
+                        on_line(line)
+                told = len(lines)
+                if ended:
+                    break
+                assert time.monotonic() < deadline, f"{command[0]} is not done:\n{text}"
+                self.serve()
+        finally:
+            process.kill()
+            process.wait()
+            stream.close()
+        self.serve()
+        assert process.returncode == 0, text
+        return text
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.gateway.close()
+        self.bridge.stop()
