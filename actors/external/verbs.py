@@ -1,0 +1,261 @@
+"""What a simulator's verbs are on the wire, and what comes back; for all Python clients.
+
+Pure. Keeps the spaces that were agreed upon, and which episodes are open.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from envbus.actors.external.agreement import Agreement, SpaceLike
+from envbus.actors.external.elements import to_wire
+from envbus.actors.external.errors import (
+    ActionTimeoutError,
+    EpisodeLostError,
+    refusal_of,
+)
+from envbus.actors.external.protocol import (
+    ActionChosen,
+    BridgeJoined,
+    EndEpisode,
+    EpisodeEnded,
+    EpisodeStarted,
+    GetAction,
+    JoinBridge,
+    LogAction,
+    Logged,
+    LogReturns,
+    StartEpisode,
+)
+from envbus.actors.failures import original_of
+from envbus.actors.spaces import Element, Space
+from envbus.bus.broker import failure_to_error
+from envbus.bus.errors import ConfigError, EnvbusError, RemoteError, RequestTimeoutError
+from envbus.bus.ext import Placeholders
+from envbus.bus.messages import Failed, FailureCode, Hello, Payload, Reply
+
+__all__ = ["REPLY_TYPES", "ClientTimeouts", "Verbs"]
+
+#: Lost episodes whose ids are remembered.
+_MAX_LOST = 10_000
+
+#: What each verb is answered with.
+REPLY_TYPES: Final[Mapping[type[Payload], type[Reply]]] = {
+    StartEpisode: EpisodeStarted,
+    GetAction: ActionChosen,
+    LogAction: Logged,
+    LogReturns: Logged,
+    EndEpisode: EpisodeEnded,
+}
+
+Outcome: TypeAlias = "Reply | Failed | EnvbusError"
+
+
+class ClientTimeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a client waits, in seconds. A runner that trains does not answer meanwhile."""
+
+    #: For the bridge to be there, when the client is made.
+    connect: float = 60.0
+    #: For an action.
+    action: float = 300.0
+    #: For any other verb.
+    other: float = 300.0
+    #: Without a connection, until verbs fail.
+    patience: float = 15.0
+
+
+class Verbs:
+    """One client's requests and answers.
+
+    Args:
+        observation_space: What this client has, by agent if there are several; None: the bridge's.
+        action_space: The same.
+        name: For people; None: a new one.
+    """
+
+    def __init__(
+        self,
+        observation_space: SpaceLike | None,
+        action_space: SpaceLike | None,
+        name: str | None,
+    ) -> None:
+        if (observation_space is None) != (action_space is None):
+            raise ConfigError("give both spaces, or neither")
+        self._own: Agreement | None = None
+        if observation_space is not None and action_space is not None:
+            self._own = Agreement(observation_space, action_space)
+        self.name = name or f"sim-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self._joined: BridgeJoined | None = None
+        self._agreement: Agreement | None = None
+        self._open: set[str] = set()
+        self._lost: dict[str, None] = {}
+
+    def hello(self, heartbeat: float) -> Hello:
+        """Return who this is, on the bus."""
+        # The suffix: the same name may come back before its former self is missed.
+        name = f"{self.name}-{secrets.token_hex(4)}"
+        return Hello(name=name, pid=os.getpid(), heartbeat=heartbeat)
+
+    def join(self, session: str) -> JoinBridge:
+        """Return what to join with."""
+        spaces = (None, None) if self._own is None else self._own.wire
+        return JoinBridge(
+            client=self.name,
+            observation_space=spaces[0],
+            action_space=spaces[1],
+            resume=session,
+        )
+
+    def on_joined(self, joined: BridgeJoined) -> None:
+        """The bridge has told what it has. Episodes that it does not have any more are lost.
+
+        Raises:
+            SpaceMismatchError: Its spaces cannot be read.
+        """
+        if self._joined is None or self._agreement is None:
+            self._agreement = Agreement.from_wire(joined.observation_space, joined.action_space)
+        self._joined = joined
+        for episode_id in self._open - set(joined.episodes):
+            self._lost[episode_id] = None
+        while len(self._lost) > _MAX_LOST:
+            del self._lost[next(iter(self._lost))]
+        self._open = set(joined.episodes)
+
+    @property
+    def joined(self) -> BridgeJoined:
+        """What the bridge has told last."""
+        assert self._joined is not None, "the bridge has not answered yet"
+        return self._joined
+
+    @property
+    def agreement(self) -> Agreement:
+        """The spaces."""
+        assert self._agreement is not None, "the bridge has not answered yet"
+        return self._agreement
+
+    @property
+    def observation_space(self) -> Space:
+        """The agent's, or an `AgentSpaces`."""
+        return self.agreement.observation_space
+
+    @property
+    def action_space(self) -> Space:
+        """The agent's, or an `AgentSpaces`."""
+        return self.agreement.action_space
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def start_episode(self, episode_id: str | None, training_enabled: bool) -> StartEpisode:
+        """Return the request."""
+        return StartEpisode(episode_id=episode_id, training_enabled=training_enabled)
+
+    def get_action(self, episode_id: str, observation: Element) -> GetAction:
+        """Return the request; raises `EpisodeLostError`."""
+        self._check(episode_id)
+        return GetAction(episode_id=episode_id, observation=to_wire(observation))
+
+    def log_action(self, episode_id: str, observation: Element, action: Element) -> LogAction:
+        """Return the request; raises `EpisodeLostError`."""
+        self._check(episode_id)
+        return LogAction(
+            episode_id=episode_id, observation=to_wire(observation), action=to_wire(action)
+        )
+
+    def log_returns(
+        self,
+        episode_id: str,
+        reward: Any,
+        info: Mapping[Any, Any] | None,
+        terminateds: Mapping[Any, bool] | None,
+        truncateds: Mapping[Any, bool] | None,
+    ) -> LogReturns:
+        """Return the request; raises `EpisodeLostError`."""
+        self._check(episode_id)
+        return LogReturns(
+            episode_id=episode_id,
+            reward=to_wire(reward),
+            info=to_wire(info),
+            terminateds=to_wire(terminateds),
+            truncateds=to_wire(truncateds),
+        )
+
+    def end_episode(
+        self,
+        episode_id: str,
+        observation: Element,
+        truncated: bool,
+        terminateds: Mapping[Any, bool] | None,
+        truncateds: Mapping[Any, bool] | None,
+    ) -> EndEpisode:
+        """Return the request; raises `EpisodeLostError`."""
+        self._check(episode_id)
+        return EndEpisode(
+            episode_id=episode_id,
+            observation=to_wire(observation),
+            truncated=truncated,
+            terminateds=to_wire(terminateds),
+            truncateds=to_wire(truncateds),
+        )
+
+    def placeholders(self) -> Placeholders:
+        """Return what stands for objects in infos that cannot cross."""
+        return Placeholders(("info",))
+
+    # --- answers ------------------------------------------------------------------------------
+
+    def result(self, payload: Payload, outcome: Outcome, request_id: int) -> Any:
+        """Return what a verb returns, or raise what went wrong."""
+        if type(outcome) is ActionChosen:
+            return self.agreement.take_action(outcome.action, "action from the bridge")
+        if isinstance(outcome, EpisodeStarted):
+            self._open.add(outcome.episode_id)
+            return outcome.episode_id
+        if isinstance(outcome, EpisodeEnded):
+            assert isinstance(payload, EndEpisode)
+            self._open.discard(payload.episode_id)
+            return None
+        if isinstance(outcome, Reply):
+            return None
+        self._raise(payload, outcome, request_id)
+
+    def _raise(self, payload: Payload, outcome: Failed | EnvbusError, request_id: int) -> None:
+        episode_id = getattr(payload, "episode_id", None) or ""
+        cause: Exception | None = None
+        error: Exception
+        if isinstance(outcome, Failed):
+            error = failure_to_error(outcome, request_id)
+            if outcome.code is FailureCode.REMOTE:
+                refusal = refusal_of(outcome)
+                original = original_of("", outcome.remote_type, outcome.message)
+                if refusal is not None:
+                    error = refusal
+                elif original is not None:
+                    assert isinstance(error, RemoteError)
+                    error, cause = original, error
+        else:
+            error = outcome
+        if isinstance(error, RequestTimeoutError) and isinstance(payload, GetAction):
+            text = str(error).partition(": ")[2]
+            timeout = ActionTimeoutError(
+                text if episode_id in text else f"episode {episode_id}: {text}",
+                request_id=request_id,
+                peer="bridge",
+            )
+            timeout.episode_id = episode_id
+            error = timeout
+        if isinstance(error, EpisodeLostError):
+            self._open.discard(episode_id)
+        raise error from cause
+
+    def _check(self, episode_id: str) -> None:
+        if episode_id in self._lost:
+            raise EpisodeLostError(
+                f"Episode {episode_id} is gone: the bridge was started again, or was out of reach "
+                "for longer than its lease."
+            )
