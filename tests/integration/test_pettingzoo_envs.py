@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,11 @@ from gymnasium.utils.env_checker import data_equivalence
 from envbus.actors.agents import AgentsEnv
 from envbus.actors.env_source import make, parse_source
 from envbus.bus.codec import Placeholder
+from envbus.runner.batch import SampleBatch
+from envbus.runner.env_runner import EnvRunner
+from envbus.runner.policies import RandomPolicy
 from envbus.runner.pool import ActorPool
+from envbus.runner.sampling import RunnerConfig
 from tests.actors.agent_envs import DictEnv
 from tests.integration.test_remote_actors import free_port, with_remote_actor
 
@@ -66,6 +71,45 @@ def test_in_an_actor_an_env_does_what_it_does_here(source: str) -> None:
         assert step >= 4
         assert step < STEPS - 1 or "generated" in source
     local.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("source", [name for name in SOURCES if "parallel_env" in name][:4])
+def test_a_recorded_run_is_what_the_env_does_that_is_stepped_by_hand(source: str) -> None:
+    """Each transition of each agent, also of those that leave, over several episodes."""
+    module, _, function = source.partition(":")
+    by_hand = getattr(importlib.import_module(module), function)(**SOURCES[source])
+    with ActorPool([parse_source(source, SOURCES[source])] * 2, autoreset_mode="Disabled") as pool:
+        policy = RandomPolicy(pool.get_action_space(by_hand.possible_agents[0]), 5)
+        config = RunnerConfig(seed=7, rollout_fragment_length=11)
+        runner = EnvRunner(pool, policy, config)
+        rows = SampleBatch.concatenate(runner.sample().single() for _ in range(3))
+    mine = rows[rows["env_id"] == 1]
+    seen, _ = by_hand.reset(seed=7 + 1)
+    steps, episodes = 0, dict.fromkeys(mine["eps_id"].tolist())
+    for eps_id in episodes:
+        episode = mine[mine["eps_id"] == eps_id]
+        for t in range(int(episode["t"].max()) + 1):
+            now = episode[episode["t"] == t]
+            agents = now["agent_id"].tolist()
+            assert set(agents) == set(by_hand.agents)
+            for row, agent in enumerate(agents):
+                assert np.array_equal(now["obs"][row], seen[agent])
+            actions = {agent: now["actions"][row] for row, agent in enumerate(agents)}
+            seen, rewards, terminateds, truncateds, _ = by_hand.step(actions)
+            for row, agent in enumerate(agents):
+                assert now["rewards"][row] == np.float32(rewards[agent])
+                assert now["terminateds"][row] == terminateds[agent]
+                assert now["truncateds"][row] == truncateds[agent]
+                assert now["next_obs_valid"][row] == (agent in seen)
+                assert agent not in seen or np.array_equal(now["next_obs"][row], seen[agent])
+            steps += 1
+        if not by_hand.agents:
+            seen, _ = by_hand.reset()
+    assert steps == 33
+    assert len(episodes) >= 3
+    by_hand.close()
 
 
 class ObjectEnv(DictEnv):

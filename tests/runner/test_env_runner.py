@@ -135,7 +135,7 @@ class Modulo(ClipActions):
 
 
 @BOTH
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "InvertedPendulum-v5"])
 def test_a_recorded_run_is_what_envs_do_that_are_stepped_by_hand(
     make: Make, env: str, mode: str, vectorized: bool
 ) -> None:

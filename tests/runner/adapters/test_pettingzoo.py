@@ -57,6 +57,8 @@ def test_m_01_passes_pettingzoo_s_seed_test(make: Make, source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
+        "pettingzoo.butterfly.pistonball_v6:parallel_env",
+        "mpe2.simple_spread_v3:env",  # AEC, converted
         "pettingzoo.sisl.multiwalker_v9:parallel_env",
         "mpe2.simple_spread_v3:parallel_env",
         "pettingzoo.butterfly.knights_archers_zombies_v11:parallel_env",
