@@ -1,4 +1,36 @@
-"""What runs in the child processes: env actors and what they say to the runner."""
+"""What runs beside the simulators: env actors, and clients of a bridge."""
 
 if __name__ != "envbus.actors":
     raise ImportError("import envbus.actors, not actors: two copies would keep two registries")
+
+from envbus.actors.external.client import ExternalEnvClient
+from envbus.actors.external.errors import (
+    ActionTimeoutError,
+    EpisodeAlreadyStartedError,
+    EpisodeBusyError,
+    EpisodeError,
+    EpisodeFinishedError,
+    EpisodeLostError,
+    EpisodeNotFoundError,
+    RefusedError,
+    SessionLostError,
+    SimulatorError,
+    SpaceMismatchError,
+)
+from envbus.actors.external.verbs import ClientTimeouts
+
+__all__ = [
+    "ActionTimeoutError",
+    "ClientTimeouts",
+    "EpisodeAlreadyStartedError",
+    "EpisodeBusyError",
+    "EpisodeError",
+    "EpisodeFinishedError",
+    "EpisodeLostError",
+    "EpisodeNotFoundError",
+    "ExternalEnvClient",
+    "RefusedError",
+    "SessionLostError",
+    "SimulatorError",
+    "SpaceMismatchError",
+]

@@ -20,6 +20,9 @@ from envbus.runner.advantages import (
 )
 from envbus.runner.agent_results import ASYNC_RESET, DUMMY_AGENT, PollResult
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.bridge.results import BridgeResult, EpisodeFault
+from envbus.runner.bridge.vocabulary import BridgeStatistics, EpisodeLimits
 from envbus.runner.callbacks import CallbackError, Callbacks
 from envbus.runner.config import Timeouts
 from envbus.runner.connectors import Connector, ConnectorError, Pipeline
@@ -54,6 +57,8 @@ __all__ = [
     "ActorLostError",
     "ActorPool",
     "Batch",
+    "BridgeResult",
+    "BridgeStatistics",
     "BusVectorEnv",
     "CallbackError",
     "Callbacks",
@@ -64,8 +69,11 @@ __all__ = [
     "EnvError",
     "EnvRunner",
     "EnvRunnerGroup",
+    "EpisodeFault",
+    "EpisodeLimits",
     "EpisodeRecorder",
     "EpisodeResult",
+    "ExternalEnvBridge",
     "Fault",
     "FaultCause",
     "Flatten",
