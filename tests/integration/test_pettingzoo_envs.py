@@ -112,6 +112,45 @@ def test_a_recorded_run_is_what_the_env_does_that_is_stepped_by_hand(source: str
     by_hand.close()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("game", ["tictactoe_v3", "connect_four_v3"])
+def test_a_recorded_board_game_is_what_players_do_that_move_by_hand(game: str) -> None:
+    """In turns: a row ends with its player's next turn, or with the game."""
+    random = np.random.default_rng(3)
+
+    def any_legal(seen: Any) -> Any:
+        return (random.random(seen["action_mask"].shape) * seen["action_mask"]).argmax(axis=1)
+
+    source = f"pettingzoo.classic.{game}:env"
+    with ActorPool([source], autoreset_mode="Disabled") as pool:
+        sample = EnvRunner(pool, any_legal, RunnerConfig(seed=1)).sample(num_episodes=4)
+    by_hand = importlib.import_module(f"pettingzoo.classic.{game}").env()
+    rewarded = 0.0
+    for rows in sample.single().split_by_episode():
+        by_hand.reset(seed=1)
+        left = {agent: rows[rows["agent_id"] == agent] for agent in by_hand.possible_agents}
+        turn = dict.fromkeys(left, 0)
+        totals = dict.fromkeys(left, 0.0)
+        for agent in by_hand.agent_iter():
+            seen, _, terminated, truncated, _ = by_hand.last()
+            if terminated or truncated:
+                by_hand.step(None)
+                continue
+            mine, row = left[agent], turn[agent]
+            for key, array in seen.items():
+                assert np.array_equal(mine["obs"][key][row], array)
+            turn[agent] += 1
+            by_hand.step(int(mine["actions"][row]))
+            for player, reward in by_hand.rewards.items():
+                totals[player] += reward
+        assert {agent: len(mine) for agent, mine in left.items()} == turn
+        for agent, mine in left.items():
+            assert mine["rewards"].sum() == totals[agent]
+            assert mine["terminateds"].tolist() == [False] * (len(mine) - 1) + [True]
+            rewarded += abs(totals[agent])
+    assert rewarded > 0
+
+
 class ObjectEnv(DictEnv):
     """Its infos hold something that no socket carries."""
 
