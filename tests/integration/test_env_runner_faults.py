@@ -14,6 +14,7 @@ from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.callbacks import Callbacks
 from envbus.runner.env_runner import EnvRunner
+from envbus.runner.faults import EnvError, FaultCause
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
 from tests.runner.pool_envs import PATIENCE
@@ -156,3 +157,63 @@ def test_without_restart_the_error_comes_out_and_the_next_sample_begins_anew(
     with pytest.raises(RuntimeError, match="broken"):
         runner.sample(num_env_steps=40)
     assert runner.sample(num_env_steps=20).single()["t"].tolist() == [0, 1, 2, 3, 4] * 4
+
+
+class Episodes(Callbacks):
+    """What happened, in order, by episode."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, list[Any]] = {}
+        self.envs: list[tuple[int, int]] = []
+        self.faults: list[Any] = []
+        self.samples = 0
+
+    def on_sub_environment_created(self, *, env_id: int, incarnation: int) -> None:
+        self.envs.append((env_id, incarnation))
+
+    def on_episode_created(self, *, episode: Any) -> None:
+        self.calls.setdefault(episode.eps_id, []).append("created")
+
+    def on_episode_start(self, *, episode: Any) -> None:
+        self.calls[episode.eps_id].append("start")
+
+    def on_episode_step(self, *, episode: Any) -> None:
+        self.calls[episode.eps_id].append("step")
+
+    def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
+        assert episode.faulty is (fault is not None)
+        self.calls[episode.eps_id].append("end")
+        if fault is not None:
+            self.faults.append((fault.cause, type(fault.error)))
+
+    def on_sample_end(self, *, sample: Any) -> None:
+        self.samples += 1
+
+
+def test_r_07_r_08_each_episode_is_created_once_and_ends_once_also_by_a_fault(
+    make: Make, tmp_path: Any
+) -> None:
+    envs = [
+        functools.partial(FailsOnce, str(tmp_path / "mark"), 5),
+        functools.partial(CountingEnv, 5),
+    ]
+    log = Episodes()
+    runner = make(envs, "Disabled", callbacks=log, rollout_fragment_length=8)
+    steps = 0
+    for _ in range(3):
+        steps += runner.sample(timeout=PATIENCE).env_steps
+    os.kill(runner.envs.actor_pids()[1], signal.SIGKILL)
+    for _ in range(2):
+        steps += runner.sample(timeout=PATIENCE).env_steps
+    assert log.samples == 5
+    assert sorted(log.envs) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert log.faults == [(FaultCause.ERROR, EnvError), (FaultCause.CRASH, type(None))]
+    for calls in log.calls.values():
+        steps_of = calls.count("step")
+        whole = ["created", "start", *["step"] * steps_of, "end"]
+        assert calls == whole[: len(calls)]  # those that run have not ended
+    ends = sum("end" in calls for calls in log.calls.values())
+    starts = sum("start" in calls for calls in log.calls.values())
+    assert ends <= starts <= ends + 2
+    taken = sum(calls.count("step") for calls in log.calls.values())
+    assert taken == steps + runner.get_metrics()["num_dropped_rows"]
