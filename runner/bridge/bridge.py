@@ -138,6 +138,7 @@ class ExternalEnvBridge:
             shutil.rmtree(self._directory, ignore_errors=True)
             raise
         config = BrokerConfig(owner=BRIDGE, max_heartbeat=MAX_HEARTBEAT)
+        self._router = router
         self._broker = Broker(router, BrokerCore(config))
         self._episodes = Episodes(self._limits, lambda: secrets.token_hex(16))
         #: Peers that know no ext types.
@@ -177,6 +178,11 @@ class ExternalEnvBridge:
     def is_multi_agent(self) -> bool:
         """Whether the spaces are given by agent; else the one agent is `"agent0"`."""
         return self._agreement is not None and self._agreement.multi_agent
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was stopped."""
+        return self._stopped
 
     @property
     def limits(self) -> EpisodeLimits:
@@ -285,6 +291,10 @@ class ExternalEnvBridge:
         failed, now = _told(error), self._clock()
         for episode_id in episode_ids:
             self._perform(self._episodes.handle(GiveUp(episode_id, failed), now))
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when `poll(0)` is worth a call."""
+        return self._router.fileno()
 
     def statistics(self) -> BridgeStatistics:
         """Return counts since the start."""
