@@ -31,6 +31,11 @@ class ClipActions(Connector):
         del keys
         return map_space(_clip, self.space, batch)
 
+    def invert(self, batch: Tree, keys: Keys) -> Tree:
+        """Return the actions themselves: they are inside."""
+        del keys
+        return batch
+
 
 class RescaleActions(Connector):
     """Box parts from [-1, 1] to the bounds of the space, in its dtype; what is outside is clipped.
@@ -62,6 +67,20 @@ class RescaleActions(Connector):
 
         return map_space(rescale, self._env_space, batch)
 
+    def invert(self, batch: Tree, keys: Keys) -> Tree:
+        """Return the actions in [-1, 1], as float32; of a bound that is a point, 0."""
+        del keys
+
+        def scale(space: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            if not isinstance(space, spaces.Box):
+                return leaf
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            width = np.where(high > low, high - low, 1.0)
+            inside = 2.0 * (np.asarray(leaf, np.float64) - low) / width - 1.0
+            return np.where(high > low, inside, 0.0).astype(np.float32)
+
+        return map_space(scale, self._env_space, batch)
+
 
 class FreezeActions(Connector):
     """Read-only copies: neither an env nor a callback changes what the policy or the batch holds.
@@ -82,6 +101,11 @@ class FreezeActions(Connector):
             return frozen
 
         return map_tree(freeze, batch)
+
+    def invert(self, batch: Tree, keys: Keys) -> Tree:
+        """Return the actions themselves."""
+        del keys
+        return batch
 
 
 def _clip(space: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -35,8 +35,11 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     "incarnation": np.dtype(np.int64),
     #: Env step of the episode, from 0, that completed the transition.
     "t": np.dtype(np.int64),
-    #: Which weights chose the action.
+    #: Which weights chose the action; -1: none, it is `off_policy`.
     "policy_version": np.dtype(np.int64),
+    #: The action was chosen elsewhere, by an external simulator: `action_logp` is NaN. There is
+    #: such a column wherever there may be such rows.
+    "off_policy": np.dtype(np.bool_),
     #: Which fragment the row came in; no two calls of `sample` share one.
     "unroll_id": np.dtype(np.int64),
 }

@@ -8,7 +8,8 @@ themselves (`observation_connectors.py`, `action_connectors.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from gymnasium import spaces
@@ -51,6 +52,17 @@ class Connector:
         """Return what `batch` becomes."""
         raise NotImplementedError
 
+    def invert(self, batch: Tree, keys: Keys) -> Tree:
+        """Return what would become `batch`; of an action connector, which see actions of others.
+
+        An env's own action (off-policy, of an external simulator) stands in the batch of
+        transitions as the policy would have given it.
+
+        Raises:
+            NotImplementedError: It cannot be undone.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot tell what an action was before it")
+
     def reset(self, env_ids: Iterable[int]) -> None:
         """Begin new episodes: forget what is kept of the envs' agents."""
 
@@ -90,12 +102,15 @@ class Pipeline(Connector):
     def __call__(self, batch: Tree, keys: Keys) -> Tree:
         """Return what the last connector makes of what the others made of `batch`."""
         for name, connector in self.connectors.items():
-            try:
+            with _naming(name):
                 batch = connector(batch, keys)
-            except Exception as exc:
-                raise ConnectorError(
-                    f"connector {name} failed: {type(exc).__name__}: {exc}"
-                ) from exc
+        return batch
+
+    def invert(self, batch: Tree, keys: Keys) -> Tree:
+        """Return what the first connector would have been given, to give `batch` in the end."""
+        for name, connector in reversed(self.connectors.items()):
+            with _naming(name):
+                batch = connector.invert(batch, keys)
         return batch
 
     def reset(self, env_ids: Iterable[int]) -> None:
@@ -143,6 +158,14 @@ class Pipeline(Connector):
             raise ConfigError(
                 f"a state of the connectors {list(state)} does not fit {list(self.connectors)}"
             )
+
+
+@contextmanager
+def _naming(connector: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:
+        raise ConnectorError(f"connector {connector} failed: {type(exc).__name__}: {exc}") from exc
 
 
 def map_space(function: Callable[[Space, Any], Any], space: Space, batch: Tree) -> Tree:

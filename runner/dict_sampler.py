@@ -1,12 +1,14 @@
 """Samples by env and agent: any number of agents, policies and spaces, with callbacks.
 
-The general one of two ways that give equal batches; `column_sampler.py` is the fast one.
+The general one of two ways that give equal batches; `column_sampler.py` is the fast one. Envs may
+come and go here: the episodes of a bridge.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -17,42 +19,42 @@ from envbus.runner.episodes import Episodes
 from envbus.runner.inference import Inference
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.policies import Policy
-from envbus.runner.pool import ActorPool
 from envbus.runner.running_episodes import EpisodeIds
 from envbus.runner.sampling import Demand, Phase, PolicyMapping, RunnerConfig, Sample
-from envbus.runner.sources import PoolSource
+from envbus.runner.shares import EnvShare, OpenShare, Share
+from envbus.runner.sources import Source, poll_any
 
 __all__ = ["DictSampler"]
 
 _Bools: TypeAlias = npt.NDArray[np.bool_]
 
+#: Seconds after which `serve` looks whether it is over.
+_LONGEST_LOOK = 0.05
+
 
 class DictSampler:
-    """Drives a pool's dict side, and records each env's episode.
+    """Drives envs by their dicts, and records each one's episode.
 
     Args:
-        pool: Its caller resets its envs (DISABLED).
+        sources: Where envs come from. A pool's caller resets its envs (DISABLED).
         policies: Returns the policies by id that an episode which begins now can have.
-        ragged: Observations or actions have no fixed size.
     """
 
     def __init__(
         self,
-        pool: ActorPool,
+        sources: Sequence[Source],
         config: RunnerConfig,
         policies: Callable[[], Mapping[str, Policy]],
         metrics: SampleMetrics,
         timers: PerfTimers,
-        *,
-        ragged: bool,
     ) -> None:
-        self._pool = pool
         self._config = config
-        self._timers = timers
-        self._inference = Inference(config, timers, ragged=ragged)
-        self._source = PoolSource(pool)
-        self._shares = self._source.shares
-        self._episodes = Episodes(self._shares, config, policies, metrics, ragged=ragged)
+        self._metrics, self._timers = metrics, timers
+        self._sources = sources
+        self._shares = [share for source in sources for share in source.shares]
+        self._open = [share for share in self._shares if isinstance(share, OpenShare)]
+        self._inference = Inference(config, timers, self._is_ragged, off_policy=bool(self._open))
+        self._episodes = Episodes(self._shares, config, policies, metrics, self._is_ragged)
 
     @property
     def ids(self) -> EpisodeIds:
@@ -70,27 +72,34 @@ class DictSampler:
 
     @property
     def live(self) -> _Bools:
-        """Which envs were not given up, `(N,)`."""
-        return np.array([share.live for share in self._shares])
+        """Who can contribute a part, `(parts,)`: envs that were not given up; bridges always."""
+        return self._by_part(lambda share: share.live)
 
     @property
     def stepping(self) -> _Bools:
-        """Which envs have been sent actions and have not answered, `(N,)`."""
-        return np.array([share.stepping for share in self._shares])
+        """Which envs have been sent actions and have not answered, `(parts,)`."""
+        return self._by_part(lambda share: share.stepping)
 
     def reset(self, seed: int | None) -> None:
-        """Give up what runs, and begin a new episode in each env."""
+        """Give up what runs, and begin a new episode in each env of a pool."""
         for share in self._shares:
             for slot in share.slots.values():
-                if slot.phase is not Phase.LOST:
+                if isinstance(share, OpenShare):
+                    self._episodes.give_up(slot)
+                elif slot.phase is not Phase.LOST:
                     self._episodes.create(slot)
-        self._pool.reset(seed)
+            if isinstance(share, EnvShare):
+                share.forget()
+        self._episodes.take_news()
+        for source in self._sources:
+            source.reset_all(seed)
 
     def has_cut_episode(self) -> bool:
-        """Return whether an episode runs of which rows have left already."""
+        """Return whether an episode of a pool runs of which rows have left already."""
         return any(
             slot.episode and slot.episode.num_fragments
             for share in self._shares
+            if isinstance(share, EnvShare)
             for slot in share.slots.values()
         )
 
@@ -98,58 +107,133 @@ class DictSampler:
         self, demand: Demand, deadline: float | None, explore: bool, unroll_id: int
     ) -> Sample:
         """Return rows until the demand is met, or the deadline (monotonic time) has passed."""
-        for share in self._shares:
-            share.begin(int(demand.quotas[share.index]))
-        self._episodes.begin_sample()
-        late: tuple[int, ...] = ()
-        self._go_on(demand, explore)
-        while True:
-            awaited = {
-                slot.env_id
-                for share in self._shares
-                for slot in share.slots.values()
-                if slot.is_awaited and not share.met(demand)
-            }
-            if not awaited:
-                break
-            wanted = demand.to_wait_for(len(awaited), self._config.min_envs)
-            if not wanted:
-                late = tuple(sorted(awaited))
-                break
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            begin = time.perf_counter()
-            result = self._source.poll(left, wanted)
-            now = time.perf_counter()
-            self._timers.add("env_wait", now - begin)
-            self._episodes.take(result)
-            self._timers.add("raw_obs_processing", time.perf_counter() - now)
-            self._go_on(demand, explore)
-            self._timers.end_iteration()
-            if result.late:
-                late = tuple(env_id for env_id in result.late if env_id in awaited)
-                break
-        return self._end_fragment(demand, late, unroll_id)
+        self._begin(demand)
+        late: Sequence[int] = ()
+        with self._telling():
+            unmet = self._unmet(demand)
+            self._go_on(unmet, explore)
+            while awaited := self._awaited(unmet):
+                parts = sum(share.width for share in unmet)
+                if not (wanted := demand.to_wait_for(parts, self._config.min_envs)):
+                    late = sorted(self._stepping(awaited))
+                    break
+                overdue = self._poll(awaited, deadline, wanted)
+                unmet = self._unmet(demand)
+                self._go_on(unmet, explore)
+                self._timers.end_iteration()
+                if overdue is not None:
+                    late = overdue
+                    break
+        return self._end(demand, tuple(late), unroll_id)
+
+    def serve(self, deadline: float, explore: bool, is_over: Callable[[], bool]) -> None:
+        """Answer the episodes of bridges until the deadline (monotonic time), or until it is over.
+
+        Their rows wait for the next sample.
+        """
+        with self._telling():
+            self._go_on(self._open, explore)
+            while not is_over() and time.monotonic() < deadline:
+                self._poll(self._open, min(deadline, time.monotonic() + _LONGEST_LOOK), 1)
+                self._go_on(self._open, explore)
+                for share in self._open:
+                    self._metrics.add_dropped_rows(share.shrink(self._config.max_waiting_steps))
 
     # --- private -----------------------------------------------------------------------------
 
-    def _go_on(self, demand: Demand, explore: bool) -> None:
-        """Have the envs step whose agents wait, and those that are between episodes begin."""
-        unmet = [
-            slot for share in self._shares if not share.met(demand) for slot in share.slots.values()
+    def _is_ragged(self) -> bool:
+        return any(source.is_ragged for source in self._sources)
+
+    def _by_part(self, ask: Callable[[Share], bool]) -> _Bools:
+        parts: _Bools = np.repeat(
+            [ask(share) for share in self._shares], [share.width for share in self._shares]
+        )
+        return parts
+
+    def _begin(self, demand: Demand) -> None:
+        first = 0
+        for share in self._shares:
+            share.begin(int(demand.quotas[first : first + share.width].sum()))
+            first += share.width
+        if demand.complete:  # what has left in part cannot be had whole
+            for share in self._open:
+                self._metrics.add_dropped_rows(share.forget_parts())
+                for slot in share.slots.values():
+                    if slot.episode and slot.episode.num_fragments and slot.is_kept:
+                        self._metrics.add_dropped_rows(slot.episode.agent_steps)
+                        self._episodes.give_up(slot)
+
+    def _unmet(self, demand: Demand) -> list[Share]:
+        return [share for share in self._shares if not share.met(demand)]
+
+    def _awaited(self, unmet: Sequence[Share]) -> list[Share]:
+        """Return those of whom something can come."""
+        return [
+            share
+            for share in unmet
+            if isinstance(share, OpenShare) or any(s.is_awaited for s in share.slots.values())
         ]
-        acting = [slot for slot in unmet if slot.phase is Phase.WAITING]
-        over = [slot for slot in unmet if slot.phase is Phase.ENDED]
+
+    def _stepping(self, shares: Sequence[Share]) -> list[int]:
+        return [s.env_id for share in shares for s in share.slots.values() if s.is_awaited]
+
+    def _poll(
+        self, awaited: Sequence[Share], deadline: float | None, wanted: int
+    ) -> list[int] | None:
+        """Take in what some bring; if the time is over, return the envs that are late."""
+        asked = set(self._stepping(awaited))
+        sources = [
+            source for source in self._sources if any(share in awaited for share in source.shares)
+        ]
+        begin = time.perf_counter()
+        polled = poll_any(sources, deadline, wanted)
+        now = time.perf_counter()
+        self._timers.add("env_wait", now - begin)
+        late: list[int] = []
+        for one in polled:
+            try:
+                for share, slot in one.opened:
+                    self._episodes.open(share, slot)
+                self._episodes.take(one.result, one.unacted)
+            finally:
+                for slot in one.closed:
+                    self._episodes.close(slot)
+            late += one.result.late
+        self._timers.add("raw_obs_processing", time.perf_counter() - now)
+        if late or (deadline is not None and time.monotonic() >= deadline):
+            return [env_id for env_id in late if env_id in asked]
+        return None
+
+    def _go_on(self, unmet: Sequence[Share], explore: bool) -> None:
+        """Have the envs step whose agents wait, and those that are between episodes begin."""
+        slots = [slot for share in unmet for slot in share.slots.values()]
+        acting = [slot for slot in slots if slot.phase is Phase.WAITING]
+        over = {slot.env_id for slot in slots if slot.phase is Phase.ENDED}
         if acting:
             actions = self._inference.act(acting, explore)
             for slot in acting:
                 slot.phase = Phase.STEPPING
-            self._source.send_actions(actions)
-        if over:
-            for slot in over:
+        for slot in slots:
+            if slot.env_id in over:
                 self._episodes.create(slot)
-            self._source.reset([slot.env_id for slot in over])
+        for source in self._sources:
+            own = [slot for slot in acting if source.has(slot.env_id)]
+            if own:
+                source.send_actions(own, actions)
+            if resetting := [env_id for env_id in over if source.has(env_id)]:
+                source.reset(resetting)
 
-    def _end_fragment(self, demand: Demand, late: tuple[int, ...], unroll_id: int) -> Sample:
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell simulators that wait what is raised here."""
+        try:
+            yield
+        except Exception as exc:
+            for source in self._sources:
+                source.fail(exc)
+            raise
+
+    def _end(self, demand: Demand, late: tuple[int, ...], unroll_id: int) -> Sample:
         fragments = [fragment for share in self._shares for fragment in share.take(demand)]
         rows = MultiAgentBatch.of(
             (part for fragment in fragments for part in fragment.parts),
@@ -159,10 +243,5 @@ class DictSampler:
             policy_id: batch.with_columns(unroll_id=np.full(len(batch), unroll_id, np.int64))
             for policy_id, batch in rows.policy_batches.items()
         }
-        return Sample(
-            batches,
-            rows.env_steps,
-            late=late,
-            faults=tuple(self._episodes.faults),
-            episodes=tuple(self._episodes.results),
-        )
+        faults, results = self._episodes.take_news()
+        return Sample(batches, rows.env_steps, late=late, faults=faults, episodes=results)

@@ -1,4 +1,4 @@
-"""`EnvRunner`: drives a pool with policies, and returns what happened as columns.
+"""`EnvRunner`: drives a pool or a bridge with policies, and returns what happened as columns.
 
 Leaves out the two ways of doing so: `column_sampler.py` (fast) and `dict_sampler.py` (general).
 """
@@ -18,10 +18,10 @@ from envbus.bus.errors import ConfigError, RestartLimitError
 from envbus.runner.callbacks import naming
 from envbus.runner.column_sampler import ColumnSampler
 from envbus.runner.dict_sampler import DictSampler
+from envbus.runner.env_set import Envs, EnvSet
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.policies import Policy, Weights
 from envbus.runner.policy_map import Policies, PolicyMap
-from envbus.runner.pool import ActorPool
 from envbus.runner.samplers import make_sampler
 from envbus.runner.sampling import Demand, PolicyMapping, RunnerConfig, Sample
 from envbus.runner.seeding import restart_seed
@@ -30,7 +30,7 @@ from envbus.runner.video import VideoRecorder
 
 __all__ = ["EnvRunner"]
 
-_Factories: TypeAlias = tuple[Callable[[], ActorPool], Callable[[ActorPool], Policies]]
+_Factories: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Policies]]
 
 
 class EnvRunner:
@@ -45,28 +45,31 @@ class EnvRunner:
     creates, uses and stops it.
 
     Args:
-        envs: It is the runner's own from now on. With several agents, or callbacks that are told
-            of single episodes, its `autoreset_mode` must be "Disabled".
+        envs: A pool, an `ExternalEnvBridge`, or several bridges and at most one pool; the runner's
+            own from now on. With several agents, callbacks that are told of single episodes, or a
+            bridge, the pool's `autoreset_mode` must be "Disabled". docs/sampling.md says how a
+            bridge's episodes are sampled.
         policies: One, or by policy id; functions `observations -> actions` are policies, too.
         config: None: the defaults.
 
     Attributes:
-        envs: The pool.
+        envs: As given.
         config: As given.
         metrics: What `get_metrics` reads.
         timers: Likewise.
 
     Raises:
-        ConfigError: Envs, policies and config do not fit together. The pool is left open.
+        ConfigError: Envs, policies and config do not fit together. The envs are left open.
     """
 
     def __init__(
         self,
-        envs: ActorPool,
+        envs: Envs,
         policies: Policies,
         config: RunnerConfig | None = None,
     ) -> None:
         self.envs = envs
+        self._envs = EnvSet(envs)
         self.config = config or RunnerConfig()
         self._factories: _Factories | None = None
         self._policies = PolicyMap(policies)
@@ -84,22 +87,22 @@ class EnvRunner:
     @classmethod
     def from_factories(
         cls,
-        make_env: Callable[[], ActorPool],
-        make_module: Callable[[ActorPool], Policies],
+        make_env: Callable[[], Any],
+        make_module: Callable[[Any], Policies],
         config: RunnerConfig | None = None,
     ) -> EnvRunner:
         """Return a runner that can make its envs and policies anew.
 
         Args:
-            make_env: Returns a pool.
-            make_module: Returns the policies for a pool's spaces; the pool is not its own.
+            make_env: Returns envs: a pool, a bridge, or a sequence of these.
+            make_module: Returns the policies for such envs' spaces; the envs are not its own.
             config: None: the defaults.
         """
         envs = make_env()
         try:
             runner = cls(envs, make_module(envs), config)
         except BaseException:
-            envs.close(terminate=True)
+            EnvSet(envs).close(terminate=True)
             raise
         runner._factories = (make_env, make_module)
         return runner
@@ -117,6 +120,7 @@ class EnvRunner:
         make_env, _ = self._known_factories("make_env")
         self.stop()
         self.envs = make_env()
+        self._envs = EnvSet(self.envs)
         self._renew()
 
     def make_module(self) -> None:
@@ -211,7 +215,7 @@ class EnvRunner:
             )
         except BaseException as exc:
             self._lost_track = True
-            if self.envs.closed and isinstance(exc, Exception):
+            if self._envs.closed and isinstance(exc, Exception):
                 raise ClosedEnvironmentError("`EnvRunner` was stopped during a sample.") from exc
             raise
         self._num_samples += 1
@@ -240,6 +244,7 @@ class EnvRunner:
         """
         sampler = self._general("add_policy")
         self._policies.put(policy_id, policy)
+        self._envs.tell_policies(self._policies.by_id)
         if policy_mapping_fn is not None:
             sampler.policy_mapping_fn = policy_mapping_fn
 
@@ -255,6 +260,7 @@ class EnvRunner:
         """
         sampler = self._general("remove_policy")
         self._policies.remove(policy_id)
+        self._envs.tell_policies(self._policies.by_id)
         if policy_mapping_fn is not None:
             sampler.policy_mapping_fn = policy_mapping_fn
 
@@ -274,11 +280,7 @@ class EnvRunner:
 
     def get_spaces(self) -> dict[AgentID, tuple[Space[Any], Space[Any]]]:
         """Return observation and action space by agent, as the envs have them."""
-        envs = self.envs
-        return {
-            agent_id: (envs.get_observation_space(agent_id), envs.get_action_space(agent_id))
-            for agent_id in envs.get_agent_ids()
-        }
+        return self._envs.spaces()
 
     def get_metrics(self) -> dict[str, Any]:
         """Return statistics since the last call (`SampleMetrics.read`), and the timers' means."""
@@ -295,7 +297,7 @@ class EnvRunner:
         lost = [env_id for env_id, live in enumerate(self._sampler.live) if not live]
         if lost:
             raise RestartLimitError(
-                f"envs {lost} of {self.envs.num_envs} failed too often and were given up; the "
+                f"envs {lost} of {self._envs.num_envs} failed too often and were given up; the "
                 "pool's hooks and the log say why"
             )
 
@@ -331,7 +333,7 @@ class EnvRunner:
     def stop(self) -> None:
         """Close the envs, and finish videos. Idempotent."""
         self._finish_videos()
-        self.envs.close()
+        self._envs.close()
 
     def __enter__(self) -> EnvRunner:
         return self
@@ -343,7 +345,7 @@ class EnvRunner:
         tb: TracebackType | None,
     ) -> None:
         self._finish_videos()
-        self.envs.close(terminate=exc is not None)
+        self._envs.close(terminate=exc is not None)
 
     # --- private -----------------------------------------------------------------------------
 
@@ -352,11 +354,12 @@ class EnvRunner:
         if config.video is not None:
             self._finish_videos()
             self._recorder = VideoRecorder(
-                config.video, config.callbacks, self.envs.get_sub_environments(), self.timers
+                config.video, config.callbacks, self._envs.get_sub_environments(), self.timers
             )
             config = dataclasses.replace(config, callbacks=self._recorder)
+        self._envs.tell_policies(self._policies.by_id)
         return make_sampler(
-            self.envs, config, lambda: self._policies.by_id, self.metrics, self.timers
+            self._envs, config, lambda: self._policies.by_id, self.metrics, self.timers
         )
 
     def _renew(self) -> None:
@@ -385,7 +388,7 @@ class EnvRunner:
         """See that the episodes that run are ones that this sample can go on with."""
         sampler = self._sampler
         if not self._begun:
-            for env_id in range(self.envs.num_envs):
+            for env_id in range(self._envs.num_envs):
                 with naming("on_sub_environment_created"):
                     self.config.callbacks.on_sub_environment_created(env_id=env_id, incarnation=0)
             seed = self.config.seed
@@ -404,5 +407,5 @@ class EnvRunner:
         return self._sampler
 
     def _assert_open(self) -> None:
-        if self.envs.closed:
+        if self._envs.closed:
             raise ClosedEnvironmentError("Trying to operate on `EnvRunner`, after `stop()`.")

@@ -6,7 +6,7 @@ chooses actions, and what becomes of the batches (the runner).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from envbus.actors.agents import ALL
@@ -45,6 +45,8 @@ class EpisodeRecorder:
             episode, when it first observes. None: `DEFAULT_POLICY_ID` for all.
         infos: Keep a column `infos`.
         ragged: Observations and actions have no fixed size and are kept as objects.
+        episode_id: What an external simulator calls it.
+        training_enabled: Whether its rows are to be trained on.
     """
 
     def __init__(
@@ -56,9 +58,13 @@ class EpisodeRecorder:
         policy_mapping_fn: Callable[[Any, EpisodeRecorder], str] | None = None,
         infos: bool = False,
         ragged: bool = False,
+        episode_id: str = "",
+        training_enabled: bool = True,
     ) -> None:
         self.eps_id = eps_id
         self.env_id = env_id
+        self.episode_id = episode_id
+        self.training_enabled = training_enabled
         self.incarnation = incarnation
         #: Env steps so far; the `t` of the next one.
         self.length = 0
@@ -113,14 +119,17 @@ class EpisodeRecorder:
         self,
         observations: Mapping[Any, Tree],
         infos: Mapping[Any, Mapping[str, Any]] | None = None,
+        rewards: Mapping[Any, float] | None = None,
     ) -> list[AgentID]:
         """Take the first observations; return the agents to ask for actions."""
         self._check_ids(observations)
+        for agent_id, reward in (rewards or {}).items():
+            self._add_reward(agent_id, reward)
         self.last_infos.update(infos or {})
         for agent_id, observation in observations.items():
             self._begin(agent_id, observation)
         self._asked = list(observations)
-        return self._asked
+        return list(observations)
 
     def act(
         self,
@@ -205,15 +214,19 @@ class EpisodeRecorder:
         self._asked = ready
         return ready
 
-    def unact(self) -> None:
+    def unact(self, agent_ids: Iterable[AgentID] | None = None) -> None:
         """The actions that `reset` or `step` have asked for last did not happen.
 
         Whatever the env did instead, it is no transition: rewards that come before these agents'
         next observations count for the episode, and are in no row.
+
+        Args:
+            agent_ids: Whose; None: of all that were asked.
         """
-        for agent_id in self._asked:
+        void = set(self._asked if agent_ids is None else agent_ids)
+        for agent_id in void:
             self._agents[agent_id].break_off(self._constants)
-        self._asked = []
+        self._asked = [agent_id for agent_id in self._asked if agent_id not in void]
 
     def close(self, *, terminated: bool, truncated: bool) -> None:
         """End the episode where it stands: its env has done so before anybody acted."""
@@ -262,6 +275,12 @@ class EpisodeRecorder:
         self.env_steps = self.agent_steps = 0
         return fragment
 
+    def forget(self) -> None:
+        """Drop the rows that were completed since the last cut, as if they had left; it goes on."""
+        fragments = self._fragments
+        self.cut()
+        self._fragments = fragments
+
     def result(self) -> EpisodeResult:
         """Return the episode's summary so far."""
         agents = self._agents.items()
@@ -284,6 +303,8 @@ class EpisodeRecorder:
             fragments=self._fragments,
             unrecorded_reward=self._unrecorded_reward,
             custom_metrics=dict(self.custom_metrics),
+            episode_id=self.episode_id,
+            training_enabled=self.training_enabled,
         )
 
     @property

@@ -17,6 +17,11 @@ from envbus.runner.trajectory import AgentID
 
 __all__ = ["Asked", "Inference", "by_form", "row_of", "stack"]
 
+#: `policy_version` of an action that no policy has chosen.
+_NO_VERSION = -1
+#: Extras that are about the policy's own action, and say nothing of one that was chosen elsewhere.
+_OF_THE_ACTION = ("action_logp", "action_prob")
+
 
 class Asked(NamedTuple):
     """An agent's observation."""
@@ -29,14 +34,27 @@ class Asked(NamedTuple):
 class Inference:
     """Chooses actions, and opens the rows that they stand in.
 
+    A policy is also asked where the action was chosen elsewhere (off-policy): its state goes on,
+    and rows have the same columns.
+
     Args:
-        ragged: Observations or actions have no fixed size.
+        is_ragged: Whether observations or actions have no fixed size.
+        off_policy: Whether there can be actions that were chosen elsewhere; rows say so then, in
+            a column.
     """
 
-    def __init__(self, config: RunnerConfig, timers: PerfTimers, *, ragged: bool) -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        timers: PerfTimers,
+        is_ragged: Callable[[], bool],
+        *,
+        off_policy: bool,
+    ) -> None:
         self._config = config
         self._timers = timers
-        self._ragged = ragged
+        self._is_ragged = is_ragged
+        self._off_policy = off_policy
 
     def act(self, slots: Sequence[Slot], explore: bool) -> dict[int, dict[AgentID, Any]]:
         """Return what is to be sent, by env and agent; an env without acting agents has `{}`."""
@@ -50,7 +68,7 @@ class Inference:
             asked,
             # Episodes may have had a policy of that name each.
             lambda one: (name := one.slot.policy_ids[one.agent_id], id(one.slot.policies[name])),
-            ragged=self._ragged,
+            ragged=self._is_ragged(),
         )
         for (policy_id, _), group in groups:
             self._ask(policy_id, group, explore, actions)
@@ -65,7 +83,7 @@ class Inference:
     ) -> None:
         clock = time.perf_counter
         begin = clock()
-        ragged = self._ragged
+        ragged = self._is_ragged()
         policy = group[0].slot.policies[policy_id]
         observations = stack([one.observation for one in group], ragged=ragged)
         states = None
@@ -86,15 +104,21 @@ class Inference:
         for index, (slot, agent_id, _) in enumerate(group):
             action = row_of(chosen, index, ragged=ragged)
             own = {name: row_of(values, index) for name, values in extras.items()}
-            assert slot.episode is not None
-            slot.episode.act(
-                agent_id,
-                slot.off_policy.pop(agent_id, action),
-                policy_version=policy.policy_version if versions is None else int(versions[index]),
-                extras=own,
-            )
+            version = policy.policy_version if versions is None else int(versions[index])
+            slot.policy_version = version
             if states is not None:
                 slot.states[agent_id] = own["state_out"]
+            if self._off_policy:
+                own["off_policy"] = np.bool_(agent_id in slot.off_policy)
+            if agent_id in slot.off_policy:
+                action, version = slot.off_policy.pop(agent_id), _NO_VERSION
+                if connector is not None:
+                    keys = [(slot.env_id, agent_id)]
+                    before = connector.invert(stack([action], ragged=ragged), keys)
+                    action = row_of(before, 0, ragged=ragged)
+                own |= {name: _nan_like(own[name]) for name in _OF_THE_ACTION if name in own}
+            assert slot.episode is not None
+            slot.episode.act(agent_id, action, policy_version=version, extras=own)
             actions[slot.env_id][agent_id] = row_of(sent, index, ragged=ragged)
         self._timers.add("inference", asked - begin)
         self._timers.add("action_processing", clock() - asked)
@@ -126,6 +150,10 @@ def row_of(rows: Tree, index: int, *, ragged: bool = False) -> Tree:
     if ragged or not isinstance(rows, dict | tuple):
         return rows[index]
     return map_tree(lambda leaf: leaf[index], rows)
+
+
+def _nan_like(extra: Tree) -> Tree:
+    return map_tree(lambda leaf: np.full(np.shape(leaf), np.nan, np.result_type(leaf)), extra)
 
 
 def _form(tree: Tree) -> Any:

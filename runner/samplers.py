@@ -8,19 +8,21 @@ from gymnasium.vector import AutoresetMode
 
 from envbus.actors.spaces import is_fixed_size
 from envbus.bus.errors import ConfigError
+from envbus.runner.bridge_source import BridgeSource, EnvNumbers
 from envbus.runner.callbacks import wants_episodes
 from envbus.runner.column_sampler import ColumnSampler
 from envbus.runner.dict_sampler import DictSampler
+from envbus.runner.env_set import EnvSet
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.policies import Policy
-from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
+from envbus.runner.sources import PoolSource, Source
 
 __all__ = ["make_sampler"]
 
 
 def make_sampler(
-    envs: ActorPool,
+    envs: EnvSet,
     config: RunnerConfig,
     policies: Callable[[], Mapping[str, Policy]],
     metrics: SampleMetrics,
@@ -31,33 +33,41 @@ def make_sampler(
     Raises:
         ConfigError: Neither is possible.
     """
-    fixed = all(map(is_fixed_size, (envs.single_observation_space, envs.single_action_space)))
-    reason = _why_not_columns(envs, config, policies(), fixed=fixed)
+    pool = envs.pool
+    reason = _why_not_columns(envs, config, policies())
     for setting in ("vectorized", "pipelined"):
         if getattr(config, setting) and reason:
             raise ConfigError(f"this cannot be sampled with {setting}=True: {reason}")
     if config.pipelined and config.vectorized is False:
         raise ConfigError("pipelined=True needs columns, and vectorized=False refuses them")
-    if envs.autoreset_mode is AutoresetMode.SAME_STEP:
+    if pool is not None and pool.autoreset_mode is AutoresetMode.SAME_STEP:
         raise ConfigError('a runner takes a pool with autoreset_mode "NextStep" or "Disabled"')
-    if reason is None and config.vectorized is not False:
+    if pool is not None and reason is None and config.vectorized is not False:
         ((name, policy),) = policies().items()
-        return ColumnSampler(envs, config, name, policy, metrics, timers)
-    if envs.autoreset_mode is not AutoresetMode.DISABLED:
+        return ColumnSampler(pool, config, name, policy, metrics, timers)
+    if pool is not None and pool.autoreset_mode is not AutoresetMode.DISABLED:
         raise ConfigError(
             'make the pool with autoreset_mode="Disabled": it cannot be sampled in columns, as '
             + (reason or "vectorized=False was asked for")
         )
-    ragged = not fixed and not envs.is_multi_agent
-    return DictSampler(envs, config, policies, metrics, timers, ragged=ragged)
+    sources: list[Source] = [] if pool is None else [PoolSource(pool)]
+    numbers, num_envs, width = EnvNumbers(envs.num_envs), envs.num_envs, config.envs_per_bridge
+    sources += [
+        BridgeSource(bridge, num_envs + index, width, numbers, config.min_envs)
+        for index, bridge in enumerate(envs.bridges)
+    ]
+    return DictSampler(sources, config, policies, metrics, timers)
 
 
 def _why_not_columns(
-    envs: ActorPool, config: RunnerConfig, policies: Mapping[str, Policy], *, fixed: bool
+    envs: EnvSet, config: RunnerConfig, policies: Mapping[str, Policy]
 ) -> str | None:
-    if envs.is_multi_agent:
+    pool = envs.pool
+    if envs.bridges or pool is None:
+        return "episodes of a bridge come and go"
+    if pool.is_multi_agent:
         return "the envs have several agents"
-    if not fixed:
+    if not all(map(is_fixed_size, (pool.single_observation_space, pool.single_action_space))):
         return "a space has no fixed size"
     if len(policies) > 1 or config.policy_mapping_fn is not None:
         return "there are several policies, or a policy_mapping_fn"

@@ -24,6 +24,15 @@ from envbus.runner.video import VideoConfig
 __all__ = ["Demand", "Phase", "PolicyMapping", "RunnerConfig", "Sample"]
 
 
+#: Settings that are counts, and how low they may be.
+_LEAST = {
+    "rollout_fragment_length": 1,
+    "min_envs": 1,
+    "envs_per_bridge": 1,
+    "max_waiting_steps": 0,
+    "worker_index": 0,
+}
+
 #: `(agent_id, episode) -> policy id`.
 PolicyMapping: TypeAlias = Callable[[AgentID, EpisodeRecorder], str]
 
@@ -63,6 +72,11 @@ class RunnerConfig:
     #: the actions of the other. The policy is asked for a whole group; `min_envs` counts for
     #: nothing. Only where rows are kept in columns.
     pipelined: bool = False
+    #: As how many envs a bridge counts where what is asked for is shared out.
+    envs_per_bridge: int = 1
+    #: Env steps of a bridge's episodes that `serve` keeps for the next sample; when there are
+    #: more, the oldest are dropped.
+    max_waiting_steps: int = 100_000
     #: A sample is over when this fraction of the envs, rounded up, has contributed its part: of
     #: the others it has what they have done, and what they were asked goes on in the next one.
     enough_envs: float = 1.0
@@ -95,7 +109,7 @@ class RunnerConfig:
     vectorized: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("rollout_fragment_length", 1), ("min_envs", 1), ("worker_index", 0)):
+        for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not 0.0 < self.enough_envs <= 1.0:

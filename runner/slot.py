@@ -15,10 +15,19 @@ __all__ = ["Slot"]
 
 
 class Slot:
-    """What is known of an env: one of a pool, or an episode of a bridge."""
+    """What is known of an env: one of a pool, or an episode of a bridge.
 
-    def __init__(self, env_id: int) -> None:
+    Args:
+        episode_id: Of an episode of a bridge: what its simulator calls it.
+        training_enabled: Whether its rows are to be trained on.
+    """
+
+    def __init__(self, env_id: int, *, episode_id: str = "", training_enabled: bool = True) -> None:
         self.env_id = env_id
+        self.episode_id = episode_id
+        self.training_enabled = training_enabled
+        #: What runs is the rest of an episode that was given up: it is answered, and that is all.
+        self.is_rest = False
         self.phase = Phase.ENDED
         self.incarnation = 0
         self.episode: EpisodeRecorder | None = None
@@ -32,6 +41,13 @@ class Slot:
         #: By agent: states of policies; actions that were chosen elsewhere.
         self.states: dict[AgentID, Tree] = {}
         self.off_policy: dict[AgentID, Any] = {}
+        #: Which weights chose its last action.
+        self.policy_version = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether rows of what runs may leave."""
+        return self.training_enabled and not self.is_rest
 
     @property
     def is_awaited(self) -> bool:

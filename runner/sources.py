@@ -1,38 +1,85 @@
-"""Where a `DictSampler`'s envs come from: what it asks of a pool, or of anything like one."""
+"""Where a `DictSampler`'s envs come from: a pool, or anything that is polled like one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import select
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
+from envbus.actors.spaces import is_fixed_size
 from envbus.runner.agent_results import PollResult
 from envbus.runner.pool import ActorPool
-from envbus.runner.shares import Share
+from envbus.runner.shares import EnvShare, OpenShare, Share
 from envbus.runner.slot import Slot
 from envbus.runner.trajectory import AgentID
 
-__all__ = ["PoolSource", "Source"]
+__all__ = ["Polled", "PoolSource", "Source", "poll_any"]
+
+#: Seconds after which sources look after their processes and clients, whatever comes meanwhile.
+_LONGEST_WAIT = 0.05
+
+
+class Polled(NamedTuple):
+    """What a source has brought."""
+
+    #: By env id.
+    result: PollResult
+    #: Episodes that have begun by themselves, and whose part they are; their first observations
+    #: are in `result`.
+    opened: Sequence[tuple[OpenShare, Slot]] = ()
+    #: Those of such episodes that are over.
+    closed: Sequence[Slot] = ()
+    #: Envs that were sent no action, or too late, for the observations before.
+    unacted: Collection[int] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has come."""
+        return not self.result.observations and not self.result.faults
 
 
 class Source(Protocol):
-    """Envs, by env id, that are polled and sent actions.
+    """Envs, by env id, that are polled and sent actions."""
 
-    Attributes:
-        shares: Who contributes what it brings.
-    """
+    @property
+    def shares(self) -> Sequence[Share]:
+        """Who contributes what it brings."""
+        ...
 
-    shares: Sequence[Share]
+    @property
+    def is_ragged(self) -> bool:
+        """Whether observations or actions have no fixed size."""
+        ...
 
-    def poll(self, timeout: float | None, min_envs: int) -> PollResult:
+    def has(self, env_id: int) -> bool:
+        """Return whether an env is one of its own."""
+        ...
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `poll` is worth a call."""
+        ...
+
+    def poll(self, timeout: float | None, min_envs: int) -> Polled:
         """Wait for envs, as `ActorPool.poll`."""
         ...
 
-    def send_actions(self, actions: Mapping[int, Mapping[AgentID, Any]]) -> None:
-        """Have its envs step by `{env_id: {agent_id: action}}`."""
+    def send_actions(
+        self, slots: Sequence[Slot], actions: Mapping[int, Mapping[AgentID, Any]]
+    ) -> None:
+        """Have envs step by `{env_id: {agent_id: action}}`, which names others, too."""
         ...
 
     def reset(self, env_ids: Sequence[int]) -> None:
         """Have envs that are between two episodes begin the next."""
+        ...
+
+    def reset_all(self, seed: int | None) -> None:
+        """Have all envs begin anew that can be told so."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Tell whoever waits for an action that none comes, and why."""
         ...
 
 
@@ -40,17 +87,59 @@ class PoolSource:
     """The envs of a pool, each a share of its own."""
 
     def __init__(self, pool: ActorPool) -> None:
-        self.pool = pool
-        self.shares = [Share(env_id, [Slot(env_id)]) for env_id in range(pool.num_envs)]
+        self._pool = pool
+        self.shares = [EnvShare(env_id, [Slot(env_id)]) for env_id in range(pool.num_envs)]
+        spaces = (pool.single_observation_space, pool.single_action_space)
+        self.is_ragged = not pool.is_multi_agent and not all(map(is_fixed_size, spaces))
 
-    def poll(self, timeout: float | None, min_envs: int) -> PollResult:
+    def has(self, env_id: int) -> bool:
+        """Return whether there is such an env."""
+        return env_id < len(self.shares)
+
+    def fileno(self) -> int:
+        """Return the pool's descriptor."""
+        return self._pool.fileno()
+
+    def poll(self, timeout: float | None, min_envs: int) -> Polled:
         """Wait for envs."""
-        return self.pool.poll(timeout, min_envs=min_envs)
+        return Polled(self._pool.poll(timeout, min_envs=min_envs))
 
-    def send_actions(self, actions: Mapping[int, Mapping[AgentID, Any]]) -> None:
+    def send_actions(
+        self, slots: Sequence[Slot], actions: Mapping[int, Mapping[AgentID, Any]]
+    ) -> None:
         """Have envs step."""
-        self.pool.send_actions(actions)
+        self._pool.send_actions({slot.env_id: actions[slot.env_id] for slot in slots})
 
     def reset(self, env_ids: Sequence[int]) -> None:
         """Have envs begin their next episodes."""
-        self.pool.reset(env_ids=env_ids)
+        self._pool.reset(env_ids=env_ids)
+
+    def reset_all(self, seed: int | None) -> None:
+        """Have all envs begin anew."""
+        self._pool.reset(seed)
+
+    def fail(self, error: Exception) -> None:
+        """Do nothing: nobody waits. Envs of a pool are asked, and will be reset."""
+
+
+def poll_any(sources: Sequence[Source], deadline: float | None, min_envs: int) -> list[Polled]:
+    """Wait for any of them, at most until the deadline (monotonic time); it does not spin.
+
+    Args:
+        sources: With envs that are awaited.
+        deadline: None: each waits for as long as it does of itself.
+        min_envs: For how many to wait, where there is one source.
+    """
+    if len(sources) == 1:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        return [sources[0].poll(left, min_envs)]
+    while True:
+        polled = [source.poll(0.0, 1) for source in sources]
+        left = _LONGEST_WAIT if deadline is None else deadline - time.monotonic()
+        if left <= 0.0:
+            return polled
+        if found := [one for one in polled if not one.is_empty]:
+            for one in found:
+                one.result.late.clear()  # they were not waited for
+            return found
+        select.select([source.fileno() for source in sources], [], [], min(left, _LONGEST_WAIT))

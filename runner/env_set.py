@@ -1,0 +1,88 @@
+"""The envs of an `EnvRunner`: a pool, bridges, or both, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from gymnasium import Space
+
+from envbus.actors.agent_spaces import AgentSpaces
+from envbus.bus.errors import ConfigError
+from envbus.runner.agent_results import DUMMY_AGENT
+from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.pool import ActorPool
+from envbus.runner.sub_environments import SubEnvironment
+from envbus.runner.trajectory import AgentID
+
+__all__ = ["EnvSet", "Envs"]
+
+Envs: TypeAlias = "ActorPool | ExternalEnvBridge | Sequence[ActorPool | ExternalEnvBridge]"
+
+
+class EnvSet:
+    """At most one pool, and any number of bridges.
+
+    Attributes:
+        pool: Its envs have the ids from 0.
+        bridges: Their episodes have higher ones.
+
+    Raises:
+        ConfigError: There is neither, or more than one pool.
+    """
+
+    def __init__(self, envs: Envs) -> None:
+        given = [envs] if isinstance(envs, ActorPool | ExternalEnvBridge) else list(envs)
+        pools = [one for one in given if isinstance(one, ActorPool)]
+        self.bridges = [one for one in given if isinstance(one, ExternalEnvBridge)]
+        if not given or len(pools) > 1 or len(pools) + len(self.bridges) < len(given):
+            raise ConfigError(
+                "envs must be an ActorPool, an ExternalEnvBridge, or several bridges and at most "
+                f"one pool, not {envs!r:.200}"
+            )
+        self.pool = pools[0] if pools else None
+
+    @property
+    def num_envs(self) -> int:
+        """Envs of the pool."""
+        return 0 if self.pool is None else self.pool.num_envs
+
+    @property
+    def closed(self) -> bool:
+        """Whether any of them was closed."""
+        return any(one.closed for one in self._all())
+
+    def close(self, *, terminate: bool = False) -> None:
+        """Close all. Idempotent; `terminate` does not wait for envs of the pool."""
+        for bridge in self.bridges:
+            bridge.stop()
+        if self.pool is not None:
+            self.pool.close(terminate=terminate)
+
+    def spaces(self) -> dict[AgentID, tuple[Space[Any], Space[Any]]]:
+        """Return observation and action space by agent, as far as they are known."""
+        found: dict[AgentID, tuple[Space[Any], Space[Any]]] = {}
+        for bridge in self.bridges:
+            observation, action = bridge.observation_space, bridge.action_space
+            if isinstance(observation, AgentSpaces) and isinstance(action, AgentSpaces):
+                for agent_id, space in observation.spaces.items():
+                    found[agent_id] = (space, action[agent_id])
+            elif observation is not None and action is not None:
+                found[DUMMY_AGENT] = (observation, action)
+        if (pool := self.pool) is not None:
+            for agent_id in pool.get_agent_ids():
+                spaces = pool.get_observation_space(agent_id), pool.get_action_space(agent_id)
+                found[agent_id] = spaces
+        return found
+
+    def get_sub_environments(self) -> list[SubEnvironment]:
+        """Return proxies of the pool's envs."""
+        return [] if self.pool is None else self.pool.get_sub_environments()
+
+    def tell_policies(self, policy_ids: Iterable[str]) -> None:
+        """Have clients told who may act."""
+        for bridge in self.bridges:
+            bridge.policy_ids = list(policy_ids)
+
+    def _all(self) -> list[ActorPool | ExternalEnvBridge]:
+        return [*self.bridges, *([] if self.pool is None else [self.pool])]
