@@ -37,6 +37,7 @@ from envbus.bus.channel import (
 )
 from envbus.bus.descendants import kill_marked, wait_until_gone
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
+from envbus.bus.folders import FOLDER_VARIABLE
 from envbus.bus.pipe import Pipe
 from envbus.bus.server_process import ServerProcess, current_directory, module_path, server_for
 from envbus.bus.stacks import StackFile, describe_stacks, native_stacks
@@ -212,7 +213,7 @@ class Nursery:
             entry=entry,
             method=method,
             cwd=os.fsencode(current_directory() if cwd is None else cwd),
-            environ=_encode_environ(os.environ if environ is None else environ),
+            environ=self._environ(os.environ if environ is None else environ),
             path=[os.fsencode(part) for part in module_path()],
             argv=[os.fsencode(part) for part in getattr(sys, "argv", ["-c"])],
         )
@@ -340,6 +341,11 @@ class Nursery:
             raise ClosedError("this nursery was closed")
         if self._owner != os.getpid():
             raise ClosedError(f"this nursery belongs to process {self._owner}; make a new one here")
+
+    def _environ(self, environ: Mapping[str, str]) -> dict[bytes, bytes]:
+        if self._directory is not None:
+            environ = {**environ, FOLDER_VARIABLE: self._directory}
+        return {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
 
     def _start(self, name: str, message: Start, deadline: float) -> Child:
         """Have the server start a child, after giving it a successor if it is gone."""
@@ -513,10 +519,6 @@ def _abandon(links: _Links, children: dict[int, Child], owner: int) -> None:
     for child in children.values():
         child.pipe.close()
         child._stacks.close()
-
-
-def _encode_environ(environ: Mapping[str, str]) -> dict[bytes, bytes]:
-    return {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
 
 
 @contextlib.contextmanager

@@ -12,9 +12,7 @@ import multiprocessing
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
@@ -23,6 +21,7 @@ from envbus.actors.hosting import BOOTSTRAP_PARCEL, LANE_PARCELS, Bootstrap
 from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig
+from envbus.bus.folders import make_folder
 from envbus.bus.keys import BrokerKeys
 from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
 from envbus.bus.pipe_codec import PipeCodec
@@ -68,7 +67,7 @@ class Links(Generic[M]):
         self._by_identity: dict[bytes, M] = {}
         #: Remote actors that joined and have no envs: routing id and name.
         self._spares: dict[bytes, str] = {}
-        self._directory = Path(tempfile.mkdtemp(prefix="envbus-"))  # mode 0700
+        self._directory = make_folder()
         self._ipc_endpoint = f"ipc://{self._directory}/bus"
         #: Carries the messages of local actors; None: ROUTER and DEALER do.
         self._lanes: LaneRouter | None = None
