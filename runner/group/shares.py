@@ -63,7 +63,7 @@ def share_out(
     """
     free = [index for index, share in enumerate(owed) if share is None]
     shares: list[Share | None] = [None] * len(owed)
-    if total.unit == "fragment":
+    if total.unit == "fragment" or not free:
         for index in free:
             shares[index] = total
         return shares

@@ -1,0 +1,334 @@
+"""`EnvRunnerGroup` where nothing fails; faults are in tests/integration."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
+
+from envbus.actors.testing import CountingEnv
+from envbus.bus.errors import ConfigError, EncodeError, RemoteError
+from envbus.runner.env_runner import EnvRunner
+from envbus.runner.env_runner_group import EnvRunnerGroup
+from envbus.runner.observation_connectors import Normalize
+from envbus.runner.policies import Policy, PolicyOutput
+from envbus.runner.pool import ActorPool
+from envbus.runner.sampling import RunnerConfig
+from tests.actors.agent_envs import RoundRobinEnv
+from tests.runner.pool_envs import PATIENCE, GatedEnv
+
+pytestmark = pytest.mark.timeout(180)
+
+Make = Callable[..., EnvRunnerGroup]
+
+
+class Steps(Policy):
+    """Counts what it is asked; its weights are one number, which is its action."""
+
+    def __init__(self) -> None:
+        self.number = np.zeros(1, np.int64)
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        return PolicyOutput(np.repeat(self.number, len(observations)))
+
+    def get_weights(self) -> Any:
+        return {"number": self.number.copy()}
+
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        self.number = np.array(weights["number"])
+        super().set_weights(weights, version)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    groups: list[EnvRunnerGroup] = []
+
+    def _make(
+        envs: Any = None, policies: Any = None, runners: int = 2, **config: Any
+    ) -> EnvRunnerGroup:
+        envs = envs or [functools.partial(CountingEnv, 5)] * 4
+        group = EnvRunnerGroup(runners, envs, policies or Steps(), RunnerConfig(**config))
+        groups.append(group)
+        return group
+
+    yield _make
+    for group in groups:
+        group.stop(terminate=True)
+
+
+def _lean(observations: Any) -> Any:
+    return (observations[:, 2] > 0).astype(np.int64)
+
+
+def all_columns(batch: Any) -> dict[str, Any]:
+    return {name: batch[name] for name in batch.columns if name not in ("eps_id", "unroll_id")}
+
+
+def test_a_group_samples_the_rows_that_one_runner_over_all_its_envs_samples(make: Make) -> None:
+    envs = ["CartPole-v1"] * 5
+    config: Any = {"seed": 11, "rollout_fragment_length": 40}
+    with ActorPool(envs, num_actors=1) as pool:
+        group = make(envs, _lean, **config)
+        one = EnvRunner(pool, _lean, RunnerConfig(**config))
+        for call in ({}, {"num_env_steps": 35}, {"num_episodes": 10}, {}):
+            theirs, mine = one.sample(**call), group.sample(**call, timeout=PATIENCE)
+            assert mine.runners == (0, 1)
+            columns = all_columns(theirs.single())
+            assert columns.keys() == all_columns(mine.single()).keys()
+            for name, column in columns.items():
+                assert np.array_equal(mine.single()[name], column), name
+            assert mine.env_steps == theirs.env_steps
+            assert sorted(e.episode_return for e in mine.episodes) == sorted(
+                e.episode_return for e in theirs.episodes
+            )
+        told, expected = group.get_metrics(), one.get_metrics()
+        for name in expected:
+            if not name.endswith("_ms"):
+                assert told[name] == pytest.approx(expected[name]), name
+        assert told["mean_env_wait_ms"] > 0.0
+        assert group.get_metrics()["num_episodes"] == 0
+        assert group.get_spaces() == one.get_spaces()
+
+
+def test_numbers_are_shared_out_and_met_exactly(make: Make) -> None:
+    group = make(runners=2, envs=[functools.partial(CountingEnv, 5)] * 3)
+    for number in (1, 7, 100, 0):
+        assert group.sample(number, timeout=PATIENCE).env_steps == number
+    sample = group.sample(num_episodes=7, timeout=PATIENCE)
+    assert [episode.length for episode in sample.episodes] == [5] * 7
+    assert sorted(np.bincount(sample.single()["env_id"]).tolist()) == [10, 10, 15]
+    with pytest.raises(ValueError, match="not both"):
+        group.sample(1, 1)
+
+
+def test_episode_ids_are_unique_over_runners(make: Make) -> None:
+    batch = make(rollout_fragment_length=20).sample(timeout=PATIENCE).single()
+    assert len({(e, i) for e, i in zip(batch["eps_id"], batch["env_id"], strict=True)}) == 16
+    assert len(set(batch["eps_id"].tolist())) == 16
+    assert len(set(batch["unroll_id"].tolist())) == 2
+
+
+def test_several_agents_and_policies(make: Make) -> None:
+    def pool(index: int) -> ActorPool:
+        return ActorPool([RoundRobinEnv] * (index + 1), num_actors=1, autoreset_mode="Disabled")
+
+    group = make(
+        pool,
+        {"even": Steps(), "odd": Steps()},
+        policy_mapping_fn=lambda agent_id, _: "odd" if agent_id % 2 else "even",
+        infos=True,
+    )
+    assert group.num_envs == 3
+    sample = group.sample(75, timeout=PATIENCE)
+    assert sample.env_steps == 75
+    assert set(sample.policy_batches) == {"even", "odd"}
+    assert set(sample["odd"]["env_id"].tolist()) == {0, 1, 2}
+    assert set(sample["odd"]["agent_id"].tolist()) == {1, 3}
+    assert isinstance(sample["odd"]["infos"][0], dict)
+    group.set_weights({"odd": {"number": np.array([1])}})
+    sample = group.sample(75, timeout=PATIENCE)
+    assert set(sample["odd"]["policy_version"].tolist()) <= {0, 1}
+    assert set(sample["even"]["policy_version"].tolist()) == {0}
+
+
+def test_sample_async_collects_whoever_is_ready(make: Make, tmp_path: Path) -> None:
+    gates = [tmp_path / "0", tmp_path / "1"]
+    group = make([functools.partial(GatedEnv, gate) for gate in gates])
+    with pytest.raises(NoAsyncCallError):
+        group.collect()
+    gates[0].touch()
+    assert group.sample_async(20) == (0, 1)
+    assert group.sample_async(20) == ()
+    first = group.collect(timeout=PATIENCE)
+    assert (first.runners, first.env_steps) == ((0,), 20)
+    assert group.sample_async(10) == (0,)
+    status = group.probe(timeout=PATIENCE)
+    assert status[1].state == "sampling"
+    assert status[1].sampling_for > 0.0
+    late = group.collect(2, timeout=0.1)
+    assert late.late_runners == (1,)
+    gates[1].touch()
+    # What is under way is the runner's part of the next sample, whatever it comes by.
+    rest = group.sample(50, timeout=PATIENCE)
+    assert rest.env_steps == 50
+    assert np.bincount(rest.single()["env_id"]).tolist() == [30, 20]
+
+
+def test_at_a_timeout_what_is_there_is_returned_and_the_late_envs_are_named(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    envs = [CountingEnv, functools.partial(GatedEnv, gate)]
+    group = make(envs)
+    sample = group.sample(40, timeout=0.5)
+    assert (sample.runners, sample.late, sample.late_runners) == ((0, 1), (1,), ())
+    assert sample.env_steps == 20
+    gate.touch()
+    assert group.sample(40, timeout=PATIENCE).env_steps == 40
+
+
+def _stand_still(gate: Path, observations: Any) -> Any:
+    while not gate.exists():
+        pass
+    return np.zeros(len(observations), np.int64)
+
+
+def test_a_runner_that_does_not_answer_is_late_and_its_rows_come_later(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+
+    def policies(pool: ActorPool, index: int) -> Any:
+        return functools.partial(_stand_still, gate if index else Path("/"))
+
+    envs = [functools.partial(CountingEnv, 5)] * 2
+    with EnvRunnerGroup(2, envs, make_policies=policies) as group:
+        first = group.sample(40, timeout=0.5)
+        assert (first.runners, first.late_runners, first.env_steps) == ((0,), (1,), 20)
+        again = group.sample(60, timeout=0.5)
+        assert (again.runners, again.late_runners, again.env_steps) == ((0,), (1,), 40)
+        assert group.probe(timeout=PATIENCE)[1].state == "sampling"
+        gate.touch()
+        rest = group.sample(timeout=PATIENCE)  # a fragment of runner 0, what runner 1 owes
+        assert (rest.runners, rest.late_runners) == ((0, 1), ())
+        assert group.sample(30, timeout=PATIENCE).env_steps == 30
+
+
+def test_set_weights_waits_for_nobody_and_holds_from_the_next_fragment_on(
+    make: Make, tmp_path: Path
+) -> None:
+    gates = [tmp_path / "0", tmp_path / "1"]
+    group = make([functools.partial(GatedEnv, gate) for gate in gates])
+    gates[0].touch()
+    group.sample_async(6)
+    group.collect(timeout=PATIENCE)
+    for number in range(1, 51):  # do not pile up before the one that is at work
+        group.set_weights({"default_policy": {"number": np.array([number])}})
+    assert group.sample_async(6) == (0,)
+    batch = group.collect(timeout=PATIENCE).single()
+    assert batch["policy_version"].tolist() == [50] * 6
+    assert batch["actions"].tolist() == [50] * 6
+    gates[1].touch()
+    batch = group.collect(timeout=PATIENCE).single()
+    assert set(batch["env_id"].tolist()) == {1}
+    assert batch["policy_version"].tolist() == [0] * 6  # within a fragment they do not change
+    batch = group.sample(12, timeout=PATIENCE).single()
+    assert batch["policy_version"].tolist() == [50] * 12
+    assert group.policy_versions == {"default_policy": 50}
+    assert group.get_weights()["default_policy"]["number"].tolist() == [50]
+    group.set_weights({"default_policy": {"number": np.array([3])}}, version=7000)
+    assert group.foreach(EnvRunner.get_weights)[1]["default_policy"]["number"].tolist() == [3]
+    with pytest.raises(ConfigError, match="no policy 'other'"):
+        group.set_weights({"other": {}})
+
+
+def test_weights_are_copied_when_they_are_set_and_when_they_are_got(make: Make) -> None:
+    group = make()
+    first = group.get_weights()["default_policy"]["number"]
+    assert first.tolist() == [0]
+    first += 1
+    group.set_weights({"default_policy": {"number": first}})
+    first += 1
+    assert group.get_weights()["default_policy"]["number"].tolist() == [1]
+    assert group.sample(4, timeout=PATIENCE).single()["actions"].tolist() == [1] * 4
+
+
+def test_foreach_calls_a_function_beside_each_runner(make: Make) -> None:
+    group = make()
+    offset = 10
+    found = group.foreach(lambda runner, i, *, k: runner.envs.num_envs + i + k + offset, 1, k=2)
+    assert found == {0: 15, 1: 15}
+    assert group.foreach(lambda runner: runner.config.worker_index, runners=[1]) == {1: 1}
+    with pytest.raises(RemoteError, match="ZeroDivisionError"):
+        group.foreach(lambda runner: 1 // (runner.config.worker_index - 1))
+    with pytest.raises(ValueError, match="unknown runner 2"):
+        group.foreach(len, runners=[2])
+    with pytest.raises(EncodeError, match="pickled"):
+        group.foreach(len, (number for number in range(3)))
+    assert group.sample(8, timeout=PATIENCE).env_steps == 8
+
+
+def test_a_function_that_takes_too_long_is_left_out(make: Make, tmp_path: Path) -> None:
+    group = make()
+    gate = tmp_path / "gate"
+    found = group.foreach(
+        lambda runner: runner.config.worker_index and _stand_still(gate, [0]).tolist(), timeout=0.5
+    )
+    assert found == {0: 0}
+    assert [one.state for one in group.probe(timeout=0.1)] == ["ready", "silent"]
+    gate.touch()
+    assert [one.state for one in group.probe(timeout=PATIENCE)] == ["ready", "ready"]
+
+
+def test_filters_of_connectors_are_merged_over_runners(make: Make) -> None:
+    space = CountingEnv.observation_space
+    group = make(observation_connector=Normalize(space), rollout_fragment_length=10)
+    for _ in range(3):
+        group.sample(timeout=PATIENCE)
+    states = group.foreach(lambda runner: runner.config.connectors()["observation"].get_state())
+    merged = group.get_state()["connectors"]["observation"]
+    counts = [states[index]["count"] for index in (0, 1)]
+    total = merged["count"]
+    assert total == 2 * (total // 2)
+    # Each had the others' observations up to the sample before when it took the last one.
+    assert all(total * 2 / 3 - 4 <= count < total for count in counts)
+
+
+def test_a_state_is_taken_over_by_another_group(make: Make) -> None:
+    space = CountingEnv.observation_space
+    group = make(observation_connector=Normalize(space))
+    group.set_weights({"default_policy": {"number": np.array([9])}}, version=5)
+    group.sample(20, timeout=PATIENCE)
+    state = group.get_state()
+    other = make(observation_connector=Normalize(space), envs=[CountingEnv], runners=1)
+    other.set_state(state)
+    batch = other.sample(3, timeout=PATIENCE).single()
+    assert batch["actions"].tolist() == [9] * 3
+    assert batch["policy_version"].tolist() == [5] * 3
+    count = other.get_state()["connectors"]["observation"]["count"]
+    assert count > state["connectors"]["observation"]["count"] > 0
+    assert other.get_metrics()["num_env_steps_sampled_lifetime"] == 23
+    with pytest.raises(ConfigError, match="no policy"):
+        other.set_state({**state, "weights": {"other": {}}})
+
+
+def test_an_exception_in_one_runner_is_raised_and_the_others_rows_come_next(make: Make) -> None:
+    group = make()
+    group.foreach(lambda runner: setattr(runner.policies["default_policy"], "number", "no array"))
+    group.foreach(EnvRunner.set_weights, {"default_policy": {"number": [1]}}, runners=[0])
+    with pytest.raises(RemoteError, match="Remote traceback"):
+        group.sample(8, timeout=PATIENCE)
+    group.foreach(EnvRunner.set_weights, {"default_policy": {"number": [2]}}, runners=[1])
+    assert group.sample(8, timeout=PATIENCE).env_steps == 8
+
+
+def test_stop_twice_and_after_it_each_call_says_so(make: Make) -> None:
+    with make() as group:
+        pids = group.runner_pids()
+        assert len(pids) == 2
+        group.assert_healthy()
+    group.stop()
+    for call in (group.sample, group.sample_async, group.collect, group.probe):
+        with pytest.raises(ClosedEnvironmentError):
+            call()
+    with pytest.raises(ClosedEnvironmentError):
+        group.set_weights({})
+
+
+def test_what_keeps_a_runner_from_its_start_is_raised_and_nothing_stays() -> None:
+    def pool(index: int) -> ActorPool:
+        raise OSError(f"no simulator for runner {index}")
+
+    with pytest.raises(RemoteError, match="no simulator for runner"):
+        EnvRunnerGroup(2, pool, Steps())
+    with pytest.raises(ConfigError, match="policies or make_policies"):
+        EnvRunnerGroup(2, pool)
+    with pytest.raises(EncodeError, match="pickled"):
+        EnvRunnerGroup(1, [CountingEnv], {"default_policy": (number for number in range(3))})
+    with pytest.raises(RemoteError, match="at least one policy"):
+        EnvRunnerGroup(1, [CountingEnv], {})
