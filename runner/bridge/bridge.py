@@ -227,13 +227,6 @@ class ExternalEnvBridge:
                 break
         return self._collect()
 
-    def fileno(self) -> int:
-        """Return a descriptor to wait for beside others, after a `poll(0.0)` without results.
-
-        It tells of what clients send. For time-outs and leases `poll` must be called now and then.
-        """
-        return self._broker.fileno()
-
     def send_actions(
         self, actions: Mapping[str, Mapping[Any, Any]], *, policy_version: int = 0
     ) -> None:
