@@ -81,18 +81,21 @@ class DictSampler:
         return self._by_part(lambda share: share.stepping)
 
     def reset(self, seed: int | None) -> None:
-        """Give up what runs, and begin a new episode in each env of a pool."""
+        """Give up what runs in a pool, and begin a new episode in each of its envs."""
         for share in self._shares:
-            for slot in share.slots.values():
-                if isinstance(share, OpenShare):
-                    self._episodes.give_up(slot)
-                elif slot.phase is not Phase.LOST:
-                    self._episodes.create(slot)
             if isinstance(share, EnvShare):
                 share.forget()
-        self._episodes.take_news()
+                for slot in share.slots.values():
+                    if slot.phase is not Phase.LOST:
+                        self._episodes.create(slot)
         for source in self._sources:
             source.reset_all(seed)
+
+    def give_up(self) -> None:
+        """Let no more rows leave of the episodes of bridges that run; they are answered."""
+        for share in self._open:
+            for slot in share.slots.values():
+                self._episodes.give_up(slot)
 
     def has_cut_episode(self) -> bool:
         """Return whether an episode of a pool runs of which rows have left already."""

@@ -6,13 +6,15 @@ Leaves out the two ways of doing so: `column_sampler.py` (fast) and `dict_sample
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeAlias
 
 from gymnasium import Space
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 
 from envbus.bus.errors import ConfigError, RestartLimitError
 from envbus.runner.callbacks import naming
@@ -25,6 +27,7 @@ from envbus.runner.policy_map import Policies, PolicyMap
 from envbus.runner.samplers import make_sampler
 from envbus.runner.sampling import Demand, PolicyMapping, RunnerConfig, Sample
 from envbus.runner.seeding import restart_seed
+from envbus.runner.serving import in_background
 from envbus.runner.trajectory import AgentID
 from envbus.runner.video import VideoRecorder
 
@@ -83,6 +86,8 @@ class EnvRunner:
         self._begun = False
         #: A sample has raised: nobody knows what the envs are at.
         self._lost_track = False
+        #: Another thread answers simulators.
+        self._is_serving = False
 
     @classmethod
     def from_factories(
@@ -223,6 +228,44 @@ class EnvRunner:
         with naming("on_sample_end"):
             config.callbacks.on_sample_end(sample=sample)
         return sample
+
+    def serve(self, seconds: float, *, explore: bool | None = None) -> None:
+        """Answer the simulators of its bridges for some time, without sampling.
+
+        The rows wait for the next sample: see `RunnerConfig.max_waiting_steps`.
+
+        Args:
+            seconds: How long.
+            explore: None: as configured.
+
+        Raises:
+            ConfigError: It has no bridge.
+            Exception: As from `sample`.
+        """
+        self._assert_open()
+        self._serve(time.monotonic() + seconds, explore, lambda: False)
+
+    @contextmanager
+    def serving(self, *, explore: bool | None = None) -> Iterator[None]:
+        """Answer the simulators of its bridges in a thread, while the block runs.
+
+            with runner.serving():
+                train(sample)  # must not change what the policies read, but by `set_weights`
+
+        The runner cannot be used meanwhile, except for `set_weights` and what only reads.
+
+        Raises:
+            ConfigError: It has no bridge.
+            Exception: As from `sample`, at the end of the block.
+        """
+        self._assert_open()
+        self._bridged()
+        self._is_serving = True
+        try:
+            with in_background(lambda is_over: self._serve(math.inf, explore, is_over)):
+                yield
+        finally:
+            self._is_serving = False
 
     # --- policies ----------------------------------------------------------------------------
 
@@ -393,10 +436,30 @@ class EnvRunner:
                     self.config.callbacks.on_sub_environment_created(env_id=env_id, incarnation=0)
             seed = self.config.seed
             sampler.reset(restart_seed(seed, 0, self._renewals) if self._renewals else seed)
-            self._begun, self._lost_track = True, False
+            self._begun = True
         elif force_reset or self._lost_track or (demand.complete and sampler.has_cut_episode()):
             sampler.reset(None)
-            self._lost_track = False
+        self._give_up_lost(force_reset=force_reset)
+
+    def _give_up_lost(self, *, force_reset: bool = False) -> None:
+        """Give up the episodes of bridges of which nobody knows what they are at."""
+        if (force_reset or self._lost_track) and isinstance(self._sampler, DictSampler):
+            self._sampler.give_up()
+        self._lost_track = False
+
+    def _serve(self, deadline: float, explore: bool | None, is_over: Callable[[], bool]) -> None:
+        sampler = self._bridged()
+        try:
+            self._give_up_lost()
+            sampler.serve(deadline, self.config.explore if explore is None else explore, is_over)
+        except BaseException:
+            self._lost_track = True
+            raise
+
+    def _bridged(self) -> DictSampler:
+        if not self._envs.bridges:
+            raise ConfigError("serve: there is no bridge whose simulators could be answered")
+        return self._general("serve")
 
     def _general(self, verb: str) -> DictSampler:
         if isinstance(self._sampler, ColumnSampler):
@@ -409,3 +472,5 @@ class EnvRunner:
     def _assert_open(self) -> None:
         if self._envs.closed:
             raise ClosedEnvironmentError("Trying to operate on `EnvRunner`, after `stop()`.")
+        if self._is_serving:
+            raise AlreadyPendingCallError("the runner is serving; leave `serving` first", "serving")
