@@ -1,0 +1,504 @@
+"""The rules of a bridge's episodes, group X of the behaviours."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbus.actors.external.protocol import EpisodeEnded, Logged
+from envbus.bus.errors import ConfigError
+from envbus.bus.messages import Failed, FailureCode
+from envbus.runner.bridge.vocabulary import (
+    Answer,
+    Ask,
+    EpisodeLimits,
+    LogReward,
+    LogStep,
+    Refuse,
+    Start,
+)
+from envbus.runner.faults import FaultCause
+from tests.runner.bridge.scenes import A, Scene, action_of, by_agent, refusal
+
+B = b"b"
+
+
+# --- ids ---
+
+
+def test_x_01_an_id_is_made_up_or_taken_once_and_strange_ones_are_refused() -> None:
+    scene = Scene()
+    assert scene.start() != scene.start()
+    assert scene.start("mine") == "mine"
+    again = scene.do(Start(A, scene.number(A), "mine"))
+    assert refusal(again) == "EpisodeAlreadyStarted: Episode mine is already started."
+    scene.end("mine", 1)
+    once_more = scene.do(Start(A, scene.number(A), "mine"))
+    assert refusal(once_more) == "EpisodeFinished: Episode mine has already completed."
+    for effect in (
+        scene.do(Ask(A, 100, "no", by_agent(1), 1.0)),
+        scene.log("no", 1, 2),
+        scene.reward("no", 1.0),
+        scene.end("no", 1)[0],
+    ):
+        assert refusal(effect) == "EpisodeNotFound: Episode no not found."
+    assert refusal(scene.reward("mine", 1.0)).endswith("Episode mine has already completed.")
+    assert scene.episodes.statistics().refused == 7
+
+
+@pytest.mark.parametrize("episode_id", ["", "x" * 257])
+def test_an_id_has_a_sensible_length(episode_id: str) -> None:
+    scene = Scene()
+    assert "256" in refusal(scene.do(Start(A, 50, episode_id)))
+
+
+def test_x_24_finished_ids_are_remembered_within_bounds_and_old_ones_still_fail() -> None:
+    scene = Scene(max_finished=3)
+    for i in range(1000):
+        scene.start(f"e{i}")
+        scene.end(f"e{i}", 1)
+    assert scene.episodes.statistics().finished_now == 3
+    assert refusal(scene.reward("e999", 1.0)).startswith("EpisodeFinished")
+    assert refusal(scene.reward("e0", 1.0)).startswith("EpisodeNotFound")
+
+
+def test_too_many_episodes_are_refused_by_number() -> None:
+    scene = Scene(max_episodes=1)
+    scene.start("a")
+    assert refusal(scene.do(Start(A, 50, "b"))).startswith("overloaded: 1 episodes are open")
+    scene.end("a", 1)
+    scene.start("b")
+
+
+def test_a_client_reaches_its_own_episodes_only() -> None:
+    scene = Scene(B)
+    scene.start("e", A)
+    assert "belongs to another client" in refusal(scene.reward("e", 1.0, peer=B))
+    assert refusal(scene.do(Start(B, 50, "e"))).startswith("EpisodeAlreadyStarted")
+
+
+def test_who_did_not_join_is_told_so() -> None:
+    assert "JoinBridge" in refusal(Scene().do(Start(b"stranger", 1, None)))
+
+
+# --- steps ---
+
+
+def test_x_04_rewards_add_up_and_belong_to_the_action_before() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", "o0")
+    assert scene.seen("e") == ("o0", 0.0)
+    action_of(scene.choose("e", 1))
+    scene.reward("e", 1.0)
+    scene.reward("e", 0.5)
+    scene.ask("e", "o1")
+    assert scene.seen("e") == ("o1", 1.5)
+    scene.choose("e", 1)
+    scene.reward("e", 4.0)
+    scene.end("e", "o2")
+    assert scene.seen("e") == ("o2", 4.0)
+
+
+def test_x_04_two_logged_actions_in_a_row_leave_nothing_to_the_first() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.log("e", "o0", 7)
+    scene.log("e", "o1", 8)
+    scene.reward("e", 3.0)
+    scene.end("e", "o2")
+    records = [scene.take()["e"] for _ in range(3)]
+    rewards = [record.content["rewards"]["agent0"] for record in records]
+    assert rewards == [0.0, 0.0, 3.0]
+    assert [record.off_policy for record in records] == [{"agent0": 7}, {"agent0": 8}, None]
+
+
+def test_x_02_steps_of_both_kinds_may_be_mixed() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.log("e", "o0", 42)
+    number = scene.ask("e", "o1")
+    assert scene.take()["e"].off_policy == {"agent0": 42}
+    assert scene.choose("e", 99) is None  # nobody waits for an action for o0
+    assert scene.take()["e"].off_policy is None
+    assert action_of(scene.choose("e", 5)) == (A, number, 5)
+    scene.log("e", "o2", 42)
+    assert scene.take()["e"].off_policy == {"agent0": 42}
+    counts = scene.episodes.statistics()
+    assert (counts.actions, counts.logged_actions, counts.dropped_actions) == (1, 2, 1)
+
+
+def test_x_05_infos_belong_to_their_step() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", "o0")
+    assert scene.take()["e"].content["infos"] == {"agent0": {}}
+    scene.choose("e", 1)
+    scene.reward("e", 1.0, {"a": 1, "b": 1})
+    scene.reward("e", 1.0, {"b": 2})
+    scene.ask("e", "o1")
+    assert scene.take()["e"].content["infos"] == {"agent0": {"a": 1, "b": 2}}
+    scene.choose("e", 1)
+    scene.ask("e", "o2")
+    assert scene.take()["e"].content["infos"] == {"agent0": {}}
+
+
+@pytest.mark.parametrize("observation", ["o", {"x": "o", "y": "o"}])
+def test_x_06_an_untrained_episode_says_so_in_each_record_and_not_in_its_infos(
+    observation: object,
+) -> None:
+    scene = Scene()
+    scene.start("e", training=False)
+    scene.ask("e", observation)
+    scene.end("e", observation)
+    for _ in range(2):
+        record = scene.take()["e"]
+        assert not record.training_enabled
+        assert not any(record.content["infos"].values())
+
+
+def test_x_07_many_episodes_of_many_clients_interleave() -> None:
+    scene = Scene(B)
+    names = [(peer, f"{peer.decode()}{i}") for i in range(50) for peer in (A, B)]
+    for peer, name in names:
+        scene.start(name, peer)
+    numbers = {name: scene.ask(name, name, peer) for peer, name in names}
+    taken = scene.take()
+    assert set(taken) == set(numbers)
+    for peer, name in reversed(names):
+        assert action_of(scene.choose(name, name)) == (peer, numbers[name], name)
+
+
+def test_x_08_ending_one_episode_disturbs_no_other() -> None:
+    scene = Scene()
+    scene.start("waits")
+    scene.start("ends")
+    number = scene.ask("waits", "o")
+    (effect,) = scene.end("ends", "o")
+    assert isinstance(effect, Answer)
+    assert effect.reply == EpisodeEnded()
+    assert set(scene.take()) == {"waits"}
+    assert action_of(scene.choose("waits", 1)) == (A, number, 1)
+
+
+def test_x_09_an_episode_that_ends_at_once_is_dropped() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.reward("e", 1.0)
+    scene.end("e", "o")
+    assert scene.take() == {}
+    assert scene.episodes.statistics().empty == 1
+
+
+@pytest.mark.parametrize("kind", ["ask", "log"])
+def test_x_10_a_step_and_the_end_behind_it_are_both_delivered_in_order(kind: str) -> None:
+    scene = Scene()
+    scene.start("e")
+    if kind == "ask":
+        number = scene.ask("e", "o0")
+    else:
+        scene.log("e", "o0", 1)
+    effects = scene.end("e", "o1")
+    if kind == "ask":
+        assert refusal(effects[0]).startswith("EpisodeFinished")
+        assert isinstance(effects[0], Refuse)
+        assert effects[0].request_id == number
+    first, last = scene.take()["e"], scene.take()["e"]
+    assert (first.content["observations"]["agent0"], first.last) == ("o0", False)
+    assert (last.content["observations"]["agent0"], last.last) == ("o1", True)
+    assert last.unacted is (kind == "ask")
+    assert scene.take() == {}
+
+
+def test_x_11_an_action_for_an_episode_that_has_ended_is_dropped_and_counted() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", "o0")
+    scene.take()
+    scene.end("e", "o1")
+    assert scene.choose("e", 1) is None
+    assert scene.choose("never", 1) is None
+    assert scene.episodes.statistics().dropped_actions == 2
+    assert scene.take()["e"].unacted
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_x_12_an_end_is_a_termination_or_a_truncation(truncated: bool) -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.log("e", "o0", 1)
+    scene.end("e", "o1", truncated=truncated)
+    first, last = scene.take()["e"], scene.take()["e"]
+    assert first.content["terminateds"] == first.content["truncateds"]
+    assert first.content["terminateds"] == {"agent0": False, "__all__": False}
+    assert last.content["terminateds"] == dict.fromkeys(["agent0", "__all__"], not truncated)
+    assert last.content["truncateds"] == dict.fromkeys(["agent0", "__all__"], truncated)
+
+
+# --- several agents ---
+
+
+def test_x_20_agents_differ_from_call_to_call_and_rewards_add_up_for_each() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", {"x": 1, "y": 2})
+    assert scene.take()["e"].content["rewards"] == {"x": 0.0, "y": 0.0}
+    assert scene.episodes.awaited("e") == ["x", "y"]
+    scene.choose("e", {"x": 0, "y": 0})
+    scene.reward("e", {"x": 1.0})
+    scene.reward("e", {"x": 1.0, "y": 5.0}, {"y": {"hit": 1}})
+    scene.ask("e", {"x": 3})
+    content = scene.take()["e"].content
+    assert content["rewards"] == {"x": 2.0}  # y's waits for its next observation
+    assert content["infos"] == {"x": {}, "y": {"hit": 1}}
+    assert scene.episodes.awaited("e") == ["x"]
+    scene.choose("e", {"x": 0})
+    scene.reward("e", {"y": 1.0})
+    scene.ask("e", {"y": 4, "z": 5})
+    assert scene.take()["e"].content["rewards"] == {"y": 6.0, "z": 0.0}
+
+
+def test_x_12_single_agents_end_before_the_episode_does() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", {"x": 1, "y": 2})
+    scene.take()
+    scene.choose("e", {"x": 0, "y": 0})
+    scene.reward("e", {"x": -1.0}, terminateds={"x": True})
+    scene.ask("e", {"x": 9, "y": 3})
+    content = scene.take()["e"].content
+    assert content["terminateds"] == {"x": True, "y": False, "__all__": False}
+    assert scene.episodes.awaited("e") == ["y"]
+
+
+# --- one at a time, and time-outs ---
+
+
+def test_the_newest_call_of_an_episode_counts_and_the_waiting_one_is_told() -> None:
+    scene = Scene()
+    scene.start("e")
+    first = scene.ask("e", "o0")
+    (effect,) = scene.all(Ask(A, 50, "e", by_agent("o1"), 10.0))
+    assert isinstance(effect, Refuse)
+    assert effect.request_id == first
+    assert refusal(effect).startswith("EpisodeBusy")
+    assert scene.seen("e") == ("o1", 0.0)
+    assert action_of(scene.choose("e", 1)) == (A, 50, 1)
+
+
+def test_x_17_a_time_out_names_the_episode_and_its_late_action_goes_to_nobody() -> None:
+    scene = Scene()
+    scene.start("e")
+    number = scene.ask("e", "o0", timeout=2.0)
+    scene.take()
+    assert scene.episodes.wake_at() == 2.0
+    assert scene.tick(1.9) == []
+    (effect,) = scene.tick(0.2)
+    assert isinstance(effect, Refuse)
+    assert (effect.request_id, effect.failed.code) == (number, FailureCode.TIMEOUT)
+    assert "episode e: no action within 2 s" in effect.failed.message
+    again = scene.ask("e", "o1")
+    assert scene.choose("e", "late") is None  # the runner has not seen o1 yet
+    record = scene.take()["e"]
+    assert record.unacted
+    assert record.content["observations"] == {"agent0": "o1"}
+    assert action_of(scene.choose("e", "right")) == (A, again, "right")
+    counts = scene.episodes.statistics()
+    assert (counts.timeouts, counts.dropped_actions, counts.actions) == (1, 1, 1)
+
+
+def test_x_17_an_action_that_comes_after_the_time_is_late_though_nobody_looked() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", "o0", timeout=2.0)
+    scene.take()
+    scene.now = 2.5
+    assert refusal(scene.choose("e", 1)).startswith("timeout")
+    assert scene.episodes.statistics().actions == 0
+
+
+def test_an_observation_that_timed_out_unseen_was_never_there() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", "o0")
+    scene.take()
+    scene.choose("e", 1)
+    scene.reward("e", 1.0, {"a": 1})
+    scene.ask("e", "o1", timeout=1.0)
+    scene.tick(1.0)
+    assert scene.take() == {}
+    scene.reward("e", 2.0, {"b": 2})
+    scene.ask("e", "o2")
+    record = scene.take()["e"]
+    assert not record.unacted
+    assert record.content["rewards"] == {"agent0": 3.0}
+    assert record.content["infos"] == {"agent0": {"a": 1, "b": 2}}
+
+
+def test_x_19_who_waits_is_told_why_there_is_no_action_and_may_ask_again() -> None:
+    scene = Scene()
+    scene.start("e")
+    number = scene.ask("e", "o0")
+    scene.take()
+    failed = Failed(code=FailureCode.REMOTE, message="boom", remote_type="builtins.ValueError")
+    assert scene.give_up("e", failed) == Refuse(A, number, failed)
+    assert scene.give_up("e", failed) is None
+    scene.ask("e", "o1")
+    assert scene.take()["e"].unacted
+
+
+# --- resending, leaving, coming back ---
+
+
+def test_x_18_a_request_that_comes_again_is_answered_again_and_not_done_again() -> None:
+    scene = Scene()
+    scene.start("e")
+    log = LogStep(A, 70, "e", by_agent("o0"), by_agent(1))
+    first = scene.do(log)
+    assert scene.do(log) == first == Answer(A, 70, Logged())
+    reward = LogReward(A, 71, "e", by_agent(1.0), {}, {}, {})
+    assert scene.do(reward) == scene.do(reward)
+    ask = Ask(A, 72, "e", by_agent("o1"), 10.0)
+    assert scene.do(ask) is None
+    assert scene.do(ask) is None
+    assert scene.seen("e") == ("o0", 0.0)
+    assert scene.seen("e") == ("o1", 1.0)
+    assert scene.take() == {}
+    given = scene.choose("e", 5)
+    assert action_of(given) == (A, 72, 5)
+    assert scene.do(ask) == given
+    start = Start(A, 73, None)
+    assert scene.do(start) == scene.do(start)
+    assert scene.episodes.statistics().resent == 5
+    assert scene.episodes.num_open == 2
+
+
+def test_answers_are_remembered_within_bounds() -> None:
+    scene = Scene(max_answers=2)
+    scene.start("e")
+    for _ in range(10):
+        scene.reward("e", 1.0)
+    session = scene.episodes._sessions.find(A)
+    assert session is not None
+    assert len(session.answers) == 2
+
+
+def test_x_13_a_client_that_stays_away_ends_its_episodes_as_faulty() -> None:
+    scene = Scene(B, lease=30.0)
+    scene.start("seen")
+    scene.start("unseen")
+    scene.start("other", B)
+    scene.ask("seen", "o0")
+    scene.take()
+    scene.log("unseen", "o0", 1)
+    scene.take()
+    scene.choose("seen", 1)
+    scene.log("seen", "o1", 1)
+    scene.ask("other", "o0", B, timeout=100.0)
+    scene.take()
+    scene.lose(A)
+    assert scene.tick(29.0) == []
+    assert scene.episodes.statistics().lost_clients_now == 1
+    assert scene.take() == {}
+    scene.tick(1.0)
+    records = scene.take()
+    assert set(records) == {"seen", "unseen"}
+    for name, record in records.items():
+        assert record.last
+        assert record.fault is not None
+        assert (record.fault.episode_id, record.fault.cause) == (name, FaultCause.LOST)
+        assert "gone for over 30 s" in record.fault.message
+    assert scene.episodes.num_open == 1
+    assert scene.choose("other", 1) is not None
+    assert scene.join(A) not in scene.sessions.values()
+    assert refusal(scene.reward("seen", 1.0)).startswith("EpisodeLost")
+
+
+def test_x_13_what_nobody_has_seen_of_a_lost_episode_is_dropped() -> None:
+    scene = Scene(lease=30.0)
+    scene.start("e")
+    scene.ask("e", "o0")
+    scene.lose()
+    scene.tick(30.0)
+    assert scene.take() == {}
+    assert scene.episodes.statistics().faulty == 1
+
+
+def test_x_14_a_client_that_comes_back_in_time_goes_on() -> None:
+    scene = Scene(lease=30.0)
+    scene.start("e")
+    number = scene.ask("e", "o0", timeout=100.0)
+    scene.take()
+    scene.lose()
+    assert scene.choose("e", 5) is None  # kept for whoever asks again
+    scene.tick(29.0)
+    scene.numbers[B] = scene.numbers[A]  # it goes on counting
+    assert scene.join(B, scene.sessions[A]) == scene.sessions[A]
+    again = scene.do(Ask(B, number, "e", by_agent("o0"), 10.0))
+    assert action_of(again) == (B, number, 5)
+    assert scene.tick(100.0) == []
+    scene.reward("e", 1.0, peer=B)
+    scene.ask("e", "o1", B)
+    record = scene.take()["e"]
+    assert not record.unacted
+    assert scene.episodes.statistics().resumed == 1
+
+
+def test_x_14_one_that_counts_anew_is_not_told_what_its_former_self_was() -> None:
+    scene = Scene(lease=30.0)
+    scene.start("e")
+    scene.ask("e", "o0")
+    scene.take()
+    scene.lose()
+    assert scene.join(B, scene.sessions[A]) == scene.sessions[A]  # its numbers begin with 1
+    (effect,) = scene.all(Ask(B, 2, "e", by_agent("o1"), 10.0))  # what A's 2 was, it is not
+    assert refusal(effect).startswith("EpisodeBusy")
+    assert scene.take()["e"].unacted
+
+
+def test_x_14_one_that_comes_too_late_is_told_that_its_session_is_gone() -> None:
+    scene = Scene(lease=30.0)
+    scene.start("e")
+    scene.lose()
+    scene.tick(30.0)
+    assert scene.join(B, scene.sessions[A]) == "SessionLost"
+    assert scene.join(B)
+
+
+def test_a_session_has_one_connection_at_a_time() -> None:
+    scene = Scene()
+    scene.start("e")
+    assert scene.join(B, scene.sessions[A]) == scene.sessions[A]
+    assert "JoinBridge" in refusal(scene.reward("e", 1.0, peer=A))
+    assert isinstance(scene.reward("e", 1.0, peer=B), Answer)
+
+
+# --- limits ---
+
+
+def test_a_client_that_logs_faster_than_the_runner_takes_has_to_wait() -> None:
+    scene = Scene(max_queued=2)
+    scene.start("e")
+    assert scene.log("e", 0, 0)
+    assert scene.log("e", 1, 0)
+    number = scene.number(A)
+    held = LogStep(A, number, "e", by_agent(2), by_agent(0))
+    assert scene.do(held) is None
+    assert scene.do(held) is None
+    for i in range(3, 8):
+        assert scene.log("e", i, 0) is None
+    assert refusal(scene.log("e", 8, 0)).startswith("overloaded")
+    answered = []
+    for i in range(8):
+        (record,), effects = scene.episodes.collect()
+        assert record.content["observations"] == {"agent0": i}
+        answered += effects
+    assert len(answered) == 6
+    assert answered[0] == Answer(A, number, Logged())
+
+
+@pytest.mark.parametrize(
+    "limits", [{"lease": 0.0}, {"lease": float("inf")}, {"max_finished": 0}, {"max_queued": 1.5}]
+)
+def test_unusable_limits_are_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        EpisodeLimits(**limits)  # type: ignore[arg-type]  # on purpose
