@@ -79,6 +79,7 @@ class RunnerConfig:
     max_waiting_steps: int = 100_000
     #: A sample is over when this fraction of the envs, rounded up, has contributed its part: of
     #: the others it has what they have done, and what they were asked goes on in the next one.
+    #: Not with `pipelined`.
     enough_envs: float = 1.0
     #: Asked once per agent and episode. None: the only policy.
     policy_mapping_fn: PolicyMapping | None = None
@@ -114,6 +115,8 @@ class RunnerConfig:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not 0.0 < self.enough_envs <= 1.0:
             raise ConfigError(f"enough_envs must be in (0, 1], not {self.enough_envs}")
+        if self.pipelined and self.enough_envs < 1.0:
+            raise ConfigError("enough_envs: groups that take turns wait for their slowest env")
         choices = {
             "batch_mode": ("truncate_episodes", "complete_episodes"),
             "count_steps_by": ("env_steps", "agent_steps"),

@@ -89,3 +89,5 @@ def test_r_20_stragglers_are_those_that_enough_others_do_not_wait_for() -> None:
     assert demand.to_wait_for(4, 1) == 1
     with pytest.raises(ConfigError, match=r"enough_envs must be in \(0, 1\], not 0"):
         RunnerConfig(enough_envs=0.0)
+    with pytest.raises(ConfigError, match="groups that take turns wait"):
+        RunnerConfig(enough_envs=0.5, pipelined=True)
