@@ -14,6 +14,13 @@ from envbus.bench.environments import LIBRARIES, PACKAGE, Environments
 from envbus.bench.record import Record, load, save
 from envbus.bench.recovery import FULL_KILLS, QUICK_KILLS, VARIANTS_KILLED, measure_recovery
 from envbus.bench.report import render_details, render_summary
+from envbus.bench.sample_variants import (
+    SAMPLE_CASES,
+    SAMPLE_QUICK,
+    SAMPLE_SCHEDULE,
+    SAMPLE_VARIANTS,
+)
+from envbus.bench.sampling import measure_sampling
 from envbus.bench.startup import FULL_STARTS, QUICK_STARTS, measure_startup
 from envbus.bench.targets import check, render_verdicts
 from envbus.bench.variants import VARIANTS, Variant, variants_named
@@ -22,7 +29,7 @@ from envbus.bench.vector import measure_vector
 __all__ = ["app", "main"]
 
 RESULTS = PACKAGE / "results"
-KINDS = ("vector", "startup", "recovery", "bus", "profile")
+KINDS = ("vector", "sample", "startup", "recovery", "bus", "profile")
 
 app = typer.Typer(
     name="bench",
@@ -90,6 +97,34 @@ def vector(
 
 
 @app.command()
+def sample(
+    cases: Annotated[
+        list[str] | None,
+        typer.Option("--case", help="WORKLOAD:NUM_ENVS, e.g. cartpole:64; repeat the option."),
+    ] = None,
+    variants: Names = None,
+    quick: Quick = False,
+    here: Here = False,
+    out: Out = RESULTS,
+) -> None:
+    """Env steps per second of collectors with a policy."""
+    chosen = [_parsed(case) for case in cases] if cases else SAMPLE_CASES
+    _each(variants or [], SAMPLE_VARIANTS.__getitem__, "variant", SAMPLE_VARIANTS)
+    taking_part = [SAMPLE_VARIANTS[name] for name in variants or SAMPLE_VARIANTS]
+    environments = _environments(taking_part, here=here)
+    path = out / "sample.json"
+    measure_sampling(
+        chosen,
+        taking_part,
+        SAMPLE_QUICK if quick else SAMPLE_SCHEDULE,
+        environments,
+        _say,
+        keep=lambda record: save(record, path),
+    )
+    _said(path)
+
+
+@app.command()
 def startup(
     variants: Names = None, quick: Quick = False, here: Here = False, out: Out = RESULTS
 ) -> None:
@@ -129,6 +164,7 @@ def profile(quick: Quick = False, out: Out = RESULTS) -> None:
 def everything(quick: Quick = False, here: Here = False, out: Out = RESULTS) -> None:
     """Install what is missing, measure everything, report."""
     vector(quick=quick, here=here, out=out)
+    sample(quick=quick, here=here, out=out)
     startup(quick=quick, here=here, out=out)
     recovery(quick=quick, here=here, out=out)
     bus(quick=quick, out=out)
@@ -147,13 +183,15 @@ def report(
     written = [folder / "table.md", folder / "details.md"]
     written[0].write_text(render_summary(records), "utf-8")
     written[1].write_text(render_details(records), "utf-8")
-    if "vector" in records:
-        try:
-            from envbus.bench.plot import plot_vector  # needs an extra
+    drawn = [kind for kind in ("vector", "sample") if kind in records]
+    try:
+        from envbus.bench.plot import plot_sampling, plot_vector  # needs an extra
 
-            written += plot_vector(records["vector"], folder)
-        except ModuleNotFoundError as exc:
-            print(f"no figure: {exc}; `pip install envbus[plot]`")
+        for kind in drawn:
+            plot = plot_vector if kind == "vector" else plot_sampling
+            written += plot(records[kind], folder)
+    except ModuleNotFoundError as exc:
+        print(f"no figure: {exc}; `pip install envbus[plot]`")
     for path in written:
         _said(path)
 

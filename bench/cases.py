@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbus.bench.variants import Role, Variant
-from envbus.bench.workloads import WORKLOADS
+from envbus.bench.workloads import TEAMS, WORKLOADS
 
 __all__ = ["ALL_CASES", "FULL", "QUICK", "QUICK_CASES", "Case", "Schedule", "parse_case"]
 
@@ -41,10 +41,11 @@ def parse_case(text: str) -> Case:
         ValueError: No such workload, or no number of envs.
     """
     workload, _, number = text.partition(":")
-    if workload not in WORKLOADS or not number.isdigit() or int(number) < 1:
+    known = [*WORKLOADS, *TEAMS]
+    if workload not in known or not number.isdigit() or int(number) < 1:
         raise ValueError(
             f"case {text!r} is not understood; write WORKLOAD:NUM_ENVS with one of "
-            f"{', '.join(WORKLOADS)}"
+            f"{', '.join(known)}"
         )
     return Case(workload, int(number))
 

@@ -92,8 +92,19 @@ LIBRARIES = {
         ),
         Library("ray", steps=(("ray==2.60.0", *ENVS),), probe="import ray"),
         Library(
+            "rllib",
+            # With the Gymnasium that it pins; the envs that it is compared on are the same there.
+            steps=((TORCH,), ("ray[rllib]==2.60.0", "numpy==2.4.6")),
+            probe="import ray.rllib.env.multi_agent_env_runner",
+        ),
+        Library(
+            "torchrl",
+            steps=((TORCH,), ("torchrl==0.14.1", *ENVS)),
+            probe="import torchrl.collectors",
+        ),
+        Library(
             "envbus",
-            steps=(("--editable", str(_project_root())), ENVS),
+            steps=((TORCH,), ("--editable", str(_project_root())), ENVS),
             probe="import envbus.runner",
         ),
     )

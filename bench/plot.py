@@ -1,4 +1,4 @@
-"""The figure for the README: env steps per second over the number of envs, per workload.
+"""The figures for the README: env steps per second over the number of envs, and of collectors.
 
 Needs the extra `plot` (matplotlib).
 """
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from envbus.bench.record import Record
+from envbus.bench.sample_variants import SAMPLE_VARIANTS
 from envbus.bench.targets import rows_by
 from envbus.bench.variants import VARIANTS, Role
 
-__all__ = ["plot_vector"]
+__all__ = ["plot_sampling", "plot_vector"]
 
 #: Variants in the figure, each with its colour (Okabe and Ito's, for colour-blind readers).
 _COLOURS = {
@@ -24,6 +25,8 @@ _COLOURS = {
     "puffer_w1": "#56B4E9",
     "gym_sync": "#777777",
 }
+#: Of bars, by role; peers have another one.
+_BARS = {Role.OURS.value: "#D55E00", Role.BOUND.value: "#777777"}
 _COLUMNS = 3
 #: Inches of one panel.
 _PANEL = (3.6, 2.9)
@@ -69,6 +72,52 @@ def plot_vector(record: Record, folder: Path) -> list[Path]:
     figure.tight_layout(rect=(0, 0.7 / (_PANEL[1] * height + 0.7), 1, 1))
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "vector.png", folder / "vector.svg"]
+    figure.savefig(files[0], dpi=150, bbox_inches="tight")
+    figure.savefig(files[1], metadata={"Date": None}, bbox_inches="tight")
+    plt.close(figure)
+    return files
+
+
+def plot_sampling(record: Record, folder: Path) -> list[Path]:
+    """Draw a record of collectors, a bar each; return the files written, PNG and SVG.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "envbus"
+    from matplotlib import pyplot as plt
+
+    cases: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for (workload, num_envs, _), row in rows_by(record, "workload", "num_envs", "variant").items():
+        cases.setdefault((workload, num_envs), []).append(row)
+    heights = [len(rows) for rows in cases.values()]
+    figure, axes = plt.subplots(
+        len(cases),
+        1,
+        squeeze=False,
+        figsize=(7.5, 0.27 * sum(heights) + 0.7 * len(cases)),
+        gridspec_kw={"height_ratios": heights},
+    )
+    for axis, ((workload, num_envs), rows) in zip(axes.flat, cases.items(), strict=True):
+        rows.sort(key=lambda row: row["env_steps_per_second"]["median"])
+        rates = [row["env_steps_per_second"] for row in rows]
+        medians = [rate["median"] for rate in rates]
+        spread = [
+            [rate["median"] - rate["q1"] for rate in rates],
+            [rate["q3"] - rate["median"] for rate in rates],
+        ]
+        labels = [SAMPLE_VARIANTS[row["variant"]].label for row in rows]
+        colours = [_BARS.get(row["role"], "#0072B2") for row in rows]
+        axis.barh(labels, medians, xerr=spread, color=colours, height=0.7)
+        axis.set_title(f"{workload}, {num_envs} envs: env steps/s", fontsize=9, loc="left")
+        axis.tick_params(labelsize=7)
+        axis.grid(alpha=0.3, axis="x")
+    figure.tight_layout()
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "sample.png", folder / "sample.svg"]
     figure.savefig(files[0], dpi=150, bbox_inches="tight")
     figure.savefig(files[1], metadata={"Date": None}, bbox_inches="tight")
     plt.close(figure)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from envbus.bench.record import Record
+from envbus.bench.sample_variants import OURS_TORCH, SAMPLE_VARIANTS
 from envbus.bench.targets import best_peer, check, render_verdicts, rows_by
 from envbus.bench.variants import BASELINE, OURS, VARIANTS, Role
 
@@ -26,6 +27,7 @@ _TITLES = {
     "pong": "ALE/Pong-v5",
     "burn": "burns 200 us of CPU",
     "jitter": "waits, mean 2 ms, p99 20 ms",
+    "team": "4 agents, steps are free",
 }
 
 
@@ -35,6 +37,8 @@ def render_summary(records: Mapping[str, Record]) -> str:
     if "vector" in records:
         record = records["vector"]
         parts += [_conditions(record), _vector_summary(record), _first_come_table(record)]
+    if "sample" in records:
+        parts += [_conditions(records["sample"]), _sampling_table(records["sample"])]
     if "startup" in records:
         parts.append(_startup_table(records["startup"]))
     if "recovery" in records:
@@ -54,6 +58,11 @@ def render_details(records: Mapping[str, Record]) -> str:
         parts.append(_conditions(record))
         workloads = dict.fromkeys(row["workload"] for row in record["rows"])
         parts += [_vector_details(record, workload) for workload in workloads]
+    if "sample" in records:
+        record = records["sample"]
+        parts += ["# Sampling\n", _conditions(record)]
+        workloads = dict.fromkeys(row["workload"] for row in record["rows"])
+        parts += [_vector_details(record, workload, "one fragment") for workload in workloads]
     verdicts = [verdict for record in records.values() for verdict in check(record)]
     if verdicts:
         parts.append("## Targets\n\n" + render_verdicts(verdicts))
@@ -128,7 +137,37 @@ def _first_come_table(record: Record) -> str:
     return _table(head, body)
 
 
-def _vector_details(record: Record, workload: str) -> str:
+def _sampling_table(record: Record) -> str:
+    """Return all rows of a case, the fastest first, and how many times as fast envbus is."""
+    rows = rows_by(record, "workload", "num_envs", "variant")
+    body = []
+    for workload, num_envs in dict.fromkeys((workload, number) for workload, number, _ in rows):
+        case = [row for key, row in rows.items() if key[:2] == (workload, num_envs)]
+        ours = rows.get((workload, num_envs, OURS_TORCH))
+        title = f"{_TITLES.get(workload, workload)}, {num_envs}"
+        for row in sorted(case, key=lambda row: -row["env_steps_per_second"]["median"]):
+            rate = row["env_steps_per_second"]
+            ratio = "" if ours is None else _times(ours, row)
+            name = _label(row["variant"])
+            if row["role"] == Role.OURS.value:
+                name, ratio = f"**{name}**", ""
+            spread = f"{_short(rate['q1'])} to {_short(rate['q3'])}"
+            body.append([title, name, _short(rate["median"]), spread, ratio])
+            title = ""
+    head = [
+        "sampling with a policy: workload, envs",
+        "",
+        "env steps/s",
+        "quartiles",
+        "envbus, torch",
+    ]
+    note = (
+        "envbus, torch: how many times as fast it is with a torch policy, which the others have.\n"
+    )
+    return _table(head, body) + "\n" + note
+
+
+def _vector_details(record: Record, workload: str, step: str = "one vector step") -> str:
     numbers = list(
         dict.fromkeys(row["num_envs"] for row in record["rows"] if row["workload"] == workload)
     )
@@ -151,7 +190,7 @@ def _vector_details(record: Record, workload: str) -> str:
         f"## {_TITLES.get(workload, workload)}\n\n"
         + _table(["env steps/s: median (quartiles), cores busy", *columns], rates)
         + "\n"
-        + _table(["one vector step, us: p50 / p99", *columns], latencies)
+        + _table([f"{step}, us: p50 / p99", *columns], latencies)
     )
     return text + ("\nLeft out:\n\n" + "\n".join(missing) + "\n" if missing else "")
 
@@ -260,7 +299,8 @@ def _envs(number: int) -> str:
 
 
 def _label(variant: str) -> str:
-    return VARIANTS[variant].label if variant in VARIANTS else variant
+    known = VARIANTS | SAMPLE_VARIANTS
+    return known[variant].label if variant in known else variant
 
 
 def _short(number: float) -> str:
@@ -305,9 +345,13 @@ def _with_ratio(row: Row | None, ours: Row | None, *, label: bool = False) -> st
         return "-"
     text = _rate(row)
     if ours is not None:
-        ratio = ours["env_steps_per_second"]["median"] / row["env_steps_per_second"]["median"]
-        text += f" ({ratio:.2g}x)" if ratio < 10 else f" ({ratio:.0f}x)"
+        text += f" ({_times(ours, row)})"
     return f"{text} {row['variant']}" if label else text
+
+
+def _times(one: Row, other: Row) -> str:
+    ratio = one["env_steps_per_second"]["median"] / other["env_steps_per_second"]["median"]
+    return f"{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x"
 
 
 def _versions(versions: Mapping[str, Mapping[str, str]]) -> list[list[str]]:

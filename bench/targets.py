@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbus.bench.record import Record
+from envbus.bench.sample_variants import OURS_NUMPY, OURS_TORCH, PIPELINING
 from envbus.bench.variants import BASELINE, OURS, Role
+from envbus.bench.workloads import TEAMS
 
 __all__ = [
     "MEMORY_RATIO",
@@ -45,6 +47,12 @@ RECOVERY_SECONDS = 0.15
 #: At most this part of the other actors' throughput is lost meanwhile, beyond what a lost core
 #: explains.
 RECOVERY_DROP = 0.1
+#: At least so many times RLlib's runner, with one agent and with several.
+RLLIB_RATIO, RLLIB_AGENTS_RATIO = 5.0, 3.0
+#: At least this part of what independent envs reach, where some are slow.
+INDEPENDENT_RATIO = 0.9
+#: At least so many times the env steps per second without pipelining.
+PIPELINED_RATIO = 1.3
 #: At most so many times bare pyzmq's round trip.
 BUS_RATIO = 1.3
 
@@ -71,6 +79,8 @@ def check(record: Record) -> list[Verdict]:
     match record["kind"]:
         case "vector":
             return [*_ratios(record), *_ahead_of_all(record), *_burn(record)]
+        case "sample":
+            return list(_sampling(record))
         case "startup":
             return [*_memory(record), *_start(record)]
         case "recovery":
@@ -86,13 +96,16 @@ def rows_by(record: Record, *keys: str) -> dict[tuple[Any, ...], dict[str, Any]]
     return {tuple(row[key] for key in keys): row for row in record["rows"] if row["status"] == "ok"}
 
 
-def best_peer(record: Record, workload: str, num_envs: int) -> dict[str, Any] | None:
-    """Return the row of the fastest other library that neither spins nor runs in one process."""
+def best_peer(
+    record: Record, workload: str, num_envs: int, prefix: str = ""
+) -> dict[str, Any] | None:
+    """Return the row of the fastest peer, of those whose names begin with `prefix`."""
     rows = [
         row
         for row in record["rows"]
         if (row["workload"], row["num_envs"], row["role"], row["status"])
         == (workload, num_envs, Role.PEER.value, "ok")
+        and row["variant"].startswith(prefix)
     ]
     return max(rows, key=_rate, default=None)
 
@@ -152,6 +165,43 @@ def _burn(record: Record) -> Iterator[Verdict]:
         for other, limit in (("independent_2", BURN_RATIO), ("loop", 1.0)):
             ratio = _ratio(ours, rows.get(("burn", num_envs, other)))
             yield Verdict(f"burn:{num_envs}: times {other}", ratio, limit, at_least=True)
+
+
+def _sampling(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "workload", "num_envs", "variant")
+    for workload, num_envs in dict.fromkeys((workload, number) for workload, number, _ in rows):
+        name = f"sample, {workload}:{num_envs}"
+        own = {v: rows.get((workload, num_envs, v)) for v in (OURS_NUMPY, OURS_TORCH)}
+        rllib = best_peer(record, workload, num_envs, "rllib")
+        limit = RLLIB_AGENTS_RATIO if workload in TEAMS else RLLIB_RATIO
+        for variant, row in own.items():
+            if row is not None:
+                yield Verdict(
+                    f"{name}: {variant}, times RLlib's runner",
+                    _ratio(row, rllib),
+                    limit,
+                    at_least=True,
+                )
+        other = best_peer(record, workload, num_envs)
+        if other is not None and own[OURS_TORCH] is not None and workload not in TEAMS:
+            yield Verdict(
+                f"{name}: {OURS_TORCH}, times the fastest other library ({other['variant']})",
+                _ratio(own[OURS_TORCH], other),
+                1.0,
+                at_least=True,
+            )
+        bound = rows.get((workload, num_envs, "independent"))
+        if bound is not None:
+            for variant in (OURS_NUMPY, "envbus_enough"):
+                row = rows.get((workload, num_envs, variant))
+                target = f"{name}: {variant}, part of what independent envs reach"
+                yield Verdict(target, _ratio(row, bound), INDEPENDENT_RATIO, at_least=True)
+        for pipelined, without in PIPELINING.items():
+            row = rows.get((workload, num_envs, pipelined))
+            if row is not None:
+                target = f"{name}: {pipelined}, times {without}"
+                ratio = _ratio(row, rows.get((workload, num_envs, without)))
+                yield Verdict(target, ratio, PIPELINED_RATIO, at_least=True)
 
 
 def _memory(record: Record) -> Iterator[Verdict]:

@@ -18,7 +18,17 @@ from envbus.bench.record import Record, new_record
 from envbus.bench.summary import spread_of
 from envbus.bench.variants import Variant
 
-__all__ = ["OPEN_TIMEOUT", "Contender", "measure_case", "measure_vector", "start"]
+__all__ = [
+    "OPEN_TIMEOUT",
+    "Contender",
+    "Keep",
+    "Say",
+    "forget",
+    "measure_case",
+    "measure_cases",
+    "measure_vector",
+    "start",
+]
 
 #: Seconds to construct and reset: 256 processes that import torch one by one take minutes.
 OPEN_TIMEOUT = 400.0
@@ -27,7 +37,7 @@ Say = Callable[[str], None]
 Keep = Callable[[Record], None]
 
 
-def _forget(_: Record) -> None:
+def forget(_: Record) -> None:
     """Keep nothing."""
 
 
@@ -74,7 +84,7 @@ def measure_vector(
     schedule: Schedule,
     environments: Environments,
     say: Say = print,
-    keep: Keep = _forget,
+    keep: Keep = forget,
 ) -> Record:
     """Measure all cases; return the record with one row per case and variant.
 
@@ -86,7 +96,20 @@ def measure_vector(
         say: Takes lines of progress.
         keep: Takes the record after each case: a run of an hour should survive its end.
     """
-    record = new_record("vector", schedule, {})
+    return measure_cases("vector", cases, variants, schedule, environments, say, keep)
+
+
+def measure_cases(
+    kind: str,
+    cases: Sequence[Case],
+    variants: Sequence[Variant],
+    schedule: Schedule,
+    environments: Environments,
+    say: Say,
+    keep: Keep,
+) -> Record:
+    """Return a record of a kind; arguments as in `measure_vector`."""
+    record = new_record(kind, schedule, {})
     for case in cases:
         for contender in measure_case(case, variants, schedule, environments, say):
             if contender.versions:

@@ -17,14 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "BURN_SECONDS",
+    "TEAMS",
     "WORKLOADS",
     "BurnEnv",
     "DictEnv",
     "JitterEnv",
     "NullEnv",
     "PixelsEnv",
+    "TeamEnv",
     "action_ring",
     "env_fns",
+    "is_multi_agent",
     "make_env",
 ]
 
@@ -131,6 +135,41 @@ class JitterEnv(NullEnv):
         return self.observation, 0.0, False, False, {}
 
 
+class TeamEnv:
+    """Four agents in the manner of RLlib's MultiAgentEnv, whose steps cost nothing.
+
+    All observe 8 float32 and act in each of an episode's 100 steps.
+    """
+
+    possible_agents = ("a0", "a1", "a2", "a3")
+    length = 100
+
+    def __init__(self) -> None:
+        box, discrete = gym.spaces.Box(-1.0, 1.0, (8,), np.float32), gym.spaces.Discrete(4)
+        self.agents = list(self.possible_agents)
+        self.observation_spaces = dict.fromkeys(self.agents, box)
+        self.action_spaces = dict.fromkeys(self.agents, discrete)
+        self._observations = {agent: np.zeros(8, np.float32) for agent in self.agents}
+        self._rewards = dict.fromkeys(self.agents, 1.0)
+        self._steps = 0
+
+    def reset(
+        self,
+        *,
+        seed: int | None = None,  # noqa: ARG002 - there is no chance in it
+        options: dict[str, Any] | None = None,  # noqa: ARG002
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode."""
+        self._steps = 0
+        return self._observations, {}
+
+    def step(self, action_dict: dict[str, Any]) -> tuple[dict[str, Any], ...]:  # noqa: ARG002
+        """Return the observations, rewards of 1, and whether the time is over."""
+        self._steps += 1
+        ends = {"__all__": self._steps >= self.length}
+        return self._observations, self._rewards, {"__all__": False}, ends, {}
+
+
 def _pong() -> AnyEnv:
     import ale_py  # only where this workload is run: others need not have it installed
 
@@ -150,14 +189,22 @@ WORKLOADS: dict[str, Callable[[int], AnyEnv]] = {
     "jitter": JitterEnv,
 }
 
+#: Those with several agents, which only the sampling benchmark knows.
+TEAMS: dict[str, Callable[[int], Any]] = {"team": lambda _: TeamEnv()}
 
-def make_env(workload: str, index: int = 0) -> AnyEnv:
+
+def is_multi_agent(workload: str) -> bool:
+    """Return whether a workload's envs have several agents."""
+    return workload in TEAMS
+
+
+def make_env(workload: str, index: int = 0) -> Any:
     """Return env number `index` of a workload.
 
     Raises:
         KeyError: There is no such workload.
     """
-    return WORKLOADS[workload](index)
+    return (WORKLOADS | TEAMS)[workload](index)
 
 
 def env_fns(workload: str, num_envs: int) -> list[Callable[[], AnyEnv]]:
@@ -168,8 +215,11 @@ def env_fns(workload: str, num_envs: int) -> list[Callable[[], AnyEnv]]:
 def action_ring(workload: str, num_envs: int) -> list[npt.NDArray[Any]]:
     """Return `ACTION_RING` batches of actions, `(num_envs, *action_shape)` each.
 
-    Sampled before the clock runs, from a fixed seed: every library gets the same ones.
+    Sampled before the clock runs, from a fixed seed: every library gets the same ones. None for
+    several agents, whose actions policies choose.
     """
+    if is_multi_agent(workload):
+        return []
     env = make_env(workload)
     space = gym.vector.utils.batch_space(env.action_space, num_envs)
     env.close()

@@ -1,7 +1,7 @@
 """Bounds, not libraries: a plain loop in one process, and independent processes doing just that.
 
-Options: `processes`: 1 runs the loop in the adapter itself; more start that many processes, each
-stepping its share of the envs without a word to the others.
+Options: `processes`: 1 runs the loop in the adapter itself; more, or `"num_envs"`, start that many
+processes, each stepping its share of the envs without a word to the others.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def _step_alone(pipe: Connection, workload: str, indices: list[int]) -> None:
 
 
 def open_stepper(opening: Opening) -> Stepper:
-    processes = int(opening.options["processes"])
+    asked = opening.options["processes"]
+    processes = opening.num_envs if asked == "num_envs" else int(asked)
     if processes == 1:
         return LoopStepper(opening.workload, range(opening.num_envs))
     return IndependentStepper(opening.workload, opening.num_envs, processes)

@@ -1,0 +1,47 @@
+"""What adapters of the sampling benchmark have in common: fragment after fragment, timed."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from envbus.bench.adapters.base import Measurement, Stepper, measurement_of
+
+__all__ = ["Collecting", "fragment_of"]
+
+#: Steps of each env in one fragment; of pixels, which are large, half as many.
+_FRAGMENTS = {"pixels": 32}
+_DEFAULT = 64
+
+
+def fragment_of(workload: str) -> int:
+    """Return the steps of each env in one fragment."""
+    return _FRAGMENTS.get(workload, _DEFAULT)
+
+
+class Collecting(Stepper):
+    """Collects fragments; a latency is the time of one."""
+
+    @abstractmethod
+    def collect(self) -> int:
+        """Collect one fragment with the library's own collector; return its env steps."""
+
+    def step(self, actions: npt.NDArray[Any]) -> int:
+        """Raise: not this is measured."""
+        raise NotImplementedError("the policy chooses the actions")
+
+    def run(self, ring: Sequence[npt.NDArray[Any]], seconds: float) -> Measurement:  # noqa: ARG002
+        """Collect for `seconds` of wall time, whole fragments."""
+        clock = time.perf_counter_ns
+        latencies: list[int] = []
+        env_steps = 0
+        start = now = clock()
+        while now < start + int(seconds * 1e9):
+            env_steps += self.collect()
+            before, now = now, clock()
+            latencies.append(now - before)
+        return measurement_of(env_steps, latencies, (now - start) / 1e9)

@@ -1,0 +1,148 @@
+"""What the sampling benchmark compares: collectors, each in the ways that its users run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envbus.bench.cases import Case, Schedule
+from envbus.bench.variants import Role, Variant
+
+__all__ = [
+    "OURS_NUMPY",
+    "OURS_TORCH",
+    "PIPELINING",
+    "SAMPLE_CASES",
+    "SAMPLE_QUICK",
+    "SAMPLE_SCHEDULE",
+    "SAMPLE_VARIANTS",
+]
+
+#: Rows that are meant by "envbus", with the two policies.
+OURS_NUMPY, OURS_TORCH = "envbus_numpy", "envbus_torch"
+_COLLECTORS = ("cartpole", "pixels", "jitter")
+_COMPUTING = ("cartpole", "pixels")
+#: Of these rows each is compared with the one that does the same without pipelining.
+PIPELINING = {"pipelined_1": "lockstep_1", "pipelined_2": "lockstep_2"}
+
+
+def _ours(name: str, label: str, *workloads: str, **options: Any) -> Variant:
+    return Variant(
+        name,
+        label,
+        Role.OURS,
+        "envbus",
+        "sample_envbus",
+        {"policy": "numpy", "num_actors": "auto", **options},
+        workloads=workloads,
+    )
+
+
+def _peer(
+    name: str, label: str, library: str, *workloads: str, role: Role = Role.PEER, **options: Any
+) -> Variant:
+    return Variant(
+        name, label, role, library, f"sample_{library}", dict(options), workloads=workloads
+    )
+
+
+def _burning(name: str, label: str, num_actors: int, **config: Any) -> Variant:
+    options = {"policy": "burn", "num_actors": num_actors, "config": config}
+    return _ours(name, label, "burn", **options)
+
+
+SAMPLE_VARIANTS = {
+    variant.name: variant
+    for variant in (
+        _ours(OURS_NUMPY, "envbus EnvRunner, NumPy policy", *_COLLECTORS, "team"),
+        _ours(OURS_TORCH, "envbus EnvRunner, torch policy", *_COLLECTORS, "team", policy="torch"),
+        _ours(
+            "envbus_enough",
+            "envbus EnvRunner, NumPy policy, the first env ends a fragment",
+            "jitter",
+            config={"enough_envs": 1e-6},
+        ),
+        _peer(
+            "sb3_rollouts_dummy",
+            "SB3 collect_rollouts, DummyVecEnv",
+            "sb3",
+            *_COMPUTING,
+            envs="dummy",
+        ),
+        _peer(
+            "sb3_subproc",
+            "SB3 collect_rollouts, SubprocVecEnv",
+            "sb3",
+            *_COLLECTORS,
+            envs="subproc",
+        ),
+        _peer(
+            "tianshou_collect_dummy",
+            "Tianshou Collector, DummyVectorEnv",
+            "tianshou",
+            *_COMPUTING,
+            envs="dummy",
+        ),
+        _peer(
+            "tianshou_collect_shmem",
+            "Tianshou Collector, ShmemVectorEnv",
+            "tianshou",
+            *_COLLECTORS,
+            envs="shmem",
+        ),
+        _peer(
+            "tianshou_collect_async",
+            "Tianshou AsyncCollector, ShmemVectorEnv",
+            "tianshou",
+            "jitter",
+            envs="async",
+        ),
+        _peer("rllib_sync", "RLlib EnvRunner, sync", "rllib", *_COMPUTING, "team", envs="sync"),
+        _peer("rllib_async", "RLlib EnvRunner, async", "rllib", "jitter", envs="async"),
+        _peer(
+            "torchrl_vector",
+            "TorchRL Collector, Gymnasium's SyncVectorEnv",
+            "torchrl",
+            *_COMPUTING,
+            collector="vector",
+        ),
+        _peer(
+            "torchrl_multi",
+            "TorchRL MultiSyncCollector, 2 processes",
+            "torchrl",
+            *_COMPUTING,
+            collector="multi",
+        ),
+        _peer(
+            "torchrl_parallel",
+            "TorchRL Collector, ParallelEnv",
+            "torchrl",
+            "jitter",
+            collector="parallel",
+        ),
+        Variant(
+            "independent",
+            "a process per env, plain loops, no policy",
+            Role.BOUND,
+            "gymnasium",
+            "in_process",
+            {"processes": "num_envs"},
+            workloads=("jitter",),
+        ),
+        _burning("lockstep_1", "1 actor, not pipelined", 1),
+        _burning("pipelined_1", "1 actor, pipelined", 1, pipelined=True),
+        _burning("lockstep_2", "2 actors, all envs together", 2, min_envs=16),
+        _burning("pipelined_2", "2 actors, pipelined", 2, pipelined=True),
+        _burning("default_2", "2 actors, whoever is ready (the default)", 2),
+    )
+}
+
+SAMPLE_CASES = (
+    Case("cartpole", 64),
+    Case("pixels", 32),
+    Case("jitter", 16),
+    Case("team", 16),
+    Case("burn", 16),
+)
+#: A run is of whole fragments, of up to half a second each.
+SAMPLE_SCHEDULE = Schedule(rounds=5, seconds=1.0, warm_up=0.3, starts=0)
+SAMPLE_QUICK = Schedule(rounds=3, seconds=0.5, warm_up=0.1, starts=0)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envbus.bench.cases import Schedule, parse_case
+from envbus.bench.environments import LIBRARIES, Environments
+from envbus.bench.networks import NumpyNet, num_inputs, view
+from envbus.bench.report import render_details, render_summary
+from envbus.bench.sample_variants import PIPELINING, SAMPLE_CASES, SAMPLE_VARIANTS
+from envbus.bench.sampling import measure_sampling
+from envbus.bench.targets import check
+from envbus.bench.workloads import TeamEnv
+from tests.bench.results import record, spread
+
+
+def sample_row(workload: str, num_envs: int, variant: str, rate: float) -> dict[str, Any]:
+    return {
+        "workload": workload,
+        "num_envs": num_envs,
+        "variant": variant,
+        "role": SAMPLE_VARIANTS[variant].role.value,
+        "options": SAMPLE_VARIANTS[variant].options,
+        "status": "ok",
+        "env_steps_per_second": spread(rate),
+        "latency_p50_us": spread(1.0),
+        "latency_p99_us": spread(2.0),
+        "cores": spread(1.5),
+    }
+
+
+ROWS = [
+    sample_row("cartpole", 64, "envbus_numpy", 120.0),
+    sample_row("cartpole", 64, "envbus_torch", 90.0),
+    sample_row("cartpole", 64, "sb3_rollouts_dummy", 60.0),
+    sample_row("cartpole", 64, "rllib_sync", 20.0),
+    sample_row("jitter", 16, "envbus_numpy", 70.0),
+    sample_row("jitter", 16, "envbus_enough", 95.0),
+    sample_row("jitter", 16, "independent", 100.0),
+    sample_row("team", 16, "envbus_numpy", 40.0),
+    sample_row("team", 16, "rllib_sync", 10.0),
+    sample_row("burn", 16, "lockstep_1", 10.0),
+    sample_row("burn", 16, "pipelined_1", 18.0),
+]
+
+
+def test_the_targets_of_sampling_are_checked_within_one_result() -> None:
+    verdicts = {v.target: (v.measured, v.met) for v in check(record("sample", ROWS))}
+    assert verdicts == {
+        "sample, cartpole:64: envbus_numpy, times RLlib's runner": (6.0, True),
+        "sample, cartpole:64: envbus_torch, times RLlib's runner": (4.5, False),
+        "sample, cartpole:64: envbus_torch, times the fastest other library (sb3_rollouts_dummy)": (
+            1.5,
+            True,
+        ),
+        "sample, jitter:16: envbus_numpy, times RLlib's runner": (None, None),
+        "sample, jitter:16: envbus_numpy, part of what independent envs reach": (0.7, False),
+        "sample, jitter:16: envbus_enough, part of what independent envs reach": (0.95, True),
+        "sample, team:16: envbus_numpy, times RLlib's runner": (4.0, True),
+        "sample, burn:16: pipelined_1, times lockstep_1": (1.8, True),
+    }
+
+
+def test_the_table_of_sampling_shows_rows_that_envbus_loses() -> None:
+    rows = [*ROWS, sample_row("pixels", 32, "sb3_rollouts_dummy", 50.0)]
+    rows.append(sample_row("pixels", 32, "envbus_torch", 40.0))
+    text = render_summary({"sample": record("sample", rows)})
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert lines[2].startswith("|  | **envbus EnvRunner, torch policy** | 90")
+    (first,) = [line for line in lines if line.startswith("| pixels")]
+    assert "SB3 collect_rollouts, DummyVecEnv | 50 | 50 to 50 | 0.8x |" in first
+    details = render_details({"sample": record("sample", rows)})
+    assert "one fragment, us: p50 / p99" in details
+
+
+def test_each_variant_has_a_library_and_a_case() -> None:
+    workloads = {case.workload for case in SAMPLE_CASES}
+    for variant in SAMPLE_VARIANTS.values():
+        assert variant.library in LIBRARIES
+        assert set(variant.workloads) <= workloads
+    assert set(PIPELINING) | set(PIPELINING.values()) <= SAMPLE_VARIANTS.keys()
+    assert parse_case("team:16") in SAMPLE_CASES
+
+
+def test_the_network_sees_every_fourth_pixel() -> None:
+    pixels = np.arange(2 * 4 * 84 * 84, dtype=np.uint32).reshape(2, 4, 84, 84)
+    seen = view(pixels)
+    assert seen.shape == (2, num_inputs(spaces.Box(0, 255, (4, 84, 84), np.uint8)))
+    assert seen[1, 22] == pixels[1, 0, 4, 4]
+    assert num_inputs(spaces.Box(-1, 1, (4,))) == 4
+    actions, logp = NumpyNet(4, 3).act(np.zeros((500, 4), np.float32))
+    assert set(actions.tolist()) == {0, 1, 2}
+    assert logp == pytest.approx(np.log(1 / 3))
+
+
+def test_the_team_ends_together() -> None:
+    env = TeamEnv()
+    env.reset()
+    for step in range(1, 101):
+        observations, rewards, terminateds, truncateds, _ = env.step({})
+        assert (terminateds["__all__"], truncateds["__all__"]) == (False, step == 100)
+    assert observations.keys() == rewards.keys() == set(env.possible_agents)
+
+
+@pytest.mark.slow
+def test_collecting_is_measured_by_the_same_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    schedule = Schedule(rounds=1, seconds=0.01, warm_up=0.0, starts=0)
+    names = ["envbus_numpy", "pipelined_1"]
+    result = measure_sampling(
+        [parse_case("cartpole:4"), parse_case("team:2"), parse_case("burn:2")],
+        [SAMPLE_VARIANTS[name] for name in names],
+        schedule,
+        Environments(shared_python=sys.executable),
+        say=lambda _: None,
+    )
+    assert result["kind"] == "sample"
+    found = {(row["workload"], row["variant"], row["status"]) for row in result["rows"]}
+    assert found == {
+        ("cartpole", "envbus_numpy", "ok"),
+        ("team", "envbus_numpy", "ok"),
+        ("burn", "pipelined_1", "ok"),
+    }
