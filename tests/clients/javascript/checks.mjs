@@ -1,10 +1,12 @@
 // Calls each verb of the JavaScript client as an author would, and each error on purpose.
-// node checks.mjs FOLDER_OF_THE_CLIENT URL [single|agents|token]
+// node checks.mjs HOST PORT CHECK TOKEN
 
 import assert from "node:assert/strict"
 
-const [folder, url, what, token] = process.argv.slice(2)
-const bus = await import(`${folder}/envbus.mjs`)
+import * as bus from "../../../examples/clients/javascript/envbus.mjs"
+
+const [host, port, what, token] = process.argv.slice(2)
+const url = `tcp://${host}:${port}`
 const OBSERVATION = [0, 0.5, -1, 2]
 const SILENCE = [99, 0, 0, 0], FAILURE = [98, 0, 0, 0]
 
@@ -88,7 +90,7 @@ const checks = {
     await assert.rejects(bus.Client.connect(nobody), bus.ConnectionLostError)
   },
 
-  messagePack() {
+  messagepack() {
     const values = [
       null, true, false, 0, 127, 128, -1, -32, -33, 65535, 2 ** 31, -(2 ** 31) - 1, 2 ** 53 - 1, 0.1,
       -1e300, Infinity, 2n ** 60n, "", "ü".repeat(20), "x".repeat(70000), new Uint8Array(300),

@@ -1,0 +1,140 @@
+// Calls each verb of the C++ client as an author would, and each error on purpose.
+// checks HOST PORT single|agents|reconnect|refused|messagepack [token]
+
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+
+#include "envbus.hpp"
+
+using envbus::Client;
+using envbus::Value;
+using Map = envbus::Value::Map;
+
+#define CHECK(condition) \
+  if (!(condition)) throw std::logic_error("line " + std::to_string(__LINE__) + ": " #condition)
+
+template <typename Wanted, typename Call>
+std::string rejected(Call call) {
+  try {
+    call();
+  } catch (const Wanted& error) {
+    return error.what();
+  }
+  throw std::logic_error("nothing was thrown");
+}
+
+bool contains(const std::string& text, const char* part) { return text.find(part) != text.npos; }
+
+const std::vector<double> kObservation{0, 0.5, -1, 2}, kSilence{99, 0, 0, 0}, kFailure{98, 0, 0, 0};
+
+void single(const char* host, int port, const envbus::Options& options) {
+  Client client(host, port, options);
+  CHECK(!client.bridge()["multi_agent"].as_bool());
+  CHECK(client.bridge()["policy_ids"] == Value{"default"});
+  CHECK(client.bridge()["observation_space"]["space"].as_string() == "Box");
+
+  CHECK(client.start_episode("own") == "own");
+  rejected<envbus::EpisodeAlreadyStarted>([&] { client.start_episode("own"); });
+  CHECK(client.get_action("own", kObservation).as_int() == 0);
+  const Map info{{"level", "é"}, {"lives", {3, -70000, 1L << 40, nullptr, true}}};
+  client.log_returns("own", 1.5, info);
+  client.log_returns("own", 2);
+  CHECK(client.get_action("own", std::vector<float>{0, 0, 1, 0}).as_int() == 1);
+  client.log_action("own", kObservation, 1);
+  client.log_returns("own", -0.25);
+  client.end_episode("own", kObservation);
+  rejected<envbus::EpisodeFinished>([&] { client.get_action("own", kObservation); });
+  rejected<envbus::EpisodeFinished>([&] { client.start_episode("own"); });
+  rejected<envbus::EpisodeNotFound>([&] { client.get_action("strange", kObservation); });
+
+  const std::string cut = client.start_episode("cut", false);
+  rejected<envbus::SpaceMismatch>([&] { client.get_action(cut, {1, 2, 3}); });
+  CHECK(contains(rejected<envbus::EpisodeError>([&] { client.log_action(cut, kObservation, 2); }),
+                 "expected Discrete(2)"));
+  rejected<envbus::TimeoutError>([&] { client.get_action(cut, kSilence, 0.2); });
+  CHECK(contains(rejected<envbus::RemoteError>([&] { client.get_action(cut, kFailure); }),
+                 "ArithmeticError: the policy fails"));
+  CHECK(client.get_action(cut, kObservation).as_int() == 0);
+  client.end_episode(cut, kObservation, true);
+
+  const std::string one = client.start_episode(), other = client.start_episode();
+  CHECK(one != other);
+  CHECK(client.get_action(one, {0, 0, 1, 0}).as_int() == 1);
+  CHECK(client.get_action(other, {0, 0, -1, 0}).as_int() == 0);
+  client.heartbeat();
+  client.end_episode(other, kObservation);
+  client.end_episode(one, kObservation);
+}
+
+void agents(const char* host, int port, const envbus::Options& options) {
+  Client client(host, port, options);
+  CHECK(client.bridge()["multi_agent"].as_bool());
+  const std::string episode = client.start_episode("team");
+  const Map left{{"left", {0, 0, 1, 0}}}, right{{"right", {0, 0, -1, 0}}};
+  Map both = left;
+  both.insert(right.begin(), right.end());
+  CHECK(client.get_action(episode, both) == (Map{{"left", 1}, {"right", 0}}));
+  client.log_returns(episode, Map{{"left", 1}, {"right", 2}},
+                     Map{{"left", Map{{"hit", true}}}}, Map{{"left", true}});
+  CHECK(client.get_action(episode, right) == (Map{{"right", 0}}));
+  client.log_returns(episode, Map{{"right", 4}});
+  client.end_episode(episode, right, false, nullptr, Map{{"right", true}});
+}
+
+// The gateway is killed when "ready" is printed: what is in flight fails, and the episode goes on.
+void reconnect(const char* host, int port, const envbus::Options& options) {
+  Client client(host, port, options);
+  const std::string episode = client.start_episode("survivor");
+  client.get_action(episode, kObservation);
+  std::cout << "ready" << std::endl;
+  rejected<envbus::ConnectionLost>([&] { client.get_action(episode, kSilence); });
+  client.log_returns(episode, 3);
+  CHECK(client.get_action(episode, kObservation).as_int() == 0);
+  CHECK(client.bridge()["episodes"] == Value{"survivor"});
+  client.end_episode(episode, kObservation);
+}
+
+void refused(const char* host, int port, envbus::Options options) {
+  CHECK(contains(rejected<envbus::Refused>([&] { Client(host, port, options); }), "token is wanted"));
+  options.token = "guess";
+  CHECK(contains(rejected<envbus::Refused>([&] { Client(host, port, options); }), "token is wrong"));
+  rejected<envbus::ConnectionLost>([&] { Client(host, 1, options); });
+  rejected<envbus::ConnectionLost>([&] { Client("no.such.host.invalid", port, options); });
+}
+
+void messagepack() {
+  const std::int64_t smallest = std::int64_t(1) << 63;
+  Map large;
+  for (int i = 0; i < 70000; ++i) large[std::to_string(i)] = i;
+  for (const Value& value : Value::Array{
+           nullptr, true, false, 0, 127, 128, -1, -32, -33, 65535, smallest, ~smallest, 0.1, -1e300,
+           INFINITY, "", std::string(31, 'x'), std::string(40, 'x'), std::string(300, 'x'),
+           std::string(70000, 'x'), envbus::Value::Bytes(300), envbus::Value::Bytes(70000),
+           Value::Array(20, Value{1}), Value::Array(70000), Map{}, large, Map{{"a", Map{{"b", 1}}}}})
+    CHECK(envbus::unpack(envbus::pack(value)) == value);
+  const Value::Bytes packed = envbus::pack(Map{{"a", {"text", 1.5, 70000}}, {"b", std::string(40, 'x')}});
+  for (std::size_t size = 0; size < packed.size(); ++size)
+    rejected<envbus::ValueError>([&] { envbus::unpack({packed.begin(), packed.begin() + size}); });
+  rejected<envbus::ValueError>([] { envbus::unpack({0xc7, 1, 2, 3}); });
+  rejected<envbus::ValueError>([] { envbus::unpack({0xdd, 0xff, 0xff, 0xff, 0xff}); });
+  rejected<envbus::ValueError>([] { envbus::unpack(Value::Bytes(1000, 0x91)); });
+}
+
+int main(int, char** argv) try {
+  const char* host = argv[1];
+  const int port = std::atoi(argv[2]);
+  const std::string what = argv[3];
+  envbus::Options options;
+  options.token = argv[4];
+  if (what == "single") single(host, port, options);
+  else if (what == "agents") agents(host, port, options);
+  else if (what == "reconnect") reconnect(host, port, options);
+  else if (what == "refused") refused(host, port, options);
+  else if (what == "messagepack") messagepack();
+  else throw std::logic_error("there is no check " + what);
+  std::cout << "passed: " << what << std::endl;
+} catch (const std::exception& error) {
+  std::cerr << error.what() << std::endl;
+  return 1;
+}

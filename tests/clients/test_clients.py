@@ -1,0 +1,131 @@
+"""The reference clients of examples/clients, each with the same checks, against a live bridge."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.serving import CLIENTS, Serving
+
+CHECKS = Path(__file__).parent
+#: How a program is made from a source of a folder: what is called, and what to install.
+TOOLS = {
+    "javascript": ("node", "nodejs"),
+    "cpp": ("g++", "g++"),
+    "csharp": ("mcs", "mono-mcs mono-runtime"),
+}
+
+
+def built(language: str, source: Path, folder: Path) -> list[str]:
+    """Return the command of the program that `source` is compiled to."""
+    program = folder / source.stem
+    library = CLIENTS / language
+    match language:
+        case "javascript":
+            return ["node", str(source)]
+        case "cpp":
+            options = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", f"-I{library}"]
+            command = ["g++", *options, str(source), "-o", str(program)]
+        case _:
+            program = program.with_suffix(".exe")
+            sources = [str(library / "Envbus.cs"), str(source)]
+            command = ["mcs", "-langversion:7", "-warnaserror", f"-out:{program}", *sources]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    return [str(program)] if language == "cpp" else ["mono", str(program)]
+
+
+@pytest.fixture(scope="module", params=TOOLS)
+def language(request: pytest.FixtureRequest) -> str:
+    tool, package = TOOLS[request.param]
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed (make system-packages, or apt install {package})")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def checks(language: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    (source,) = (CHECKS / language).glob("[Cc]hecks.*")
+    return built(language, source, tmp_path_factory.mktemp(language))
+
+
+@pytest.fixture(scope="module")
+def cartpole(language: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    name = {"javascript": "cartpole_node.mjs", "cpp": "cartpole.cpp", "csharp": "CartPole.cs"}
+    return built(language, CLIENTS / language / name[language], tmp_path_factory.mktemp(language))
+
+
+def check(serving: Serving, checks: list[str], what: str, token: str = "", **options: Any) -> None:
+    host, _, port = serving.gateway.tcp[0].rpartition(":")
+    text = serving.run(*checks, host, port, what, token, **options)
+    assert f"passed: {what}" in text
+
+
+def test_the_verbs_and_errors_of_one_agent(checks: list[str]) -> None:
+    with Serving() as serving:
+        check(serving, checks, "single")
+        assert serving.rewards["own"] == pytest.approx(3.25)
+        assert serving.ended["own"] == "terminated"
+        assert serving.ended["cut"] == "truncated"
+        assert serving.untrained == {"cut"}
+        assert serving.off_policy["own"] == [{"agent0": 1}]
+        assert serving.infos["own"] == [
+            {"agent0": {"level": "é", "lives": [3, -70000, 2**40, None, True]}}
+        ]
+        assert set(serving.ended.values()) == {"terminated", "truncated"}
+
+
+def test_several_agents_are_maps_by_agent(checks: list[str]) -> None:
+    with Serving(agents=["left", "right"]) as serving:
+        check(serving, checks, "agents")
+        assert serving.rewards["team"] == 7.0
+        assert serving.infos["team"] == [{"left": {"hit": True}}]
+
+
+def test_an_episode_survives_the_death_of_the_gateway(checks: list[str]) -> None:
+    with Serving() as serving:
+
+        def kill(line: str) -> None:
+            if line == "ready":
+                os.kill(serving.gateway.pid, signal.SIGKILL)
+
+        check(serving, checks, "reconnect", on_line=kill)
+        assert serving.rewards["survivor"] == 3.0
+        assert serving.ended["survivor"] == "terminated"
+
+
+def test_a_token_lets_in_and_nothing_else_does(checks: list[str]) -> None:
+    with Serving(token="secret") as serving:
+        check(serving, checks, "refused")
+        check(serving, checks, "single", "secret")
+
+
+def test_its_messagepack_reads_what_it_writes_and_refuses_the_rest(checks: list[str]) -> None:
+    subprocess.run([*checks, "nowhere", "0", "messagepack", ""], timeout=60, check=True)
+
+
+def test_its_cartpole_is_played_by_the_policy(
+    language: str, cartpole: list[str], where: Callable[[Serving], list[str]]
+) -> None:
+    with Serving() as serving:
+        text = serving.run(*cartpole, *where(serving), "2")
+        steps = [int(n) for n in re.findall(r"episode \d: (\d+) steps", text)]
+        assert len(steps) == 2
+        assert min(steps) > 100
+        assert sorted(serving.rewards.values()) == sorted(map(float, steps))
+
+
+@pytest.fixture
+def where(language: str) -> Callable[[Serving], list[str]]:
+    """How the language's CartPole is told where the bridge is."""
+    if language == "javascript":
+        return lambda serving: [serving.tcp]
+    return lambda serving: serving.gateway.tcp[0].rsplit(":", 1)
