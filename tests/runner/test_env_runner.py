@@ -217,7 +217,9 @@ def test_r_06_exactly_as_many_episodes_as_asked_all_done(
 
 
 @BOTH
-def test_r_06_a_forced_reset_begins_all_episodes_anew(make: Make, mode: str, vectorized: bool) -> None:
+def test_r_06_a_forced_reset_begins_all_episodes_anew(
+    make: Make, mode: str, vectorized: bool
+) -> None:
     runner = make(counting(2, 10), None, mode, rollout_fragment_length=3, vectorized=vectorized)
     first, second = runner.sample().single(), runner.sample(force_reset=True).single()
     assert second["t"].tolist() == [0, 1, 2] * 2
