@@ -60,7 +60,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(pipe: Pipe) -> None:
-    """Serve until the other end of `pipe` is closed."""
+    """Serve until the owner at the other end of `pipe` says to leave."""
     # Nobody else can reach the pipe.
     bootstrap = PolicyBootstrap(
         *pickle.loads(pipe.receive_bytes(BOOTSTRAP_PARCEL, _HANDOVER_TIMEOUT))  # noqa: S301

@@ -46,6 +46,10 @@ R = TypeVar("R", bound=Reply)
 
 #: Seconds between looks for workers that are not there, while one is missing.
 _LOOK_INTERVAL: Final = 0.02
+#: Seconds that a first request waits for any worker's hello, so that it is under way when `ask`
+#: returns, and for those of all. A worker that computes says it later.
+_HELLO_TIMEOUT: Final = 1.0
+_ALL_HELLOS_TIMEOUT: Final = 0.05
 #: How likely an asker leaves a crowded worker for another one.
 _CHANGE_CHANCE: Final = 0.5
 #: How often a request is asked whose worker was lost. Each time, the broker sends it to a second
@@ -119,6 +123,8 @@ class PolicyLanes:
         #: Descriptor and bytes of the arena, and descriptor of its layout, by name; one or none.
         self._shared: dict[str, tuple[int, int, int]] = {}
         self._num_shared = 0
+        #: Whether the first hellos have been waited for.
+        self._greeted = False
         #: The worker that is asked while nothing is in flight; "": any.
         self._favourite = ""
         self._closed = False
@@ -151,8 +157,8 @@ class PolicyLanes:
         asking = Asking(to, type(request).__name__, encode(request), timeout)
         if len(self._workers) < self._num_workers:
             self._look_for_workers()
-            if not self.names:
-                self._poll(0.0)  # their hellos
+        if not all(worker.ready for worker in self._workers.values()):
+            self._hear_hellos(asking)
         self._send(asking)
         return asking
 
@@ -269,6 +275,19 @@ class PolicyLanes:
             asking.asks += 1
             self._asked[asking.wire_id] = asking
 
+    def _hear_hellos(self, asking: Asking) -> None:
+        """Wait a little for those whose lanes were opened, so that a request is under way."""
+        begun = time.monotonic()
+        while not self.names or not self._greeted:
+            waited = time.monotonic() - begun
+            if waited >= (_ALL_HELLOS_TIMEOUT if self.names else _HELLO_TIMEOUT):
+                break
+            self._poll(min(_LOOK_INTERVAL, asking.timeout))
+            if not self._workers or all(worker.ready for worker in self._workers.values()):
+                break
+        self._greeted = bool(self.names)
+        self._poll(0.0)
+
     def _poll(self, timeout: float) -> None:
         """Take in what comes within `timeout` seconds; returns earlier if something does."""
         if len(self._workers) < self._num_workers or self._held:
@@ -299,10 +318,14 @@ class PolicyLanes:
         asking = self._asked.pop(outcome.wire_id, None)
         if asking is None:
             return
-        if outcome.failed.code is FailureCode.PEER_LOST and asking.asks < _MAX_ASKS:
+        failed = outcome.failed
+        if failed.code is FailureCode.PEER_LOST and asking.asks < _MAX_ASKS:
             self._send(asking)
-        else:
-            asking.end = failure_to_error(outcome.failed, outcome.wire_id)
+            return
+        if failed.code is FailureCode.TIMEOUT and failed.peer == self._favourite:
+            others = [name for name in self.names if name != failed.peer]
+            self._favourite = random.choice(others) if others else ""  # noqa: S311
+        asking.end = failure_to_error(failed, outcome.wire_id)
 
     def _too_late(self, asking: Asking) -> Exception:
         board = read_board(self._directory)

@@ -186,6 +186,12 @@ class PolicyProcesses:
                     self._send(member, data)
             return pushed
 
+    def latest(self, policy_id: str) -> tuple[int, int]:
+        """Return number and version of a policy's latest push; 0 and 0 before the first."""
+        with self._lock:
+            pushed = self._latest.get(policy_id)
+            return (0, 0) if pushed is None else (pushed[0].push, pushed[0].version)
+
     def restarts(self) -> int:
         """Return how many processes were started again."""
         with self._lock:
@@ -219,12 +225,14 @@ class PolicyProcesses:
             self._thread.join()  # it is about to see that this is closed
         try:
             for member in self._members:
-                if member.child is not None:
-                    member.child.pipe.close()  # which they take for the end
+                if member.child is not None and timeout:
+                    self._send(member, b"")  # which they take for the end
             for child in self._nursery.close(timeout):
                 if timeout:
                     logger.warning("%s did not leave in %.3g s and was killed", child.name, timeout)
         finally:
+            for member in self._members:
+                member.child, member.state = None, "lost"
             self._bell.close()
             self._waker.close()
 

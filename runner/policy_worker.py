@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
 import pickle
 import select
@@ -103,7 +104,8 @@ class PolicyWorker:
         policies: By id.
         config: How requests are gathered.
         door: Where askers come.
-        pipe: To the process that owns the worker; when that hangs up, `run` returns.
+        pipe: To the process that owns the worker: weights come there, each a pickled `Pushed`,
+            and at the end an empty parcel.
         next_parcel: Number of the next parcel on it.
         report: Tells that process, after weights were taken over, or not: policy id, push, and
             what was raised.
@@ -145,16 +147,16 @@ class PolicyWorker:
         self._clock = time.monotonic
 
     def run(self) -> None:
-        """Serve until the pipe hangs up."""
+        """Serve until the owner says to leave; what waits then is still answered."""
         try:
-            while not self._stopping:
+            while not self._stopping or self._batcher.rows_waiting:
                 self._router.wait(self._patience())
                 self._take_messages()
                 if self._beside.poll(0.0):
                     self._look_beside()
                 now = self._clock()
                 self._expire(now)
-                batch = self._batcher.next_batch(now)
+                batch = self._batcher.next_batch(math.inf if self._stopping else now)
                 if batch is not None:
                     self._compute(batch, now)
         finally:
@@ -163,6 +165,8 @@ class PolicyWorker:
             self._beside.close()
 
     def _patience(self) -> float:
+        if self._stopping:
+            return 0.0
         wake_at = self._batcher.wake_at()
         if wake_at is None:
             return _IDLE_WAIT
@@ -288,10 +292,13 @@ class PolicyWorker:
             while True:
                 data = self._pipe.receive_bytes(self._next_parcel, 0.0)
                 self._next_parcel += 1
+                if not data:  # nothing more will come
+                    self._stopping = True
+                    break
                 pushed = Pushed(*pickle.loads(data))  # noqa: S301 (our own pipe)
                 pushes.append(pushed)
                 latest[pushed.policy_id] = pushed
-        except ClosedError:
+        except ClosedError:  # its owner is gone: so will it be at once
             self._stopping = True
         except TransportError:
             pass  # the next one did not come yet

@@ -145,6 +145,7 @@ class PolicyWorkers:
             return pushed.push, pushed.version
 
         policy = RemotePolicy(self._handle, named.policy_id, push)
+        policy.note_push(*processes.latest(named.policy_id))
         self._policies.add(policy)
         return policy
 

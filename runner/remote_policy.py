@@ -252,6 +252,8 @@ class RemotePolicy(TwoStepPolicy):
             self._owner = os.getpid()
             self._shared = ""
             self._lanes = PolicyLanes(Path(self._handle.directory), self._handle.max_in_flight)
+            # Dropping a policy is a way to close it.
+            weakref.finalize(self, self._lanes.close)
         return self._lanes
 
     def _describe(self, *, with_weights: bool) -> PolicyDescribed:

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envbus.bus.errors import ProtocolError
+from envbus.runner.policies import PolicyOutput
+from envbus.runner.policy_batching import Piece
+from envbus.runner.policy_rows import Answer, form_of, gather, join, split
+
+
+def rows(count: int, first: int = 0) -> np.ndarray[Any, Any]:
+    return np.arange(first, first + count, dtype=np.float32).reshape(count, 1)
+
+
+def test_pieces_of_several_requests_become_one_batch_that_may_be_written_to() -> None:
+    one, other = rows(3), rows(4, 10)
+    one.flags.writeable = False
+    batch = gather([(one, Piece(1, 1, 3)), (other, Piece(2, 0, 2))])
+    assert batch[:, 0].tolist() == [1, 2, 10, 11]
+    alone = gather([(one, Piece(1, 0, 2))])
+    alone += 1
+    assert one[:, 0].tolist() == [0, 1, 2]
+
+
+def test_nested_observations_and_those_without_a_fixed_size_are_gathered_too() -> None:
+    tree = {"a": rows(2), "b": (rows(2, 5),)}
+    batch = gather([(tree, Piece(1, 1, 2)), (tree, Piece(2, 0, 2))])
+    assert batch["a"][:, 0].tolist() == [1, 0, 1]
+    assert batch["b"][0][:, 0].tolist() == [6, 5, 6]
+    texts = gather([(["x", "yy"], Piece(1, 1, 2)), (["z"], Piece(2, 0, 1))])
+    assert texts.tolist() == ["yy", "z"]
+    assert gather([(None, Piece(1, 0, 2))]) is None
+
+
+def test_an_answer_is_split_and_joined_without_a_loss() -> None:
+    out = PolicyOutput({"move": np.arange(5)}, rows(5), {"logp": np.arange(5.0)})
+    answer = Answer.of(out, 5, version=7)
+    parts = [split(answer, 0, 2), split(answer, 2, 5)]
+    assert split(answer, 0, 5) is answer
+    assert parts[1].actions["move"].tolist() == [2, 3, 4]
+    whole = join(parts)
+    assert whole.actions["move"].tolist() == [0, 1, 2, 3, 4]
+    assert whole.states[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert whole.extras["logp"].tolist() == [0, 1, 2, 3, 4]
+    assert whole.versions.tolist() == [7] * 5
+
+
+def test_actions_of_no_fixed_size_are_split_and_joined_as_a_list() -> None:
+    answer = Answer.of(PolicyOutput(["a", "bb", "ccc"]), 3, version=0)
+    assert answer.listed
+    assert join([split(answer, 0, 1), split(answer, 1, 3)]).actions == ["a", "bb", "ccc"]
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        PolicyOutput(np.zeros(2)),
+        PolicyOutput(["a", "b"]),
+        PolicyOutput(np.zeros(3), np.zeros((1, 4))),
+        PolicyOutput(np.zeros(3), None, {"logp": np.float64(0.0)}),
+    ],
+)
+def test_a_policy_that_does_not_answer_each_row_is_told_so(out: PolicyOutput) -> None:
+    with pytest.raises(ValueError, match="the policy returned .* for 3 rows"):
+        Answer.of(out, 3, version=0)
+
+
+def test_only_batches_of_one_form_go_together() -> None:
+    assert form_of(rows(2), 2, "observations") == form_of(rows(5), 5, "observations")
+    assert form_of(rows(2), 2, "x") != form_of(rows(2).astype(np.float64), 2, "x")
+    assert form_of(rows(2), 2, "x") != form_of(np.zeros((2, 2), np.float32), 2, "x")
+    assert form_of({"a": rows(2)}, 2, "x") == form_of({"a": rows(3)}, 3, "x")
+    assert form_of({"a": rows(2)}, 2, "x") != form_of({"b": rows(2)}, 2, "x")
+    assert form_of(None, 2, "states") is None
+
+
+@pytest.mark.parametrize("tree", [rows(3), np.float32(1.0).reshape(()), {"a": rows(3)}, {"a": 1}])
+def test_what_is_no_batch_of_so_many_rows_is_refused(tree: Any) -> None:
+    with pytest.raises(ProtocolError, match="observations"):
+        form_of(tree, 2, "observations")
