@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -22,10 +22,10 @@ from envbus.runner.column_sampler import ColumnSampler
 from envbus.runner.dict_sampler import DictSampler
 from envbus.runner.env_set import Envs, EnvSet
 from envbus.runner.metrics import PerfTimers, SampleMetrics
-from envbus.runner.policies import Policy, Weights
 from envbus.runner.policy_map import Policies, PolicyMap
+from envbus.runner.runner_policies import RunnerPolicies
 from envbus.runner.samplers import make_sampler
-from envbus.runner.sampling import Demand, PolicyMapping, RunnerConfig, Sample
+from envbus.runner.sampling import Demand, RunnerConfig, Sample
 from envbus.runner.seeding import restart_seed
 from envbus.runner.serving import in_background
 from envbus.runner.trajectory import AgentID
@@ -36,7 +36,7 @@ __all__ = ["EnvRunner"]
 _Factories: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Policies]]
 
 
-class EnvRunner:
+class EnvRunner(RunnerPolicies):
     """Samples envs with policies.
 
         pool = ActorPool(["CartPole-v1"] * 64)
@@ -139,24 +139,6 @@ class EnvRunner:
         self._assert_open()
         self._policies.replace(make_module(self.envs))
         self._renew()
-
-    @property
-    def policies(self) -> Mapping[str, Policy]:
-        """The policies by id."""
-        return self._policies.by_id
-
-    @property
-    def policy_mapping_fn(self) -> PolicyMapping | None:
-        """Who says which policy is an agent's; if set, of episodes that begin from now on.
-
-        Raises:
-            ConfigError: The runner keeps columns; make it with `vectorized=False`.
-        """
-        return self._general("policy_mapping_fn").policy_mapping_fn
-
-    @policy_mapping_fn.setter
-    def policy_mapping_fn(self, policy_mapping_fn: PolicyMapping | None) -> None:
-        self._general("policy_mapping_fn").policy_mapping_fn = policy_mapping_fn
 
     @property
     def is_vectorized(self) -> bool:
@@ -266,58 +248,6 @@ class EnvRunner:
                 yield
         finally:
             self._is_serving = False
-
-    # --- policies ----------------------------------------------------------------------------
-
-    def add_policy(
-        self,
-        policy_id: str,
-        policy: Policy | Callable[[Any], Any],
-        policy_mapping_fn: PolicyMapping | None = None,
-    ) -> None:
-        """Add a policy, or put another in the place of one, for episodes that begin from now on.
-
-        Args:
-            policy_id: Its id.
-            policy: Itself.
-            policy_mapping_fn: Takes the place of the one that there is.
-
-        Raises:
-            ConfigError: The runner keeps columns; make it with `vectorized=False`.
-        """
-        sampler = self._general("add_policy")
-        self._policies.put(policy_id, policy)
-        self._envs.tell_policies(self._policies.by_id)
-        if policy_mapping_fn is not None:
-            sampler.policy_mapping_fn = policy_mapping_fn
-
-    def remove_policy(
-        self,
-        policy_id: str,
-        policy_mapping_fn: PolicyMapping | None = None,
-    ) -> None:
-        """Remove a policy; episodes that run with it keep it to their end.
-
-        Raises:
-            ConfigError: There is no such policy, or no other, or the runner keeps columns.
-        """
-        sampler = self._general("remove_policy")
-        self._policies.remove(policy_id)
-        self._envs.tell_policies(self._policies.by_id)
-        if policy_mapping_fn is not None:
-            sampler.policy_mapping_fn = policy_mapping_fn
-
-    def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
-        """Return weights by policy id, of all policies or of some."""
-        return self._policies.get_weights(policy_ids)
-
-    def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
-        """Set weights by policy id; actions from now on are theirs, and say so.
-
-        Raises:
-            ConfigError: There is no such policy. Nothing was set.
-        """
-        self._policies.set_weights(weights, version)
 
     # --- about it ----------------------------------------------------------------------------
 
@@ -460,14 +390,6 @@ class EnvRunner:
         if not self._envs.bridges:
             raise ConfigError("serve: there is no bridge whose simulators could be answered")
         return self._general("serve")
-
-    def _general(self, verb: str) -> DictSampler:
-        if isinstance(self._sampler, ColumnSampler):
-            raise ConfigError(
-                f"{verb}: rows are kept in columns for one policy; make the runner with "
-                'RunnerConfig(vectorized=False) and the pool with autoreset_mode="Disabled"'
-            )
-        return self._sampler
 
     def _assert_open(self) -> None:
         if self._envs.closed:
