@@ -37,7 +37,7 @@ def built(language: str, source: Path, folder: Path) -> list[str]:
         case _:
             program = program.with_suffix(".exe")
             sources = [str(library / "Envbus.cs"), str(source)]
-            command = ["mcs", "-langversion:7", "-warnaserror", f"-out:{program}", *sources]
+            command = ["mcs", "-langversion:6", "-warnaserror", f"-out:{program}", *sources]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     return [str(program)] if language == "cpp" else ["mono", str(program)]

@@ -1,0 +1,163 @@
+// Calls each verb of the C# client as an author would, and each error on purpose.
+// Checks.exe HOST PORT single|agents|reconnect|refused|messagepack TOKEN
+
+using System;
+using System.Collections.Generic;
+using System.Linq;
+using System.Threading.Tasks;
+using Envbus;
+using Map = System.Collections.Generic.Dictionary<string, object>;
+
+static class Checks
+{
+    static readonly double[] Observation = { 0, 0.5, -1, 2 }, Silence = { 99, 0, 0, 0 }, Failing = { 98, 0, 0, 0 };
+
+    static void Check(bool condition, string what)
+    {
+        if (!condition) throw new InvalidOperationException(what);
+    }
+
+    static void Equal(object found, object expected)
+    {
+        Check(Text(found) == Text(expected), "found " + Text(found) + ", expected " + Text(expected));
+    }
+
+    static string Text(object value)
+    {
+        return BitConverter.ToString(MessagePack.Pack(value));
+    }
+
+    static string Rejected<T>(Action call) where T : Exception
+    {
+        try
+        {
+            call();
+        }
+        catch (T error)
+        {
+            return error.Message;
+        }
+        throw new InvalidOperationException("no " + typeof(T) + " was thrown");
+    }
+
+    static void Single(string host, int port, Options options)
+    {
+        using (var client = new Client(host, port, options))
+        {
+            Equal(client.Bridge["multi_agent"], false);
+            Equal(client.Bridge["policy_ids"], new[] { "default" });
+            Equal(((Map)client.Bridge["observation_space"])["space"], "Box");
+
+            Equal(client.StartEpisode("own"), "own");
+            Rejected<EpisodeAlreadyStartedException>(() => client.StartEpisode("own"));
+            Equal(client.GetAction("own", Observation), 0);
+            var info = new Map { { "level", "é" }, { "lives", new object[] { 3, -70000, 1L << 40, null, true } } };
+            client.LogReturns("own", 1.5, info);
+            client.LogReturns("own", 2);
+            Equal(client.GetAction("own", new List<float> { 0, 0, 1, 0 }), 1);
+            client.LogAction("own", Observation, 1);
+            client.LogReturns("own", -0.25f);
+            client.EndEpisode("own", Observation);
+            Rejected<EpisodeFinishedException>(() => client.GetAction("own", Observation));
+            Rejected<EpisodeFinishedException>(() => client.StartEpisode("own"));
+            Rejected<EpisodeNotFoundException>(() => client.GetAction("strange", Observation));
+
+            string cut = client.StartEpisode("cut", trainingEnabled: false);
+            Rejected<SpaceMismatchException>(() => client.GetAction(cut, new[] { 1, 2, 3 }));
+            Check(Rejected<EpisodeException>(() => client.LogAction(cut, Observation, 2)).Contains("expected Discrete(2)"), "space");
+            Rejected<AnswerTimeoutException>(() => client.GetAction(cut, Silence, TimeSpan.FromMilliseconds(200)));
+            Check(Rejected<RemoteException>(() => client.GetAction(cut, Failing)).Contains("ArithmeticError: the policy fails"), "remote");
+            Equal(client.GetAction(cut, Observation), 0);
+            client.EndEpisode(cut, Observation, truncated: true);
+
+            // From several threads, an episode each.
+            Parallel.For(0, 8, index =>
+            {
+                string episode = client.StartEpisode();
+                Equal(client.GetAction(episode, new double[] { 0, 0, index % 2 == 0 ? 1 : -1, 0 }), 1 - index % 2);
+                client.EndEpisode(episode, Observation);
+            });
+            client.Heartbeat();
+            client.Dispose();
+            Rejected<ConnectionLostException>(() => client.StartEpisode());
+        }
+    }
+
+    static void Agents(string host, int port, Options options)
+    {
+        using (var client = new Client(host, port, options))
+        {
+            Equal(client.Bridge["multi_agent"], true);
+            string episode = client.StartEpisode("team");
+            var left = new[] { 0, 0, 1, 0 };
+            var right = new[] { 0, 0, -1, 0 };
+            Equal(client.GetAction(episode, new Map { { "left", left }, { "right", right } }), new Map { { "left", 1 }, { "right", 0 } });
+            client.LogReturns(episode, new Dictionary<string, double> { { "left", 1 }, { "right", 2 } },
+                              new Map { { "left", new Map { { "hit", true } } } }, new Map { { "left", true } });
+            Equal(client.GetAction(episode, new Map { { "right", right } }), new Map { { "right", 0 } });
+            client.LogReturns(episode, new Map { { "right", 4 } });
+            client.EndEpisode(episode, new Map { { "right", right } }, truncateds: new Map { { "right", true } });
+        }
+    }
+
+    // The gateway is killed when "ready" is printed: what is in flight fails, and the episode goes on.
+    static void Reconnect(string host, int port, Options options)
+    {
+        using (var client = new Client(host, port, options))
+        {
+            string episode = client.StartEpisode("survivor");
+            client.GetAction(episode, Observation);
+            Console.WriteLine("ready");
+            Rejected<ConnectionLostException>(() => client.GetAction(episode, Silence));
+            client.LogReturns(episode, 3);
+            Equal(client.GetAction(episode, Observation), 0);
+            Equal(client.Bridge["episodes"], new[] { "survivor" });
+            client.EndEpisode(episode, Observation);
+        }
+    }
+
+    static void Refused(string host, int port, Options options)
+    {
+        Check(Rejected<RefusedException>(() => new Client(host, port, options)).Contains("token is wanted"), "no token");
+        options.Token = "guess";
+        Check(Rejected<RefusedException>(() => new Client(host, port, options)).Contains("token is wrong"), "wrong token");
+        Rejected<ConnectionLostException>(() => new Client(host, 1, options));
+        Rejected<ConnectionLostException>(() => new Client("no.such.host.invalid", port, options));
+    }
+
+    static void Messages()
+    {
+        var values = new object[] {
+            null, true, false, 0, 127, 128, -1, -32, -33, 65535, long.MinValue, long.MaxValue, ulong.MaxValue,
+            0.1, -1e300, double.PositiveInfinity, "", "ü", new string('x', 31), new string('x', 40), new string('x', 300),
+            new string('x', 70000), new byte[300], new byte[70000], new object[20], new object[70000], new Map(),
+            Enumerable.Range(0, 70000).ToDictionary(i => i.ToString(), i => (object)i), new Map { { "a", new Map { { "b", 1 } } } },
+        };
+        foreach (object value in values) Equal(MessagePack.Unpack(MessagePack.Pack(value)), value);
+        Equal(MessagePack.Unpack(MessagePack.Pack(0.5f)), 0.5);
+        var packed = MessagePack.Pack(new Map { { "a", new object[] { "text", 1.5, 70000 } }, { "b", new string('x', 40) } });
+        for (int size = 0; size < packed.Length; size++)
+            Rejected<EnvbusException>(() => MessagePack.Unpack(packed.Take(size).ToArray()));
+        Rejected<EnvbusException>(() => MessagePack.Unpack(new byte[] { 0xc7, 1, 2, 3 }));
+        Rejected<EnvbusException>(() => MessagePack.Unpack(new byte[] { 0xdd, 0xff, 0xff, 0xff, 0xff }));
+        Rejected<EnvbusException>(() => MessagePack.Unpack(Enumerable.Repeat((byte)0x91, 1000).ToArray()));
+        Rejected<EnvbusException>(() => MessagePack.Pack(new object()));
+    }
+
+    static int Main(string[] args)
+    {
+        var options = new Options { Token = args[3] };
+        int port = int.Parse(args[1]);
+        switch (args[2])
+        {
+            case "single": Single(args[0], port, options); break;
+            case "agents": Agents(args[0], port, options); break;
+            case "reconnect": Reconnect(args[0], port, options); break;
+            case "refused": Refused(args[0], port, options); break;
+            case "messagepack": Messages(); break;
+            default: throw new ArgumentException(args[2]);
+        }
+        Console.WriteLine("passed: " + args[2]);
+        return 0;
+    }
+}
