@@ -17,10 +17,9 @@ import argparse
 import numpy as np
 import torch
 from curves import Curve
-from ppo import Agent, add_ppo_options, update
+from ppo import Agent, add_ppo_options, make_policy, update
 
 from envbus.runner import ActorPool, ClipActions, EnvRunner, Normalize, RunnerConfig
-from envbus.runner.adapters.torch_policy import TorchPolicy
 
 SPREAD = "mpe2.simple_spread_v3:parallel_env"
 
@@ -35,7 +34,6 @@ def main() -> None:
         parser.set_defaults(target=-50.0)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)
 
     pool = ActorPool([args.env] * args.num_envs, autoreset_mode="Disabled")
     spaces = {
@@ -65,7 +63,7 @@ def main() -> None:
         action_connector={name: ClipActions(spaces[name][1]) for name in policy_ids},
         seed=args.seed,
     )
-    policies = {policy_id: TorchPolicy(agent) for policy_id, agent in agents.items()}
+    policies = {policy_id: make_policy(agent) for policy_id, agent in agents.items()}
     curve, steps = Curve(args), 0
     with EnvRunner(pool, policies, config) as runner:
 

@@ -4,6 +4,7 @@
     python examples/ppo.py --seed 1
     python examples/ppo.py --env Pendulum-v1 --plot pendulum.svg
     python examples/ppo.py --kill-every 3
+    python examples/ppo.py --policy-workers 2
 
 Other envs with observations of one Box and with Discrete or Box actions work, too; what they need
 to be learnt well is up to you. After J. Schulman et al., "Proximal Policy Optimization
@@ -14,6 +15,8 @@ Algorithms", 2017 (https://arxiv.org/abs/1707.06347), with the details of CleanR
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
 import signal
 
@@ -37,6 +40,7 @@ from envbus.runner import (
     bootstrap_rows,
 )
 from envbus.runner.adapters.torch_policy import TorchPolicy
+from envbus.runner.policy_workers import PolicyWorkers
 
 BOX = {"num_envs": 16, "num_steps": 128, "minibatch": 128, "entropy": 0.0}
 #: What differs from the options' defaults.
@@ -81,6 +85,11 @@ class Agent(nn.Module):
         actions = chosen.sample() if explore else chosen.mode
         extras = {"action_logp": chosen.log_prob(actions), "vf_preds": self.value(observations)}
         return actions, states, extras
+
+
+def make_policy(agent: Agent) -> TorchPolicy:
+    torch.set_num_threads(1)  # networks are small, and cores are for the envs
+    return TorchPolicy(agent)
 
 
 def update(
@@ -150,11 +159,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="PPO through envbus.")
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--kill-every", type=float, help="seconds: kill -9 of an actor at random")
+    parser.add_argument("--policy-workers", type=int, default=0, help="processes that choose")
     add_ppo_options(parser)
     parser.set_defaults(**PRESETS.get(parser.parse_args().env, {}))
     args = parser.parse_args()
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)
 
     pool = ActorPool(
         [args.env] * args.num_envs,
@@ -172,7 +181,13 @@ def main() -> None:
         seed=args.seed,
     )
     curve, steps, faulty = Curve(args), 0, 0
-    with EnvRunner(pool, TorchPolicy(agent), config) as runner:
+    policy = local = make_policy(agent)
+    workers = contextlib.nullcontext()
+    if args.policy_workers:
+        make = functools.partial(make_policy, agent)
+        workers = PolicyWorkers(make, args.policy_workers, preload=["torch"])
+        policy = workers.policy()
+    with workers, EnvRunner(pool, policy, config) as runner:
         if args.kill_every:
             kill_one_every(args.kill_every, pool, args.seed)
         while steps < args.total_steps:
@@ -185,6 +200,7 @@ def main() -> None:
             if curve.solved:
                 break
             update(agent, optimizer, sample.single(), args)
+            policy.set_weights(local.get_weights())
 
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         normalize.update = False

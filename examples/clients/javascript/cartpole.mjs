@@ -32,12 +32,19 @@ export class CartPole {
   }
 }
 
-/** Play one episode whose actions come from a bridge; return its number of steps. */
-export async function playEpisode(client, env, onStep = () => {}) {
+/**
+ * Play one episode whose actions come from a bridge, and return its number of steps.
+ *
+ * `onStep(env)` is awaited after each step. `human()` returns an action to be taken instead of the
+ * policy's, or null; the policy then learns from it off-policy.
+ */
+export async function playEpisode(client, env, { onStep = () => {}, human = () => null } = {}) {
   const episode = await client.startEpisode()
   let observation = env.reset()
   for (;;) {
-    const action = await client.getAction(episode, observation)
+    let action = human()
+    if (action === null) action = await client.getAction(episode, observation)
+    else await client.logAction(episode, observation, action)
     const result = env.step(action)
     observation = result.observation
     await client.logReturns(episode, result.reward)
