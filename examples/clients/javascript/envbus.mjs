@@ -265,8 +265,10 @@ function openWeb(url, WebSocket, onMessage, onLost) {
     socket.onopen = () => resolve({ send: (data) => socket.send(data), close: () => socket.close() })
     socket.onmessage = ({ data }) => onMessage(new Uint8Array(data))
     socket.onclose = ({ reason, code }) => {
-      onLost(reason || `code ${code}`)
-      reject(new ConnectionLostError(`cannot connect to ${url}: ${reason || `code ${code}`}`))
+      // Browsers do not tell why a connection was refused: nobody there, or a page's origin.
+      const why = reason || `code ${code}`
+      onLost(why)
+      reject(new ConnectionLostError(`cannot connect to ${url.host}: ${why}`))
     }
   })
 }
