@@ -65,7 +65,7 @@ def simulators(address: str, *plays: Play) -> Iterator[list[threading.Thread]]:
     def run(play: Play) -> None:
         timeouts = ClientTimeouts(connect=PATIENCE, action=PATIENCE, other=PATIENCE, patience=1.0)
         try:
-            with ExternalEnvClient(address, timeouts=timeouts) as client:
+            with ExternalEnvClient(address, timeouts=timeouts, heartbeat=0.2) as client:
                 play(client)
         except (ClosedError, PeerLostError, RequestTimeoutError, EpisodeError):
             pass  # the bridge was stopped

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envbus.actors.external.client import ExternalEnvClient
+from envbus.actors.external.errors import ActionTimeoutError, EpisodeError
+from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.bridge.vocabulary import EpisodeLimits
+from envbus.runner.callbacks import CallbackError, Callbacks
+from envbus.runner.env_runner import EnvRunner
+from envbus.runner.faults import FaultCause
+from envbus.runner.sampling import RunnerConfig
+from tests.runner.simulators import (
+    ACTIONS,
+    COUNTS,
+    PATIENCE,
+    for_ever,
+    obs,
+    play_episode,
+    simulators,
+)
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def make(policies: Any = zeros, lease: float = 30.0, **config: Any) -> EnvRunner:
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS, limits=EpisodeLimits(lease=lease))
+    return EnvRunner(bridge, policies, RunnerConfig(**config))
+
+
+def vanish(client: ExternalEnvClient) -> None:
+    episode = client.start_episode("lost one")
+    for t in range(5):
+        client.get_action(episode, obs(t))
+        client.log_returns(episode, 1.0)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_x_13_the_episode_of_a_client_that_vanishes_is_faulty_and_others_go_on(keep: bool) -> None:
+    """Kept: the rows up to the fault; the last action has no outcome."""
+    log = Ends()
+    settings: Any = {"faulty_episodes": "truncate" if keep else "drop", "callbacks": log}
+    runner = make(lease=0.3, **settings)
+
+    def play(client: ExternalEnvClient) -> None:
+        assert log.fault_told.wait(PATIENCE)
+        play_episode(client, 8)
+
+    with simulators(runner.envs.address, vanish, for_ever(play)), runner:  # type: ignore[union-attr]
+        sample = runner.sample(num_env_steps=20, timeout=PATIENCE)
+        whole = runner.sample(num_episodes=1, timeout=PATIENCE).single()
+        metrics = runner.get_metrics()
+    (fault,) = sample.faults
+    assert (fault.cause, log.calls) == (FaultCause.LOST, [("lost one", FaultCause.LOST), "fault"])
+    (result,) = [episode for episode in sample.episodes if episode.faulty]
+    assert (result.episode_id, result.fragments) == ("lost one", int(keep))
+    assert (metrics["num_faulty_episodes"], metrics["num_dropped_rows"]) == (1, 0 if keep else 4)
+    batch = sample.single()
+    own = batch[batch["eps_id"] == result.eps_id]
+    assert own["t"].tolist() == ([*range(4)] if keep else [])
+    assert own["truncateds"].tolist() == ([False] * 3 + [True] if keep else [])
+    assert (len(batch), whole["t"].tolist()) == (20, [*range(8)])
+
+
+class Ends(Callbacks):
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.fault_told = threading.Event()
+
+    def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
+        if fault is not None:
+            self.calls.append((episode.episode_id, fault.cause))
+
+    def on_fault(self, *, fault: Any) -> None:
+        self.calls.append("fault")
+        self.fault_told.set()
+
+
+class BrokenPolicy:
+    """Fails on observations of 3, as long as it is told to."""
+
+    policy_version = 0
+
+    def __init__(self) -> None:
+        self.broken = True
+
+    def __call__(self, observations: Any) -> Any:
+        if self.broken and (observations == 3).any():
+            raise ZeroDivisionError("no action for 3")
+        return zeros(observations)
+
+
+def test_x_19_a_policys_error_reaches_sample_and_the_waiting_client() -> None:
+    policy = BrokenPolicy()
+    runner = make(policy)
+    told: list[BaseException] = []
+
+    def play(client: ExternalEnvClient) -> None:
+        try:
+            play_episode(client, 6, episode_id="first")
+        except ZeroDivisionError as exc:
+            told.append(exc)
+        client.end_episode("first", obs(4))
+        play_episode(client, 6)
+
+    with simulators(runner.envs.address, play), runner:  # type: ignore[union-attr]
+        with pytest.raises(ZeroDivisionError, match="no action for 3"):
+            runner.sample(num_env_steps=20, timeout=PATIENCE)
+        policy.broken = False
+        sample = runner.sample(num_episodes=1, timeout=PATIENCE)
+    assert [str(exc) for exc in told] == ["no action for 3"]
+    assert sample.single()["t"].tolist() == [*range(6)]
+    # The one in which it happened gives no rows.
+    assert [episode.length for episode in sample.episodes] == [6]
+
+
+@pytest.mark.parametrize("name", ["created", "start", "step", "end"])
+def test_a_callback_that_raises_is_told_to_who_waits_and_later_episodes_are_whole(
+    name: str,
+) -> None:
+    log = Failing(f"on_episode_{name}")
+    runner = make(callbacks=log)
+
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        for t in range(4):
+            try:
+                client.get_action(episode, obs(t))
+            except EpisodeError:
+                raise
+            except Exception as exc:
+                assert "no" in str(exc)
+        client.end_episode(episode, obs(4))
+
+    with simulators(runner.envs.address, for_ever(play)), runner:  # type: ignore[union-attr]
+        with pytest.raises(CallbackError, match=f"on_episode_{name} raised RuntimeError: no"):
+            runner.sample(num_env_steps=20, timeout=PATIENCE)
+        log.name = ""
+        batch = runner.sample(num_episodes=3, timeout=PATIENCE).single()
+    assert batch["t"].tolist() == [*range(4)] * 3
+
+
+class Failing(Callbacks):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def _call(self, name: str) -> None:
+        if name == self.name:
+            raise RuntimeError("no")
+
+    def on_episode_created(self, *, episode: Any) -> None:
+        self._call("on_episode_created")
+
+    def on_episode_start(self, *, episode: Any) -> None:
+        self._call("on_episode_start")
+
+    def on_episode_step(self, *, episode: Any) -> None:
+        self._call("on_episode_step")
+
+    def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
+        self._call("on_episode_end")
+
+
+def test_an_action_that_came_too_late_is_in_no_row() -> None:
+    late = threading.Event()
+
+    def policy(observations: Any) -> Any:
+        if (observations == 2).any():
+            assert late.wait(PATIENCE)
+        return zeros(observations)
+
+    runner = make(policy)
+
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        for t in range(5):
+            try:
+                client.get_action(episode, obs(t), timeout=0.2 if t == 2 else PATIENCE)
+            except ActionTimeoutError:
+                assert t == 2
+                late.set()
+            client.log_returns(episode, float(t))
+        client.end_episode(episode, obs(5))
+
+    with simulators(runner.envs.address, play), runner:  # type: ignore[union-attr]
+        sample = runner.sample(num_episodes=1, timeout=PATIENCE)
+    batch = sample.single()
+    assert batch["obs"][:, 0].tolist() == [0, 1, 3, 4]
+    assert batch["next_obs"][:, 0].tolist() == [1, 2, 4, 5]
+    assert batch["rewards"].tolist() == [0, 1, 3, 4]
+    assert batch["truncateds"].tolist() == [False, True, False, False]
+    assert batch["terminateds"].tolist() == [False, False, False, True]
+    assert (sample.episodes[0].episode_return, sample.episodes[0].unrecorded_reward) == (10, 2)
