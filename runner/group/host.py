@@ -30,6 +30,7 @@ from envbus.runner.group.protocol import (
     Taken,
     TakeSample,
 )
+from envbus.runner.group.sample_memory import SampleMemory
 from envbus.runner.pool import ActorPool
 
 __all__ = ["ENTRY", "HostedRunner", "main"]
@@ -40,16 +41,26 @@ ENTRY: Final = f"{__name__}:main"
 
 def main(pipe: Pipe) -> None:
     """Serve the group at the other end of `pipe` until it says to stop."""
-    host(pipe, lambda _: HostedRunner(), service="runner")
+
+    def send_fd(fd: int) -> int:
+        number = pipe.next_number()
+        pipe.send_fd(number, fd)
+        return number
+
+    host(pipe, lambda _: HostedRunner(SampleMemory(send_fd)), service="runner")
 
 
 class HostedRunner:
     """One runner and a handler per request type. Requests are answered one after the other.
 
     So weights that come while a sample is taken hold from the next one on.
+
+    Args:
+        memory: Carries large columns of samples.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: SampleMemory) -> None:
+        self._memory = memory
         self.handlers: Handlers = {
             MakeEnvs: self.make_envs,
             MakeRunner: self.make_runner,
@@ -132,8 +143,12 @@ class HostedRunner:
         rows: dict[str, Any] = {
             policy_id: batch.columns for policy_id, batch in sample.policy_batches.items()
         }
+        placed = self._memory.place(rows)
         return Taken(
-            rows=Tree(rows),
+            rows=Tree(placed.tree),
+            places=placed.places,
+            parcel=placed.parcel,
+            size=placed.size,
             env_steps=sample.env_steps,
             report=Tree(report),
             policy_versions=self._versions(),
@@ -150,6 +165,7 @@ class HostedRunner:
             self._made.stop()
         elif self._pool is not None:
             self._pool.close()
+        self._memory.close()
 
     @property
     def _runner(self) -> EnvRunner:

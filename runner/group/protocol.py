@@ -1,7 +1,8 @@
 """What a group and the processes of its runners say to each other. Vocabulary only.
 
-Large arrays travel as frames; what only Python can express, such as functions, policies and
-results of episodes, by cloudpickle over the pipe that a process has inherited.
+Large columns travel through shared memory (`sample_memory.py`); what only Python can express, such
+as functions, policies and results of episodes, by cloudpickle over the pipe that a process has
+inherited.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 
 from envbus.bus.messages import Reply, Request, Tree
 from envbus.runner.faults import Fault
+from envbus.runner.group.sample_memory import Place
 from envbus.runner.metrics import MetricsDelta
 from envbus.runner.policy_map import Policies
 from envbus.runner.pool import ActorPool
@@ -114,8 +116,12 @@ class PushWeights(Request[Pushed], frozen=True, kw_only=True):
 class Taken(Reply, frozen=True, kw_only=True):
     """What a runner has sampled."""
 
-    #: `{policy id: {column: arrays}}`.
+    #: `{policy id: {column: arrays}}`; numbers in it stand for arrays in shared memory.
     rows: Tree
+    places: list[Place]
+    #: As in `Placed`.
+    parcel: int
+    size: int
     env_steps: int
     #: `Report`.
     report: Tree

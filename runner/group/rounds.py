@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from envbus.bus.arena import Arena
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import ConfigError, NoPeerError
 from envbus.bus.messages import FailureCode, Request, Tree
@@ -29,12 +30,15 @@ from envbus.runner.group.protocol import (
     TakeSample,
 )
 from envbus.runner.group.runner_process import RunnerCrew, RunnerProcess
+from envbus.runner.group.sample_memory import fetch
 from envbus.runner.group.shares import Share
 from envbus.runner.news import Answer, Gone, Lost
 from envbus.runner.policies import Weights
 
 __all__ = ["Rounds", "Standing", "Ticket"]
 
+#: Seconds for a parcel that was sent before the message that names it.
+_PARCEL_TIMEOUT = 10.0
 logger = logging.getLogger("envbus.runner.group")
 
 
@@ -47,6 +51,8 @@ class Standing:
         self.asked_at = 0.0
         #: What it has sampled and nobody has taken.
         self.part: RunnerPart | None = None
+        #: Where its present life places large columns.
+        self.memory: Arena | None = None
         #: Which weights, and which merged states of connectors, it was sent last.
         self.weights_sent = 0
         self.connectors_sent = 0
@@ -65,6 +71,7 @@ class Standing:
             self.owed = None
         self.weights_sent = self.connectors_sent = 0
         self.is_pushing = False
+        self.memory = None
 
 
 class Ticket:
@@ -269,8 +276,13 @@ class Rounds:
         actor, reply = news.actor, news.reply
         standing = self.standings[actor.index]
         if isinstance(reply, Taken):
+            if reply.parcel:
+                assert actor.child is not None
+                fd = actor.child.pipe.receive_fd(reply.parcel, _PARCEL_TIMEOUT)
+                standing.memory = Arena.attach(fd, reply.size)
+            rows = fetch(reply.rows.value, reply.places, standing.memory)
             standing.part = RunnerPart(
-                actor.index, actor.first_env, reply.rows.value, reply.env_steps, reply.report.value
+                actor.index, actor.first_env, rows, reply.env_steps, reply.report.value
             )
             self._note_versions(reply.policy_versions)
         elif isinstance(reply, Pushed):
