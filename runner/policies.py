@@ -150,7 +150,10 @@ PolicyFactory: TypeAlias = "Callable[[Space[Any], int | None], Policy]"
 
 
 class RandomPolicy(Policy):
-    """Samples the action space.
+    """Samples the action space, and only what an observation's `action_mask` allows.
+
+    A mask is the `action_mask` of observations that are dicts, `(rows, n)`, as in PettingZoo's
+    board games; Discrete spaces heed it.
 
     Args:
         space: Of one action.
@@ -164,12 +167,17 @@ class RandomPolicy(Policy):
         self._seed = seed
         self._num_rows = 0
         self._batched = space
+        self._masked = np.random.default_rng(seed)
 
     def compute_actions(
         self, observations: Tree, states: Tree, *, explore: bool = True
     ) -> PolicyOutput:
         """Return samples, also without `explore`."""
         del explore
+        if isinstance(observations, dict) and "action_mask" in observations:
+            allowed = self._allowed(observations["action_mask"])
+            if allowed is not None:
+                return PolicyOutput(allowed, states)
         rows = count_rows(observations)
         if rows > self._num_rows or not self._fixed:
             self._grow(rows)
@@ -177,6 +185,14 @@ class RandomPolicy(Policy):
         if rows < self._num_rows:
             actions = map_tree(lambda leaf: leaf[:rows], actions)
         return PolicyOutput(actions, states)
+
+    def _allowed(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+        """Return samples of what a mask allows; None: it is of no Discrete space."""
+        space = self._space
+        if not isinstance(space, spaces.Discrete):
+            return None
+        draws = np.where(mask, self._masked.random(mask.shape), -1.0)
+        return (draws.argmax(axis=1) + space.start).astype(space.dtype)
 
     def _grow(self, rows: int) -> None:
         if rows == self._num_rows:

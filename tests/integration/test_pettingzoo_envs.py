@@ -116,14 +116,10 @@ def test_a_recorded_run_is_what_the_env_does_that_is_stepped_by_hand(source: str
 @pytest.mark.parametrize("game", ["tictactoe_v3", "connect_four_v3"])
 def test_a_recorded_board_game_is_what_players_do_that_move_by_hand(game: str) -> None:
     """In turns: a row ends with its player's next turn, or with the game."""
-    random = np.random.default_rng(3)
-
-    def any_legal(seen: Any) -> Any:
-        return (random.random(seen["action_mask"].shape) * seen["action_mask"]).argmax(axis=1)
-
     source = f"pettingzoo.classic.{game}:env"
     with ActorPool([source], autoreset_mode="Disabled") as pool:
-        sample = EnvRunner(pool, any_legal, RunnerConfig(seed=1)).sample(num_episodes=4)
+        policy = RandomPolicy(pool.get_action_space("player_1"), 3)
+        sample = EnvRunner(pool, policy, RunnerConfig(seed=1)).sample(num_episodes=4)
     by_hand = importlib.import_module(f"pettingzoo.classic.{game}").env()
     rewarded = 0.0
     for rows in sample.single().split_by_episode():

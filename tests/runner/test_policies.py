@@ -12,6 +12,7 @@ from envbus.runner.policies import (
     ConstantPolicy,
     FunctionPolicy,
     PolicyOutput,
+    RandomPolicy,
     parse_policy,
     zero_action,
 )
@@ -66,6 +67,21 @@ def test_a_seeded_random_policy_gives_the_same_again() -> None:
     for rows in (3, 8, 20):
         assert np.array_equal(sample(rows), sample(rows))
         assert sample(rows)[:8].tolist() == sample(8)[:8].tolist()
+
+
+def test_a_random_policy_heeds_an_action_mask() -> None:
+    mask = np.tile(np.array([0, 1, 0, 1], np.int8), (4000, 1))
+    seen = {"observation": np.zeros((4000, 2)), "action_mask": mask}
+    first, again = (
+        RandomPolicy(spaces.Discrete(4, start=3), 1).compute_actions(seen, None).actions
+        for _ in range(2)
+    )
+    assert np.array_equal(first, again)
+    assert first.dtype == np.int64
+    assert (first == 4).mean() == pytest.approx(0.5, abs=0.05)
+    assert set(first) == {4, 6}
+    other = RandomPolicy(spaces.MultiBinary(2), 1).compute_actions(seen, None).actions
+    assert other.shape == (4000, 2)
 
 
 def test_an_import_path_names_a_function_also_a_method() -> None:
