@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from envbus.actors.protocol import MapBlocks
 from envbus.bus.broker import Broker, failure_to_error
 from envbus.bus.broker_core import BrokerCore
@@ -34,7 +36,7 @@ from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
 from envbus.bus.transport import Frames
 from envbus.runner.links import usable_cores
-from envbus.runner.policy_board import Board, BoardEntry, door_of, read_board
+from envbus.runner.policy_board import BoardEntry, door_of, read_board
 from envbus.runner.policy_door import knock
 from envbus.runner.policy_protocol import OpenLane, ShareRows
 
@@ -50,11 +52,14 @@ _LOOK_INTERVAL: Final = 0.02
 #: returns, and for those of all. A worker that computes says it later.
 _HELLO_TIMEOUT: Final = 1.0
 _ALL_HELLOS_TIMEOUT: Final = 0.05
+#: Seconds to wait for the reason of a worker's end, once a request has failed for good.
+_REASON_TIMEOUT: Final = 0.5
 #: How likely an asker leaves a crowded worker for another one.
 _CHANGE_CHANCE: Final = 0.5
-#: How often a request is asked whose worker was lost. Each time, the broker sends it to a second
-#: one if it can: so one that kills whoever computes it kills four at most.
-_MAX_ASKS: Final = 2
+#: How often a request is asked whose worker was lost. The broker may send it to a second worker
+#: each time, so that one that kills whoever computes it ends five lives at most. Not fewer, as
+#: workers that died together are noticed one by one.
+_MAX_ASKS: Final = 3
 
 
 class Asking:
@@ -123,6 +128,8 @@ class PolicyLanes:
         #: Descriptor and bytes of the arena, and descriptor of its layout, by name; one or none.
         self._shared: dict[str, tuple[int, int, int]] = {}
         self._num_shared = 0
+        #: Of workers whose lanes hung up, which life that was.
+        self._ended: dict[str, int] = {}
         #: Whether the first hellos have been waited for.
         self._greeted = False
         #: The worker that is asked while nothing is in flight; "": any.
@@ -325,6 +332,9 @@ class PolicyLanes:
         if failed.code is FailureCode.TIMEOUT and failed.peer == self._favourite:
             others = [name for name in self.names if name != failed.peer]
             self._favourite = random.choice(others) if others else ""  # noqa: S311
+        if failed.code is FailureCode.PEER_LOST and (why := self._why_it_ended(failed.peer)):
+            text = f"{asking.type_name} failed {asking.asks} times; at last, {why}"
+            failed = msgspec.structs.replace(failed, message=text)
         asking.end = failure_to_error(failed, outcome.wire_id)
 
     def _too_late(self, asking: Asking) -> Exception:
@@ -393,17 +403,17 @@ class PolicyLanes:
             if worker.identity == identity:
                 del self._workers[name]
                 self._next_look = 0.0
+                self._ended[name] = worker.entry.incarnation
                 reason = f"{name} (incarnation {worker.entry.incarnation}) ended"
-                board = read_board(self._directory)
-                if board is not None:
-                    reason = self._why(board, worker.entry) or reason
                 self._broker.peer_gone(identity, reason)
 
-    @staticmethod
-    def _why(board: Board, former: BoardEntry) -> str:
-        for entry in board.workers:
-            if entry.name == former.name and (
-                entry.incarnation > former.incarnation or entry.state != "up"
-            ):
-                return entry.reason
+    def _why_it_ended(self, name: str) -> str:
+        """Return how a worker ended, which its owner knows a moment after its lane hung up."""
+        incarnation = self._ended.get(name, 0)
+        give_up = time.monotonic() + _REASON_TIMEOUT
+        while (board := read_board(self._directory)) and time.monotonic() < give_up:
+            for entry in board.workers:
+                if entry.name == name and (entry.incarnation > incarnation or entry.state != "up"):
+                    return entry.reason
+            time.sleep(_LOOK_INTERVAL)
         return ""

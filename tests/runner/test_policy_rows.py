@@ -64,7 +64,7 @@ def test_actions_of_no_fixed_size_are_split_and_joined_as_a_list() -> None:
     ],
 )
 def test_a_policy_that_does_not_answer_each_row_is_told_so(out: PolicyOutput) -> None:
-    with pytest.raises(ValueError, match="the policy returned .* for 3 rows"):
+    with pytest.raises(ValueError, match=r"the policy returned .* for 3 rows"):
         Answer.of(out, 3, version=0)
 
 

@@ -1,0 +1,234 @@
+"""Policy workers that are killed, stopped or kill themselves; and owners that are gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from envbus.bus.errors import ClosedError, PeerLostError, RestartLimitError
+from envbus.bus.lane import LANES_EXIST
+from envbus.bus.restart import RestartPolicy
+from envbus.runner.policy_workers import PolicyWorkers
+from envbus.runner.remote_policy import PolicyHandle
+from tests.integration.nursery_children import Driver, is_alive, traced, wait_until
+from tests.integration.policies_under_test import Probe, hold, kill, make_probe, rows
+
+pytestmark = [
+    pytest.mark.skipif(not LANES_EXIST, reason="no SOCK_SEQPACKET or epoll here"),
+    pytest.mark.timeout(120),
+]
+
+OFTEN = RestartPolicy(max_restarts=20, backoff=0.01, max_backoff=0.05)
+
+
+def test_requests_of_a_worker_that_is_killed_go_to_another_and_it_is_replaced() -> None:
+    with PolicyWorkers(make_probe, 2, restart=OFTEN) as workers:
+        policy = workers.policy()
+        workers.set_weights({"offset": 1.0}, 7)
+        tickets = [policy.submit_actions(hold(i, 0.3), None) for i in range(6)]
+        victim = workers.pids()[0]
+        os.kill(victim, signal.SIGKILL)
+        for i, ticket in enumerate(tickets):
+            out = policy.collect_actions(ticket)
+            assert out.actions.tolist() == [i + 1]
+            assert out.versions is not None
+            assert out.versions.tolist() == [7]
+        wait_until(lambda: workers.statistics().workers_ready == 2, "a replacement")
+        assert victim not in workers.pids()
+        assert workers.statistics().restarts == 1
+
+
+def test_the_replacement_is_given_the_weights_and_their_version() -> None:
+    with PolicyWorkers(make_probe, restart=OFTEN) as workers:
+        policy = workers.policy()
+        workers.set_weights({"offset": 1.0})
+        workers.set_weights({"offset": 2.0}, 12)
+        (victim,) = workers.pids()
+        os.kill(victim, signal.SIGKILL)
+        workers.set_weights({"offset": 3.0})  # whether it is down, starting or up
+        out = policy.compute_actions(rows(0), None)
+        assert out.versions is not None
+        assert (out.actions.tolist(), out.versions.tolist()) == ([3.0], [13])
+        assert workers.pids() != [victim]
+
+
+def test_a_worker_is_replaced_while_its_owner_does_something_else() -> None:
+    with PolicyWorkers(make_probe, restart=OFTEN) as workers:
+        (victim,) = workers.pids()
+        os.kill(victim, signal.SIGKILL)
+        # Nothing is asked of `workers` but this.
+        wait_until(lambda: workers.pids() not in ([], [victim]), "a replacement")
+
+
+def test_requests_survive_the_end_of_all_workers() -> None:
+    with PolicyWorkers(make_probe, 2, restart=OFTEN) as workers:
+        policy, other = workers.policy(), workers.handle().policy()
+        tickets = [
+            (asker, asker.submit_actions(hold(i, 0.2), None))
+            for i in range(3)
+            for asker in (policy, other)
+        ]
+        for pid in workers.pids():
+            os.kill(pid, signal.SIGKILL)
+        found = [asker.collect_actions(ticket).actions.tolist() for asker, ticket in tickets]
+        assert found == [[0], [0], [1], [1], [2], [2]]
+        other.close()
+
+
+def test_without_restart_the_last_worker_s_end_is_the_error() -> None:
+    with PolicyWorkers(make_probe, 2, restart=None) as workers:
+        policy = workers.policy()
+        first, second = workers.pids()
+        os.kill(first, signal.SIGKILL)
+        assert policy.compute_actions(rows(1), None).actions.tolist() == [1]
+        ticket = policy.submit_actions(hold(1, 60.0), None)
+        os.kill(second, signal.SIGKILL)
+        with pytest.raises(RestartLimitError, match="no policy worker is left") as caught:
+            policy.collect_actions(ticket)
+        for index, pid in enumerate((first, second)):
+            assert f"policy-worker-{index} (pid {pid}, incarnation 0) ended: signal SIGKILL" in str(
+                caught.value
+            )
+        with pytest.raises(RestartLimitError, match="signal SIGKILL"):
+            policy.compute_actions(rows(1), None)
+
+
+class DiesWhenMadeAgain(Probe):
+    def __init__(self, mark: str) -> None:
+        super().__init__()
+        if os.path.exists(mark):
+            raise OSError("the model file is gone")
+        Path(mark).touch()
+
+
+def test_a_worker_that_does_not_come_up_again_is_given_up_with_the_reason(tmp_path: Path) -> None:
+    mark = str(tmp_path / "mark")
+    often = RestartPolicy(max_restarts=2, backoff=0.01)
+    with PolicyWorkers(lambda: DiesWhenMadeAgain(mark), restart=often) as workers:
+        policy = workers.policy()
+        ticket = policy.submit_actions(hold(1, 60.0), None)
+        os.kill(workers.pids()[0], signal.SIGKILL)
+        with pytest.raises(RestartLimitError, match="failed again after 2 restarts") as caught:
+            policy.collect_actions(ticket)
+        assert "OSError: the model file is gone" in str(caught.value)
+
+
+def test_an_observation_that_kills_whoever_computes_it_fails_with_the_worker_s_name() -> None:
+    with PolicyWorkers(make_probe, 2, restart=OFTEN) as workers:
+        policy, other = workers.policy(), workers.policy()
+        deadly = policy.submit_actions(kill(0), None)
+        with pytest.raises(PeerLostError, match=r"policy-worker-\d .*signal SIGKILL"):
+            policy.collect_actions(deadly)
+        assert other.compute_actions(rows(1), None).actions.tolist() == [1]
+        assert workers.statistics().restarts <= 5
+
+
+def test_a_stopped_worker_holds_up_its_own_requests_only() -> None:
+    with PolicyWorkers(make_probe, 2, timeout=0.5) as workers:
+        policy = workers.policy()
+        policy.compute_actions(rows(0), None)
+        stopped = workers.pids()[0]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            late = []
+            for i in range(10):
+                try:
+                    assert policy.compute_actions(rows(i), None).actions.tolist() == [i]
+                except TimeoutError as exc:
+                    late.append(str(exc))
+            assert len(late) <= 1
+            assert all("policy-worker-0" in text for text in late)
+            workers.set_weights({"offset": 1.0})  # does not wait for it
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+
+# --- the owner ------------------------------------------------------------------------------
+
+OWNER = """
+import json, sys, time
+from policies_under_test import make_probe, hold, rows
+from envbus.runner.policy_workers import PolicyWorkers
+
+workers = PolicyWorkers(make_probe, 2)
+policy = workers.policy()
+policy.compute_actions(rows(1), None)
+handle = workers.handle()
+print(json.dumps([workers.pids(), handle.directory]), flush=True)
+{then}
+"""
+
+
+def owner(tmp_path: Path, then: str) -> Driver:
+    return Driver(OWNER.format(then=then), tmp_path)
+
+
+def asker_of(directory: str) -> Any:
+    return PolicyHandle(
+        directory=directory,
+        policy_ids=("default",),
+        timeout=20.0,
+        max_in_flight=8,
+        max_version_lag=None,
+    ).policy()
+
+
+def test_a_killed_owner_leaves_nothing_and_its_askers_are_told(tmp_path: Path) -> None:
+    with owner(tmp_path, "time.sleep(600)") as driver:
+        pids, directory = driver.read()
+        asker = asker_of(directory)
+        assert asker.compute_actions(rows(4), None).actions.tolist() == [4]
+        ticket = asker.submit_actions(hold(1, 60.0), None)
+        driver.kill()
+        with pytest.raises(ClosedError, match="the process that had them ended"):
+            asker.collect_actions(ticket)
+        wait_until(lambda: not any(map(is_alive, pids)), "the workers' end")
+        wait_until(lambda: not os.path.exists(directory), "the folder's removal")
+        wait_until(lambda: not traced(driver.trace), "the end of all")
+        asker.close()
+
+
+def test_requests_flow_while_the_owner_does_not_run(tmp_path: Path) -> None:
+    with owner(tmp_path, "time.sleep(600)") as driver:
+        _, directory = driver.read()
+        program = psutil.Process(driver.process.pid)
+        program.suspend()
+        try:
+            asker = asker_of(directory)
+            for i in range(5):
+                assert asker.compute_actions(rows(i), None).actions.tolist() == [i]
+            asker.close()
+        finally:
+            program.resume()
+
+
+@pytest.mark.parametrize(
+    "then",
+    ["", "workers.close(); workers.close()"],
+    ids=["end", "closed twice"],
+)
+def test_an_owner_that_ends_leaves_nothing(then: str, tmp_path: Path) -> None:
+    with owner(tmp_path, then) as driver:
+        pids, directory = driver.read()
+        _, _, err = driver.finish()
+        assert "envbus" not in err.replace("/envbus", "")
+        wait_until(lambda: not any(map(is_alive, pids)), "the workers' end")
+        wait_until(lambda: not os.path.exists(directory), "the folder's removal")
+        wait_until(lambda: not traced(driver.trace), "the end of all")
+
+
+def test_ctrl_c_while_actions_are_awaited(tmp_path: Path) -> None:
+    with owner(tmp_path, "policy.compute_actions(hold(1, 60.0), None)") as driver:
+        pids, directory = driver.read()
+        time.sleep(0.3)
+        os.kill(driver.process.pid, signal.SIGINT)
+        _, _, err = driver.finish()
+        assert err.rstrip().endswith("KeyboardInterrupt")
+        wait_until(lambda: not any(map(is_alive, pids)), "the workers' end")
+        wait_until(lambda: not os.path.exists(directory), "the folder's removal")
