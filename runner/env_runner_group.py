@@ -22,6 +22,7 @@ from envbus.runner.actor import ActorState
 from envbus.runner.config import FleetConfig
 from envbus.runner.crew import CrewStatistics
 from envbus.runner.env_runner import EnvRunner
+from envbus.runner.episode import DEFAULT_POLICY_ID
 from envbus.runner.faults import FaultCause
 from envbus.runner.group.config import GroupConfig, RunnerStatus, envs_of
 from envbus.runner.group.joining import GroupSample, RunnerPart, join
@@ -33,6 +34,7 @@ from envbus.runner.links import usable_cores
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.policies import Weights
 from envbus.runner.policy_map import Policies
+from envbus.runner.remote_policy import PolicyHandle, RemotePolicy
 from envbus.runner.sampling import RunnerConfig
 from envbus.runner.trajectory import AgentID
 
@@ -63,7 +65,8 @@ class EnvRunnerGroup:
         envs: One factory, id or import path per env, shared out evenly; or a function `(index of
             the runner) -> ActorPool` that is called in the runner's process.
         policies: As `EnvRunner` takes them; each runner gets a copy. Copies of one that draws
-            random numbers from a seed all draw the same ones: use `make_policies` for it.
+            random numbers from a seed all draw the same ones: use `make_policies` for it. Those of
+            `PolicyWorkers` (`workers.policy()`, or the handle for all) are asked by all runners.
         config: Of each runner, which gets its own part of the seeds: env i of the group is reset
             with `seed + i`. `worker_index` is that of runner 0's first life; each further life of
             a runner takes one more.
@@ -82,7 +85,7 @@ class EnvRunnerGroup:
         self,
         num_runners: int,
         envs: AnyEnvs,
-        policies: Policies | None = None,
+        policies: Policies | PolicyHandle | None = None,
         config: RunnerConfig | None = None,
         *,
         make_policies: MakePolicies | None = None,
@@ -90,6 +93,10 @@ class EnvRunnerGroup:
     ) -> None:
         if (policies is None) == (make_policies is None):
             raise ConfigError("give policies or make_policies")
+        if isinstance(policies, PolicyHandle):
+            policies = _all_of(policies)
+        #: Policies whose weights are elsewhere.
+        self._elsewhere = _remote_ids(policies)
         self.config = config or RunnerConfig()
         self.settings = settings or GroupConfig()
         parts = [
@@ -293,9 +300,14 @@ class EnvRunnerGroup:
             version: None: per policy, the one after the present.
 
         Raises:
-            ConfigError: There is no such policy. Nothing was sent.
+            ConfigError: There is no such policy, or it is in policy workers. Nothing was sent.
         """
         self._assert_open()
+        if elsewhere := sorted(weights.keys() & self._elsewhere):
+            raise ConfigError(
+                f"weights of {elsewhere[0]!r} are in policy workers: PolicyWorkers.set_weights "
+                "changes them for all runners"
+            )
         self._rounds.take_news(0.0)
         self._rounds.set_weights(weights, version)
 
@@ -572,6 +584,17 @@ class EnvRunnerGroup:
     def _assert_open(self) -> None:
         if self.closed or self._crew.closed:
             raise ClosedEnvironmentError("Trying to operate on `EnvRunnerGroup`, after `stop()`.")
+
+
+def _all_of(handle: PolicyHandle) -> Policies:
+    if len(handle.policy_ids) == 1:
+        return handle.policy()
+    return {policy_id: handle.policy(policy_id) for policy_id in handle.policy_ids}
+
+
+def _remote_ids(policies: Policies | None) -> frozenset[str]:
+    by_id = policies if isinstance(policies, Mapping) else {DEFAULT_POLICY_ID: policies}
+    return frozenset(name for name, one in by_id.items() if isinstance(one, RemotePolicy))
 
 
 def _allowed(deadline: float | None) -> float | None:
