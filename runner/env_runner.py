@@ -206,7 +206,11 @@ class EnvRunner(RunnerPolicies):
                 raise ClosedEnvironmentError("`EnvRunner` was stopped during a sample.") from exc
             raise
         self._num_samples += 1
-        self.metrics.add_steps(env_steps=sample.env_steps, agent_steps=sample.agent_steps)
+        self.metrics.add_steps(
+            env_steps=sample.env_steps,
+            agent_steps=sample.agent_steps,
+            module_steps={name: len(batch) for name, batch in sample.policy_batches.items()},
+        )
         with naming("on_sample_end"):
             config.callbacks.on_sample_end(sample=sample)
         return sample

@@ -44,6 +44,8 @@ _COUNTS = (
     "num_untrained_episodes",
     "num_untrained_env_steps",
 )
+#: Counted per policy, under its name and the policy's id behind a slash.
+_MODULE_STEPS = "num_module_steps_sampled"
 _SPREAD = ("mean", "min", "max")
 
 
@@ -137,10 +139,14 @@ class SampleMetrics:
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._lifetime = dict.fromkeys(_COUNTS, 0)
 
-    def add_steps(self, *, env_steps: int, agent_steps: int) -> None:
-        """Count what a sample holds."""
+    def add_steps(
+        self, *, env_steps: int, agent_steps: int, module_steps: Mapping[str, int] | None = None
+    ) -> None:
+        """Count what a sample holds; `module_steps` are its rows by policy id."""
         self._count("num_env_steps_sampled", env_steps)
         self._count("num_agent_steps_sampled", agent_steps)
+        for policy_id, rows in (module_steps or {}).items():
+            self._count(f"{_MODULE_STEPS}/{policy_id}", rows)
 
     def add_episode(self, result: EpisodeResult) -> None:
         """Count an episode that is over, whole, however many fragments it came in."""
@@ -168,13 +174,14 @@ class SampleMetrics:
 
         The counts are `num_env_steps_sampled`, `num_agent_steps_sampled`, `num_episodes`,
         `num_faulty_episodes`, `num_episodes_without_actions`, `num_env_restarts`,
-        `num_dropped_rows`, `num_untrained_episodes`, `num_untrained_env_steps`, each also with
-        `_lifetime` behind its name; `faulty_eps_ids` are the ids of faulty episodes of which
-        fragments had left before the fault.
+        `num_dropped_rows`, `num_untrained_episodes`, `num_untrained_env_steps`, and
+        `num_module_steps_sampled`, rows by policy id, each also with `_lifetime` behind its name;
+        `faulty_eps_ids` are the ids of faulty episodes of which fragments had left before the
+        fault.
         """
         out = summarize(self._results)
-        out |= self._counts
-        out |= {f"{name}_lifetime": count for name, count in self._lifetime.items()}
+        out |= _by_policy(self._counts)
+        out |= {f"{name}_lifetime": count for name, count in _by_policy(self._lifetime).items()}
         out["faulty_eps_ids"] = [
             result.eps_id for result in self._results if result.faulty and result.fragments
         ]
@@ -202,11 +209,12 @@ class SampleMetrics:
 
     def set_state(self, state: Mapping[str, int]) -> None:
         """Go on from the lifetime's counts of another; unknown names are left alone."""
-        self._lifetime = {name: int(state.get(name, 0)) for name in _COUNTS}
+        known = [name for name in state if name in _COUNTS or name.startswith(f"{_MODULE_STEPS}/")]
+        self._lifetime = dict.fromkeys(_COUNTS, 0) | {name: int(state[name]) for name in known}
 
     def _count(self, name: str, number: int) -> None:
-        self._counts[name] += number
-        self._lifetime[name] += number
+        for counts in (self._counts, self._lifetime):
+            counts[name] = counts.get(name, 0) + number
 
 
 class PerfTimers:
@@ -249,6 +257,19 @@ class PerfTimers:
         """Return `{"mean_env_wait_ms": ..., ...}`; zeros before the first iteration ends."""
         count = 1 if self.ema_coef is not None else max(self.iterations, 1)
         return {f"mean_{timer}_ms": 1e3 * value / count for timer, value in self._values.items()}
+
+
+def _by_policy(counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return counts with those per policy in a dict by its id."""
+    modules: dict[str, int] = {}
+    out: dict[str, Any] = {_MODULE_STEPS: modules}
+    for name, count in counts.items():
+        prefix, slash, policy_id = name.partition("/")
+        if slash:
+            modules[policy_id] = count
+        else:
+            out[prefix] = count
+    return out
 
 
 def _spread(name: str, values: list[float] | list[int]) -> dict[str, float]:

@@ -334,6 +334,7 @@ def test_r_10_returns_are_told_per_agent_and_policy(make: Make) -> None:
     assert metrics["agent_episode_returns_mean"] == {0: 0.0, 1: 5.0, 2: 0.0}
     assert metrics["module_episode_returns_mean"] == {"p0": 0.0, "p1": 5.0}
     assert (metrics["num_episodes"], metrics["num_agent_steps_sampled"]) == (2, 36)
+    assert metrics["num_module_steps_sampled"] == {"p0": 24, "p1": 12}
     assert metrics["episode_len_max"] == 5
 
 

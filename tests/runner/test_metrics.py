@@ -81,6 +81,20 @@ def test_r_10_reading_clears_all_but_the_lifetime() -> None:
     assert "episode_return_mean" not in read
 
 
+def test_r_10_rows_are_counted_by_policy_and_go_over_to_another() -> None:
+    metrics, other = SampleMetrics(), SampleMetrics()
+    assert metrics.read()["num_module_steps_sampled"] == {}
+    metrics.add_steps(env_steps=2, agent_steps=5, module_steps={"p0": 2, "a/b": 3})
+    other.add_delta(metrics.collect_delta())
+    other.add_steps(env_steps=1, agent_steps=1, module_steps={"p0": 1})
+    read = other.read()
+    assert read["num_module_steps_sampled"] == {"p0": 3, "a/b": 3}
+    assert other.read()["num_module_steps_sampled"] == {}
+    again = SampleMetrics()
+    again.set_state(other.get_state())
+    assert again.read()["num_module_steps_sampled_lifetime"] == {"p0": 3, "a/b": 3}
+
+
 def test_the_lifetime_goes_over_to_another() -> None:
     metrics = SampleMetrics()
     metrics.add_steps(env_steps=16, agent_steps=32)
