@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from envbus.actors.external.client import ExternalEnvClient
-from envbus.actors.external.errors import ActionTimeoutError, EpisodeError
+from envbus.actors.external.errors import ActionTimeoutError
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.vocabulary import EpisodeLimits
 from envbus.runner.callbacks import CallbackError, Callbacks
@@ -130,12 +131,8 @@ def test_a_callback_that_raises_is_told_to_who_waits_and_later_episodes_are_whol
     def play(client: ExternalEnvClient) -> None:
         episode = client.start_episode()
         for t in range(4):
-            try:
+            with contextlib.suppress(CallbackError):
                 client.get_action(episode, obs(t))
-            except EpisodeError:
-                raise
-            except Exception as exc:
-                assert "no" in str(exc)
         client.end_episode(episode, obs(4))
 
     with simulators(runner.envs.address, for_ever(play)), runner:  # type: ignore[union-attr]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from envbus.runner.observation_connectors import FrameStack
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
+from tests.runner.pool_envs import GatedEnv
 from tests.runner.simulators import (
     ACTIONS,
     COUNTS,
@@ -318,3 +320,65 @@ def test_clients_are_told_spaces_policies_and_weights_are_set_while_they_play() 
             )
     assert sorted(set(versions)) == [0, 3]
     assert versions == sorted(versions)
+
+
+def test_the_late_of_both_are_named_and_waiting_for_both_does_not_spin(tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    pool = ActorPool(
+        [functools.partial(CountingEnv, 9), functools.partial(GatedEnv, gate, 9)],
+        num_actors=2,
+        autoreset_mode="Disabled",
+    )
+    bridge = ExternalEnvBridge(pool.single_observation_space, pool.single_action_space)
+    silent = threading.Event()
+
+    def play(client: ExternalEnvClient) -> None:
+        seen = client.observation_space.sample()
+        episode = client.start_episode()
+        client.get_action(episode, seen)
+        assert silent.wait(PATIENCE)
+        for _ in range(3):
+            client.get_action(episode, seen)
+
+    polls = []
+    poll = bridge.poll
+    bridge.poll = lambda *a, **k: polls.append(1) or poll(*a, **k)  # type: ignore[method-assign]
+    config = RunnerConfig(rollout_fragment_length=3)
+    with (
+        simulators(bridge.address, play),
+        EnvRunner([pool, bridge], zeros, config) as runner,
+    ):
+        sample = runner.sample(timeout=2.0)
+        assert sample.single()["env_id"].tolist() == [0] * 3
+        assert sample.late == (1, 2)
+        assert len(polls) < 200
+        gate.touch()
+        silent.set()
+        batch = runner.sample(timeout=PATIENCE).single()
+        assert batch["env_id"].tolist() == [0] * 3 + [1] * 3 + [2] * 3
+
+
+def test_spaces_that_the_first_client_announces_are_sampled_as_they_are() -> None:
+    text = spaces.Text(5)
+    bridge = ExternalEnvBridge()
+
+    def play() -> None:
+        address = bridge.address
+        with ExternalEnvClient(address, observation_space=text, action_space=text) as client:
+            episode = client.start_episode()
+            for word in ("a", "bcd"):
+                assert client.get_action(episode, word) == "ab"
+            client.end_episode(episode, "x")
+
+    def policy(seen: Any) -> Any:
+        return ["ab"] * len(seen)
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    with EnvRunner(bridge, policy) as runner:
+        assert runner.get_spaces() == {}
+        batch = runner.sample(num_episodes=1, timeout=PATIENCE).single()
+        assert runner.get_spaces() == {"agent0": (text, text)}
+    thread.join(PATIENCE)
+    assert batch["obs"].tolist() == ["a", "bcd"]
+    assert batch["obs"].dtype == object
