@@ -20,8 +20,9 @@ from tests.sources import ROOT
 CLIENTS = ROOT / "examples" / "clients"
 #: Seconds that a program may take; never expected to pass.
 PATIENCE = 60.0
-#: First number of an observation that is never answered, and of one for which the policy fails.
-SILENCE, FAILURE = 99.0, 98.0
+#: First number of an observation that is never answered, of one for which the policy fails, and of
+#: one that is answered after the gateway was started again.
+SILENCE, FAILURE, HELD = 99.0, 98.0, 97.0
 OBSERVATIONS = Box(-100.0, 100.0, (4,), np.float32)
 ACTIONS = Discrete(2)
 
@@ -55,11 +56,11 @@ class Serving:
         self.untrained: set[str] = set()
         self.off_policy: dict[str, list[Any]] = {}
         self.infos: dict[str, list[Any]] = {}
-        self.steps = 0
+        self.held: dict[str, dict[str, int]] = {}
 
     @property
-    def tcp(self) -> str:
-        return f"tcp://{self.gateway.tcp[0]}"
+    def stream(self) -> str:
+        return f"stream://{self.gateway.tcp[0]}"
 
     @property
     def websocket(self) -> str:
@@ -71,7 +72,9 @@ class Serving:
         result = self.bridge.poll(0.02)
         self.untrained |= result.untrained
         self.ended.update((fault.episode_id, "fault") for fault in result.faults)
-        actions = {}
+        actions: dict[str, dict[str, int]] = {}
+        if self.gateway.restarts:
+            actions, self.held = self.held, {}
         for episode, observations in result.observations.items():
             self.rewards[episode] += sum(result.rewards[episode].values())
             infos = {agent: info for agent, info in result.infos[episode].items() if info}
@@ -84,12 +87,12 @@ class Serving:
             elif episode in result.off_policy_actions:
                 self.off_policy.setdefault(episode, []).append(result.off_policy_actions[episode])
             else:
-                self.steps += 1
                 first = next(iter(observations.values()))[0]
                 if first == FAILURE:
                     self.bridge.fail([episode], ArithmeticError("the policy fails, as told"))
                 elif first != SILENCE:
-                    actions[episode] = {a: balance(o) for a, o in observations.items()}
+                    chosen = self.held if first == HELD else actions
+                    chosen[episode] = {a: balance(o) for a, o in observations.items()}
         self.bridge.send_actions(actions, policy_version=7)
 
     def run(self, *command: str | Path, on_line: Callable[[str], object] | None = None) -> str:

@@ -127,5 +127,5 @@ def test_its_cartpole_is_played_by_the_policy(
 def where(language: str) -> Callable[[Serving], list[str]]:
     """How the language's CartPole is told where the bridge is."""
     if language == "javascript":
-        return lambda serving: [serving.tcp]
+        return lambda serving: [serving.stream]
     return lambda serving: serving.gateway.tcp[0].rsplit(":", 1)

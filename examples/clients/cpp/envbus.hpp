@@ -35,7 +35,7 @@ namespace envbus {
 
 /// Base of all that is thrown here.
 struct Error : std::runtime_error { using runtime_error::runtime_error; };
-/// The connection is gone. The next call connects again; episodes wait for the bridge's lease.
+/// There was no connection until the time was over, or the bridge has ended.
 struct ConnectionLost : Error { using Error::Error; };
 /// No answer came in time.
 struct TimeoutError : Error { using Error::Error; };
@@ -387,8 +387,8 @@ struct Options {
 /// A session with a bridge, over one TCP connection at a time. Used by one thread at a time.
 ///
 /// Each call waits for its answer. Any number of episodes may be open at once. With several agents
-/// observations, actions, rewards and infos are maps by agent. A call that throws `ConnectionLost`
-/// may have arrived or not; the next one connects again and finds the episodes as they were.
+/// observations, actions, rewards and infos are maps by agent. A call whose connection is lost
+/// connects again and asks again; the bridge answers each question once.
 class Client {
  public:
   /// Connect and join; throws `ConnectionLost`, `TimeoutError`, `Refused`.
@@ -456,39 +456,49 @@ class Client {
 
   Value ask(const char* type, const Value& payload, double timeout = 0.0) {
     const auto deadline = after(timeout > 0 ? timeout : options_.timeout);
-    if (!connection_) rejoin(deadline);
-    return request(type, payload, deadline, "bridge");
-  }
-
-  Value request(const char* type, const Value& payload, Clock::time_point deadline, const char* to) {
     const std::int64_t id = ++last_id_;
-    try {
-      send(kRequest, id, type, payload, deadline, to);
-      // The bridge says itself that time is over; a moment later means that it cannot.
-      return answer(id, deadline + std::chrono::seconds(1));
-    } catch (const ConnectionLost&) {
-      connection_.reset();
-      throw;
+    for (double pause = 0.1;; pause = std::min(2 * pause, 5.0)) {
+      try {
+        if (!connection_) join(deadline);
+        return request(id, type, payload, deadline, "bridge");
+      } catch (const ConnectionLost&) {
+        if (connection_ || after(pause) >= deadline) throw;  // the bridge itself has ended; or late
+      }
+      std::this_thread::sleep_for(Seconds(pause));
     }
   }
 
+  Value request(std::int64_t id, const char* type, const Value& payload, Clock::time_point deadline,
+                const char* to) {
+    send(kRequest, id, type, payload, deadline, to);
+    // The bridge says itself that time is over; a moment later means that it cannot.
+    return answer(id, deadline + std::chrono::seconds(1));
+  }
+
   Value answer(std::int64_t id, Clock::time_point deadline) {
-    std::string complaint;
-    try {
-      for (;;) {
-        const Value frames = unpack(connection_->receive(deadline));
-        const Value header = unpack(frames[0].as_bytes()), payload = unpack(frames[1].as_bytes());
-        const std::int64_t kind = header[1].as_int(), answered = header[2].as_int();
-        if (kind == kNotice && header[3].as_string() == "Shutdown")
-          throw ConnectionLost("the bridge has ended");
-        if (answered == id && kind == kReply) return payload;
-        if (answered == id && kind == kFailure) raise(payload);
-        if (answered == 0 && kind == kFailure) complaint = payload["message"].as_string();
-        // All else is a late answer, which nobody waits for any more.
+    for (;;) {
+      const Value frames = unpack(receive(deadline));
+      const Value header = unpack(frames[0].as_bytes()), payload = unpack(frames[1].as_bytes());
+      const std::int64_t kind = header[1].as_int(), answered = header[2].as_int();
+      if (answered == id && kind == kReply) return payload;
+      if (answered == id && kind == kFailure) raise(payload);
+      if (answered == 0 && kind == kFailure) complaint_ = payload["message"].as_string();
+      if (kind == kNotice && header[3].as_string() == "Shutdown") {
+        connection_.reset();
+        throw ConnectionLost("the bridge has ended");
       }
+      // All else is a late answer, which nobody waits for any more.
+    }
+  }
+
+  Value::Bytes receive(Clock::time_point deadline) {
+    try {
+      return connection_->receive(deadline);
     } catch (const ConnectionLost&) {
-      if (complaint.empty()) throw;
       connection_.reset();
+      // The gateway's last words, if it had any, say more.
+      const std::string complaint = std::exchange(complaint_, "");
+      if (complaint.empty()) throw;
       throw Refused(complaint);
     }
   }
@@ -497,7 +507,12 @@ class Client {
             Clock::time_point deadline, const char* to) {
     const double left = std::max(Seconds(deadline - Clock::now()).count(), 0.001);
     const Value header{1, int(kind), id, type, kind == kRequest ? left : 0.0, 0, to};
-    connection_->send(pack(Value{pack(header), pack(payload)}), deadline);
+    try {
+      connection_->send(pack(Value{pack(header), pack(payload)}), deadline);
+    } catch (const Error&) {  // perhaps in the midst of a message
+      connection_.reset();
+      throw;
+    }
   }
 
   void join(Clock::time_point deadline) {
@@ -507,30 +522,19 @@ class Client {
       if (!options_.token.empty())
         send(kNotice, 0, "Token", Value::Map{{"token", options_.token}}, deadline, "");
       const std::string name = options_.name + "-" + std::to_string(random());
-      request("Hello", Value::Map{{"name", name}, {"heartbeat", kHeartbeat}}, deadline, "");
+      request(++last_id_, "Hello", Value::Map{{"name", name}, {"heartbeat", kHeartbeat}}, deadline, "");
       Value::Map hello{{"client", options_.name}, {"plain", true}, {"resume", session_}};
       try {
-        bridge_ = request("JoinBridge", hello, deadline, "bridge");
+        bridge_ = request(++last_id_, "JoinBridge", hello, deadline, "bridge");
       } catch (const SessionLost&) {  // away for too long: begin anew, without the old episodes
         hello["resume"] = "";
-        bridge_ = request("JoinBridge", hello, deadline, "bridge");
+        bridge_ = request(++last_id_, "JoinBridge", hello, deadline, "bridge");
       }
     } catch (...) {
       connection_.reset();
       throw;
     }
     session_ = bridge_["session"].as_string();
-  }
-
-  void rejoin(Clock::time_point deadline) {
-    for (double pause = 0.1;; pause = std::min(2 * pause, 5.0)) {
-      try {
-        return join(deadline);
-      } catch (const ConnectionLost&) {
-        if (after(pause) >= deadline) throw;
-      }
-      std::this_thread::sleep_for(Seconds(pause));
-    }
   }
 
   [[noreturn]] static void raise(const Value& failed) {
@@ -555,7 +559,7 @@ class Client {
   Options options_;
   std::unique_ptr<Connection> connection_;
   Value bridge_;
-  std::string session_;
+  std::string session_, complaint_;
   std::int64_t last_id_ = 0;
 };
 

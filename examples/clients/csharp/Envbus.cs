@@ -20,7 +20,7 @@ namespace Envbus
     /// <summary>Base of all that is thrown here.</summary>
     public class EnvbusException : Exception { public EnvbusException(string message) : base(message) { } }
 
-    /// <summary>The connection is gone. The next call connects again; episodes wait for the bridge's lease.</summary>
+    /// <summary>There was no connection until the time was over, or the bridge has ended.</summary>
     public class ConnectionLostException : EnvbusException { public ConnectionLostException(string message) : base(message) { } }
 
     /// <summary>No answer came in time.</summary>
@@ -62,7 +62,8 @@ namespace Envbus
 
     /// <summary>
     /// A session with a bridge, over one TCP connection at a time. Used by any thread; calls wait for
-    /// their answers, and for each other.
+    /// their answers, and for each other. A call whose connection is lost connects again and asks
+    /// again; the bridge answers each question once.
     /// </summary>
     /// <remarks>
     /// Values are null, bool, numbers, string, byte[], arrays and lists (nested for matrices), and
@@ -83,6 +84,7 @@ namespace Envbus
         readonly object gate = new object();
         Connection connection;
         string session = "";
+        string complaint;
         long lastId;
         bool disposed;
 
@@ -170,39 +172,61 @@ namespace Envbus
             {
                 if (disposed) throw new ConnectionLostException("this client was disposed");
                 var deadline = new Deadline(timeout ?? options.Timeout);
-                if (connection == null) Rejoin(deadline);
-                return RequestReply(type, payload, deadline, "bridge");
+                long id = ++lastId;
+                for (int pause = 100; ; pause = Math.Min(2 * pause, 5000))
+                {
+                    try
+                    {
+                        if (connection == null) Join(deadline);
+                        return RequestReply(id, type, payload, deadline, "bridge");
+                    }
+                    catch (ConnectionLostException)
+                    {
+                        // The bridge itself has ended; or it is late.
+                        if (connection != null || deadline.Left.TotalMilliseconds < pause) throw;
+                    }
+                    Thread.Sleep(pause);
+                }
             }
         }
 
-        Dictionary<string, object> RequestReply(string type, Dictionary<string, object> payload, Deadline deadline, string to)
+        Dictionary<string, object> RequestReply(long id, string type, Dictionary<string, object> payload, Deadline deadline, string to)
         {
-            long id = ++lastId;
-            string complaint = null;
+            Send(Request, id, type, payload, deadline, to);
+            // The bridge says itself that time is over; a moment later means that it cannot.
+            var patience = deadline.Later(TimeSpan.FromSeconds(1));
+            while (true)
+            {
+                var frames = (List<object>)MessagePack.Unpack(Receive(patience));
+                var header = (List<object>)MessagePack.Unpack((byte[])frames[0]);
+                var answer = (Dictionary<string, object>)MessagePack.Unpack((byte[])frames[1]);
+                long kind = (long)header[1], answered = (long)header[2];
+                if (answered == id && kind == Reply) return answer;
+                if (answered == id && kind == Failure) throw ErrorOf(answer);
+                if (answered == 0 && kind == Failure) complaint = (string)answer["message"];
+                if (kind == Notice && (string)header[3] == "Shutdown")
+                {
+                    Drop();
+                    throw new ConnectionLostException("the bridge has ended");
+                }
+                // All else is a late answer, which nobody waits for any more.
+            }
+        }
+
+        byte[] Receive(Deadline deadline)
+        {
             try
             {
-                Send(Request, id, type, payload, deadline, to);
-                // The bridge says itself that time is over; a moment later means that it cannot.
-                var patience = deadline.Later(TimeSpan.FromSeconds(1));
-                while (true)
-                {
-                    var frames = (List<object>)MessagePack.Unpack(connection.Receive(patience));
-                    var header = (List<object>)MessagePack.Unpack((byte[])frames[0]);
-                    var answer = (Dictionary<string, object>)MessagePack.Unpack((byte[])frames[1]);
-                    long kind = (long)header[1], answered = (long)header[2];
-                    if (kind == Notice && (string)header[3] == "Shutdown")
-                        throw new ConnectionLostException("the bridge has ended");
-                    if (answered == id && kind == Reply) return answer;
-                    if (answered == id && kind == Failure) throw ErrorOf(answer);
-                    if (answered == 0 && kind == Failure) complaint = (string)answer["message"];
-                    // All else is a late answer, which nobody waits for any more.
-                }
+                return connection.Receive(deadline);
             }
             catch (ConnectionLostException)
             {
                 Drop();
-                if (complaint != null) throw new RefusedException(complaint);
-                throw;
+                if (complaint == null) throw;
+                // The gateway's last words say more.
+                var refused = new RefusedException(complaint);
+                complaint = null;
+                throw refused;
             }
         }
 
@@ -210,7 +234,15 @@ namespace Envbus
         {
             double left = kind == Request ? Math.Max(deadline.Left.TotalSeconds, 0.001) : 0.0;
             var header = new object[] { 1, kind, id, type, left, 0, to };
-            connection.Send(MessagePack.Pack(new object[] { MessagePack.Pack(header), MessagePack.Pack(payload) }), deadline);
+            try
+            {
+                connection.Send(MessagePack.Pack(new object[] { MessagePack.Pack(header), MessagePack.Pack(payload) }), deadline);
+            }
+            catch (EnvbusException) // perhaps in the midst of a message
+            {
+                Drop();
+                throw;
+            }
         }
 
         void Join(Deadline deadline)
@@ -220,18 +252,18 @@ namespace Envbus
             {
                 if (options.Token != "")
                     Send(Notice, 0, "Token", new Dictionary<string, object> { { "token", options.Token } }, deadline, "");
-                RequestReply("Hello", new Dictionary<string, object> {
+                RequestReply(++lastId, "Hello", new Dictionary<string, object> {
                     { "name", options.Name + "-" + Guid.NewGuid() }, { "heartbeat", HeartbeatInterval } }, deadline, "");
                 var hello = new Dictionary<string, object> {
                     { "client", options.Name }, { "plain", true }, { "resume", session } };
                 try
                 {
-                    Bridge = RequestReply("JoinBridge", hello, deadline, "bridge");
+                    Bridge = RequestReply(++lastId, "JoinBridge", hello, deadline, "bridge");
                 }
                 catch (SessionLostException) // away for too long: begin anew, without the old episodes
                 {
                     hello["resume"] = "";
-                    Bridge = RequestReply("JoinBridge", hello, deadline, "bridge");
+                    Bridge = RequestReply(++lastId, "JoinBridge", hello, deadline, "bridge");
                 }
                 session = (string)Bridge["session"];
             }
@@ -239,23 +271,6 @@ namespace Envbus
             {
                 Drop();
                 throw;
-            }
-        }
-
-        void Rejoin(Deadline deadline)
-        {
-            for (int pause = 100; ; pause = Math.Min(2 * pause, 5000))
-            {
-                try
-                {
-                    Join(deadline);
-                    return;
-                }
-                catch (ConnectionLostException)
-                {
-                    if (deadline.Left.TotalMilliseconds < pause) throw;
-                }
-                Thread.Sleep(pause);
             }
         }
 

@@ -13,7 +13,7 @@ const HEARTBEAT = 60 // seconds between signs of life that the broker may rely o
 export class EnvbusError extends Error {
   get name() { return this.constructor.name }
 }
-/** The connection is gone, and what was in flight with it. The client connects again by itself. */
+/** There was no connection until the time was over, or this client was closed. */
 export class ConnectionLostError extends EnvbusError {}
 /** No answer came in time. */
 export class TimeoutError extends EnvbusError {}
@@ -50,17 +50,19 @@ function errorOf({ code, message, remote_type: type }) {
 // --- the client ------------------------------------------------------------------------------
 
 /**
- * A connection to a bridge, and the session that outlives it.
+ * A session with a bridge, over one connection at a time.
  *
- * Times are in milliseconds. Calls of one episode come one after another; any number of episodes
- * may be open at once. With several agents observations, actions, rewards and infos are objects by
- * agent.
+ * When the connection is lost the client connects again by itself, and asks again what was not
+ * answered; the bridge answers each question once. Times are in milliseconds. Calls of one episode
+ * come one after another; any number of episodes may be open at once. With several agents
+ * observations, actions, rewards and infos are objects by agent.
  */
 export class Client {
   /**
    * Connect and join. Options: `name`; `token`; `timeout` of each call, 60 000; `WebSocket`, the
    * class to use where there is no global one.
-   * @param {string} url `tcp://host:port`, `tcps://` (TLS), `ws://` or `wss://`
+   * @param {string} url `ws://host:port` or `stream://host:port` (plain TCP); with TLS `wss://`
+   *   or `streams://`
    */
   static async connect(url, options = {}) {
     const client = new Client(url, options)
@@ -77,13 +79,12 @@ export class Client {
   bridge
   #url; #name; #token; #WebSocket
   #carriage = null
-  #session = ""
-  #pending = new Map() // request id -> {resolve, reject, timer}
-  #lastId = 0
   #joined = false
-  #ready = Promise.resolve() // settles when the client has joined again, or has given up
-  #complaint = null // the last failure that answers no request: why the connection ends
-  #closed = false
+  #session = ""
+  #calls = new Map() // those without an answer, by request id
+  #lastId = 0
+  #complaint = null // the last failure that answers no call: why the connection ends
+  #end = null // why no call is taken any more
   #pulse = null
 
   constructor(url, { name = "simulator", token = "", timeout = 60_000, WebSocket } = {}) {
@@ -125,64 +126,58 @@ export class Client {
 
   /** Leave. Episodes that are open wait for the bridge's lease. */
   close() {
-    if (this.#closed) return
-    this.#closed = true
-    if (this.#carriage) this.#send(NOTICE, 0, "Goodbye", {})
-    this.#carriage?.close()
-    this.#lose(new ConnectionLostError("this client was closed"))
+    if (this.#joined) this.#notify("Goodbye")
+    this.#finish(new ConnectionLostError("this client was closed"))
   }
 
   // --- private
 
-  async #ask(type, payload, timeout = this.timeout) {
-    const deadline = Date.now() + timeout
-    if (this.#closed) throw new ConnectionLostError("this client was closed")
-    await before(deadline, this.#ready, `${type}: there is no connection to ${this.#url.host}`)
-    return this.#request(type, payload, deadline, "bridge")
-  }
-
-  #request(type, payload, deadline, to) {
+  #ask(type, payload, timeout = this.timeout, { to = "bridge", handshake = false } = {}) {
     return new Promise((resolve, reject) => {
-      if (!this.#carriage) throw new ConnectionLostError(`${type}: the connection is gone`)
+      if (this.#end) throw this.#end
       const id = ++this.#lastId
-      const left = Math.max(deadline - Date.now(), 1)
-      // The bridge says so itself; a moment later means that it cannot.
-      const timer = setTimeout(() => {
-        this.#pending.delete(id)
-        reject(new TimeoutError(`${type}: no answer within ${left} ms`))
-      }, left + 1000)
-      this.#pending.set(id, { resolve, reject, timer })
-      this.#send(REQUEST, id, type, payload, left / 1000, to)
+      const call = { id, type, payload, to, handshake, resolve, reject, deadline: Date.now() + timeout }
+      // The bridge says itself that time is over; a moment later means that it cannot.
+      call.timer = setTimeout(() => {
+        this.#calls.delete(id)
+        const Kind = this.#joined ? TimeoutError : ConnectionLostError
+        reject(new Kind(`${type}: no answer from ${this.#url.host} within ${timeout} ms`))
+      }, timeout + 1000)
+      this.#calls.set(id, call)
+      if (this.#joined || handshake) this.#sendCall(call) // else when it has joined
     })
   }
 
+  #sendCall({ id, type, payload, to, deadline }) {
+    this.#send(REQUEST, id, type, payload, Math.max(deadline - Date.now(), 1) / 1000, to)
+  }
+
+  #notify(type, payload = {}) { this.#send(NOTICE, 0, type, payload) }
+
   #send(kind, id, type, payload, ttl = 0, to = "") {
-    this.#carriage.send(encode([encode([1, kind, id, type, ttl, 0, to]), encode(payload)]))
+    this.#carriage?.send(encode([encode([1, kind, id, type, ttl, 0, to]), encode(payload)]))
   }
 
   async #open(deadline) {
-    const lost = (why) => this.#onLost(why)
-    const opening = openCarriage(this.#url, this.#WebSocket, (data) => this.#take(data), lost)
+    const opening = openCarriage(this.#url, this.#WebSocket, (data) => this.#take(data),
+      (why) => this.#onLost(why))
     this.#carriage = await before(deadline, opening, `nobody answers at ${this.#url.host}`)
-    if (this.#token) this.#send(NOTICE, 0, "Token", { token: this.#token })
+    if (this.#token) this.#notify("Token", { token: this.#token })
+    const greet = (type, payload, to) =>
+      this.#ask(type, payload, deadline - Date.now(), { to, handshake: true })
     const name = `${this.#name}-${Math.random().toString(36).slice(2, 12)}`
-    await this.#request("Hello", { name, heartbeat: HEARTBEAT }, deadline, "")
-    this.bridge = await this.#join(deadline)
-    this.#session = this.bridge.session
-    this.#joined = true
-    this.#pulse = setInterval(() => this.#send(NOTICE, 0, "Heartbeat", {}), (HEARTBEAT * 1000) / 3)
-    this.#pulse.unref?.() // it shall not keep Node from ending
-  }
-
-  async #join(deadline) {
+    await greet("Hello", { name, heartbeat: HEARTBEAT }, "")
     const join = { client: this.#name, plain: true, resume: this.#session }
-    try {
-      return await this.#request("JoinBridge", join, deadline, "bridge")
-    } catch (error) {
+    this.bridge = await greet("JoinBridge", join, "bridge").catch((error) => {
       if (!(error instanceof SessionLostError)) throw error
       // Away for too long: begin anew. Each of the old episodes will say that it is over.
-      return await this.#request("JoinBridge", { ...join, resume: "" }, deadline, "bridge")
-    }
+      return greet("JoinBridge", { ...join, resume: "" }, "bridge")
+    })
+    this.#session = this.bridge.session
+    this.#joined = true
+    for (const call of this.#calls.values()) this.#sendCall(call)
+    this.#pulse = setInterval(() => this.#notify("Heartbeat"), (HEARTBEAT * 1000) / 3)
+    this.#pulse.unref?.() // it shall not keep Node from ending
   }
 
   #take(data) {
@@ -190,51 +185,52 @@ export class Client {
     const [, kind, id, type] = header
     if (kind === NOTICE && type === "Shutdown") return this.#carriage.close()
     if (kind !== REPLY && kind !== FAILURE) return
-    const asked = this.#pending.get(id)
-    if (!asked) {
-      if (kind === FAILURE) this.#complaint = errorOf(payload)
-      return // or a late answer, which nobody waits for any more
-    }
-    this.#pending.delete(id)
-    clearTimeout(asked.timer)
-    if (kind === REPLY) asked.resolve(payload)
-    else asked.reject(errorOf(payload))
-  }
-
-  #lose(error) {
-    clearInterval(this.#pulse)
-    this.#carriage = null
-    for (const { reject, timer } of this.#pending.values()) {
-      clearTimeout(timer)
-      reject(error)
-    }
-    this.#pending.clear()
+    const call = this.#calls.get(id)
+    if (call) {
+      this.#calls.delete(id)
+      clearTimeout(call.timer)
+      if (kind === REPLY) call.resolve(payload)
+      else call.reject(errorOf(payload))
+    } else if (kind === FAILURE && id === 0) {
+      this.#complaint = errorOf(payload)
+    } // or a late answer, which nobody waits for any more
   }
 
   #onLost(why) {
     const error = this.#complaint ?? new ConnectionLostError(`the connection is gone: ${why}`)
-    this.#complaint = null
     const joined = this.#joined
+    this.#complaint = this.#carriage = null
     this.#joined = false
-    this.#lose(error)
-    if (joined && !this.#closed) {
-      this.#ready = this.#reopen()
-      this.#ready.catch(() => {}) // told to whoever asks next
-    }
+    clearInterval(this.#pulse)
+    this.#fail(error, ({ handshake }) => handshake)
+    if (joined && !this.#end) this.#reopen()
   }
 
   async #reopen() {
-    for (let pause = 100; !this.#closed; pause = Math.min(pause * 2, 5000)) {
+    for (let pause = 100; !this.#end; pause = Math.min(pause * 2, 5000)) {
       await new Promise((resolve) => setTimeout(resolve, pause))
       try {
-        return await this.#open(Date.now() + this.timeout)
+        if (!this.#end) return await this.#open(Date.now() + this.timeout)
       } catch (error) {
         this.#carriage?.close()
-        this.#carriage = null
-        if (error instanceof RefusedError) throw error
+        if (error instanceof RefusedError) this.#finish(error)
       }
     }
-    throw new ConnectionLostError("this client was closed")
+  }
+
+  #finish(error) {
+    this.#end ??= error
+    clearInterval(this.#pulse)
+    this.#carriage?.close()
+    this.#fail(this.#end)
+  }
+
+  #fail(error, which = () => true) {
+    for (const call of [...this.#calls.values()].filter(which)) {
+      this.#calls.delete(call.id)
+      clearTimeout(call.timer)
+      call.reject(error)
+    }
   }
 }
 
@@ -258,7 +254,7 @@ function openCarriage(url, WebSocket, onMessage, onLost) {
 }
 
 function openWeb(url, WebSocket, onMessage, onLost) {
-  if (!WebSocket) throw new EnvbusError("no WebSocket here: use tcp://, or give the option WebSocket")
+  if (!WebSocket) throw new EnvbusError("no WebSocket here: use stream://, or give the option WebSocket")
   const socket = new WebSocket(url)
   socket.binaryType = "arraybuffer"
   return new Promise((resolve, reject) => {
@@ -274,7 +270,7 @@ function openWeb(url, WebSocket, onMessage, onLost) {
 }
 
 async function openTcp(url, onMessage, onLost) {
-  const secure = url.protocol === "tcps:"
+  const secure = url.protocol === "streams:"
   const { connect } = secure ? await import("node:tls") : await import("node:net")
   const host = url.hostname.replace(/^\[|\]$/g, "")
   const socket = connect({ host, port: Number(url.port), noDelay: true })
