@@ -136,8 +136,9 @@ def _replay_single(rows: SampleBatch, client: Verbs, episode_id: str) -> None:
 
 
 def _replay_several(agents: Mapping[Any, SampleBatch], client: Verbs, episode_id: str) -> None:
-    starts = {}  # by env step: who acts then, and by which row
-    ends = {}
+    #: By env step: who acts then, or has acted until then, and by which row.
+    starts: dict[int, dict[Any, int]] = {}
+    ends: dict[int, dict[Any, int]] = {}
     for agent_id, rows in agents.items():
         times = rows["t"].tolist()
         before = [times[0], *(time + 1 for time in times[:-1])]

@@ -1,0 +1,134 @@
+"""The commands around external simulators: `doctor` and `conformance`.
+
+Secrets are given as files, never as arguments, which every user of a machine can see.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from envbus.bus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from envbus.runner.diagnosis.address import Address
+    from envbus.runner.diagnosis.doctor import Means
+
+__all__ = ["add_commands"]
+
+#: Options that all commands share which connect to a bridge.
+_Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="HOST:PORT",
+        help="Where the bridge, or its gateway, listens. How messages are carried is found out, "
+        "or said: tcp:// (ZeroMQ), stream:// (plain TCP), ws://; streams:// and wss:// with TLS.",
+    ),
+]
+_TokenFile = Annotated[Path | None, typer.Option(help="File that holds the token of a gateway.")]
+_Ca = Annotated[
+    Path | None,
+    typer.Option(help="Certificates of the authorities to trust, instead of this host's. PEM."),
+]
+_Keys = Annotated[Path | None, typer.Option(help="File of your secret key, for ZeroMQ with keys.")]
+_ServerKey = Annotated[Path | None, typer.Option(help="File of the bridge's public key.")]
+_Timeout = Annotated[float, typer.Option(min=0.01, help="Seconds to wait for one answer.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of this module to the program."""
+    app.command()(doctor)
+    app.command()(conformance)
+
+
+def doctor(
+    place: _Place,
+    token_file: _TokenFile = None,
+    ca: _Ca = None,
+    keys: _Keys = None,
+    server_key: _ServerKey = None,
+    timeout: _Timeout = 5.0,
+) -> None:
+    """Say at which step a connection to a bridge stops, and what to do about it."""
+    from envbus.runner.diagnosis.address import Address
+    from envbus.runner.diagnosis.doctor import examine
+
+    console = Console(highlight=False)
+    address = Address.parse(place)
+    means = _means(address, token_file, ca, keys, server_key)
+    well = True
+    for step in examine(address, means, timeout):
+        mark = Text("ok  ", "green") if step.ok else Text("STOP", "red")
+        lines = [Text(step.found)] + [Text(step.advice, "bold")] * bool(step.advice)
+        console.print(_row(Text.assemble(mark, f" {step.name}"), 16, lines))
+        well = well and step.ok
+    raise typer.Exit(0 if well else 1)
+
+
+def conformance(
+    place: _Place,
+    token_file: _TokenFile = None,
+    ca: _Ca = None,
+    keys: _Keys = None,
+    server_key: _ServerKey = None,
+    timeout: _Timeout = 5.0,
+    only: Annotated[str, typer.Option(help="Run only the checks whose names hold this text.")] = "",
+) -> None:
+    """Check a server of the external-env protocol, verb by verb; exit with 1 if it fails.
+
+    The server must be answering requests for actions. What it learns from this is nonsense: do
+    not point it at a training that matters.
+    """
+    from envbus.runner.diagnosis.address import Address
+    from envbus.runner.diagnosis.conformance import check_server
+    from envbus.runner.diagnosis.doctor import find
+
+    address = Address.parse(place)
+    means = _means(address, token_file, ca, keys, server_key)
+    address = find(address, means, timeout)
+    console = Console(highlight=False)
+    console.print(f"checking {address}")
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    colours = {"passed": "green", "failed": "red", "skipped": "yellow"}
+    for finding in check_server(address, means, timeout, only):
+        counts[finding.outcome] += 1
+        check = f"{finding.check.name} (section {finding.check.section})"
+        lines = [Text(f"{check} {1e3 * finding.seconds:.0f} ms")]
+        lines += [Text(finding.reason, "bold")] * bool(finding.reason)
+        console.print(_row(Text(finding.outcome, colours[finding.outcome]), 8, lines))
+    console.print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    raise typer.Exit(1 if counts["failed"] else 0)
+
+
+def _row(mark: Text, width: int, lines: list[Text]) -> Table:
+    row = Table.grid(padding=(0, 1))
+    row.add_column(width=width, no_wrap=True)
+    row.add_column()
+    row.add_row(mark, Group(*lines))
+    return row
+
+
+def _means(
+    address: Address,
+    token_file: Path | None,
+    ca: Path | None,
+    keys: Path | None,
+    server_key: Path | None,
+) -> Means:
+    from envbus.bus.keys import PeerKeys
+    from envbus.runner.diagnosis.doctor import Means
+
+    try:
+        token = None if token_file is None else token_file.read_text("utf-8").strip()
+        tls = None
+        if address.tls or ca is not None:
+            tls = ssl.create_default_context(cafile=None if ca is None else str(ca))
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(f"{exc}") from exc
+    return Means(token, PeerKeys.load(keys, server_key), tls)

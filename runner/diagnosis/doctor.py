@@ -1,0 +1,378 @@
+"""Connects to a bridge step by step, and says at which step it stops, and what to do."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from envbus.actors.external.protocol import BridgeJoined, JoinBridge
+from envbus.bus.errors import ConfigError
+from envbus.bus.keys import PeerKeys
+from envbus.bus.messages import FailureCode, Kind, Token, Welcome
+from envbus.runner.diagnosis.address import Address
+from envbus.runner.diagnosis.links import LinkEndedError, open_link
+from envbus.runner.diagnosis.talk import BrokenRuleError, NoAnswerError, RefusedError, Talk
+
+__all__ = ["Means", "Step", "examine", "find"]
+
+#: Seconds in which a ZeroMQ server has begun its greeting.
+_GREETING_TIME = 0.5
+#: Round trips of which the median is told.
+_ROUND_TRIPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that was tried."""
+
+    name: str
+    ok: bool
+    #: What was found.
+    found: str
+    #: What to do about it; empty where nothing is wrong.
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a client has to show."""
+
+    token: str | None = None
+    keys: PeerKeys | None = None
+    tls: ssl.SSLContext | None = None
+
+
+class _Stop(Exception):
+    """The step failed; those behind it cannot be tried."""
+
+
+def examine(address: Address, means: Means, timeout: float = 5.0) -> Iterator[Step]:
+    """Yield the steps in their order, up to the first that fails.
+
+    name, connection, carriage, TLS (if any), handshake, hello, bridge, round trip. No episode is
+    started: a bridge that is in use is not disturbed.
+
+    Args:
+        address: Where to connect to; its carriage may be unknown.
+        means: Token, keys, certificates.
+        timeout: Seconds per step.
+
+    Raises:
+        ConfigError: What the caller gave does not go together.
+    """
+    if address.host:
+        step = _resolve(address)
+        yield step
+        if not step.ok:
+            return
+        step = _reach(address, timeout)
+        yield step
+        if not step.ok:
+            return
+        step, address = _recognize(address, means, timeout)
+        yield step
+        if not step.ok:
+            return
+    try:
+        begin = time.monotonic()
+        link = open_link(
+            address, timeout=timeout, token=means.token, tls=means.tls, keys=means.keys
+        )
+    except ConfigError:
+        raise
+    except Exception as exc:  # each library has its own
+        yield _handshake_failed(exc, means)
+        return
+    took = 1e3 * (time.monotonic() - begin)
+    yield Step("handshake", True, f"{_spoken(address)} stands after {took:.0f} ms")
+    talk = Talk(link, timeout)
+    try:
+        step, _ = _hello(talk, address, means)
+        yield step
+        if not step.ok:
+            return
+        step, joined = _join(talk)
+        yield step
+        if joined is not None:
+            yield _round_trips(talk)
+    finally:
+        talk.close()
+
+
+def find(address: Address, means: Means, timeout: float = 5.0) -> Address:
+    """Return the address with its carriage, found out if it did not say so.
+
+    Raises:
+        ConfigError: There is no connection; what to do about it.
+    """
+    if not address.host:
+        return address
+    for step in (_resolve(address), _reach(address, timeout)):
+        if not step.ok:
+            raise ConfigError(f"{step.found}; {step.advice}")
+    step, found = _recognize(address, means, timeout)
+    if not step.ok:
+        raise ConfigError(f"{step.found}; {step.advice}")
+    return found
+
+
+def _resolve(address: Address) -> Step:
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        return Step(
+            "name",
+            False,
+            f"{address.host} has no address: {exc}",
+            "is it spelled right? Try the numeric address, which the bridge's host shows with "
+            "`ip address`.",
+        )
+    numbers = sorted({str(entry[4][0]) for entry in found})
+    return Step("name", True, f"{address.host} is {', '.join(numbers)}")
+
+
+def _reach(address: Address, timeout: float) -> Step:
+    place = f"{address.host}:{address.port}"
+    try:
+        begin = time.monotonic()
+        socket.create_connection((address.host, address.port), timeout).close()
+    except ConnectionRefusedError:
+        return Step(
+            "connection",
+            False,
+            f"{place} refuses connections: nothing listens there",
+            "is the bridge running, and is this its port? It prints its addresses when it starts; "
+            "one that listens at 127.0.0.1 is reached from its own host only.",
+        )
+    except TimeoutError:
+        return Step(
+            "connection",
+            False,
+            f"{place} did not answer in {timeout:.3g} s",
+            "a firewall drops the packets, or the host is off. Open the port there, or reach it "
+            "through a tunnel: ssh -L.",
+        )
+    except OSError as exc:
+        return Step("connection", False, f"{place} cannot be reached: {exc}", "is the network up?")
+    return Step("connection", True, f"{place} accepts after {_ms(begin)}")
+
+
+def _recognize(address: Address, means: Means, timeout: float) -> tuple[Step, Address]:
+    """Find out how the other side carries messages, and compare it with what was asked for."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout) as probe:
+            greeting = _greeting(probe)
+    except OSError as exc:
+        return Step("carriage", False, f"the connection broke: {exc}", "look at its log"), address
+    if greeting is not None:
+        return _zmq(address, greeting, means)
+    if address.carriage == "zmq":
+        step = Step(
+            "carriage",
+            False,
+            "no ZeroMQ greeting came: what listens there is no ZeroMQ socket",
+            f"if it is a gateway's port, use stream://{address.host}:{address.port} or "
+            f"ws://{address.host}:{address.port}",
+        )
+        return step, address
+    if address.carriage is not None:
+        return Step("carriage", True, _spoken(address)), address
+    with_tls = _answers_tls(address, timeout)
+    is_http = _answers_http(address, timeout, with_tls)
+    found = replace(address, carriage="websocket" if is_http else "stream", tls=with_tls)
+    return Step("carriage", True, f"{_spoken(found)}: {found}"), found
+
+
+def _zmq(address: Address, mechanism: str, means: Means) -> tuple[Step, Address]:
+    found = replace(address, carriage="zmq", tls=False)
+    if address.carriage not in (None, "zmq"):
+        step = Step(
+            "carriage",
+            False,
+            f"a ZeroMQ socket listens there, and not {_spoken(address)}",
+            f"use {found}, or the port that the gateway printed",
+        )
+        return step, address
+    wanted = "NULL" if means.keys is None else "CURVE"
+    if mechanism != wanted:
+        advice = (
+            "give your keys and the bridge's public key: --keys me.key_secret --server-key "
+            "server.key (`envbus keys new` makes them)"
+            if mechanism == "CURVE"
+            else "the bridge was started without keys: leave yours off, or start it with keys="
+        )
+        return Step("carriage", False, f"ZeroMQ with security {mechanism}", advice), found
+    return Step("carriage", True, f"ZeroMQ with security {mechanism}: {found}"), found
+
+
+def _greeting(probe: socket.socket) -> str | None:
+    """Return the security mechanism that a ZeroMQ socket names, or None: it is none.
+
+    ZMTP 3.1, "Greeting": signature (10 bytes), version (2), mechanism (20), as-server, filler.
+    """
+    probe.settimeout(_GREETING_TIME)
+    try:
+        signature = _exactly(probe, 10)
+        if signature[0] != 0xFF or signature[9] != 0x7F:
+            return None
+        # Up to the major version: who hears another mechanism than its own hangs up, mute.
+        probe.sendall(struct.pack(">B8xBB", 0xFF, 0x7F, 3))
+        rest = _exactly(probe, 54)
+    except (OSError, EOFError):
+        return None
+    return rest[2:22].rstrip(b"\0").decode("ascii", "replace")
+
+
+def _exactly(probe: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = probe.recv(count - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def _answers_tls(address: Address, timeout: float) -> bool:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # who it is, is looked at later
+    try:
+        with (
+            socket.create_connection((address.host, address.port), min(timeout, 2.0)) as plain,
+            context.wrap_socket(plain),
+        ):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _answers_http(address: Address, timeout: float, tls: bool) -> bool:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        probe = socket.create_connection((address.host, address.port), min(timeout, 2.0))
+        with context.wrap_socket(probe) if tls else probe as wire:
+            wire.sendall(b"GET / HTTP/1.1\r\nHost: doctor\r\nConnection: close\r\n\r\n")
+            return _exactly(wire, 5) == b"HTTP/"
+    except (OSError, EOFError, ValueError):
+        return False
+
+
+def _handshake_failed(exc: Exception, means: Means) -> Step:
+    text = f"{type(exc).__name__}: {exc}".rstrip(": ")
+    advice = "the bridge's log says more"
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        advice = (
+            "the certificate is not one that this host trusts, or is for another name: give the "
+            "file of the authority that signed it (--ca), and the name that stands in it"
+        )
+    elif isinstance(exc, ssl.SSLError):
+        advice = "one side uses TLS and the other does not: try ws:// or stream:// without an s"
+    elif isinstance(exc, TimeoutError):
+        advice = "what listens there is neither a bridge nor its gateway"
+    elif isinstance(exc, LinkEndedError) and means.keys is not None:
+        advice = (
+            "is your public key in the folder that the bridge allows, and is --server-key the "
+            "public key of this bridge?"
+        )
+    elif "401" in text or "403" in text:
+        advice = "give the token that the bridge was started with: --token-file"
+    return Step("handshake", False, text, advice)
+
+
+def _hello(talk: Talk, address: Address, means: Means) -> tuple[Step, Welcome | None]:
+    try:
+        if means.token is not None and address.carriage == "stream":
+            talk.send(Token(token=means.token), Kind.NOTICE)
+        welcome = talk.say_hello(f"doctor-{secrets.token_hex(4)}")
+    except RefusedError as exc:
+        return Step("hello", False, f"refused: {exc}", _advice(exc, means)), None
+    except NoAnswerError as exc:
+        return (
+            Step("hello", False, str(exc), "what listens there does not speak envbus's protocol"),
+            None,
+        )
+    except (BrokenRuleError, LinkEndedError) as exc:
+        return Step("hello", False, str(exc), "what listens there is no envbus broker"), None
+    found = (
+        f"welcome; silence is borne for {welcome.lease:.3g} s, messages up to "
+        f"{welcome.max_message_bytes / 2**20:.3g} MiB"
+    )
+    return Step("hello", True, found), welcome
+
+
+def _advice(exc: RefusedError, means: Means) -> str:
+    if exc.failed.code is FailureCode.VERSION:
+        return "install the same release of envbus, or of the client, on both sides"
+    if "token" in exc.failed.message:
+        return (
+            "give the token that the bridge was started with: --token-file"
+            if means.token is None
+            else "that is not the token that the bridge was started with"
+        )
+    return "the message says what is wrong"
+
+
+def _join(talk: Talk) -> tuple[Step, BridgeJoined | None]:
+    try:
+        joined = talk.ask(JoinBridge(client="envbus doctor"))
+    except RefusedError as exc:
+        advice = (
+            "a broker without a bridge listens there: start one with `envbus serve`, or give its "
+            "own address"
+            if exc.failed.code is FailureCode.NO_PEER
+            else "the message says what is wrong"
+        )
+        return Step("bridge", False, f"refused: {exc}", advice), None
+    except NoAnswerError as exc:
+        return (
+            Step(
+                "bridge",
+                False,
+                str(exc),
+                "the bridge's process is there and does not poll: it trains, or hangs. Clients "
+                "wait for it up to their time-outs.",
+            ),
+            None,
+        )
+    except (BrokenRuleError, LinkEndedError) as exc:
+        return Step("bridge", False, str(exc), "the bridge does not follow the protocol"), None
+    found = (
+        f"joined; {'several agents' if joined.multi_agent else 'one agent'}, policies "
+        f"{', '.join(joined.policy_ids) or '(none named)'}, lease {joined.lease:.3g} s"
+    )
+    return Step("bridge", True, found), joined
+
+
+def _round_trips(talk: Talk) -> Step:
+    times = []
+    for _ in range(_ROUND_TRIPS):
+        begin = time.perf_counter()
+        try:
+            talk.ask(JoinBridge(client="envbus doctor"))
+        except (RefusedError, NoAnswerError, BrokenRuleError, LinkEndedError) as exc:
+            return Step("round trip", False, str(exc), "it worked once, and then no more")
+        times.append(time.perf_counter() - begin)
+    times.sort()
+    return Step(
+        "round trip",
+        True,
+        f"{1e3 * times[len(times) // 2]:.2f} ms at the median of {len(times)}, at worst "
+        f"{1e3 * times[-1]:.2f} ms",
+    )
+
+
+def _spoken(address: Address) -> str:
+    name = {"zmq": "ZeroMQ", "stream": "plain TCP", "websocket": "WebSocket", None: "?"}
+    return name[address.carriage] + (" with TLS" if address.tls else "")
+
+
+def _ms(begin: float) -> str:
+    return f"{1e3 * (time.monotonic() - begin):.1f} ms"

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from envbus.bus.errors import ConfigError
+from envbus.bus.keys import PeerKeys, new_keys
+from envbus.bus.messages import Welcome
+from envbus.runner.diagnosis.address import Address
+from envbus.runner.diagnosis.doctor import Means, Step, examine, find
+from tests.runner.diagnosis import serving
+
+
+def steps(place: str, means: Means | None = None, timeout: float = 3.0) -> list[Step]:
+    return list(examine(Address.parse(place), means or Means(), timeout))
+
+
+def last(place: str, means: Means | None = None, timeout: float = 3.0) -> tuple[str, str, str]:
+    """The step at which it stops, what was found, and the advice."""
+    *before, step = steps(place, means, timeout)
+    assert all(one.ok and not one.advice for one in before)
+    assert not step.ok
+    assert step.advice
+    return step.name, step.found, step.advice
+
+
+def test_a_bridge_that_works_passes_all_steps() -> None:
+    with serving.bridge() as bridge:
+        taken = steps(bridge.address)
+        assert [step.name for step in taken] == [
+            *("name", "connection", "carriage", "handshake", "hello", "bridge", "round trip")
+        ]
+        assert all(step.ok for step in taken)
+        assert taken == [step for step in taken if not step.advice]
+        assert bridge.statistics().episodes == 0
+
+
+def test_the_carriage_of_a_gateway_is_found_out() -> None:
+    with (
+        serving.bridge() as bridge,
+        serving.gateway(bridge, tcp=("127.0.0.1:0",), websocket=("127.0.0.1:0",)) as gateway,
+    ):
+        assert find(Address.parse(gateway.tcp[0]), Means()).carriage == "stream"
+        assert find(Address.parse(gateway.websocket[0]), Means()).carriage == "websocket"
+        for place in (*gateway.tcp, *gateway.websocket):
+            assert all(step.ok for step in steps(place))
+
+
+def test_a_name_without_an_address_is_where_it_stops() -> None:
+    name, found, _ = last("no-such-host.invalid:5555")
+    assert (name, "no-such-host.invalid has no address" in found) == ("name", True)
+
+
+def test_a_port_at_which_nothing_listens_is_where_it_stops() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    name, found, advice = last(f"127.0.0.1:{port}")
+    assert name == "connection"
+    assert "nothing listens there" in found
+    assert "is the bridge running" in advice
+
+
+def test_a_server_that_says_nothing_is_no_bridge() -> None:
+    with serving.mute() as place:
+        assert last(place, timeout=0.3)[0] in ("carriage", "hello")
+        assert last(f"tcp://{place}", timeout=0.3)[0] == "carriage"
+        name, found, _ = last(f"stream://{place}", timeout=0.3)
+        assert (name, "not answered" in found) == ("hello", True)
+
+
+def test_another_carriage_than_asked_for_is_named() -> None:
+    with serving.bridge() as bridge:
+        name, found, advice = last(bridge.address.replace("tcp://", "ws://"))
+        assert name == "carriage"
+        assert "a ZeroMQ socket listens there" in found
+        assert bridge.address in advice
+        with serving.gateway(bridge, tcp=("127.0.0.1:0",)) as gateway:
+            assert "no ZeroMQ greeting" in last(f"tcp://{gateway.tcp[0]}")[1]
+
+
+def test_a_missing_or_wrong_token_is_named() -> None:
+    with (
+        serving.bridge() as bridge,
+        serving.gateway(
+            bridge, tcp=("127.0.0.1:0",), websocket=("127.0.0.1:0",), token="right"
+        ) as gateway,
+    ):
+        for place in (f"stream://{gateway.tcp[0]}", f"ws://{gateway.websocket[0]}"):
+            assert "--token-file" in last(place)[2]
+            assert "token" in last(place, Means(token="wrong"))[2]
+            assert all(step.ok for step in steps(place, Means(token="right")))
+
+
+def test_keys_that_are_missing_or_not_allowed_are_named(tmp_path: Path) -> None:
+    (tmp_path / "clients").mkdir()
+    server, _ = new_keys(tmp_path, "server"), new_keys(tmp_path / "clients", "friend")
+    new_keys(tmp_path, "stranger")
+    with serving.bridge(keys=tmp_path / "server.key_secret", allow=tmp_path / "clients") as bridge:
+        name, found, advice = last(bridge.address)
+        assert (name, "CURVE" in found, "--server-key" in advice) == ("carriage", True, True)
+        stranger = PeerKeys.load(tmp_path / "stranger.key_secret", tmp_path / "server.key")
+        assert last(bridge.address, Means(keys=stranger))[0] == "handshake"
+        friend = PeerKeys.load(tmp_path / "clients" / "friend.key_secret", tmp_path / "server.key")
+        assert all(step.ok for step in steps(bridge.address, Means(keys=friend)))
+    assert server
+
+
+def test_keys_without_need_are_named(tmp_path: Path) -> None:
+    new_keys(tmp_path, "me")
+    keys = PeerKeys.load(tmp_path / "me.key_secret", tmp_path / "me.key")
+    with serving.bridge() as bridge:
+        assert "without keys" in last(bridge.address, Means(keys=keys))[2]
+        with serving.gateway(bridge, tcp=("127.0.0.1:0",)) as gateway:
+            place = Address.parse(f"stream://{gateway.tcp[0]}")
+            with pytest.raises(ConfigError, match="keys belong to ZeroMQ"):
+                list(examine(place, Means(keys=keys), 2.0))
+
+
+def test_tls_that_one_side_only_speaks_is_named() -> None:
+    with (
+        serving.bridge() as bridge,
+        serving.gateway(bridge, tcp=("127.0.0.1:0",)) as gateway,
+    ):
+        means = Means(tls=ssl.create_default_context())
+        name, _, advice = last(f"streams://{gateway.tcp[0]}", means, timeout=1.0)
+        assert (name, "TLS" in advice) == ("handshake", True)
+
+
+def test_a_broker_without_a_bridge_is_named() -> None:
+    with serving.broker() as place:
+        name, found, advice = last(place)
+        assert name == "bridge"
+        assert "no_peer" in found
+        assert "a broker without a bridge" in advice
+
+
+def test_a_bridge_that_does_not_poll_is_named() -> None:
+    def answer(header: object, payload: object) -> Welcome | None:
+        welcomes = type(payload).__name__ == "Hello"
+        return Welcome(lease=10.0, max_message_bytes=1 << 20) if welcomes else None
+
+    with serving.liar(answer) as place:
+        name, _, advice = last(place, timeout=0.3)
+        assert (name, "does not poll" in advice) == ("bridge", True)
