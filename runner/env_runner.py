@@ -126,19 +126,28 @@ class EnvRunner(RunnerPolicies):
         self.stop()
         self.envs = make_env()
         self._envs = EnvSet(self.envs)
-        self._renew()
+        try:
+            self._renew()
+        except BaseException:
+            self._envs.close(terminate=True)
+            raise
 
     def make_module(self) -> None:
         """Make the policies anew, with fresh weights of the next version; new episodes begin.
 
         Raises:
             ConfigError: It does not know how: use `from_factories`.
-            Exception: What the factory raised; nothing has changed then.
+            Exception: What the factory raised, or policies that do not fit; nothing has changed.
         """
         _, make_module = self._known_factories("make_module")
         self._assert_open()
+        before = self._policies.by_id
         self._policies.replace(make_module(self.envs))
-        self._renew()
+        try:
+            self._renew()
+        except BaseException:
+            self._policies.by_id = before
+            raise
 
     @property
     def is_vectorized(self) -> bool:
@@ -297,11 +306,15 @@ class EnvRunner(RunnerPolicies):
         """Take over what `get_state` returned, of this runner or another; episodes go on.
 
         Raises:
-            ConfigError: It has a policy that is not here. Nothing was set.
-            KeyError: It has not a connector that is here.
+            ConfigError: It has a policy that is not here, or lacks a connector that is. Nothing was
+                set.
         """
+        connectors = self.config.connectors()
+        missing = sorted(connectors.keys() - state["connectors"].keys())
+        if missing:
+            raise ConfigError(f"the state has nothing of the connectors {missing}")
         self._policies.set_state(state["policies"])
-        for name, connector in self.config.connectors().items():
+        for name, connector in connectors.items():
             connector.set_state(state["connectors"][name])
         self.metrics.set_state(state["metrics"])
         self._num_samples = max(self._num_samples, int(state["num_samples"]))

@@ -109,6 +109,32 @@ def test_make_module_makes_policies_of_the_next_version(make: Make, vectorized: 
     assert second["t"].tolist() == [0, 1]
 
 
+def test_policies_that_do_not_fit_change_nothing(make: Make) -> None:
+    made: list[Any] = [zeros, {"a": zeros, "b": zeros}]
+    runner = make(counting(1, 3), lambda envs: made.pop(0), vectorized=True)
+    runner.sample(num_env_steps=1)
+    with pytest.raises(ConfigError, match="there are several policies"):
+        runner.make_module()
+    assert list(runner.policies) == ["default_policy"]
+    assert runner.sample(num_env_steps=2).single()["t"].tolist() == [1, 2]
+
+
+def test_envs_that_do_not_fit_are_closed(make: Make) -> None:
+    modes = ["Disabled", "SameStep"]
+    pools: list[ActorPool] = []
+
+    def make_env() -> ActorPool:
+        pools.append(ActorPool(counting(1, 3), autoreset_mode=modes.pop(0)))
+        return pools[-1]
+
+    runner = EnvRunner.from_factories(make_env, lambda envs: zeros)
+    with pytest.raises(ConfigError, match='"NextStep" or "Disabled"'):
+        runner.make_env()
+    assert [pool.closed for pool in pools] == [True, True]
+    with pytest.raises(ClosedEnvironmentError):
+        runner.sample()
+
+
 def test_a_mapping_that_was_replaced_outlives_the_envs(make: Make) -> None:
     policies = {"a": zeros, "b": zeros}
     runner = make(counting(1, 3), lambda envs: policies, policy_mapping_fn=lambda *_: "a")
@@ -140,24 +166,20 @@ def test_what_a_factory_raises_closes_the_envs() -> None:
     assert pools[0].closed
 
 
-def normalized(envs: ActorPool) -> Pipeline:
-    return Pipeline([Normalize(envs.single_observation_space)])
+def build_normalized(vectorized: bool) -> EnvRunner:
+    pool = ActorPool(["CartPole-v1"], autoreset_mode="Disabled")
+    connector = Pipeline([Normalize(pool.single_observation_space)])
+    config = RunnerConfig(
+        observation_connector=connector, rollout_fragment_length=30, vectorized=vectorized
+    )
+    return EnvRunner(pool, mlp(pool), config)
 
 
 @BOTH
 def test_state_has_weights_versions_connectors_counts_and_ids(vectorized: bool) -> None:
     """And no running episodes: who takes it over begins new ones."""
 
-    def build() -> EnvRunner:
-        pool = ActorPool(["CartPole-v1"], autoreset_mode="Disabled")
-        config = RunnerConfig(
-            observation_connector=normalized(pool),
-            rollout_fragment_length=30,
-            vectorized=vectorized,
-        )
-        return EnvRunner(pool, mlp(pool), config)
-
-    with build() as one, build() as other:
+    with build_normalized(vectorized) as one, build_normalized(vectorized) as other:
         one.set_weights(one.get_weights(), version=3)
         ids = {eps_id for _ in range(3) for eps_id in one.sample().single()["eps_id"].tolist()}
         state = one.get_state()
@@ -186,6 +208,11 @@ def test_a_state_of_other_policies_is_refused_and_changes_nothing(make: Make) ->
     state = make(counting(1, 3), lambda envs: {"b": zeros}).get_state()
     with pytest.raises(ConfigError, match="no policy 'b'"):
         runner.set_state(state)
+    with (
+        build_normalized(False) as other,
+        pytest.raises(ConfigError, match=r"nothing of the connectors \['observation'\]"),
+    ):
+        other.set_state(state)
 
 
 class Stops(Callbacks):
