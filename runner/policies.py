@@ -192,7 +192,8 @@ class RandomPolicy(Policy):
         if not isinstance(space, spaces.Discrete):
             return None
         draws = np.where(mask, self._masked.random(mask.shape), -1.0)
-        return (draws.argmax(axis=1) + space.start).astype(space.dtype)
+        allowed: npt.NDArray[Any] = (draws.argmax(axis=1) + space.start).astype(space.dtype)
+        return allowed
 
     def _grow(self, rows: int) -> None:
         if rows == self._num_rows:
