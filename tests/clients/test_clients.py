@@ -102,6 +102,14 @@ def test_an_episode_survives_the_death_of_the_gateway(checks: list[str]) -> None
         assert serving.ended["survivor"] == "terminated"
 
 
+def test_a_client_that_was_asleep_comes_back_to_its_episodes(checks: list[str]) -> None:
+    with Serving() as serving:
+        check(serving, checks, "pause")
+        assert serving.rewards["sleeper"] == 3.0
+        assert serving.ended["sleeper"] == "terminated"
+        assert serving.bridge.statistics().resumed == 1
+
+
 def test_a_token_lets_in_and_nothing_else_does(checks: list[str]) -> None:
     with Serving(token="secret") as serving:
         check(serving, checks, "refused")

@@ -382,6 +382,9 @@ struct Options {
   std::string token;
   /// Seconds for each call, unless it says otherwise.
   double timeout = 60.0;
+  /// Seconds, 60 at most: after four times that without a call the bridge takes this client for
+  /// hung, and its episodes begin to wait for the lease.
+  double heartbeat = 60.0;
 };
 
 /// A session with a bridge, over one TCP connection at a time. Used by one thread at a time.
@@ -443,22 +446,20 @@ class Client {
                                  {"truncateds", truncateds}});
   }
 
-  /// Say that this client lives. Only needed if no other call is made for minutes.
+  /// Say that this client lives. Only needed if no other call is made for longer than that.
   void heartbeat() {
     if (connection_) send(kNotice, 0, "Heartbeat", Value::Map{}, after(options_.timeout), "");
   }
 
  private:
   enum Kind { kRequest = 0, kReply = 1, kFailure = 2, kNotice = 3 };
-  /// Seconds between signs of life that are promised, the most that a bridge accepts. It need not
-  /// wait for their lack: the gateway says when the connection is gone.
-  static constexpr double kHeartbeat = 60.0;
 
   Value ask(const char* type, const Value& payload, double timeout = 0.0) {
     const auto deadline = after(timeout > 0 ? timeout : options_.timeout);
     const std::int64_t id = ++last_id_;
     for (double pause = 0.1;; pause = std::min(2 * pause, 5.0)) {
       try {
+        if (Clock::now() > forgotten_at_) connection_.reset();
         if (!connection_) join(deadline);
         return request(id, type, payload, deadline, "bridge");
       } catch (const ConnectionLost&) {
@@ -509,6 +510,7 @@ class Client {
     const Value header{1, int(kind), id, type, kind == kRequest ? left : 0.0, 0, to};
     try {
       connection_->send(pack(Value{pack(header), pack(payload)}), deadline);
+      forgotten_at_ = after(lease_);
     } catch (const Error&) {  // perhaps in the midst of a message
       connection_.reset();
       throw;
@@ -522,7 +524,8 @@ class Client {
       if (!options_.token.empty())
         send(kNotice, 0, "Token", Value::Map{{"token", options_.token}}, deadline, "");
       const std::string name = options_.name + "-" + std::to_string(random());
-      request(++last_id_, "Hello", Value::Map{{"name", name}, {"heartbeat", kHeartbeat}}, deadline, "");
+      const Value::Map greeting{{"name", name}, {"heartbeat", options_.heartbeat}};
+      lease_ = request(++last_id_, "Hello", greeting, deadline, "")["lease"].as_float();
       Value::Map hello{{"client", options_.name}, {"plain", true}, {"resume", session_}};
       try {
         bridge_ = request(++last_id_, "JoinBridge", hello, deadline, "bridge");
@@ -561,6 +564,8 @@ class Client {
   Value bridge_;
   std::string session_, complaint_;
   std::int64_t last_id_ = 0;
+  double lease_ = 1.0;
+  Clock::time_point forgotten_at_ = Clock::time_point::max();
 };
 
 }  // namespace envbus

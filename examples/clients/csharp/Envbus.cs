@@ -55,6 +55,9 @@ namespace Envbus
         public string Token = "";
         /// <summary>For each call, unless it says otherwise.</summary>
         public TimeSpan Timeout = TimeSpan.FromSeconds(60);
+        /// <summary>A minute at most: after four times that without a call the bridge takes this client for
+        /// hung, and its episodes begin to wait for the lease.</summary>
+        public TimeSpan Heartbeat = TimeSpan.FromSeconds(60);
         public bool Tls = false;
         /// <summary>Who is trusted with TLS; null: whom the system trusts.</summary>
         public RemoteCertificateValidationCallback ValidateCertificate = null;
@@ -74,9 +77,6 @@ namespace Envbus
     public sealed class Client : IDisposable
     {
         const int Request = 0, Reply = 1, Failure = 2, Notice = 3;
-        /// Seconds between signs of life that are promised, the most that a bridge accepts. It need
-        /// not wait for their lack: the gateway says when the connection is gone.
-        const double HeartbeatInterval = 60.0;
 
         readonly string host;
         readonly int port;
@@ -86,6 +86,8 @@ namespace Envbus
         string session = "";
         string complaint;
         long lastId;
+        TimeSpan lease = TimeSpan.MaxValue;
+        readonly Stopwatch sinceSent = Stopwatch.StartNew();
         bool disposed;
 
         /// <summary>Connect and join.</summary>
@@ -139,7 +141,7 @@ namespace Envbus
                 { "terminateds", terminateds }, { "truncateds", truncateds } });
         }
 
-        /// <summary>Say that this client lives. Only needed if no other call is made for minutes.</summary>
+        /// <summary>Say that this client lives. Only needed if no other call is made for longer than that.</summary>
         public void Heartbeat()
         {
             lock (gate)
@@ -177,6 +179,7 @@ namespace Envbus
                 {
                     try
                     {
+                        if (sinceSent.Elapsed > lease) Drop(); // the broker has forgotten it
                         if (connection == null) Join(deadline);
                         return RequestReply(id, type, payload, deadline, "bridge");
                     }
@@ -237,6 +240,7 @@ namespace Envbus
             try
             {
                 connection.Send(MessagePack.Pack(new object[] { MessagePack.Pack(header), MessagePack.Pack(payload) }), deadline);
+                sinceSent.Restart();
             }
             catch (EnvbusException) // perhaps in the midst of a message
             {
@@ -252,8 +256,10 @@ namespace Envbus
             {
                 if (options.Token != "")
                     Send(Notice, 0, "Token", new Dictionary<string, object> { { "token", options.Token } }, deadline, "");
-                RequestReply(++lastId, "Hello", new Dictionary<string, object> {
-                    { "name", options.Name + "-" + Guid.NewGuid() }, { "heartbeat", HeartbeatInterval } }, deadline, "");
+                var welcome = RequestReply(++lastId, "Hello", new Dictionary<string, object> {
+                    { "name", options.Name + "-" + Guid.NewGuid() },
+                    { "heartbeat", options.Heartbeat.TotalSeconds } }, deadline, "");
+                lease = TimeSpan.FromSeconds(Convert.ToDouble(welcome["lease"]));
                 var hello = new Dictionary<string, object> {
                     { "client", options.Name }, { "plain", true }, { "resume", session } };
                 try

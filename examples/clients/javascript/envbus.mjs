@@ -5,7 +5,6 @@
 // 11, is what it speaks.
 
 const REQUEST = 0, REPLY = 1, FAILURE = 2, NOTICE = 3
-const HEARTBEAT = 60 // seconds between signs of life that the broker may rely on, at most
 
 // --- errors ----------------------------------------------------------------------------------
 
@@ -59,8 +58,9 @@ function errorOf({ code, message, remote_type: type }) {
  */
 export class Client {
   /**
-   * Connect and join. Options: `name`; `token`; `timeout` of each call, 60 000; `WebSocket`, the
-   * class to use where there is no global one.
+   * Connect and join. Options: `name`; `token`; `timeout` of each call, 60 000; `heartbeat`, 60 000
+   * at most: after four times that without a sign of life the bridge takes this client for hung;
+   * `WebSocket`, the class to use where there is no global one.
    * @param {string} url `ws://host:port` or `stream://host:port` (plain TCP); with TLS `wss://`
    *   or `streams://`
    */
@@ -85,12 +85,16 @@ export class Client {
   #lastId = 0
   #complaint = null // the last failure that answers no call: why the connection ends
   #end = null // why no call is taken any more
+  #heartbeat; #lease; #lastSent
   #pulse = null
 
-  constructor(url, { name = "simulator", token = "", timeout = 60_000, WebSocket } = {}) {
+  constructor(url, {
+    name = "simulator", token = "", timeout = 60_000, heartbeat = 60_000, WebSocket,
+  } = {}) {
     this.#url = new URL(url)
     this.#name = name
     this.#token = token
+    this.#heartbeat = heartbeat
     this.#WebSocket = WebSocket ?? globalThis.WebSocket
     this.timeout = timeout
   }
@@ -155,18 +159,25 @@ export class Client {
   #notify(type, payload = {}) { this.#send(NOTICE, 0, type, payload) }
 
   #send(kind, id, type, payload, ttl = 0, to = "") {
+    const now = Date.now()
+    if (this.#joined && now - this.#lastSent > this.#lease) { // asleep for so long: forgotten
+      return this.#onLost("no sign of life was sent in time")
+    }
+    this.#lastSent = now
     this.#carriage?.send(encode([encode([1, kind, id, type, ttl, 0, to]), encode(payload)]))
   }
 
   async #open(deadline) {
-    const opening = openCarriage(this.#url, this.#WebSocket, (data) => this.#take(data),
-      (why) => this.#onLost(why))
-    this.#carriage = await before(deadline, opening, `nobody answers at ${this.#url.host}`)
+    let mine = null
+    const onLost = (why) => { if (mine === this.#carriage) this.#onLost(why) }
+    const opening = openCarriage(this.#url, this.#WebSocket, (data) => this.#take(data), onLost)
+    this.#carriage = mine = await before(deadline, opening, `nobody answers at ${this.#url.host}`)
     if (this.#token) this.#notify("Token", { token: this.#token })
     const greet = (type, payload, to) =>
       this.#ask(type, payload, deadline - Date.now(), { to, handshake: true })
     const name = `${this.#name}-${Math.random().toString(36).slice(2, 12)}`
-    await greet("Hello", { name, heartbeat: HEARTBEAT }, "")
+    const { lease } = await greet("Hello", { name, heartbeat: this.#heartbeat / 1000 }, "")
+    this.#lease = lease * 1000
     const join = { client: this.#name, plain: true, resume: this.#session }
     this.bridge = await greet("JoinBridge", join, "bridge").catch((error) => {
       if (!(error instanceof SessionLostError)) throw error
@@ -176,7 +187,7 @@ export class Client {
     this.#session = this.bridge.session
     this.#joined = true
     for (const call of this.#calls.values()) this.#sendCall(call)
-    this.#pulse = setInterval(() => this.#notify("Heartbeat"), (HEARTBEAT * 1000) / 3)
+    this.#pulse = setInterval(() => this.#notify("Heartbeat"), this.#heartbeat / 3)
     this.#pulse.unref?.() // it shall not keep Node from ending
   }
 
@@ -193,12 +204,14 @@ export class Client {
       else call.reject(errorOf(payload))
     } else if (kind === FAILURE && id === 0) {
       this.#complaint = errorOf(payload)
+      this.#carriage.close() // as the gateway is about to do; or the broker has forgotten us
     } // or a late answer, which nobody waits for any more
   }
 
   #onLost(why) {
     const error = this.#complaint ?? new ConnectionLostError(`the connection is gone: ${why}`)
     const joined = this.#joined
+    this.#carriage?.close()
     this.#complaint = this.#carriage = null
     this.#joined = false
     clearInterval(this.#pulse)

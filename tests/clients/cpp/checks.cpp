@@ -95,6 +95,21 @@ void reconnect(const char* host, int port, const envbus::Options& options) {
   client.end_episode(episode, kObservation);
 }
 
+// Sleeps for longer than the bridge bears: the client is forgotten, comes back, and goes on.
+void pause(const char* host, int port, envbus::Options options) {
+  options.heartbeat = 0.1;
+  Client client(host, port, options);
+  const std::string episode = client.start_episode("sleeper");
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  client.log_returns(episode, 3);
+  for (int i = 0; i < 10; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    client.heartbeat();
+  }
+  CHECK(client.get_action(episode, kObservation).as_int() == 0);
+  client.end_episode(episode, kObservation);
+}
+
 void refused(const char* host, int port, envbus::Options options) {
   CHECK(contains(rejected<envbus::Refused>([&] { Client(host, port, options); }), "token is wanted"));
   options.token = "guess";
@@ -130,6 +145,7 @@ int main(int, char** argv) try {
   if (what == "single") single(host, port, options);
   else if (what == "agents") agents(host, port, options);
   else if (what == "reconnect") reconnect(host, port, options);
+  else if (what == "pause") pause(host, port, options);
   else if (what == "refused") refused(host, port, options);
   else if (what == "messagepack") messagepack();
   else throw std::logic_error("there is no check " + what);

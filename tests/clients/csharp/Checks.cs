@@ -4,6 +4,7 @@
 using System;
 using System.Collections.Generic;
 using System.Linq;
+using System.Threading;
 using System.Threading.Tasks;
 using Envbus;
 using Map = System.Collections.Generic.Dictionary<string, object>;
@@ -116,6 +117,25 @@ static class Checks
         }
     }
 
+    // Sleeps for longer than the bridge bears: the client is forgotten, comes back, and goes on.
+    static void Pause(string host, int port, Options options)
+    {
+        options.Heartbeat = TimeSpan.FromMilliseconds(100);
+        using (var client = new Client(host, port, options))
+        {
+            string episode = client.StartEpisode("sleeper");
+            Thread.Sleep(1200);
+            client.LogReturns(episode, 3);
+            for (int i = 0; i < 10; i++)
+            {
+                Thread.Sleep(100);
+                client.Heartbeat();
+            }
+            Equal(client.GetAction(episode, Observation), 0);
+            client.EndEpisode(episode, Observation);
+        }
+    }
+
     static void Refused(string host, int port, Options options)
     {
         Check(Rejected<RefusedException>(() => new Client(host, port, options)).Contains("token is wanted"), "no token");
@@ -153,6 +173,7 @@ static class Checks
             case "single": Single(args[0], port, options); break;
             case "agents": Agents(args[0], port, options); break;
             case "reconnect": Reconnect(args[0], port, options); break;
+            case "pause": Pause(args[0], port, options); break;
             case "refused": Refused(args[0], port, options); break;
             case "messagepack": Messages(); break;
             default: throw new ArgumentException(args[2]);

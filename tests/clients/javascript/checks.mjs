@@ -83,6 +83,18 @@ const checks = {
     client.close()
   },
 
+  // Hangs for longer than the bridge bears: the client is forgotten, comes back, and goes on.
+  async pause() {
+    const client = await bus.Client.connect(url, { token, heartbeat: 100 })
+    const episode = await client.startEpisode({ episodeId: "sleeper" })
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1200)
+    await client.logReturns(episode, 3)
+    await new Promise((resolve) => setTimeout(resolve, 1000)) // heartbeats go on by themselves
+    assert.equal(await client.getAction(episode, OBSERVATION), 0)
+    await client.endEpisode(episode, OBSERVATION)
+    client.close()
+  },
+
   async refused() {
     await assert.rejects(bus.Client.connect(url), bus.RefusedError, "without a token")
     await assert.rejects(bus.Client.connect(url, { token: "guess" }), /the token is wrong/)
