@@ -145,10 +145,10 @@ class BridgeSource:
     def reset_all(self, seed: int | None) -> None:
         """Do nothing: simulators cannot be told to begin anew."""
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Tell simulators that wait for an action why there is none."""
         waiting, self._waiting = sorted(self._waiting), set()
-        if waiting:
+        if waiting and not self._bridge.closed:
             self._bridge.fail(waiting, error)
 
     # --- private -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from envbus.bus.errors import EnvbusError
 from envbus.runner.batch import MultiAgentBatch
 from envbus.runner.episodes import Episodes
 from envbus.runner.inference import Inference
@@ -231,9 +232,11 @@ class DictSampler:
         """Tell simulators that wait what is raised here."""
         try:
             yield
-        except Exception as exc:
+        except BaseException as exc:
+            is_own = isinstance(exc, Exception)
+            told = exc if is_own else EnvbusError(f"sampling was broken off: {type(exc).__name__}")
             for source in self._sources:
-                source.fail(exc)
+                source.fail(told)
             raise
 
     def _end(self, demand: Demand, late: tuple[int, ...], unroll_id: int) -> Sample:

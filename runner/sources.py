@@ -78,7 +78,7 @@ class Source(Protocol):
         """Have all envs begin anew that can be told so."""
         ...
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Tell whoever waits for an action that none comes, and why."""
         ...
 
@@ -118,7 +118,7 @@ class PoolSource:
         """Have all envs begin anew."""
         self._pool.reset(seed)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Do nothing: nobody waits. Envs of a pool are asked, and will be reset."""
 
 

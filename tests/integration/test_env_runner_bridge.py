@@ -1,0 +1,117 @@
+"""What is sampled from simulators in processes of their own, while some are killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from envbus.runner import ActorPool, EnvRunner, ExternalEnvBridge, RandomPolicy, RunnerConfig
+from envbus.runner.bridge.vocabulary import EpisodeLimits
+from tests.sources import ROOT
+
+PATIENCE = 90.0
+
+SIMULATOR = """
+import itertools, sys
+import gymnasium
+from envbus.actors import ExternalEnvClient
+
+env = gymnasium.make("CartPole-v1")
+with ExternalEnvClient(sys.argv[1], heartbeat=0.2) as client:
+    for number in itertools.count():
+        seed = int(sys.argv[2]) + number
+        observation, _ = env.reset(seed=seed)
+        episode = client.start_episode(f"{sys.argv[2]}.{seed}")
+        over = False
+        while not over:
+            action = client.get_action(episode, observation)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            client.log_returns(episode, float(reward))
+            over = terminated or truncated
+        client.end_episode(episode, observation, truncated=not terminated)
+"""
+
+
+@contextmanager
+def processes(address: str, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Simulators; number i plays the seeds from 1000 * i."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", SIMULATOR, address, str(1000 * (index + 1))],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for index in range(count)
+    ]
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.kill()
+            child.wait(PATIENCE)
+
+
+def assert_as_played_by_hand(batch: Any, seed: int) -> None:
+    env = gymnasium.make("CartPole-v1")
+    seen, _ = env.reset(seed=seed)
+    for row in range(len(batch)):
+        assert np.array_equal(batch["obs"][row], seen)
+        seen, reward, terminated, truncated, _ = env.step(batch["actions"][row])
+        assert np.array_equal(batch["next_obs"][row], seen)
+        assert batch["rewards"][row] == reward
+        assert (batch["terminateds"][row], batch["truncateds"][row]) == (terminated, truncated)
+    assert terminated or truncated
+
+
+@pytest.mark.slow
+def test_x_13_what_is_sampled_is_what_happened_though_simulators_are_killed() -> None:
+    space = gymnasium.make("CartPole-v1")
+    limits = EpisodeLimits(lease=0.5)
+    bridge = ExternalEnvBridge(space.observation_space, space.action_space, limits=limits)
+    config = RunnerConfig(batch_mode="complete_episodes", rollout_fragment_length=100)
+    faulty: set[str] = set()
+    doomed = {"1000": 0, "2000": 1, "3000": 2}
+    with (
+        processes(bridge.address, 4) as children,
+        EnvRunner(bridge, RandomPolicy(space.action_space, 0), config) as runner,
+    ):
+        rounds = 0
+        while doomed or rounds < 8:
+            sample = runner.sample(timeout=PATIENCE)
+            rounds += 1
+            assert sample.env_steps >= 100
+            seeds = {e.eps_id: int(e.episode_id.split(".")[1]) for e in sample.episodes}
+            faulty |= {e.episode_id.split(".")[0] for e in sample.episodes if e.faulty}
+            for rows in sample.single().split_by_episode():
+                assert_as_played_by_hand(rows, seeds[int(rows["eps_id"][0])])
+            there = {e.episode_id.split(".")[0] for e in sample.episodes}
+            for name in sorted(doomed.keys() & there)[:1]:
+                children[doomed.pop(name)].kill()
+        while not faulty:  # killed in the middle of an episode, as good as always
+            faulty |= {fault.message for fault in runner.sample(timeout=PATIENCE).faults}
+        metrics = runner.get_metrics()
+    assert 1 <= metrics["num_faulty_episodes"] <= 3
+    assert metrics["num_episodes"] > 8
+
+
+@pytest.mark.slow
+def test_simulators_beside_a_pool_of_actors() -> None:
+    pool = ActorPool(["CartPole-v1"] * 2, num_actors=1, autoreset_mode="Disabled")
+    bridge = ExternalEnvBridge(pool.single_observation_space, pool.single_action_space)
+    config = RunnerConfig(rollout_fragment_length=64, envs_per_bridge=2, seed=0)
+    policy = RandomPolicy(pool.single_action_space, 0)
+    with processes(bridge.address, 2), EnvRunner([pool, bridge], policy, config) as runner:
+        batches = [runner.sample(timeout=PATIENCE).single() for _ in range(5)]
+        assert [len(batch) for batch in batches] == [4 * 64] * 5
+        for batch in batches:
+            assert np.bincount(batch["env_id"])[:2].tolist() == [64, 64]
+            for rows in batch.split_by_trajectory():
+                assert np.array_equal(rows["obs"][1:], rows["next_obs"][:-1])
