@@ -12,7 +12,7 @@ any state ──refused──▶ REFUSED
 ```
 
 Requests that are unanswered when a connection comes back are sent again under their ids: the
-bridge answers each once. If the session is gone, they fail.
+bridge answers each once. If the session is gone they fail, save those that begin an episode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TypeAlias
 import msgspec
 
 from envbus.actors.external.errors import SessionLostError, refusal_of
-from envbus.actors.external.protocol import BRIDGE, BridgeJoined, JoinBridge
+from envbus.actors.external.protocol import BRIDGE, BridgeJoined, JoinBridge, StartEpisode
 from envbus.bus.broker import failure_to_error
 from envbus.bus.codec import decode, decode_header, encode, encode_header
 from envbus.bus.errors import (
@@ -74,6 +74,8 @@ class Call(msgspec.Struct, eq=False):
     settle: Callable[[Outcome], None]
     request_id: int = 0
     sent: bool = False
+    #: Whether it was refused once as the broker did not know us.
+    again: bool = False
 
 
 class Conversation:
@@ -152,7 +154,9 @@ class Conversation:
                 self._on_bridge_joined(decode(BridgeJoined, frames[1:]), now)
         elif header.kind is Kind.FAILURE:
             failed = decode(Failed, frames[1:])
-            if call is not None:
+            if call is not None and self._is_stranger(call, failed):
+                self.forgotten()
+            elif call is not None:
                 del self.calls[request_id]
                 call.settle(failed)
             else:
@@ -195,6 +199,16 @@ class Conversation:
     def end(self, error: EnvbusError) -> None:
         """Say no more; what is unsettled fails."""
         self._refuse(error)
+
+    def _is_stranger(self, call: Call, failed: Failed) -> bool:
+        """Return whether a request was refused as the broker does not know us; once per request.
+
+        What the bridge itself refuses names it as the peer.
+        """
+        if call.again or failed.code is not FailureCode.PROTOCOL or failed.peer:
+            return False
+        call.again = True
+        return True
 
     # --- hello and join -----------------------------------------------------------------------
 
@@ -248,7 +262,8 @@ class Conversation:
         """The bridge was started again, or we were away for too long: begin anew."""
         self.session = ""
         for call in [c for c in self.calls.values() if c.sent]:
-            self._end(call, PeerLostError(message, request_id=call.request_id, peer=BRIDGE))
+            if not isinstance(call.payload, StartEpisode):  # that is for a new session as well
+                self._end(call, PeerLostError(message, request_id=call.request_id, peer=BRIDGE))
         self._say_join()
 
     # --- calls --------------------------------------------------------------------------------

@@ -241,9 +241,9 @@ class Verbs:
         else:
             error = outcome
         if isinstance(error, RequestTimeoutError) and isinstance(payload, GetAction):
-            text = str(error).partition(": ")[2]
+            text, place = str(error).partition(": ")[2], f"episode {episode_id}:"
             timeout = ActionTimeoutError(
-                text if episode_id in text else f"episode {episode_id}: {text}",
+                text if place in text else f"{place} {text}",
                 request_id=request_id,
                 peer="bridge",
             )
