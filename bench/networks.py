@@ -80,17 +80,26 @@ def torch_net(inputs: int, outputs: int) -> Any:
     from torch import nn
 
     torch.set_num_threads(1)
-
-    class View(nn.Module):
-        def forward(self, observations: Any) -> Any:
-            seen = view(observations)
-            return seen / 255.0 if seen.dtype == torch.uint8 else seen.float()
-
     return nn.Sequential(
-        View(),
+        _view_module(),
         nn.Linear(inputs, HIDDEN),
         nn.Tanh(),
         nn.Linear(HIDDEN, HIDDEN),
         nn.Tanh(),
         nn.Linear(HIDDEN, outputs),
     )
+
+
+def _view_module() -> Any:
+    """Return `view` as the first layer, floats of about 1; other processes can unpickle it."""
+    import torch
+
+    class View(torch.nn.Module):
+        def forward(self, observations: Any) -> Any:
+            seen = view(observations)
+            return seen / 255.0 if seen.dtype == torch.uint8 else seen.float()
+
+        def __reduce__(self) -> Any:
+            return _view_module, ()
+
+    return View()

@@ -53,10 +53,10 @@ class Columns:
         t: _Ints | int = 0,
     ) -> None:
         """An episode begins, or goes on from an earlier fragment, with the next row of each env."""
-        places = self._places(env_ids)
-        self._marked[env_ids, places] = True
+        flat = self._next_rows(env_ids)
+        self._marked.reshape(-1)[flat] = True
         for name, values in (("eps_id", eps_id), ("incarnation", incarnation), ("t", t)):
-            self._marks[name][env_ids, places] = values
+            self._marks[name].reshape(-1)[flat] = values
 
     def act(
         self,
@@ -77,13 +77,12 @@ class Columns:
             raise ValueError(
                 f"extra columns are {sorted(extras)}, earlier ones {sorted(self._extras)}"
             )
-        places = self._places(env_ids)
-        flat = env_ids * self._capacity + places
+        flat = self._next_rows(env_ids)
         self._write("obs", flat, observations)
         self._write("actions", flat, actions)
         for name, values in extras.items():
             self._write(name, flat, values)
-        self._versions[env_ids, places] = policy_version
+        self._versions.reshape(-1)[flat] = policy_version
 
     def complete(
         self,
@@ -173,12 +172,12 @@ class Columns:
         columns.num_rows[:] = kept
         return columns
 
-    def _places(self, env_ids: _Ints) -> _Ints:
+    def _next_rows(self, env_ids: _Ints) -> _Ints:
         """Return the places of the next rows; there is room for them then."""
-        places: _Ints = self.num_rows[env_ids]
-        if len(places) and places.max() >= self._capacity:
+        rows: _Ints = self.num_rows[env_ids]
+        if np.count_nonzero(rows >= self._capacity):
             self._grow()
-        return places
+        return env_ids * self._capacity + rows
 
     def _grow(self) -> None:
         old, self._capacity = self._capacity, 2 * self._capacity

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["EnvState", "EnvStates"]
 
@@ -61,6 +61,11 @@ class EnvStates:
     def __iter__(self) -> Iterator[EnvState]:
         return iter(self._states)
 
+    def of(self, env_ids: Sequence[int]) -> list[EnvState]:
+        """Return the states of some envs."""
+        states = self._states
+        return [states[env_id] for env_id in env_ids]
+
     @property
     def num_ready(self) -> int:
         """How many results wait to be received."""
@@ -93,10 +98,12 @@ class EnvStates:
             self._states[env_id] = EnvState.IDLE
         self.num_pending -= len(env_ids)
 
-    def offer(self, env_id: int) -> None:
-        """The env's request ended with a result, which the caller may take."""
-        self._states[env_id] = EnvState.READY
-        self._ready.append(env_id)
+    def offer(self, env_ids: Iterable[int]) -> None:
+        """The envs' requests ended with a result, which the caller may take."""
+        states = self._states
+        for env_id in env_ids:
+            states[env_id] = EnvState.READY
+            self._ready.append(env_id)
 
     def receive(self, count: int) -> list[int]:
         """Take the `count` oldest results."""

@@ -249,8 +249,13 @@ class ActorPool(DictSide):
         index = np.asarray(chosen, np.int64)
         rows = slice(None) if len(chosen) == self.num_envs and env_ids is None else index
         singles = self._actions.store(actions, rows)
-        position = {env_id: place for place, env_id in enumerate(chosen)}
-        active = [i for i in chosen if self._states[i] is EnvState.IDLE]
+        states = self._states.of(chosen)
+        active = chosen
+        if states.count(EnvState.IDLE) < len(states):
+            active = [i for i in chosen if self._states[i] is EnvState.IDLE]
+        position: dict[int, int] = {}
+        if singles is not None:
+            position = {env_id: place for place, env_id in enumerate(chosen)}
         for actor, members in self._roster.by_actor(active):
             slots = slots_of(actor, members)
             if singles is not None:
@@ -395,14 +400,14 @@ class ActorPool(DictSide):
         self, env_ids: Sequence[int] | range | npt.NDArray[np.integer[Any]]
     ) -> list[int]:
         chosen = self._roster.check_ids(env_ids)
-        busy = [i for i in chosen if self._states[i] in (EnvState.PENDING, EnvState.READY)]
-        if busy:
+        states = self._states.of(chosen)
+        if EnvState.PENDING in states or EnvState.READY in states:
+            busy = [i for i in chosen if self._states[i] in (EnvState.PENDING, EnvState.READY)]
             raise AlreadyPendingCallError(
                 f"envs {busy} have a result that was not received yet; call `recv` first", "recv"
             )
-        for env_id in chosen:
-            if self._states[env_id] is EnvState.LOST:
-                raise self._faults.loss(env_id)
+        if EnvState.LOST in states:
+            raise self._faults.loss(chosen[states.index(EnvState.LOST)])
         return chosen
 
     def _assert_open(self) -> None:

@@ -5,6 +5,7 @@ Leaves out what envs are doing (`env_states.py`).
 
 from __future__ import annotations
 
+import bisect
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -40,10 +41,14 @@ class PoolRoster:
 
     def by_actor(self, env_ids: Sequence[int]) -> list[tuple[Actor, list[int]]]:
         """Group env ids by actor, in order, as vector envs want theirs."""
-        groups: dict[int, list[int]] = {}
-        for env_id in sorted(env_ids):
-            groups.setdefault(self._actor_of[env_id].index, []).append(env_id)
-        return [(self._actors[index], members) for index, members in groups.items()]
+        ids = sorted(env_ids)
+        groups, start = [], 0
+        while start < len(ids):
+            actor = self._actor_of[ids[start]]
+            stop = bisect.bisect_left(ids, actor.env_ids.stop, start)
+            groups.append((actor, ids[start:stop]))
+            start = stop
+        return groups
 
     def groups(self, count: int) -> list[list[int]]:
         """Share all envs out to groups of about one size, in order.
@@ -70,18 +75,26 @@ class PoolRoster:
             ValueError: One is unknown, or named twice.
             TypeError: One is not an integer.
         """
-        chosen = [operator.index(env_id) for env_id in env_ids]
         num_envs = len(self._actor_of)
+        if isinstance(env_ids, np.ndarray) and env_ids.dtype.kind == "i" and env_ids.ndim == 1:
+            chosen: list[int] = env_ids.tolist()
+        else:
+            chosen = [operator.index(env_id) for env_id in env_ids]
+        distinct = len(set(chosen)) == len(chosen)
+        if chosen and distinct and min(chosen) >= 0 and max(chosen) < num_envs:
+            return chosen  # the usual case, without a look at each
         unknown = [i for i in chosen if not 0 <= i < num_envs]
         if unknown:
             raise ValueError(f"unknown env ids {unknown}; there are envs 0 to {num_envs - 1}")
-        if len(set(chosen)) != len(chosen):
+        if not distinct:
             twice = sorted({i for i in chosen if chosen.count(i) > 1})
             raise ValueError(f"env ids {twice} are named more than once")
         return chosen
 
     def check_company(self, chosen: Sequence[int]) -> None:
         """Refuse a step of only some envs of one vector env, by a ValueError."""
+        if not self.company:
+            return
         for company in {self.company[i] for i in chosen if i in self.company}:
             missing = [i for i in company if i not in chosen]
             if missing:

@@ -170,9 +170,7 @@ class PoolRounds:
             ended = self._results.count_ended(members)
             self._fleet.recycling.count(actor.index, len(members), ended)
         failed = {actor.env_ids.start + error.slot for error in result.errors}
-        for env_id in members:
-            if env_id not in failed:
-                self._states.offer(env_id)
+        self._states.offer([i for i in members if i not in failed] if failed else members)
         if failed:
             self._faults.on_env_errors(actor, result)
         elif kind is not Step:

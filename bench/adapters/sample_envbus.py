@@ -75,11 +75,10 @@ def torch_policy(inputs: int, outputs: int) -> Policy:
             self.net = net
 
         def act(self, observations: Any, states: Any, explore: bool) -> Any:  # noqa: ARG002
-            distribution = torch.distributions.Categorical(
-                logits=self.net(observations), validate_args=False
-            )
-            actions = distribution.sample()
-            return actions, states, {"action_logp": distribution.log_prob(actions)}
+            logps = self.net(observations).log_softmax(1)
+            # The largest of probabilities over exponential noise is a sample.
+            actions = (logps.exp() / torch.empty_like(logps).exponential_()).argmax(1, keepdim=True)
+            return actions[:, 0], states, {"action_logp": logps.gather(1, actions)[:, 0]}
 
     return TorchPolicy(Acting())
 

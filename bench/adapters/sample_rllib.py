@@ -6,6 +6,7 @@ Options: `envs`: "sync" (one process) or "async" (one process per env), as Gymna
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import gymnasium as gym
@@ -56,10 +57,9 @@ class RunnerCollecting(Collecting):
         logging.getLogger("ray").setLevel(logging.ERROR)
         torch.set_num_threads(1)
         workload, several = opening.workload, is_multi_agent(opening.workload)
-        # Under RLlib the index of an env is given by its vector env, and only in its own process.
-        indices = iter(range(2 * opening.num_envs))
+        # An env is not told its index; in a process of its own, that of the process serves.
         register_env(
-            _NAME, lambda _: RllibTeamEnv() if several else make_env(workload, next(indices))
+            _NAME, lambda _: RllibTeamEnv() if several else make_env(workload, os.getpid())
         )
         config = (
             PPOConfig()

@@ -39,7 +39,7 @@ class Actor(AbstractDiscreteActor):
 
 
 class CollectorCollecting(Collecting):
-    """Collects into an empty buffer, as on-policy training does."""
+    """Collects into an empty buffer, as on-policy training does, but for the asynchronous one."""
 
     def __init__(self, opening: Opening) -> None:
         fns = env_fns(opening.workload, opening.num_envs)
@@ -58,15 +58,17 @@ class CollectorCollecting(Collecting):
             action_bound_method=None,
         )
         self._steps = fragment_of(opening.workload) * opening.num_envs
-        # A fragment that is cut at random needs room beyond the mean.
-        buffer = VectorReplayBuffer(self._steps * (4 if kind == "async" else 1), opening.num_envs)
+        #: It keeps steps under way from one fragment to the next, for which their rows must stay.
+        self._goes_on = kind == "async"
+        buffer = VectorReplayBuffer(self._steps * (4 if self._goes_on else 1), opening.num_envs)
         make = AsyncCollector if kind == "async" else Collector
         self._collector = make(policy, envs, buffer)
         self._collector.reset()
         self.collect()
 
     def collect(self) -> int:
-        self._collector.reset_buffer(keep_statistics=True)
+        if not self._goes_on:
+            self._collector.reset_buffer(keep_statistics=True)
         return int(self._collector.collect(n_step=self._steps).n_collected_steps)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ def ready(*env_ids: int) -> EnvStates:
     states.ask(sorted(env_ids))
     states.settle(sorted(env_ids))
     for env_id in env_ids:
-        states.offer(env_id)
+        states.offer([env_id])
     return states
 
 
@@ -44,7 +44,7 @@ def test_a_request_that_brought_nothing_leaves_its_env_idle() -> None:
     states.ask([0, 1])
     assert states.awaited()
     states.settle([0, 1])
-    states.offer(1)
+    states.offer([1])
     assert list(states) == [IDLE, READY, IDLE, IDLE]
     assert not states.awaited()
 
@@ -120,7 +120,7 @@ class Pool(RuleBasedStateMachine):
             fate = data.draw(st.sampled_from([IDLE, READY, RECOVERING, LOST]))
             self.put([env_id], fate)
             if fate is READY:
-                self.states.offer(env_id)
+                self.states.offer([env_id])
                 self.order.append(env_id)
             elif fate is RECOVERING:
                 self.states.recover(env_id)
