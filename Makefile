@@ -7,8 +7,8 @@
 # Paths below are relative, so the clone may stand in any folder, also one with spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint typing format fuzz bench chaos clean install-run install-test \
-  install-fuzz install-bench
+.PHONY: help run test lint typing format fuzz bench chaos examples clean install-run install-test \
+  install-fuzz install-bench system-packages
 
 # Interpreter to make .venv with; empty: the first suitable one found.
 PYTHON ?=
@@ -18,6 +18,10 @@ BENCH_ARGS ?= all
 FUZZ_SECONDS ?= 60
 # Options of `envbus chaos`, `make chaos CHAOS_ARGS="--seconds 600 --seed 7"`.
 CHAOS_ARGS ?=
+
+# Tools and the Debian packages that bring them, for tests of clients in other languages. Which
+# program is there decides, so that one that was installed otherwise will do.
+SYSTEM_TOOLS := node:nodejs g++:g++ mcs:mono-mcs mono:mono-runtime chromium:chromium
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -85,8 +89,31 @@ run: install-run ## The main job: 64 CartPole envs, one actor killed on the way.
 	@$(BIN)/python -m envbus.runner.cli run CartPole-v1 --num-envs 64 --seconds 5 \
 	  --kill-one --compare
 
-test: lint ## Install, lint, type-check and run the tests.
+test: lint system-packages ## Install, lint, type-check and run the tests.
 	@$(BIN)/python -m pytest --no-header $(PYTEST_ARGS)
+
+# As root on a machine with apt-get only, and never an error: tests skip what is missing and say so.
+system-packages: ## Install what tests in other languages need (Node, g++, Mono, Chromium), by apt-get.
+	@missing=''; \
+	for pair in $(SYSTEM_TOOLS); do \
+	  command -v "$${pair%%:*}" >/dev/null 2>&1 || missing="$$missing $${pair#*:}"; \
+	done; \
+	[ -n "$$missing" ] || exit 0; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then \
+	  echo "Not installed, so their tests are skipped:$$missing"; exit 0; \
+	fi; \
+	echo "Installing$$missing"; \
+	install() { \
+	  DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -qq --no-install-recommends \
+	    -o DPkg::Lock::Timeout=60 "$$1" >/dev/null 2>&1 </dev/null; \
+	}; \
+	updated=''; \
+	for package in $$missing; do \
+	  install "$$package" && continue; \
+	  [ -n "$$updated" ] || timeout 120 apt-get update -qq >/dev/null 2>&1; \
+	  updated=yes; \
+	  install "$$package" || echo "$$package could not be installed; its tests are skipped"; \
+	done
 
 lint: install-test typing ## Ruff (rules and format) and mypy --strict.
 	@$(BIN)/python -m ruff check --quiet .
@@ -113,6 +140,9 @@ bench: install-bench ## Measure; see bench/README.md. BENCH_ARGS are handed on.
 chaos: install-run ## Break everything for two minutes and audit what came. CHAOS_ARGS are handed on.
 	@$(BIN)/python -m envbus.runner.cli chaos $(CHAOS_ARGS)
 
+examples: install-examples ## Do the examples learn? Short trainings, with PyTorch.
+	@$(BIN)/python -m pytest --no-header tests/examples $(PYTEST_ARGS)
+
 clean: ## Remove the environment and everything generated.
 	@rm -rf $(VENV) .typing build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -124,6 +154,9 @@ install-run:
 install-test:
 	$(make_venv)
 	$(call install,test,.[test])
+
+install-examples: install-test
+	$(call install,examples,.[test,torch,plot])
 
 # Without atheris, which is not built for every Python, the command says so.
 install-fuzz: install-test

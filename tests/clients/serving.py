@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +95,18 @@ class Serving:
                     chosen[episode] = {a: balance(o) for a, o in observations.items()}
         self.bridge.send_actions(actions, policy_version=7)
 
-    def run(self, *command: str | Path, on_line: Callable[[str], object] | None = None) -> str:
+    def run(
+        self,
+        *command: str | Path,
+        on_line: Callable[[str], object] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> str:
         """Serve a program until it ends well, and return what it printed."""
         process = subprocess.Popen(
             [str(part) for part in command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env={**os.environ, **(environ or {})},
         )
         assert process.stdout is not None
         stream = process.stdout

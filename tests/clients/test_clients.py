@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.clients.serving import CLIENTS, Serving
 
 CHECKS = Path(__file__).parent
@@ -63,9 +64,11 @@ def cartpole(language: str, tmp_path_factory: pytest.TempPathFactory) -> list[st
     return built(language, CLIENTS / language / name[language], tmp_path_factory.mktemp(language))
 
 
-def check(serving: Serving, checks: list[str], what: str, token: str = "", **options: Any) -> None:
+def check(
+    serving: Serving, checks: list[str], what: str, token: str = "", *more: str, **options: Any
+) -> None:
     host, _, port = serving.gateway.tcp[0].rpartition(":")
-    text = serving.run(*checks, host, port, what, token, **options)
+    text = serving.run(*checks, "localhost" if more else host, port, what, token, *more, **options)
     assert f"passed: {what}" in text
 
 
@@ -114,6 +117,17 @@ def test_a_token_lets_in_and_nothing_else_does(checks: list[str]) -> None:
     with Serving(token="secret") as serving:
         check(serving, checks, "refused")
         check(serving, checks, "single", "secret")
+
+
+# The C++ client has none: its README says what to do instead.
+@pytest.mark.parametrize("language", ["javascript", "csharp"], indirect=True, scope="module")
+def test_tls_carries_the_verbs_too(checks: list[str], tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(PRIVATE_KEY)
+    with Serving(certificate=str(certificate), private_key=str(key), token="secret") as serving:
+        trusted = {"NODE_EXTRA_CA_CERTS": str(certificate)}
+        check(serving, checks, "single", "secret", "tls", environ=trusted)
 
 
 def test_its_messagepack_reads_what_it_writes_and_refuses_the_rest(checks: list[str]) -> None:

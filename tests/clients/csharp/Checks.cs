@@ -1,5 +1,5 @@
 // Calls each verb of the C# client as an author would, and each error on purpose.
-// Checks.exe HOST PORT single|agents|reconnect|refused|messagepack TOKEN
+// Checks.exe HOST PORT single|agents|reconnect|refused|messagepack TOKEN [tls]
 
 using System;
 using System.Collections.Generic;
@@ -166,7 +166,9 @@ static class Checks
 
     static int Main(string[] args)
     {
-        var options = new Options { Token = args[3] };
+        var options = new Options { Token = args[3], Tls = args.Length > 4 };
+        // The test's certificate is its own authority.
+        options.ValidateCertificate = (sender, certificate, chain, errors) => certificate.Subject == "CN=localhost";
         int port = int.Parse(args[1]);
         switch (args[2])
         {

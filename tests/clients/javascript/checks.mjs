@@ -1,12 +1,12 @@
 // Calls each verb of the JavaScript client as an author would, and each error on purpose.
-// node checks.mjs HOST PORT CHECK TOKEN
+// node checks.mjs HOST PORT CHECK TOKEN [tls]
 
 import assert from "node:assert/strict"
 
 import * as bus from "../../../examples/clients/javascript/envbus.mjs"
 
-const [host, port, what, token] = process.argv.slice(2)
-const url = `stream://${host}:${port}`
+const [host, port, what, token, tls] = process.argv.slice(2)
+const url = `${tls ? "streams" : "stream"}://${host}:${port}`
 const OBSERVATION = [0, 0.5, -1, 2]
 const SILENCE = [99, 0, 0, 0], FAILURE = [98, 0, 0, 0], HELD = [97, 0, 1, 0]
 
