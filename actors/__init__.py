@@ -17,6 +17,7 @@ from envbus.actors.external.errors import (
     SimulatorError,
     SpaceMismatchError,
 )
+from envbus.actors.external.external_env import ExternalEnv, ExternalMultiAgentEnv
 from envbus.actors.external.verbs import ClientTimeouts
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "EpisodeFinishedError",
     "EpisodeLostError",
     "EpisodeNotFoundError",
+    "ExternalEnv",
     "ExternalEnvClient",
+    "ExternalMultiAgentEnv",
     "RefusedError",
     "SessionLostError",
     "SimulatorError",

@@ -11,7 +11,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +21,8 @@ import msgspec
 
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.elements import to_wire
-from envbus.actors.external.errors import RefusedError, SpaceMismatchError
+from envbus.actors.external.errors import RefusedError, SimulatorError, SpaceMismatchError
+from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.protocol import (
     BRIDGE,
     ActionChosen,
@@ -46,6 +48,7 @@ from envbus.bus.transport import Frames
 from envbus.bus.zmq_transport import ZmqRouter
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.bridge.episodes import Episodes
+from envbus.runner.bridge.hosting import Hosts, Where
 from envbus.runner.bridge.requests import VERBS, read
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import (
@@ -144,6 +147,10 @@ class ExternalEnvBridge:
         #: Peers that know no ext types.
         self._plain: set[bytes] = set()
         self._names: dict[bytes, str] = {}
+        #: Requests that were refused for what they hold, before any episode was asked.
+        self._refused = 0
+        self._hosts = Hosts(self._private, self._broker.watch)
+        self._ends: deque[SimulatorError] = deque()
         self._clock = time.monotonic
         self._stopped = False
 
@@ -189,6 +196,31 @@ class ExternalEnvBridge:
         """As given, or the defaults."""
         return self._limits
 
+    def host(
+        self,
+        env: ExternalEnv | Callable[[], ExternalEnv],
+        *,
+        where: Where = "thread",
+        name: str | None = None,
+    ) -> str:
+        """Run a simulator here, beside others that connect, and return its name.
+
+        When its `run` raises or returns, or its process ends, the next `poll` raises that.
+
+        Args:
+            env: It, or a function that makes it. For a process it is pickled by cloudpickle.
+            where: `"thread"`, of this process; or `"process"`, one of its own, which ends with this
+                one whatever happens.
+            name: For people; None: a new one.
+
+        Raises:
+            ConfigError: It is no `ExternalEnv`, or cannot be pickled.
+            StartError: The process did not come up.
+            ClosedError: The bridge was stopped.
+        """
+        self._assert_usable()
+        return self._hosts.start(env, where, name)
+
     # --- the dict side --------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None, *, min_envs: int = 1) -> BridgeResult:
@@ -206,6 +238,8 @@ class ExternalEnvBridge:
 
         Raises:
             ValueError: `min_envs` is not positive, or `timeout` is negative.
+            SimulatorError: A simulator that `host` runs has ended; says how, with its traceback.
+                Told once for each; nothing is lost by it.
             ClosedError: The bridge was stopped.
         """
         timeout = _PATIENCE if timeout is None else timeout
@@ -215,6 +249,7 @@ class ExternalEnvBridge:
         episodes, clock = self._episodes, self._clock
         now = clock()
         deadline = now + timeout
+        self._raise_end()
         while True:
             if self._has_enough(min_envs):
                 self._serve(0.0)  # what has come meanwhile goes with it
@@ -222,6 +257,7 @@ class ExternalEnvBridge:
             wake_at = episodes.wake_at()
             until = deadline if wake_at is None else min(deadline, wake_at)
             self._serve(max(until - now, 0.0))
+            self._raise_end()
             now = clock()
             if now >= deadline or self._has_enough(min_envs):
                 break
@@ -291,7 +327,9 @@ class ExternalEnvBridge:
 
     def statistics(self) -> BridgeStatistics:
         """Return counts since the start."""
-        return self._episodes.statistics()
+        counts = self._episodes.statistics()
+        counts.refused += self._refused
+        return counts
 
     def broker_statistics(self) -> BrokerStatistics:
         """Return the counts of the message bus below, as a frozen struct."""
@@ -308,6 +346,7 @@ class ExternalEnvBridge:
         for episode_id in self._episodes.open_ids():
             self._perform(self._episodes.handle(GiveUp(episode_id, failed), now))
         self._stopped = True
+        self._hosts.close()
         self._broker.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -347,6 +386,13 @@ class ExternalEnvBridge:
             if wake_at <= now:
                 self._perform(self._episodes.handle(Tick(), now))
 
+    def _raise_end(self) -> None:
+        """Raise what became of one simulator that has ended."""
+        if self._hosts.is_used:
+            self._ends += self._hosts.take_ends()
+            if self._ends:
+                raise self._ends.popleft()
+
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, Notify):
             if outcome.header.kind is Kind.REQUEST:
@@ -371,8 +417,10 @@ class ExternalEnvBridge:
                 known = ", ".join((JoinBridge.__name__, *VERBS))
                 raise ProtocolError(f"a bridge answers no {header.payload_type}; it does: {known}")
         except RefusedError as error:
+            self._refused += 1
             self._answer(peer, header.request_id, error.failed())
         except ProtocolError as error:
+            self._refused += 1
             failed = Failed(code=FailureCode.PROTOCOL, message=str(error), peer=BRIDGE)
             self._answer(peer, header.request_id, failed)
         else:

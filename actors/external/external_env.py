@@ -1,0 +1,146 @@
+"""Base classes of simulators that have a loop of their own, to be run by a bridge.
+
+Leaves out where they run: `hosting.py` has the process, `envbus.runner.bridge.hosting` the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from envbus.actors.external.agreement import Agreement, SpaceLike
+from envbus.actors.external.client import ExternalEnvClient
+from envbus.actors.spaces import Element, Space
+from envbus.bus.errors import ConfigError
+
+__all__ = ["ExternalEnv", "ExternalMultiAgentEnv"]
+
+
+class ExternalEnv:
+    """An environment that asks for actions instead of being stepped.
+
+        class Robot(ExternalEnv):
+            def run(self):
+                while True:
+                    episode = self.start_episode()
+                    observation = reset_robot()
+                    while not fallen(observation):
+                        action = self.get_action(episode, observation)
+                        observation, reward = move_robot(action)
+                        self.log_returns(episode, reward)
+                    self.end_episode(episode, observation)
+
+        bridge.host(Robot(observation_space, action_space))
+
+    `run` may start threads, and have several episodes open. Its verbs are those of
+    `ExternalEnvClient`; they can be called as soon as `run` is.
+
+    Args:
+        observation_space: What it observes.
+        action_space: What it does.
+
+    Raises:
+        ConfigError: The spaces cannot be used.
+    """
+
+    def __init__(self, observation_space: SpaceLike, action_space: SpaceLike) -> None:
+        Agreement(observation_space, action_space)  # raises
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self._client: ExternalEnvClient | None = None
+
+    def run(self) -> None:
+        """Simulate, for as long as there is something to do. To be overridden.
+
+        What it raises, and that it returns, is told by the bridge's `poll`.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} has no run()")
+
+    def bind(self, client: ExternalEnvClient) -> None:
+        """Let the verbs go through `client`; called before `run`."""
+        self._client = client
+
+    @property
+    def client(self) -> ExternalEnvClient:
+        """What the verbs go through.
+
+        Raises:
+            ConfigError: It is not being run by a bridge.
+        """
+        if self._client is None:
+            raise ConfigError(f"{type(self).__qualname__} is not being run: use bridge.host()")
+        return self._client
+
+    def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
+        """As `ExternalEnvClient.start_episode`."""
+        return self.client.start_episode(episode_id, training_enabled)
+
+    def get_action(
+        self, episode_id: str, observation: Element, *, timeout: float | None = None
+    ) -> Element:
+        """As `ExternalEnvClient.get_action`."""
+        return self.client.get_action(episode_id, observation, timeout=timeout)
+
+    def log_action(self, episode_id: str, observation: Element, action: Element) -> None:
+        """As `ExternalEnvClient.log_action`."""
+        self.client.log_action(episode_id, observation, action)
+
+    def log_returns(
+        self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None
+    ) -> None:
+        """As `ExternalEnvClient.log_returns`."""
+        self.client.log_returns(episode_id, reward, info)
+
+    def end_episode(self, episode_id: str, observation: Element, truncated: bool = False) -> None:
+        """As `ExternalEnvClient.end_episode`."""
+        self.client.end_episode(episode_id, observation, truncated)
+
+
+class ExternalMultiAgentEnv(ExternalEnv):
+    """An `ExternalEnv` with several agents: all values are dicts by agent.
+
+    The dicts may name different agents each time; an action comes for each agent observed that is
+    not done.
+
+    Args:
+        observation_space: By agent.
+        action_space: By agent, the same ones.
+
+    Raises:
+        ConfigError: The spaces are not of the same agents, or cannot be used.
+    """
+
+    def __init__(
+        self, observation_space: Mapping[Any, Space], action_space: Mapping[Any, Space]
+    ) -> None:
+        if not Agreement(observation_space, action_space).multi_agent:
+            raise ConfigError("the spaces of several agents are dicts by agent")
+        super().__init__(observation_space, action_space)
+
+    def log_returns(  # type: ignore[override]  # by agent, as its observations
+        self,
+        episode_id: str,
+        reward: Mapping[Any, float],
+        info: Mapping[Any, Mapping[str, Any]] | None = None,
+        *,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+    ) -> None:
+        """As `ExternalEnvClient.log_returns`."""
+        self.client.log_returns(
+            episode_id, reward, info, terminateds=terminateds, truncateds=truncateds
+        )
+
+    def end_episode(
+        self,
+        episode_id: str,
+        observation: Mapping[Any, Element],
+        truncated: bool = False,
+        *,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+    ) -> None:
+        """As `ExternalEnvClient.end_episode`."""
+        self.client.end_episode(
+            episode_id, observation, truncated, terminateds=terminateds, truncateds=truncateds
+        )
