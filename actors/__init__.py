@@ -3,6 +3,7 @@
 if __name__ != "envbus.actors":
     raise ImportError("import envbus.actors, not actors: two copies would keep two registries")
 
+from envbus.actors.external.aio import AsyncExternalEnvClient
 from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.external.errors import (
     ActionTimeoutError,
@@ -22,6 +23,7 @@ from envbus.actors.external.verbs import ClientTimeouts
 
 __all__ = [
     "ActionTimeoutError",
+    "AsyncExternalEnvClient",
     "ClientTimeouts",
     "EpisodeAlreadyStartedError",
     "EpisodeBusyError",

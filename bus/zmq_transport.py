@@ -337,6 +337,10 @@ class ZmqPeer:
         """Let `wait` also return when `fd` is readable or hung up."""
         self._watched.append((fd, _POLLIN))
 
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when `receive(0.0)` is worth a call."""
+        return int(self._socket.getsockopt(zmq.FD))
+
     def lost_for(self) -> float:
         """Return for how many seconds the broker has been out of reach; 0.0 if it is not.
 

@@ -40,6 +40,7 @@ from envbus.bus.messages import (
     Failed,
     FailureCode,
     Header,
+    Heartbeat,
     Hello,
     Kind,
     Payload,
@@ -190,6 +191,11 @@ class Conversation:
         for call in self.calls.values():
             due = min(due, call.deadline + GRACE)
         return due
+
+    def beat(self, identity: bytes) -> None:
+        """Give a sign of life over the connection itself, for one that has no thread to do so."""
+        header = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, Heartbeat.__name__)
+        self.outgoing.append([encode_header(header), *encode(Heartbeat(identity=identity))])
 
     def forgotten(self) -> None:
         """The broker said that it does not know us."""

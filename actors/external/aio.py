@@ -1,0 +1,294 @@
+"""`AsyncExternalEnvClient`: how a simulator with an event loop talks to a bridge.
+
+As `client.py`, over the same `conversation.py` and `verbs.py`; the socket is looked at by the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from envbus.actors.external.agreement import SpaceLike
+from envbus.actors.external.conversation import Call, Conversation, Outcome
+from envbus.actors.external.verbs import REPLY_TYPES, ClientTimeouts, Verbs
+from envbus.actors.spaces import Element, Space
+from envbus.bus.codec import encode
+from envbus.bus.errors import (
+    ClosedError,
+    ConfigError,
+    EnvbusError,
+    ProtocolError,
+    QueueFullError,
+    RequestTimeoutError,
+)
+from envbus.bus.keys import PathLike, PeerKeys
+from envbus.bus.messages import Payload
+from envbus.bus.zmq_transport import ZmqPeer
+
+__all__ = ["AsyncExternalEnvClient"]
+
+logger = logging.getLogger("envbus.actors.external")
+
+#: Seconds between looks at the clock and the connection, at most.
+_SLICE = 0.5
+
+
+class AsyncExternalEnvClient:
+    """A simulator's connection to a bridge, for asyncio.
+
+        async with AsyncExternalEnvClient("tcp://127.0.0.1:5556") as client:
+            episode = await client.start_episode()
+            action = await client.get_action(episode, observation)
+
+    The verbs and what they raise are those of `ExternalEnvClient`. Any number of tasks of one loop
+    may call them; calls of one episode come one after another. A verb that is cancelled has
+    reached the bridge all the same: the next one of its episode takes its place.
+
+    Args and errors are those of `ExternalEnvClient`; the errors of connecting come out of `connect`
+    or of `async with`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        observation_space: SpaceLike | None = None,
+        action_space: SpaceLike | None = None,
+        name: str | None = None,
+        timeouts: ClientTimeouts | None = None,
+        heartbeat: float = 2.0,
+        keys: PathLike | None = None,
+        server_key: PathLike | None = None,
+    ) -> None:
+        if not 0.0 < heartbeat <= 60.0:
+            raise ConfigError(f"heartbeat must be over 0 and at most 60 s, not {heartbeat}")
+        self.address = address
+        self._timeouts = timeouts or ClientTimeouts()
+        self._heartbeat = heartbeat
+        self._keys = PeerKeys.load(keys, server_key)
+        self._verbs = Verbs(observation_space, action_space, name)
+        self._placeholders = self._verbs.placeholders()
+        self._talk = Conversation(
+            self._verbs.hello(heartbeat),
+            self._verbs.join,
+            self._verbs.on_joined,
+            self._timeouts.patience,
+        )
+        self._transport: ZmqPeer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._joined: asyncio.Future[None] | None = None
+        self._next_beat = 0.0
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self._verbs.name
+
+    @property
+    def observation_space(self) -> Space:
+        """What was agreed upon; an `AgentSpaces` with several agents."""
+        return self._verbs.observation_space
+
+    @property
+    def action_space(self) -> Space:
+        """What was agreed upon; an `AgentSpaces` with several agents."""
+        return self._verbs.action_space
+
+    async def connect(self) -> None:
+        """Join the bridge; done by `async with`.
+
+        Raises:
+            ClosedError: This client was connected before.
+            RequestTimeoutError: No bridge has answered in time.
+            EnvbusError: Why it refuses this client.
+        """
+        if self._transport is not None or self._closed:
+            raise ClosedError("a client connects once")
+        self._loop = asyncio.get_running_loop()
+        identity = f"sim.{secrets.token_hex(8)}".encode()
+        self._transport = ZmqPeer(self.address, identity, keys=self._keys)
+        self._joined = self._loop.create_future()
+        self._loop.add_reader(self._transport.fileno(), self._look)
+        self._keeper = self._loop.create_task(self._keep())
+        try:
+            await asyncio.wait_for(asyncio.shield(self._joined), self._timeouts.connect)
+        except (asyncio.TimeoutError, TimeoutError):
+            why = self._transport.trouble() or "is it running, and is the address right?"
+            await self.close()
+            raise RequestTimeoutError(
+                f"no bridge answered at {self.address} within {self._timeouts.connect:g} s; {why}",
+                request_id=0,
+                peer="bridge",
+            ) from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def start_episode(
+        self,
+        episode_id: str | None = None,
+        training_enabled: bool = True,
+        *,
+        timeout: float | None = None,
+    ) -> str:
+        """As `ExternalEnvClient.start_episode`."""
+        request = self._verbs.start_episode(episode_id, training_enabled)
+        episode: str = await self._ask(request, timeout)
+        return episode
+
+    async def get_action(
+        self, episode_id: str, observation: Element, *, timeout: float | None = None
+    ) -> Element:
+        """As `ExternalEnvClient.get_action`."""
+        request = self._verbs.get_action(episode_id, observation)
+        return await self._ask(request, self._timeouts.action if timeout is None else timeout)
+
+    async def log_action(
+        self,
+        episode_id: str,
+        observation: Element,
+        action: Element,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """As `ExternalEnvClient.log_action`."""
+        await self._ask(self._verbs.log_action(episode_id, observation, action), timeout)
+
+    async def log_returns(
+        self,
+        episode_id: str,
+        reward: Any,
+        info: Mapping[Any, Any] | None = None,
+        *,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """As `ExternalEnvClient.log_returns`."""
+        request = self._verbs.log_returns(episode_id, reward, info, terminateds, truncateds)
+        await self._ask(request, timeout)
+
+    async def end_episode(
+        self,
+        episode_id: str,
+        observation: Element,
+        truncated: bool = False,
+        *,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """As `ExternalEnvClient.end_episode`."""
+        request = self._verbs.end_episode(
+            episode_id, observation, truncated, terminateds, truncateds
+        )
+        await self._ask(request, timeout)
+
+    async def close(self) -> None:
+        """Close the connection; who waits fails with `ClosedError`. Idempotent."""
+        self._closed = True
+        self._talk.end(ClosedError("this client was closed"))
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+        transport, self._transport = self._transport, None
+        if transport is not None and self._loop is not None:
+            self._loop.remove_reader(transport.fileno())
+            transport.close()
+
+    async def __aenter__(self) -> AsyncExternalEnvClient:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _ask(self, payload: Payload, timeout: float | None) -> Any:
+        if timeout is None:
+            timeout = self._timeouts.other
+        elif not 0.0 < timeout < math.inf:
+            raise ConfigError(f"timeout must be positive and finite, not {timeout}")
+        if self._transport is None or self._loop is None:
+            raise ClosedError("this client is not connected, or was closed")
+        done: asyncio.Future[Outcome] = self._loop.create_future()
+
+        def settle(outcome: Outcome) -> None:
+            if not done.done():
+                done.set_result(outcome)
+
+        now = time.monotonic()
+        frames = encode(payload, self._placeholders)
+        call = Call(payload, frames, REPLY_TYPES[type(payload)], now, now + timeout, settle)
+        self._talk.submit(call, now)
+        self._look()
+        try:
+            outcome = await done
+        except asyncio.CancelledError:
+            self._talk.abandon(call)
+            raise
+        return self._verbs.result(payload, outcome, call.request_id)
+
+    async def _keep(self) -> None:
+        """Look at the clock: hello, heartbeats, deadlines, lost connections."""
+        assert self._transport is not None
+        talk, transport = self._talk, self._transport
+        while True:
+            now = time.monotonic()
+            talk.tick(now, transport.lost_for(), transport.trouble())
+            if talk.ready and now >= self._next_beat:
+                self._next_beat = now + self._heartbeat
+                talk.beat(transport.identity)
+            self._look()
+            due = talk.wake_at() - time.monotonic()
+            await asyncio.sleep(max(min(_SLICE, self._heartbeat, due), 0.01))
+
+    def _look(self) -> None:
+        """Send what is to be sent and take what is there; also called by the loop.
+
+        ZeroMQ's descriptor tells of changes only, and sending takes note of them too: so the
+        socket is looked at after each of both.
+        """
+        transport, talk = self._transport, self._talk
+        if transport is None:
+            return
+        try:
+            self._flush(transport)
+            while (frames := transport.receive(0.0)) is not None:
+                try:
+                    talk.received(frames, time.monotonic())
+                except ProtocolError as exc:
+                    logger.warning("%s sent what cannot be read: %s", self.address, exc)
+                self._flush(transport)
+        except EnvbusError as exc:  # the socket failed
+            talk.end(exc)
+        joined = self._joined
+        if joined is not None and not joined.done():
+            if talk.refused is not None:
+                joined.set_exception(talk.refused)
+            elif talk.ready:
+                joined.set_result(None)
+
+    def _flush(self, transport: ZmqPeer) -> None:
+        outgoing = self._talk.outgoing
+        while outgoing:
+            try:
+                transport.send(outgoing[0])
+            except QueueFullError:
+                return
+            del outgoing[0]

@@ -1,0 +1,126 @@
+"""The asyncio client of a bridge."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+from gymnasium import spaces
+
+from envbus.actors import (
+    ActionTimeoutError,
+    AsyncExternalEnvClient,
+    ClientTimeouts,
+    EpisodeLostError,
+    EpisodeNotFoundError,
+    SpaceMismatchError,
+)
+from envbus.bus.errors import ClosedError, ConfigError, PeerLostError, RequestTimeoutError
+from envbus.runner import ExternalEnvBridge
+from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def bridge() -> Iterator[ExternalEnvBridge]:
+    with ExternalEnvBridge(OBSERVATION, ACTION) as made:
+        yield made
+
+
+def test_x_07_tasks_play_episodes_side_by_side(bridge: ExternalEnvBridge) -> None:
+    async def one(client: AsyncExternalEnvClient, name: str) -> None:
+        await client.start_episode(name)
+        for number in range(10):
+            assert await client.get_action(name, seen(number)) == number
+            await client.log_returns(name, 1.0, {"n": number})
+        await client.log_action(name, seen(10), 3)
+        await client.end_episode(name, seen(11), truncated=True)
+
+    async def play() -> None:
+        async with AsyncExternalEnvClient(bridge.address, name="sim") as client:
+            assert client.name == "sim"
+            assert client.observation_space == OBSERVATION
+            assert client.action_space == ACTION
+            await asyncio.gather(*[one(client, f"e{i}") for i in range(5)])
+
+    runner = Runner(bridge)
+    with in_thread(lambda: asyncio.run(play())) as sim:
+        runner.serve(lambda: sim.over() and len(runner.ended) == 5)
+    for i in range(5):
+        rows = [(0.0, 0.0), *[(float(n), 1.0) for n in range(1, 11)], (11.0, 0.0)]
+        assert runner.rows(f"e{i}") == rows
+
+
+def test_refusals_and_time_outs_are_the_same_errors(bridge: ExternalEnvBridge) -> None:
+    async def play() -> None:
+        async with AsyncExternalEnvClient(bridge.address) as client:
+            with pytest.raises(EpisodeNotFoundError):
+                await client.log_returns("no", 1.0)
+            await client.start_episode("e")
+            with pytest.raises(ActionTimeoutError, match="episode e: no action"):
+                await client.get_action("e", seen(1), timeout=0.2)
+            waits = asyncio.ensure_future(client.get_action("e", seen(2)))
+            await asyncio.sleep(0.2)
+            waits.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waits
+            with pytest.raises(ConfigError):
+                await client.get_action("e", seen(1), timeout=0.0)
+        with pytest.raises(ClosedError):
+            await client.start_episode()
+        with pytest.raises(ClosedError):
+            await client.connect()
+        other = {"observation_space": OBSERVATION, "action_space": spaces.Discrete(2)}
+        refused = AsyncExternalEnvClient(bridge.address, **other)
+        with pytest.raises(SpaceMismatchError):
+            await refused.connect()
+
+    with in_thread(lambda: asyncio.run(play())) as sim:
+        Runner(bridge).serve(sim.over, act=False)
+
+
+def test_x_13_heartbeats_keep_an_idle_client_there(bridge: ExternalEnvBridge) -> None:
+    async def play() -> None:
+        async with AsyncExternalEnvClient(bridge.address, heartbeat=0.1) as client:
+            await client.start_episode("e")
+            await asyncio.sleep(1.0)
+            assert await client.get_action("e", seen(5)) == 5
+
+    with in_thread(lambda: asyncio.run(play())) as sim:
+        Runner(bridge).serve(sim.over)
+    assert bridge.statistics().resumed == 0
+
+
+@pytest.mark.slow
+def test_x_16_it_comes_back_to_a_bridge_that_was_started_again() -> None:
+    async def play(address: str) -> None:
+        async with AsyncExternalEnvClient(address) as client:
+            await client.start_episode("e")
+            with pytest.raises(PeerLostError):
+                await client.get_action("e", seen(1))
+            await client.start_episode("e2")
+            with pytest.raises(EpisodeLostError):
+                await client.get_action("e", seen(1))
+            assert await client.get_action("e2", seen(6)) == 6
+
+    first = ExternalEnvBridge(OBSERVATION, ACTION)
+    address = first.address
+    with in_thread(lambda: asyncio.run(play(address))) as sim:
+        Runner(first).serve(lambda: first.statistics().waiting_now, act=False)
+        first.stop()
+        with ExternalEnvBridge(OBSERVATION, ACTION, bind=address) as second:
+            Runner(second).serve(sim.over)
+
+
+def test_x_16_a_bridge_that_is_not_there_is_a_clear_error() -> None:
+    async def play() -> None:
+        timeouts = ClientTimeouts(connect=0.2)
+        begun = time.monotonic()
+        with pytest.raises(RequestTimeoutError, match="no bridge answered"):
+            await AsyncExternalEnvClient("tcp://127.0.0.1:1", timeouts=timeouts).connect()
+        assert time.monotonic() - begun < 30.0
+
+    asyncio.run(play())
