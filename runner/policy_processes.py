@@ -14,15 +14,14 @@ import random
 import select
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from envbus.actors import host as env_host
 from envbus.bus.errors import ClosedError, EnvbusError, StartError
+from envbus.bus.folders import make_folder
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.process import Child, ExitStatus, Nursery
 from envbus.bus.restart import Exit, RestartPolicy
@@ -127,7 +126,7 @@ class PolicyProcesses:
         self._thread = threading.Thread(
             target=self._watch, name="envbus-policy-workers", daemon=True
         )
-        self.directory = Path(tempfile.mkdtemp(prefix="envbus-"))  # mode 0700
+        self.directory = make_folder()
         try:
             # The fork server of env actors, which has imported nearly all that is needed.
             self._nursery = Nursery((env_host.__name__, *preload), directory=self.directory)

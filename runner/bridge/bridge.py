@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 import secrets
 import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -41,6 +39,7 @@ from envbus.bus.broker_vocabulary import (
 )
 from envbus.bus.codec import decode
 from envbus.bus.errors import ClosedError, ConfigError, EncodeError, ProtocolError
+from envbus.bus.folders import make_folder
 from envbus.bus.keys import Allow, BrokerKeys, PathLike
 from envbus.bus.messages import Failed, FailureCode, Header, Kind, Reply
 from envbus.bus.serve import describe
@@ -128,7 +127,7 @@ class ExternalEnvBridge:
             self._agreement = Agreement(observation_space, action_space)
         self.policy_ids = list(policy_ids)
         self._limits = limits or EpisodeLimits()
-        self._directory = Path(tempfile.mkdtemp(prefix="envbus-"))  # mode 0700
+        self._directory = make_folder()
         self._private = f"ipc://{self._directory}/bridge"
         try:
             router = ZmqRouter(
