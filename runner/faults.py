@@ -37,7 +37,7 @@ class FaultCause(enum.Enum):
     TIMEOUT = "timeout"
     #: Its actor used more memory than it may.
     MEMORY = "memory"
-    #: It asked for it, by a `RestartRequest`.
+    #: It asked for it, by a `RestartRequest`, or its owner did.
     REQUEST = "request"
     #: The external simulator that ran it is gone.
     LOST = "lost"

@@ -26,7 +26,7 @@ class GroupConfig:
     #: `start`: until a runner has made its envs; `call`: of `foreach`; `close`.
     timeouts: Timeouts = field(default_factory=Timeouts)
     #: Seconds after which a runner that has not come back from a sample is taken for hung, killed
-    #: and started again; None: never. Each sample's own time-out is another matter.
+    #: and started again; None: never. A sample with a longer time-out of its own has that.
     sample_timeout: float | None = 300.0
     #: Arguments of each runner's `ActorPool`, where envs are given as a sequence.
     pool_settings: Mapping[str, Any] = field(default_factory=dict)

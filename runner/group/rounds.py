@@ -160,7 +160,10 @@ class Rounds:
             explore=explore,
             connectors=states,
         )
-        if not self._ask(actor, request, self._sample_timeout, None):
+        patience = self._sample_timeout
+        if patience is not None and timeout is not None:
+            patience = max(patience, timeout)
+        if not self._ask(actor, request, patience, None):
             return False
         standing.owed, standing.asked_at = share, time.monotonic()
         standing.connectors_sent = self._connectors_version

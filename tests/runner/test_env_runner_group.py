@@ -61,6 +61,13 @@ def make() -> Iterator[Make]:
         group.stop(terminate=True)
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[EnvRunnerGroup]:
+    """Two runners of two envs each, for tests that leave them as they are."""
+    with EnvRunnerGroup(2, [functools.partial(CountingEnv, 5)] * 4, Steps()) as group:
+        yield group
+
+
 def _lean(observations: Any) -> Any:
     return (observations[:, 2] > 0).astype(np.int64)
 
@@ -106,8 +113,8 @@ def test_numbers_are_shared_out_and_met_exactly(make: Make) -> None:
         group.sample(1, 1)
 
 
-def test_episode_ids_are_unique_over_runners(make: Make) -> None:
-    batch = make(rollout_fragment_length=20).sample(timeout=PATIENCE).single()
+def test_episode_ids_are_unique_over_runners(shared: EnvRunnerGroup) -> None:
+    batch = shared.sample(80, timeout=PATIENCE).single()
     assert len({(e, i) for e, i in zip(batch["eps_id"], batch["env_id"], strict=True)}) == 16
     assert len(set(batch["eps_id"].tolist())) == 16
     assert len(set(batch["unroll_id"].tolist())) == 2
@@ -238,8 +245,8 @@ def test_weights_are_copied_when_they_are_set_and_when_they_are_got(make: Make) 
     assert group.sample(4, timeout=PATIENCE).single()["actions"].tolist() == [1] * 4
 
 
-def test_foreach_calls_a_function_beside_each_runner(make: Make) -> None:
-    group = make()
+def test_foreach_calls_a_function_beside_each_runner(shared: EnvRunnerGroup) -> None:
+    group = shared
     offset = 10
     found = group.foreach(lambda runner, i, *, k: runner.envs.num_envs + i + k + offset, 1, k=2)
     assert found == {0: 15, 1: 15}
@@ -253,8 +260,8 @@ def test_foreach_calls_a_function_beside_each_runner(make: Make) -> None:
     assert group.sample(8, timeout=PATIENCE).env_steps == 8
 
 
-def test_a_function_that_takes_too_long_is_left_out(make: Make, tmp_path: Path) -> None:
-    group = make()
+def test_a_function_that_takes_too_long_is_left_out(shared: EnvRunnerGroup, tmp_path: Path) -> None:
+    group = shared
     gate = tmp_path / "gate"
     found = group.foreach(
         lambda runner: runner.config.worker_index and _stand_still(gate, [0]).tolist(), timeout=0.5
@@ -297,8 +304,10 @@ def test_a_state_is_taken_over_by_another_group(make: Make) -> None:
         other.set_state({**state, "weights": {"other": {}}})
 
 
-def test_an_exception_in_one_runner_is_raised_and_the_others_rows_come_next(make: Make) -> None:
-    group = make()
+def test_an_exception_in_one_runner_is_raised_and_the_others_rows_come_next(
+    shared: EnvRunnerGroup,
+) -> None:
+    group = shared
     group.foreach(lambda runner: setattr(runner.policies["default_policy"], "number", "no array"))
     group.foreach(EnvRunner.set_weights, {"default_policy": {"number": [1]}}, runners=[0])
     with pytest.raises(RemoteError, match="Remote traceback"):

@@ -203,3 +203,18 @@ def test_an_unknown_timer_is_a_bug() -> None:
     assert "inference" in PERF_TIMERS
     with pytest.raises(KeyError):
         PerfTimers().add("coffee", 1.0)
+
+
+def test_what_others_have_counted_is_added_once() -> None:
+    here, there = SampleMetrics(), SampleMetrics()
+    for metrics in (here, there):
+        metrics.add_steps(env_steps=10, agent_steps=15)
+        metrics.add_episode(result(eps_id=id(metrics)))
+    there.add_restart()
+    here.add_delta(there.collect_delta())
+    here.add_delta(there.collect_delta())
+    read = here.read()
+    assert (read["num_env_steps_sampled"], read["num_episodes"]) == (20, 2)
+    assert read["num_env_restarts_lifetime"] == 1
+    assert there.read()["num_episodes"] == 0
+    assert there.read()["num_env_steps_sampled_lifetime"] == 10
