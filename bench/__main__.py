@@ -29,7 +29,7 @@ from envbus.bench.vector import measure_vector
 __all__ = ["app", "main"]
 
 RESULTS = PACKAGE / "results"
-KINDS = ("vector", "sample", "startup", "recovery", "bus", "profile")
+KINDS = ("vector", "sample", "startup", "recovery", "bus", "policy", "profile")
 
 app = typer.Typer(
     name="bench",
@@ -153,6 +153,14 @@ def bus(quick: Quick = False, out: Out = RESULTS) -> None:
 
 
 @app.command()
+def policy(quick: Quick = False, out: Out = RESULTS) -> None:
+    """A policy worker's round trip, beside the bus and the policy alone."""
+    from envbus.bench.policy_round_trip import measure_policy  # the rest works without the runner
+
+    _save(measure_policy(_schedule(quick), say=_say), out)
+
+
+@app.command()
 def profile(quick: Quick = False, out: Out = RESULTS) -> None:
     """Where the microseconds of one vector step go."""
     from envbus.bench.step_profile import measure_profile  # the rest works without the runner
@@ -168,6 +176,7 @@ def everything(quick: Quick = False, here: Here = False, out: Out = RESULTS) -> 
     startup(quick=quick, here=here, out=out)
     recovery(quick=quick, here=here, out=out)
     bus(quick=quick, out=out)
+    policy(quick=quick, out=out)
     profile(quick=quick, out=out)
     report(out)
 

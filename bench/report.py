@@ -45,6 +45,8 @@ def render_summary(records: Mapping[str, Record]) -> str:
         parts.append(_recovery_table(records["recovery"]))
     if "bus" in records:
         parts.append(_bus_table(records["bus"]))
+    if "policy" in records:
+        parts.append(_policy_table(records["policy"]))
     if "profile" in records:
         parts.append(_profile_table(records["profile"]))
     return "\n".join(part for part in parts if part)
@@ -271,6 +273,19 @@ def _bus_table(record: Record) -> str:
         for row in record["rows"]
     ]
     return _table(["bus: payload", "", "round trip p50 us", "p99 us", "messages/s"], body)
+
+
+def _policy_table(record: Record) -> str:
+    body = [
+        [
+            row["case"],
+            row["way"],
+            f"{row['p50_us']['median']:.1f}",
+            f"{row['p99_us']['median']:.1f}",
+        ]
+        for row in record["rows"]
+    ]
+    return _table(["actions of an MLP: observations", "", "p50 us", "p99 us"], body)
 
 
 def _profile_table(record: Record) -> str:

@@ -55,6 +55,8 @@ INDEPENDENT_RATIO = 0.9
 PIPELINED_RATIO = 1.3
 #: At most so many times bare pyzmq's round trip.
 BUS_RATIO = 1.3
+#: At most so many times the bus alone, the policy's own time taken off.
+POLICY_RATIO = 1.5
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def check(record: Record) -> list[Verdict]:
             return list(_recovery(record))
         case "bus":
             return list(_bus(record))
+        case "policy":
+            return list(_policy(record))
         case _:
             return []
 
@@ -256,3 +260,19 @@ def _bus(record: Record) -> Iterator[Verdict]:
         ratio = _ratio(rows.get((case, "envbus")), rows.get((case, "pyzmq")), "round_trip_p50_us")
         target = f"bus, {case}: round trip, times bare pyzmq's"
         yield Verdict(target, ratio, BUS_RATIO, at_least=False)
+
+
+def _policy(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "case", "way")
+    for case in dict.fromkeys(case for case, _ in rows):
+        alone, bus = (rows.get((case, f"{what} alone")) for what in ("policy", "bus"))
+        for way in ("policy worker", "policy worker, shared rows"):
+            row, measured = rows.get((case, way)), None
+            if row is not None and alone is not None and bus is not None:
+                measured = (_p50(row) - _p50(alone)) / _p50(bus)
+            target = f"{way}, {case}: without the policy's own time, times the bus alone"
+            yield Verdict(target, measured, POLICY_RATIO, at_least=False)
+
+
+def _p50(row: dict[str, Any]) -> float:
+    return float(row["p50_us"]["median"])

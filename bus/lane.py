@@ -248,11 +248,18 @@ class LaneRouter:
     Args:
         router: Carries the messages of all peers that have no lane; closed with this.
         spin: Whether there is a core to spare for short waits.
+        spin_seconds: Longest spin, if there is.
     """
 
-    def __init__(self, router: ZmqRouter | None = None, *, spin: bool = False) -> None:
+    def __init__(
+        self,
+        router: ZmqRouter | None = None,
+        *,
+        spin: bool = False,
+        spin_seconds: float = BROKER_SPIN_SECONDS,
+    ) -> None:
         self._router = router
-        self._spinning = SpinBudget(BROKER_SPIN_SECONDS if spin else 0.0)
+        self._spinning = SpinBudget(spin_seconds if spin else 0.0)
         self._poller = select.epoll()
         self._lanes: dict[bytes, LaneEnd] = {}
         self._by_fd: dict[int, bytes] = {}

@@ -34,6 +34,7 @@ from envbus.bus.errors import (
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
+from envbus.bus.spinning import CHILD_SPIN_SECONDS
 from envbus.bus.transport import Frames
 from envbus.runner.links import usable_cores
 from envbus.runner.policy_board import BoardEntry, door_of, read_board
@@ -115,7 +116,8 @@ class PolicyLanes:
         self._directory = directory
         self._max_in_flight = max_in_flight
         self._identity = f"asker.{os.getpid()}.{secrets.token_hex(6)}"
-        self._router = LaneRouter(spin=usable_cores() > 1)
+        # It waits for one worker, not for many who need the cores: as long as a child may.
+        self._router = LaneRouter(spin=usable_cores() > 1, spin_seconds=CHILD_SPIN_SECONDS)
         limits = BrokerConfig(max_in_flight_per_peer=max_in_flight + 16)
         self._broker = Broker(self._router, BrokerCore(limits))
         #: By name.
@@ -226,10 +228,9 @@ class PolicyLanes:
         self._check_usable()
         self._num_shared += 1
         name = f"{self._identity}:{self._num_shared}"
-        (data,) = encode(layout)
         self._unshare()
         with tempfile.TemporaryFile() as file:
-            file.write(data)
+            file.write(msgspec.msgpack.encode([bytes(frame) for frame in encode(layout)]))
             file.flush()
             self._shared[name] = (os.dup(arena_fd), size, os.dup(file.fileno()))
         for worker in self._workers.values():

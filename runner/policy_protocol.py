@@ -141,9 +141,10 @@ class OpenLane(Notice, frozen=True, kw_only=True):
 
 
 class ShareRows(Notice, frozen=True, kw_only=True):
-    """At a worker's door, with the descriptors of an arena and of a file with a `MapBlocks`.
+    """At a worker's door, with the descriptors of an arena and of a file.
 
-    The file is there as spaces may be larger than one message at the door.
+    The file has the frames of a `MapBlocks`, as a MessagePack list of bytes: spaces may be larger
+    than one message at the door.
     """
 
     #: How requests will name it: the asker's routing id, a colon, and more.

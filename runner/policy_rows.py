@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -167,7 +168,8 @@ class SharedRows:
         arena = Arena.attach(arena_fd, size)
         with os.fdopen(layout_fd, "rb") as file:
             file.seek(0)
-            return cls(arena, decode(MapBlocks, [file.read()]))
+            frames = msgspec.msgpack.decode(file.read(), type=list[bytes])
+        return cls(arena, decode(MapBlocks, frames))
 
     def check(self, rows: npt.NDArray[np.int64] | None) -> None:
         """Raise ProtocolError for rows that are not there."""

@@ -32,6 +32,7 @@ from envbus.bus.messages import (
 )
 from envbus.bus.pipe import Pipe
 from envbus.bus.serve import HELLO_ID, describe
+from envbus.bus.spinning import CHILD_SPIN_SECONDS
 from envbus.bus.transport import Frames
 from envbus.runner.nested import Tree as Nested
 from envbus.runner.policies import Policy
@@ -133,7 +134,7 @@ class PolicyWorker:
         self._pipe = pipe
         self._next_parcel = next_parcel
         self._report = report
-        self._router = LaneRouter(spin=spin)
+        self._router = LaneRouter(spin=spin, spin_seconds=CHILD_SPIN_SECONDS)
         #: Readable when somebody knocks or the pipe has something: one look for both.
         self._beside = select.epoll()
         self._beside.register(door.fileno(), select.EPOLLIN)

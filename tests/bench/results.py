@@ -70,6 +70,16 @@ def bus_row(case: str, carrier: str, p50: float) -> dict[str, Any]:
     }
 
 
+def policy_row(case: str, way: str, p50: float) -> dict[str, Any]:
+    return {
+        "case": case,
+        "way": way,
+        "status": "ok",
+        "p50_us": spread(p50),
+        "p99_us": spread(2 * p50),
+    }
+
+
 def recovered_row(variant: str, seconds: float, **others: float) -> dict[str, Any]:
     return {
         "workload": "cartpole",

@@ -5,6 +5,7 @@ from tests.bench.results import (
     broken_row,
     bus_row,
     failed_row,
+    policy_row,
     profile_row,
     record,
     recovered_row,
@@ -56,10 +57,12 @@ def test_other_kinds_have_tables_of_their_own() -> None:
         {
             "startup": record("startup", [start_row(64, "envbus_shm", 2, 0.5, 150.0)]),
             "bus": record("bus", [bus_row("signal", "pyzmq", 40.0)]),
+            "policy": record("policy", [policy_row("1 row", "policy worker", 120.0)]),
             "profile": record("profile", [profile_row("send", 12.0)]),
         }
     )
     assert "| 64 | envbus BusVectorEnv, 2 actors | 0.50 | 150 | 150 | 300 | 3 |" in text
+    assert "| 1 row | policy worker | 120.0 | 240.0 |" in text
     assert "| signal | pyzmq | 40.0 | 80.0 | 25,000 |" in text
     assert "| send | 12.0 |" in text
 

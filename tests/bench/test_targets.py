@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 
 from envbus.bench.targets import Verdict, best_peer, check, lost_by_others, render_verdicts
-from tests.bench.results import bus_row, failed_row, record, recovered_row, start_row, vector_row
+from tests.bench.results import (
+    bus_row,
+    failed_row,
+    policy_row,
+    record,
+    recovered_row,
+    start_row,
+    vector_row,
+)
 
 
 def by_target(verdicts: list[Verdict], start: str) -> list[Verdict]:
@@ -77,6 +85,12 @@ def test_the_bus_is_compared_with_bare_pyzmq() -> None:
     result = record("bus", [bus_row("signal", "envbus", 60.0), bus_row("signal", "pyzmq", 50.0)])
     (verdict,) = check(result)
     assert (verdict.measured, verdict.met) == (1.2, True)
+
+
+def test_a_policy_worker_is_compared_with_the_bus_without_the_policy_s_own_time() -> None:
+    ways = {"policy alone": 40.0, "bus alone": 100.0, "policy worker": 180.0}
+    verdicts = check(record("policy", [policy_row("1 row", way, us) for way, us in ways.items()]))
+    assert [(verdict.measured, verdict.met) for verdict in verdicts] == [(1.4, True), (None, None)]
 
 
 def test_a_table_says_what_was_missed_and_what_was_not_measured() -> None:
