@@ -128,7 +128,7 @@ def test_a_hung_runner_is_killed_and_started_again(make: Make) -> None:
     group = make(sample_timeout=1.0)
     pid = group.runner_pids()[0]
     os.kill(pid, signal.SIGSTOP)
-    sample = group.sample(20, timeout=PATIENCE)
+    sample = group.sample(20)
     assert (sample.runners, sample.env_steps) == ((1,), 10)
     assert [fault.cause for fault in sample.runner_faults] == [FaultCause.TIMEOUT]
     assert not is_alive(pid)
