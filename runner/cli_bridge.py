@@ -6,6 +6,7 @@ Secrets are given as files, never as arguments, which every user of a machine ca
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from envbus.bus.errors import ConfigError
 
 if TYPE_CHECKING:
     from envbus.runner.diagnosis.address import Address
+    from envbus.runner.diagnosis.conformance import Finding
     from envbus.runner.diagnosis.doctor import Means
 
 __all__ = ["add_commands"]
@@ -79,31 +81,78 @@ def conformance(
     server_key: _ServerKey = None,
     timeout: _Timeout = 5.0,
     only: Annotated[str, typer.Option(help="Run only the checks whose names hold this text.")] = "",
+    client: Annotated[
+        bool,
+        typer.Option(
+            "--client",
+            help="Check a client instead: listen at HOST:PORT, and wait for it. It has to run "
+            "episodes in a loop. --timeout is how long each thing may take it; 60 is reasonable.",
+        ),
+    ] = False,
+    env: Annotated[
+        str | None,
+        typer.Option(
+            help="With --client: id of an env whose spaces are served.",
+            show_default="the client's spaces",
+        ),
+    ] = None,
 ) -> None:
-    """Check a server of the external-env protocol, verb by verb; exit with 1 if it fails.
+    """Check a server of the external-env protocol, or a client; exit with 1 if it fails.
 
-    The server must be answering requests for actions. What it learns from this is nonsense: do
-    not point it at a training that matters.
+    Verb by verb, with time-outs, errors and lost connections. A server must be answering requests
+    for actions, and what it learns from this is nonsense: keep a training that matters away.
     """
     from envbus.runner.diagnosis.address import Address
-    from envbus.runner.diagnosis.conformance import check_server
-    from envbus.runner.diagnosis.doctor import find
 
     address = Address.parse(place)
-    means = _means(address, token_file, ca, keys, server_key)
-    address = find(address, means, timeout)
     console = Console(highlight=False)
-    console.print(f"checking {address}")
+    if client:
+        findings = _client_findings(console, address, env, token_file, timeout)
+    else:
+        from envbus.runner.diagnosis.conformance import check_server
+        from envbus.runner.diagnosis.doctor import find
+
+        means = _means(address, token_file, ca, keys, server_key)
+        address = find(address, means, timeout)
+        console.print(f"checking {address}")
+        findings = check_server(address, means, timeout, only)
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     colours = {"passed": "green", "failed": "red", "skipped": "yellow"}
-    for finding in check_server(address, means, timeout, only):
+    for finding in findings:
         counts[finding.outcome] += 1
-        check = f"{finding.check.name} (section {finding.check.section})"
+        check = f"{finding.name} (section {finding.section})"
         lines = [Text(f"{check} {1e3 * finding.seconds:.0f} ms")]
         lines += [Text(finding.reason, "bold")] * bool(finding.reason)
         console.print(_row(Text(finding.outcome, colours[finding.outcome]), 8, lines))
     console.print(", ".join(f"{count} {name}" for name, count in counts.items()))
     raise typer.Exit(1 if counts["failed"] else 0)
+
+
+def _client_findings(
+    console: Console, address: Address, env: str | None, token_file: Path | None, patience: float
+) -> Iterator[Finding]:
+    from envbus.runner.diagnosis.address import Address
+    from envbus.runner.diagnosis.client_conformance import Server, check_client
+
+    spaces = None
+    if env is not None:
+        import gymnasium
+
+        try:
+            made = gymnasium.make(env)
+        except gymnasium.error.Error as exc:
+            raise ConfigError(f"--env {env}: {exc}") from exc
+        spaces = made.observation_space, made.action_space
+        made.close()
+    token = _token(token_file)
+    server = Server(address, spaces, token)
+    # The port that was found is used again.
+    address = Address.parse(server.address)
+    console.print(f"start the client now; it connects to {address}")
+    servers = [server]
+    return check_client(
+        lambda: servers.pop() if servers else Server(address, spaces, token), patience
+    )
 
 
 def _row(mark: Text, width: int, lines: list[Text]) -> Table:
@@ -125,10 +174,16 @@ def _means(
     from envbus.runner.diagnosis.doctor import Means
 
     try:
-        token = None if token_file is None else token_file.read_text("utf-8").strip()
         tls = None
         if address.tls or ca is not None:
             tls = ssl.create_default_context(cafile=None if ca is None else str(ca))
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"{exc}") from exc
-    return Means(token, PeerKeys.load(keys, server_key), tls)
+    return Means(_token(token_file), PeerKeys.load(keys, server_key), tls)
+
+
+def _token(file: Path | None) -> str | None:
+    try:
+        return None if file is None else file.read_text("utf-8").strip()
+    except OSError as exc:
+        raise ConfigError(f"the token cannot be read: {exc}") from exc

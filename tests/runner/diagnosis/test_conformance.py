@@ -25,7 +25,7 @@ BOX, CHOICE = spaces.Box(-1.0, 1.0, (4,)), spaces.Discrete(2)
 
 def findings(place: str, timeout: float = 5.0, only: str = "") -> dict[str, Finding]:
     found = check_server(Address.parse(place), Means(), timeout, only)
-    return {finding.check.name: finding for finding in found}
+    return {finding.name: finding for finding in found}
 
 
 @pytest.mark.parametrize("carriage", ["tcp", "stream", "ws"])
