@@ -303,6 +303,8 @@ def _import_function(text: str) -> Callable[[Any, Space[Any]], Any]:
 
 def count_rows(batch: Tree) -> int:
     """Return the number of rows of a batch as policies get them."""
+    if isinstance(batch, np.ndarray):
+        return len(batch)
     for _, leaf in leaves_of(batch):
         return len(leaf)
     raise ValueError("a batch without any array has no rows to count")

@@ -106,6 +106,8 @@ class Batcher:
         self._queues: OrderedDict[Hashable, _Queue] = OrderedDict()
         #: Rows that wait, over all keys.
         self.rows_waiting = 0
+        #: No deadline of what waits is earlier.
+        self._first_deadline = math.inf
 
     def add(
         self, request: int, key: Hashable, num_rows: int, *, now: float, deadline: float
@@ -131,10 +133,13 @@ class Batcher:
         queue.waiting.append(_Waiting(request, num_rows, now, deadline))
         queue.rows += num_rows
         self.rows_waiting += num_rows
+        self._first_deadline = min(self._first_deadline, deadline)
         return True
 
     def next_batch(self, now: float) -> Batch | None:
         """Return a batch that is due, its rows taken out, or None."""
+        if not self.rows_waiting:
+            return None
         best: tuple[float, Hashable] | None = None
         for key, queue in self._queues.items():
             if queue.waiting and self._due_at(queue) <= now:
@@ -145,6 +150,8 @@ class Batcher:
 
     def wake_at(self) -> float | None:
         """Return when `next_batch` is worth a call again if nothing comes; None: never."""
+        if not self.rows_waiting:
+            return None
         return min(
             (self._due_at(queue) for queue in self._queues.values() if queue.waiting), default=None
         )
@@ -154,6 +161,8 @@ class Batcher:
 
         One of which rows were given out already stays: its other rows may as well be computed.
         """
+        if now < self._first_deadline:
+            return []
         expired: list[int] = []
         for queue in self._queues.values():
             if all(one.deadline > now or one.next_row for one in queue.waiting):
@@ -167,6 +176,10 @@ class Batcher:
                     queue.rows -= one.num_rows
                     self.rows_waiting -= one.num_rows
             queue.waiting = kept
+        self._first_deadline = min(
+            (one.deadline for queue in self._queues.values() for one in queue.waiting),
+            default=math.inf,
+        )
         return expired
 
     def observe(self, key: Hashable, seconds: float) -> None:

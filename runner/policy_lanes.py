@@ -122,6 +122,8 @@ class PolicyLanes:
         self._broker = Broker(self._router, BrokerCore(limits))
         #: By name.
         self._workers: dict[str, _Worker] = {}
+        #: How many of them have not said hello.
+        self._silent = 0
         self._num_workers = 1
         self._next_look = 0.0
         self._asked: dict[int, Asking] = {}
@@ -166,7 +168,7 @@ class PolicyLanes:
         asking = Asking(to, type(request).__name__, encode(request), timeout)
         if len(self._workers) < self._num_workers:
             self._look_for_workers()
-        if not all(worker.ready for worker in self._workers.values()):
+        if self._silent:
             self._hear_hellos(asking)
         self._send(asking)
         return asking
@@ -291,7 +293,7 @@ class PolicyLanes:
             if waited >= (_ALL_HELLOS_TIMEOUT if self.names else _HELLO_TIMEOUT):
                 break
             self._poll(min(_LOOK_INTERVAL, asking.timeout))
-            if not self._workers or all(worker.ready for worker in self._workers.values()):
+            if not self._silent:
                 break
         self._greeted = bool(self.names)
         self._poll(0.0)
@@ -313,6 +315,7 @@ class PolicyLanes:
                 for worker in self._workers.values():
                     if worker.identity == outcome.peer:
                         worker.services = frozenset(outcome.hello.services)
+                self._count_silent()
                 somebody_is_ready = True
                 self._favourite = self._favourite or random.choice(self.names)  # noqa: S311
         for identity in self._router.hung_up():
@@ -389,8 +392,12 @@ class PolicyLanes:
         self._broker.expect(identity, entry.name, entry.incarnation)
         self._router.add_lane(identity, ours)
         self._workers[entry.name] = _Worker(entry, identity)
+        self._count_silent()
         for name in self._shared:
             self._share(entry, name)
+
+    def _count_silent(self) -> None:
+        self._silent = sum(not worker.ready for worker in self._workers.values())
 
     def _share(self, entry: BoardEntry, name: str) -> None:
         arena, size, layout = self._shared[name]
@@ -403,6 +410,7 @@ class PolicyLanes:
         for name, worker in list(self._workers.items()):
             if worker.identity == identity:
                 del self._workers[name]
+                self._count_silent()
                 self._next_look = 0.0
                 self._ended[name] = worker.entry.incarnation
                 reason = f"{name} (incarnation {worker.entry.incarnation}) ended"

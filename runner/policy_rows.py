@@ -34,8 +34,10 @@ class Answer(NamedTuple):
     listed: bool
     states: Tree
     extras: Mapping[str, Tree]
-    #: `(rows,)`
-    versions: npt.NDArray[np.int64]
+    rows: int
+    #: Which weights chose the rows; `(rows,)` where they are not the same for all.
+    version: int
+    versions: npt.NDArray[np.int64] | None
 
     @classmethod
     def of(cls, out: PolicyOutput, rows: int, version: int) -> Answer:
@@ -56,13 +58,12 @@ class Answer(NamedTuple):
             actions = _checked(actions, rows, "actions")
         states = None if out.states is None else _checked(out.states, rows, "states")
         extras = {name: _checked(tree, rows, name) for name, tree in out.extras.items()}
-        versions = np.full(rows, version, np.int64) if out.versions is None else out.versions
-        return cls(actions, listed, states, extras, versions)
+        return cls(actions, listed, states, extras, rows, version, out.versions)
 
 
 def split(answer: Answer, start: int, stop: int) -> Answer:
     """Return some rows of an answer."""
-    if start == 0 and stop == len(answer.versions):
+    if start == 0 and stop == answer.rows:
         return answer
 
     def some(tree: Tree) -> Tree:
@@ -73,7 +74,9 @@ def split(answer: Answer, start: int, stop: int) -> Answer:
         answer.listed,
         some(answer.states),
         {name: some(tree) for name, tree in answer.extras.items()},
-        answer.versions[start:stop],
+        stop - start,
+        answer.version,
+        some(answer.versions),
     )
 
 
@@ -93,12 +96,22 @@ def join(answers: Sequence[Answer]) -> Answer:
     states = None
     if first.states is not None:
         states = concatenate_trees([answer.states for answer in answers], "states")
+    versions = None
+    if any(one.version != first.version or one.versions is not None for one in answers):
+        versions = np.concatenate(
+            [
+                np.full(one.rows, one.version) if one.versions is None else one.versions
+                for one in answers
+            ]
+        )
     return Answer(
         actions,
         first.listed,
         states,
         concatenate_trees([dict(answer.extras) for answer in answers], "extras"),
-        np.concatenate([answer.versions for answer in answers]),
+        sum(answer.rows for answer in answers),
+        answers[-1].version,
+        versions,
     )
 
 
@@ -114,6 +127,8 @@ def gather(parts: Sequence[tuple[Tree, Piece]]) -> Tree:
         return as_rows([one for tree, piece in parts for one in tree[piece.start : piece.stop]])
     if len(parts) == 1:
         tree, (_, start, stop) = parts[0]
+        if type(tree) is np.ndarray:
+            return tree[start:stop].copy()
         return map_tree(lambda leaf: leaf[start:stop].copy(), tree)
     return map_tree(
         lambda *leaves: np.concatenate(
@@ -189,6 +204,9 @@ class SharedRows:
 
 
 def _checked(tree: Tree, rows: int, what: str) -> Tree:
+    if type(tree) is np.ndarray and tree.ndim and len(tree) == rows:
+        return tree
+
     def check(leaf: Any) -> npt.NDArray[Any]:
         array = np.asarray(leaf)
         if not array.ndim or len(array) != rows:

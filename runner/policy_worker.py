@@ -361,7 +361,8 @@ class PolicyWorker:
 
     def _compute(self, batch: Batch, now: float) -> None:
         pieces = [piece for piece in batch.pieces if not self._calls[piece.request].failed]
-        self._drop(set(batch.pieces) - set(pieces))
+        if len(pieces) < len(batch.pieces):
+            self._drop(batch.pieces)
         if pieces:
             first = self._calls[pieces[0].request].request
             hosted = self._policies[first.policy_id]
@@ -383,8 +384,9 @@ class PolicyWorker:
             self._drop(pieces)
             return
         start = 0
-        askers = {self._calls[piece.request].asker for piece in pieces}
-        crowded = len(askers) > 1 or self._batcher.rows_waiting > 0
+        crowded = self._batcher.rows_waiting > 0 or (
+            len(pieces) > 1 and len({self._calls[piece.request].asker for piece in pieces}) > 1
+        )
         for piece in pieces:
             call = self._calls[piece.request]
             stop = start + piece.stop - piece.start
@@ -419,8 +421,6 @@ class PolicyWorker:
             return
         answer = join(call.answers)
         hosted.counting.add_request(call.request.num_rows, self._clock() - call.arrived)
-        versions = answer.versions
-        mixed = len(call.answers) > 1 and bool((versions != versions[-1]).any())
         self._send_reply(
             call.asker,
             call.header,
@@ -429,8 +429,8 @@ class PolicyWorker:
                 listed=answer.listed,
                 states=Tree(answer.states),
                 extras=Tree(answer.extras),
-                versions=versions if mixed else None,
-                version=int(versions[-1]),
+                versions=answer.versions,
+                version=answer.version,
                 push=hosted.push,
                 crowded=crowded,
             ),

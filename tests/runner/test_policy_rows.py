@@ -45,7 +45,19 @@ def test_an_answer_is_split_and_joined_without_a_loss() -> None:
     assert whole.actions["move"].tolist() == [0, 1, 2, 3, 4]
     assert whole.states[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert whole.extras["logp"].tolist() == [0, 1, 2, 3, 4]
-    assert whole.versions.tolist() == [7] * 5
+    assert (whole.rows, whole.version, whole.versions) == (5, 7, None)
+
+
+def test_parts_that_other_weights_chose_say_so_row_by_row() -> None:
+    parts = [
+        Answer.of(PolicyOutput(np.zeros(count)), count, version)
+        for count, version in ((2, 4), (1, 5))
+    ]
+    whole = join(parts)
+    assert whole.versions is not None
+    assert whole.versions.tolist() == [4, 4, 5]
+    own = Answer.of(PolicyOutput(np.zeros(2), versions=np.array([8, 9])), 2, version=0)
+    assert split(own, 1, 2).versions.tolist() == [9]  # type: ignore[union-attr]
 
 
 def test_actions_of_no_fixed_size_are_split_and_joined_as_a_list() -> None:
