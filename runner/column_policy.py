@@ -24,7 +24,6 @@ class Asked(NamedTuple):
     """Rows that a policy was asked about."""
 
     env_ids: _Ints
-    observations: Tree
     #: As the policy was told them.
     states: Tree
     #: The answer itself, or of a policy that works elsewhere, its ticket.
@@ -35,7 +34,6 @@ class Answers(NamedTuple):
     """What a policy says, one row per env."""
 
     env_ids: _Ints
-    observations: Tree
     actions: Tree
     #: More columns, states among them.
     extras: Mapping[str, Tree]
@@ -51,7 +49,6 @@ class Answers(NamedTuple):
         versions = self.versions
         return Answers(
             self.env_ids[rows],
-            map_tree(select, self.observations),
             map_tree(select, self.actions),
             {name: map_tree(select, tree) for name, tree in self.extras.items()},
             versions if isinstance(versions, int) else versions[rows],
@@ -94,7 +91,7 @@ class ColumnPolicy:
                 explore=explore,
                 env_ids=env_ids if self._unchanged else None,
             )
-        return Asked(env_ids, observations, states, answer)
+        return Asked(env_ids, states, answer)
 
     def answer(self, asked: Asked) -> Answers:
         """Return what the policy says, waiting for it if it works elsewhere."""
@@ -106,7 +103,6 @@ class ColumnPolicy:
             extras = {**extras, "state_in": asked.states, "state_out": out.states}
         return Answers(
             asked.env_ids,
-            asked.observations,
             map_tree(np.asarray, out.actions),
             extras,
             self._policy.policy_version if out.versions is None else out.versions,

@@ -140,7 +140,8 @@ class ColumnSampler:
             if not wanted:
                 late = tuple(np.flatnonzero(unmet).tolist())
                 break
-            batch = self._pool.recv(wanted, timeout=left)
+            # What the envs return goes from their memory straight to the columns.
+            batch = self._pool.recv(wanted, timeout=left, copy=self._observe is not None)
             self._timers.add("env_wait", time.perf_counter() - begin)
             self._take(batch, demand, explore)
             self._timers.end_iteration()
@@ -225,7 +226,8 @@ class ColumnSampler:
 
     def _ask(self, ids: _Ints, observations: Tree, explore: bool) -> Asked:
         begin = time.perf_counter()
-        asked = self._policy.ask(ids, observations, explore=explore)
+        seen = self._columns.observe(ids, observations)
+        asked = self._policy.ask(ids, seen, explore=explore)
         self._timers.add("inference", time.perf_counter() - begin)
         return asked
 
@@ -258,7 +260,7 @@ class ColumnSampler:
             answers = answers.of(still)
         self._policy.keep_states(answers)
         ids, actions, extras = answers.env_ids, answers.actions, answers.extras
-        self._columns.act(ids, answers.observations, actions, answers.versions, extras)
+        self._columns.act(ids, actions, answers.versions, extras)
         if self._convert is not None:
             actions = self._convert(actions, [self._keys[i] for i in ids.tolist()])
         self._timers.add("inference", answered - begin)

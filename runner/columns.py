@@ -6,6 +6,7 @@ row. Leaves out where rows come from (`column_sampler.py`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envbus.runner.batch import SampleBatch
-from envbus.runner.nested import Tree, map_tree
+from envbus.runner.nested import Tree, leaves_of, map_tree
 from envbus.runner.trajectory import AgentID, agent_id_column
 
 __all__ = ["Columns"]
@@ -36,6 +37,9 @@ class Columns:
         #: `(N * T, ...)` each.
         self._trees: dict[str, Tree] = {}
         self._extras: frozenset[str] | None = None
+        #: Large arrays of earlier fragments; those that nobody else has a reference to are used
+        #: again: the system takes longer to hand out fresh memory than to copy as much.
+        self._spares: list[npt.NDArray[Any]] = []
         for name, dtype in (("rewards", np.float32), ("terminateds", bool), ("truncateds", bool)):
             self._allocate(name, np.zeros((0,), dtype))
         #: What holds from a row on, for the rest of its episode, where `marked` is set.
@@ -58,15 +62,29 @@ class Columns:
         for name, values in (("eps_id", eps_id), ("incarnation", incarnation), ("t", t)):
             self._marks[name].reshape(-1)[flat] = values
 
+    def observe(self, env_ids: _Ints, observations: Tree) -> Tree:
+        """Begin a row of each env, and return the observations in the memory of the fragment.
+
+        They are views where the rows are evenly spaced, as they are of neighbouring envs in step.
+
+        Raises:
+            ValueError: Shapes are not those of earlier rows.
+        """
+        flat = self._next_rows(env_ids)
+        self._write("obs", flat, observations)
+        rows: Any = flat
+        if len(flat) > 1 and not np.count_nonzero(np.diff(flat) != self._capacity):
+            rows = slice(int(flat[0]), int(flat[-1]) + 1, self._capacity)
+        return map_tree(lambda leaf: leaf[rows], self._trees["obs"])
+
     def act(
         self,
         env_ids: _Ints,
-        observations: Tree,
         actions: Tree,
         policy_version: int | _Ints,
         extras: Mapping[str, Tree],
     ) -> None:
-        """Open a row of each env.
+        """Open the row of each env that was begun.
 
         Raises:
             ValueError: Shapes or names of extras are not those of earlier rows.
@@ -78,7 +96,6 @@ class Columns:
                 f"extra columns are {sorted(extras)}, earlier ones {sorted(self._extras)}"
             )
         flat = self._next_rows(env_ids)
-        self._write("obs", flat, observations)
         self._write("actions", flat, actions)
         for name, values in extras.items():
             self._write(name, flat, values)
@@ -151,6 +168,7 @@ class Columns:
         taken = kept + opened
         columns = Columns(self._num_envs, max(capacity, int(taken.max(initial=0))))
         columns._extras = self._extras
+        columns._spares = self._spares
         for name, tree in self._trees.items():
             columns._trees[name] = map_tree(columns._like, tree)
         for env_id in np.flatnonzero(taken).tolist():
@@ -170,6 +188,7 @@ class Columns:
             for name, marks in self._marks.items():
                 columns._marks[name][env_id, :count] = marks[env_id, first : first + count]
         columns.num_rows[:] = kept
+        columns._spare(self._trees)
         return columns
 
     def _next_rows(self, env_ids: _Ints) -> _Ints:
@@ -196,7 +215,24 @@ class Columns:
         self._marks = {name: np.pad(marks, room) for name, marks in self._marks.items()}
 
     def _like(self, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return np.empty((self._num_envs * self._capacity, *leaf.shape[1:]), leaf.dtype)
+        shape = (self._num_envs * self._capacity, *leaf.shape[1:])
+        spares = self._spares
+        for index in range(len(spares)):
+            # Two: the list's, and the argument.
+            if (
+                spares[index].shape == shape
+                and spares[index].dtype == leaf.dtype
+                and sys.getrefcount(spares[index]) <= 2
+            ):
+                return spares.pop(index)
+        return np.empty(shape, leaf.dtype)
+
+    def _spare(self, trees: Mapping[str, Tree]) -> None:
+        """Keep what may be used again: of two fragments, as the caller may still have the last."""
+        found = [leaf for tree in trees.values() for _, leaf in leaves_of(tree)]
+        self._spares += [leaf for leaf in found if leaf.nbytes >= _LARGE]
+        most = 2 * sum(leaf.nbytes >= _LARGE for leaf in found)
+        del self._spares[: max(len(self._spares) - most, 0)]
 
     def _allocate(self, name: str, rows: Tree) -> None:
         self._trees[name] = map_tree(lambda leaf: self._like(np.asarray(leaf)), rows)
@@ -217,6 +253,8 @@ class Columns:
         )
 
 
+#: Bytes from which on an array is worth to be kept.
+_LARGE = 1 << 18
 _MARKS = ("eps_id", "incarnation", "t")
 
 

@@ -65,10 +65,19 @@ class ObservationStore:
             return self._batch
         return self._structure([leaf.copy() for leaf in self._leaves])
 
-    def select(self, env_ids: npt.NDArray[np.int64]) -> Any:
-        """Return a batch of the observations of `env_ids`, the caller's own."""
+    def select(self, env_ids: npt.NDArray[np.int64], *, copy: bool = True) -> Any:
+        """Return a batch of the observations of `env_ids`.
+
+        Args:
+            env_ids: Which, in this order.
+            copy: Return arrays of the caller's own; else views where the envs are neighbours in
+                order.
+        """
         if self._leaves is not None:
-            return self._structure([leaf[env_ids] for leaf in self._leaves])
+            rows: Any = env_ids
+            if not copy and len(env_ids) and not np.count_nonzero(np.diff(env_ids) != 1):
+                rows = slice(int(env_ids[0]), int(env_ids[-1]) + 1)
+            return self._structure([leaf[rows] for leaf in self._leaves])
         singles = [self._singles[env_id] for env_id in env_ids]
         return deepcopy(_concatenate(self._space, singles))
 

@@ -274,6 +274,8 @@ class ActorPool(DictSide):
         min_envs: int = 1,
         max_envs: int | None = None,
         timeout: float | None = None,
+        *,
+        copy: bool = True,
     ) -> Batch:
         """Wait until `min_envs` envs are ready, and return those that are, oldest first.
 
@@ -284,6 +286,7 @@ class ActorPool(DictSide):
             min_envs: From 1 to `num_envs`.
             max_envs: Most rows; what is over waits for the next call. None: no limit.
             timeout: Seconds; None: until the requests' own deadlines.
+            copy: False: observations may be views of what the envs write when they are next asked.
 
         Raises:
             NoAsyncCallError: Nothing is pending, ready or recovering.
@@ -320,6 +323,7 @@ class ActorPool(DictSide):
             incarnations=self._faults.lives.numbers,
             faults=self._faults.take(),
             late=states.late() if timed_out else [],
+            copy=copy,
         )
         self._rounds.recycle()  # before the caller can send to those whose episodes have ended
         return batch

@@ -111,6 +111,7 @@ class PoolResults:
         incarnations: npt.NDArray[np.int64],
         faults: list[Fault],
         late: list[int],
+        copy: bool = True,
     ) -> Batch:
         """Return the results of these envs, which are the caller's.
 
@@ -119,12 +120,13 @@ class PoolResults:
             incarnations: `(num_envs,)` int64, of all envs.
             faults: Told with the batch.
             late: Told with the batch.
+            copy: False: observations may be views.
         """
         index = np.asarray(env_ids, np.int64)
         infos = self._take_infos(env_ids) if self._infos else {}
         return Batch(
             env_ids=index,
-            observations=self.observations.select(index),
+            observations=self.observations.select(index, copy=copy),
             rewards=self.blocks.rewards[index],
             terminations=self.blocks.terminations[index],
             truncations=self.blocks.truncations[index],

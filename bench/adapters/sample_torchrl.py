@@ -2,7 +2,7 @@
 
 Options: `collector`: "sync" (envs one after the other in this process), "parallel" (one process
 per env), "vector" (Gymnasium's SyncVectorEnv below TorchRL's wrapper), or "multi": two collector
-processes with half of the envs each.
+processes with half of the envs each, likewise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchrl.envs import GymWrapper, ParallelEnv, SerialEnv
 from envbus.bench.adapters.base import Opening, Stepper
 from envbus.bench.adapters.collecting import Collecting, fragment_of
 from envbus.bench.networks import num_inputs, torch_net
-from envbus.bench.workloads import env_fns, make_env
+from envbus.bench.workloads import make_env
 
 __all__ = ["DISTRIBUTIONS", "open_stepper"]
 
@@ -40,6 +40,17 @@ def wrapped(workload: str, index: int) -> Any:
 def one_by_one(workload: str, indices: list[int]) -> Any:
     """Return envs that are stepped in one process."""
     return SerialEnv(len(indices), [functools.partial(wrapped, workload, i) for i in indices])
+
+
+def in_gymnasium(workload: str, indices: list[int]) -> Any:
+    """Return envs in Gymnasium's SyncVectorEnv below TorchRL's wrapper."""
+    torch.set_num_threads(1)
+    envs = gym.vector.SyncVectorEnv(
+        [functools.partial(make_env, workload, index) for index in indices],
+        copy=False,
+        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
+    )
+    return GymWrapper(envs, categorical_action_encoding=True)
 
 
 def policy_for(workload: str) -> Any:
@@ -69,7 +80,7 @@ class CollectorCollecting(Collecting):
         common: dict[str, Any] = {"frames_per_batch": frames, "total_frames": -1}
         if kind == "multi":
             halves = [list(range(num_envs))[part::2] for part in (0, 1)]
-            makers = [functools.partial(one_by_one, workload, half) for half in halves]
+            makers = [functools.partial(in_gymnasium, workload, half) for half in halves]
             self._collector: Any = MultiSyncCollector(
                 makers, policy_for(workload), cat_results="stack", **common
             )
@@ -81,11 +92,7 @@ class CollectorCollecting(Collecting):
     def _env(self, kind: str, opening: Opening) -> Any:
         workload, num_envs = opening.workload, opening.num_envs
         if kind == "vector":
-            mode = gym.vector.AutoresetMode.SAME_STEP
-            envs = gym.vector.SyncVectorEnv(
-                env_fns(workload, num_envs), copy=False, autoreset_mode=mode
-            )
-            return GymWrapper(envs, categorical_action_encoding=True)
+            return in_gymnasium(workload, list(range(num_envs)))
         if kind == "parallel":
             makers = [functools.partial(wrapped, workload, i) for i in range(num_envs)]
             return ParallelEnv(num_envs, makers, mp_start_method="fork")

@@ -15,7 +15,8 @@ def ints(*values: int) -> Any:
 def step(columns: Columns, ids: Any, value: float, *, done: bool = False) -> None:
     """One row per env: observation `value`, action, reward and next observation follow from it."""
     rows = np.full((len(ids), 1), value)
-    columns.act(ids, rows, ids, int(value), {"logp": rows[:, 0] / 2})
+    columns.observe(ids, rows)
+    columns.act(ids, ids, int(value), {"logp": rows[:, 0] / 2})
     flags = np.full(len(ids), done)
     columns.complete(ids, rows + 1, rows[:, 0] * 10, flags, ~flags)
 
@@ -79,7 +80,8 @@ def test_kept_and_open_rows_go_over_into_the_next_fragment() -> None:
     begin(columns, ints(0, 1), 0)
     step(columns, ints(0, 1), 0)
     step(columns, ints(0), 1)
-    columns.act(ints(0), np.array([[5.0]]), ints(3), 8, {"logp": np.array([0.25])})
+    columns.observe(ints(0), np.array([[5.0]]))
+    columns.act(ints(0), ints(3), 8, {"logp": np.array([0.25])})
     following = columns.following(1, kept=ints(2, 0), opened=np.array([True, False]))
     following.complete(ints(0), np.array([[6.0]]), np.ones(1), *np.zeros((2, 1), np.bool_))
     batch = following.batch(following.num_rows, "agent0", 0)
@@ -93,20 +95,22 @@ def test_a_wider_dtype_widens_and_another_shape_is_refused() -> None:
     columns = Columns(1, 3)
     begin(columns, ints(0), 0)
     step(columns, ints(0), 1)
-    columns.act(ints(0), np.array([[2]]), np.array([1.5]), 0, {"logp": np.zeros(1)})
+    columns.observe(ints(0), np.array([[2]]))
+    columns.act(ints(0), np.array([1.5]), 0, {"logp": np.zeros(1)})
     columns.complete(ints(0), np.array([[3]]), np.zeros(1), *np.zeros((2, 1), np.bool_))
     assert columns.batch(columns.num_rows, "a", 0)["actions"].tolist() == [0.0, 1.5]
     with pytest.raises(ValueError, match="obs has shape"):
-        columns.act(ints(0), np.zeros((1, 2)), ints(0), 0, {"logp": np.zeros(1)})
+        columns.observe(ints(0), np.zeros((1, 2)))
     with pytest.raises(ValueError, match="extra columns are"):
-        columns.act(ints(0), np.zeros((1, 1)), ints(0), 0, {})
+        columns.act(ints(0), ints(0), 0, {})
 
 
 def test_nested_observations_are_columns_of_columns() -> None:
     columns = Columns(1, 1)
     begin(columns, ints(0), 0)
     seen = {"a": np.ones((1, 2)), "b": (np.zeros(1, np.int64),)}
-    columns.act(ints(0), seen, ints(0), 0, {})
+    columns.observe(ints(0), seen)
+    columns.act(ints(0), ints(0), 0, {})
     columns.complete(ints(0), seen, np.zeros(1), *np.zeros((2, 1), np.bool_))
     batch = columns.batch(columns.num_rows, "a", 0)
     assert batch["obs"]["a"].shape == (1, 2)
@@ -115,3 +119,43 @@ def test_nested_observations_are_columns_of_columns() -> None:
 
 def test_no_rows_are_an_empty_batch() -> None:
     assert len(Columns(3, 2).batch(ints(0, 0, 0), "a", 0)) == 0
+
+
+def test_what_was_observed_is_handed_out_as_views_where_envs_are_in_step() -> None:
+    columns = Columns(4, 3)
+    begin(columns, ints(0, 1, 2, 3), 0)
+    rows = np.arange(3.0).reshape(3, 1)
+    in_step = columns.observe(ints(1, 2, 3), rows)
+    assert np.array_equal(in_step, rows)
+    step(columns, ints(2), 5.0)
+    apart = columns.observe(ints(1, 2, 3), rows)
+    assert np.array_equal(apart, rows)
+    in_step[2] = 7.0
+    assert apart[2] == 2.0
+    step(columns, ints(1), 3.0)
+    assert in_step[0] == 3.0
+
+
+def test_large_memory_is_used_again_once_nobody_has_it() -> None:
+    wide, flags = np.ones((2, 1 << 16)), np.zeros(2, bool)
+
+    def fragment(columns: Columns) -> Any:
+        columns = columns.following(1, ints(0, 0), flags)
+        begin(columns, ints(0, 1), 0)
+        columns.observe(ints(0, 1), wide)
+        columns.act(ints(0, 1), ints(0, 1), 0, {})
+        columns.complete(ints(0, 1), wide, np.zeros(2), flags, flags)
+        return columns, columns.batch(columns.num_rows, "agent0", 0)
+
+    def places(batch: Any) -> set[int]:
+        return {batch[name].__array_interface__["data"][0] for name in ("obs", "next_obs")}
+
+    columns, first = fragment(Columns(2, 1))
+    columns, second = fragment(columns)
+    columns, third = fragment(columns)
+    assert len(places(first) | places(second) | places(third)) == 6
+    was, kept = places(second), third["obs"][1:]  # a view of it is enough to have it
+    del second, third
+    columns, fourth = fragment(columns)
+    assert places(fourth) == was
+    assert (kept == 1.0).all()

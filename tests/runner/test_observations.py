@@ -62,3 +62,14 @@ def test_selected_single_observations_are_the_callers_own() -> None:
     (chosen,) = store.select(np.array([1]))
     chosen[...] = 0.5
     assert store.batch(copy=True)[1].tolist() == [[1.0], [1.0]]
+
+
+def test_neighbours_are_chosen_without_a_copy_on_request() -> None:
+    leaf = np.arange(8.0).reshape(4, 2)
+    store = ObservationStore(spaces.Box(-9, 9, (2,), np.float64), 4, [leaf])
+    cases = {(1, 2): True, (2, 1): False, (1, 3): False}
+    for env_ids, in_place in cases.items():
+        chosen = store.select(np.array(env_ids), copy=False)
+        assert np.shares_memory(chosen, leaf) is in_place
+        assert np.array_equal(chosen, leaf[list(env_ids)])
+        assert not np.shares_memory(store.select(np.array(env_ids)), leaf)
