@@ -14,9 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from envbus.actors.testing import CountingEnv
+from envbus.actors.testing import CountingEnv, HangingEnv
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
+from envbus.runner.config import Timeouts
 from envbus.runner.env_runner_group import EnvRunnerGroup
 from envbus.runner.faults import FaultCause
 from envbus.runner.group.config import GroupConfig
@@ -185,6 +186,17 @@ def test_an_env_that_fails_in_a_runner_is_named_by_its_id_in_the_group(
     assert sample.runner_faults == ()
     metrics = group.get_metrics()
     assert (metrics["num_faulty_episodes"], metrics["num_env_restarts"]) == (2, 2)
+
+
+def test_stop_during_a_sample_that_never_ends_kills_after_the_time_to_close() -> None:
+    settings = GroupConfig(timeouts=Timeouts(close=0.5))
+    group = EnvRunnerGroup(2, [HangingEnv] * 2, Steps(), settings=settings)
+    pids = group.runner_pids()
+    family = [process for pid in pids for process in below(pid)]
+    group.sample_async(4)
+    group.stop()
+    assert not any(map(is_alive, [*pids, *family]))
+    group.stop()
 
 
 # --- how programs end -----------------------------------------------------------------------
