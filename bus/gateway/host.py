@@ -31,6 +31,8 @@ __all__ = ["main"]
 _HANDOVER_TIMEOUT: Final = 30.0
 #: Seconds for clients to take their last messages when the gateway ends.
 _END_TIMEOUT: Final = 1.0
+#: Seconds for what the broker has said at its own end to come here and be passed on.
+_LAST_WORDS: Final = 0.05
 #: File descriptors besides those of connections.
 _SPARE_DESCRIPTORS: Final = 256
 _DESCRIPTORS_PER_CONNECTION: Final = 3
@@ -89,6 +91,7 @@ async def _serve(
         await _wait(stopped, interval)
     for server in servers:
         server.close()
+    await asyncio.sleep(_LAST_WORDS)
     for connection in list(connections):
         connection.end("the gateway ends", FailureCode.PEER_LOST)
     until = loop.time() + _END_TIMEOUT

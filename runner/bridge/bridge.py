@@ -40,6 +40,7 @@ from envbus.bus.broker_vocabulary import (
 from envbus.bus.codec import decode
 from envbus.bus.errors import ClosedError, ConfigError, EncodeError, ProtocolError
 from envbus.bus.folders import make_folder
+from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.keys import Allow, BrokerKeys, PathLike
 from envbus.bus.messages import Failed, FailureCode, Header, Kind, Reply
 from envbus.bus.serve import describe
@@ -99,13 +100,15 @@ class ExternalEnvBridge:
         insecure: Allow binding wider than this host without keys.
         policy_ids: What clients are told of who may act.
         limits: Of episodes and clients; None: the defaults.
+        gateway: Lets simulators without ZeroMQ in, over plain TCP and WebSocket; None: none.
 
     Attributes:
+        gateway: Where those connect: `gateway.tcp`, `gateway.websocket`; None: nowhere.
         policy_ids: As above; those who join later are told of changes.
 
     Raises:
-        ConfigError: Spaces, endpoints, keys or limits cannot be used.
-        TransportError: An endpoint cannot be bound.
+        ConfigError: Spaces, endpoints, keys, limits or the gateway's settings cannot be used.
+        TransportError: An endpoint or address cannot be bound.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class ExternalEnvBridge:
         insecure: bool = False,
         policy_ids: Iterable[str] = ("default",),
         limits: EpisodeLimits | None = None,
+        gateway: GatewayConfig | None = None,
     ) -> None:
         if (observation_space is None) != (action_space is None):
             raise ConfigError("give both spaces, or neither: then the first client's are taken")
@@ -152,6 +156,14 @@ class ExternalEnvBridge:
         self._ends: deque[SimulatorError] = deque()
         self._clock = time.monotonic
         self._stopped = False
+        self.gateway: Gateway | None = None
+        if gateway is not None:
+            try:
+                self.gateway = Gateway(self._private, gateway)
+            except BaseException:
+                self.stop()
+                raise
+            self._broker.watch(self.gateway.fileno())
 
     # --- what it is ---------------------------------------------------------------------------
 
@@ -346,6 +358,8 @@ class ExternalEnvBridge:
             self._perform(self._episodes.handle(GiveUp(episode_id, failed), now))
         self._stopped = True
         self._hosts.close()
+        if self.gateway is not None:
+            self.gateway.close()
         self._broker.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -377,6 +391,11 @@ class ExternalEnvBridge:
 
     def _serve(self, timeout: float) -> None:
         """Wait for messages and take those that are there; then judge deadlines."""
+        if self.gateway is not None:
+            self.gateway.check()
+            restart_at = self.gateway.wake_at()
+            if restart_at is not None:
+                timeout = min(timeout, max(restart_at - self._clock(), 0.0))
         for outcome in self._broker.poll(timeout):
             self._take(outcome)
         wake_at = self._episodes.wake_at()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from envbus.bus.gateway import Gateway, GatewayConfig
-from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.bus.gateway import GatewayConfig
+from envbus.runner import ExternalEnvBridge
 from tests.sources import ROOT
 
 CLIENTS = ROOT / "examples" / "clients"
@@ -47,10 +47,11 @@ class Serving:
         spaces: tuple[Any, Any] = OBSERVATIONS, ACTIONS
         if agents:
             spaces = {a: OBSERVATIONS for a in agents}, {a: ACTIONS for a in agents}
-        self.bridge = ExternalEnvBridge(*spaces)
         local = ("127.0.0.1:0",)
         config = GatewayConfig(**{"tcp": local, "websocket": local, **settings})
-        self.gateway = Gateway(self.bridge.private_endpoint, config)
+        self.bridge = ExternalEnvBridge(*spaces, gateway=config)
+        assert self.bridge.gateway is not None
+        self.gateway = self.bridge.gateway
         self.rewards: Counter[str] = Counter()
         self.ended: dict[str, str] = {}
         self.untrained: set[str] = set()
@@ -68,7 +69,6 @@ class Serving:
 
     def serve(self) -> None:
         """Take what is there, and act."""
-        self.gateway.check()
         result = self.bridge.poll(0.02)
         self.untrained |= result.untrained
         self.ended.update((fault.episode_id, "fault") for fault in result.faults)
@@ -138,5 +138,4 @@ class Serving:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.gateway.close()
         self.bridge.stop()
