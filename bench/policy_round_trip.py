@@ -246,7 +246,7 @@ def measure_policy(
             for way in ways:
                 way.close()
         for name, measured in found.items():
-            row = {
+            row: dict[str, Any] = {
                 "case": case.name,
                 "way": name,
                 "status": "ok",

@@ -43,10 +43,14 @@ from envbus.runner.policies import (
     Policy,
     PolicyOutput,
     RandomPolicy,
+    TwoStepPolicy,
 )
+from envbus.runner.policy_counts import PolicyWorkersStatistics
+from envbus.runner.policy_workers import PolicyWorkers
 from envbus.runner.pool import ActorPool
 from envbus.runner.pool_results import Batch
 from envbus.runner.recycling import RecycleAfter
+from envbus.runner.remote_policy import PolicyHandle, RemotePolicy
 from envbus.runner.sampling import RunnerConfig, Sample
 from envbus.runner.vector_env import BusVectorEnv
 from envbus.runner.video import VideoConfig
@@ -89,10 +93,14 @@ __all__ = [
     "OneHot",
     "Pipeline",
     "Policy",
+    "PolicyHandle",
     "PolicyOutput",
+    "PolicyWorkers",
+    "PolicyWorkersStatistics",
     "PollResult",
     "RandomPolicy",
     "RecycleAfter",
+    "RemotePolicy",
     "RescaleActions",
     "RestartLimitError",
     "RestartPolicy",
@@ -103,6 +111,7 @@ __all__ = [
     "Sample",
     "SampleBatch",
     "Timeouts",
+    "TwoStepPolicy",
     "VideoConfig",
     "add_gae",
     "bootstrap_rows",
