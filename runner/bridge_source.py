@@ -101,7 +101,8 @@ class BridgeSource:
     def poll(self, timeout: float | None, min_envs: int) -> Polled:
         """Wait for episodes; `min_envs` is the bridge's own number."""
         del min_envs
-        for slot in self._closed:
+        closed, self._closed = self._closed, []
+        for slot in closed:
             del self._env_ids[slot.env_id]
             self._numbers.give_back(slot.env_id)
         wait = _PATIENCE if timeout is None else min(timeout, _PATIENCE)

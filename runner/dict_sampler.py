@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from envbus.actors.external.errors import SimulatorError
 from envbus.bus.errors import EnvbusError
 from envbus.runner.batch import MultiAgentBatch
 from envbus.runner.episodes import Episodes
@@ -52,6 +53,7 @@ class DictSampler:
         self._config = config
         self._metrics, self._timers = metrics, timers
         self._sources = sources
+        self._polls = 0
         self._shares = [share for source in sources for share in source.shares]
         self._open = [share for share in self._shares if isinstance(share, OpenShare)]
         self._inference = Inference(config, timers, self._is_ragged, off_policy=bool(self._open))
@@ -190,19 +192,18 @@ class DictSampler:
             source for source in self._sources if any(share in awaited for share in source.shares)
         ]
         begin = time.perf_counter()
-        polled = poll_any(sources, deadline, wanted)
+        self._polls += 1
+        polled = poll_any(sources, deadline, wanted, self._polls)
         now = time.perf_counter()
         self._timers.add("env_wait", now - begin)
-        late: list[int] = []
-        for one in polled:
-            try:
-                for share, slot in one.opened:
-                    self._episodes.open(share, slot)
-                self._episodes.take(one.result, one.unacted)
-            finally:
-                for slot in one.closed:
-                    self._episodes.close(slot)
-            late += one.result.late
+        try:
+            for share, slot in polled.opened:
+                self._episodes.open(share, slot)
+            self._episodes.take(polled.result, polled.unacted)
+        finally:
+            for slot in polled.closed:
+                self._episodes.close(slot)
+        late = polled.result.late
         self._timers.add("raw_obs_processing", time.perf_counter() - now)
         if late or (deadline is not None and time.monotonic() >= deadline):
             return [env_id for env_id in late if env_id in asked]
@@ -232,6 +233,8 @@ class DictSampler:
         """Tell simulators that wait what is raised here."""
         try:
             yield
+        except SimulatorError:
+            raise  # of the one that has ended; others are not concerned
         except BaseException as exc:
             is_own = isinstance(exc, Exception)
             told = exc if is_own else EnvbusError(f"sampling was broken off: {type(exc).__name__}")

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from gymnasium import Space
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 
+from envbus.actors.external.errors import SimulatorError
 from envbus.bus.errors import ConfigError, RestartLimitError
 from envbus.runner.callbacks import naming
 from envbus.runner.column_sampler import ColumnSampler
@@ -185,8 +186,9 @@ class EnvRunner(RunnerPolicies):
             RestartLimitError: No env is left.
             ClosedEnvironmentError: It was stopped, also by a callback or a signal's handler while
                 this call is under way.
-            Exception: What the pool raises, if its envs are not made anew. After any exception
-                the next call begins new episodes in all envs.
+            SimulatorError: A simulator that a bridge hosts has ended. Nothing is lost by it.
+            Exception: What the pool raises, if its envs are not made anew. After any other
+                exception the next call begins new episodes in all envs.
         """
         self._assert_open()
         sampler, config = self._sampler, self.config
@@ -210,7 +212,7 @@ class EnvRunner(RunnerPolicies):
                 config.unique(self._num_samples),
             )
         except BaseException as exc:
-            self._lost_track = True
+            self._lost_track = not isinstance(exc, SimulatorError)
             if self._envs.closed and isinstance(exc, Exception):
                 raise ClosedEnvironmentError("`EnvRunner` was stopped during a sample.") from exc
             raise
@@ -399,8 +401,8 @@ class EnvRunner(RunnerPolicies):
         try:
             self._give_up_lost()
             sampler.serve(deadline, self.config.explore if explore is None else explore, is_over)
-        except BaseException:
-            self._lost_track = True
+        except BaseException as exc:
+            self._lost_track = not isinstance(exc, SimulatorError)
             raise
 
     def _bridged(self) -> DictSampler:

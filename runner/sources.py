@@ -122,24 +122,32 @@ class PoolSource:
         """Do nothing: nobody waits. Envs of a pool are asked, and will be reset."""
 
 
-def poll_any(sources: Sequence[Source], deadline: float | None, min_envs: int) -> list[Polled]:
-    """Wait for any of them, at most until the deadline (monotonic time); it does not spin.
+def poll_any(sources: Sequence[Source], deadline: float | None, min_envs: int, turn: int) -> Polled:
+    """Wait for one of them, at most until the deadline (monotonic time); it does not spin.
 
     Args:
         sources: With envs that are awaited.
-        deadline: None: each waits for as long as it does of itself.
+        deadline: None: as long as they do of themselves.
         min_envs: For how many to wait, where there is one source.
+        turn: Who is looked at first; another one each time, so that all get their turn.
+
+    Raises:
+        Exception: What one of them raises; nothing that others have brought is lost by it.
     """
     if len(sources) == 1:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        return [sources[0].poll(left, min_envs)]
+        return sources[0].poll(left, min_envs)
+    first = turn % len(sources)
     while True:
-        polled = [source.poll(0.0, 1) for source in sources]
+        late: list[int] = []
+        for source in (*sources[first:], *sources[:first]):
+            polled = source.poll(0.0, 1)
+            if not polled.is_empty:
+                polled.result.late.clear()  # they were not waited for
+                return polled
+            late += polled.result.late
         left = _LONGEST_WAIT if deadline is None else deadline - time.monotonic()
         if left <= 0.0:
+            polled.result.late[:] = late
             return polled
-        if found := [one for one in polled if not one.is_empty]:
-            for one in found:
-                one.result.late.clear()  # they were not waited for
-            return found
         select.select([source.fileno() for source in sources], [], [], min(left, _LONGEST_WAIT))

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from envbus.actors.external.client import ExternalEnvClient
-from envbus.actors.external.errors import ActionTimeoutError
+from envbus.actors.external.errors import (
+    ActionTimeoutError,
+    SimulatorError,
+    SpaceMismatchError,
+)
+from envbus.actors.external.external_env import ExternalEnv
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.vocabulary import EpisodeLimits
 from envbus.runner.callbacks import CallbackError, Callbacks
@@ -194,3 +199,66 @@ def test_an_action_that_came_too_late_is_in_no_row() -> None:
     assert batch["truncateds"].tolist() == [False, True, False, False]
     assert batch["terminateds"].tolist() == [False, False, False, True]
     assert (sample.episodes[0].episode_return, sample.episodes[0].unrecorded_reward) == (10, 2)
+
+
+def test_x_19_an_action_outside_the_space_is_told_to_both() -> None:
+    broken = [True]
+
+    def policy(observations: Any) -> Any:
+        return zeros(observations) + (1000 if broken else 0)
+
+    runner = make(policy)
+    told = threading.Event()
+
+    def play(client: ExternalEnvClient) -> None:
+        with pytest.raises(SpaceMismatchError, match=r"Discrete\(100\)"):
+            play_episode(client, 6)
+        told.set()
+        play_episode(client, 6)
+
+    with simulators(runner.envs.address, play), runner:  # type: ignore[union-attr]
+        with pytest.raises(SpaceMismatchError, match=r"Discrete\(100\)"):
+            runner.sample(num_env_steps=6, timeout=PATIENCE)
+        assert told.wait(PATIENCE)
+        broken.clear()
+        batch = runner.sample(num_env_steps=6, timeout=PATIENCE).single()
+    assert batch["t"].tolist() == [*range(6)]
+
+
+class Ending(ExternalEnv):
+    """Plays as many episodes as it is told to, and fails."""
+
+    def __init__(self, episodes: int) -> None:
+        super().__init__(COUNTS, ACTIONS)
+        self.episodes = episodes
+
+    def run(self) -> None:
+        for _ in range(self.episodes):
+            play_episode(self.client, 4)
+        raise ZeroDivisionError("worn out")
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_x_15_a_hosted_simulators_end_comes_out_of_sample_and_costs_no_rows(mixed: bool) -> None:
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS)
+    go_on = threading.Event()
+
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode("the other one")
+        client.get_action(episode, obs(0))
+        assert go_on.wait(PATIENCE)
+        client.get_action(episode, obs(1))
+        client.end_episode(episode, obs(2))
+
+    more = [ExternalEnvBridge(COUNTS, ACTIONS)] if mixed else []
+    runner = EnvRunner([bridge, *more], zeros)
+    with simulators(bridge.address, play), runner:
+        bridge.host(Ending(3))
+        with pytest.raises(SimulatorError, match="worn out"):
+            runner.sample(num_env_steps=1000, timeout=PATIENCE)
+        go_on.set()
+        number, timeout = (28, 5.0) if mixed else (14, PATIENCE)
+        sample = runner.sample(num_env_steps=number, timeout=timeout)
+    ts = [rows["t"].tolist() for rows in sample.single().split_by_episode()]
+    assert sorted(ts) == [[0, 1], *[[0, 1, 2, 3]] * 3]
+    assert {e.episode_id for e in sample.episodes} >= {"the other one"}
