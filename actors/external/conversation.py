@@ -278,7 +278,7 @@ class Conversation:
         left = call.deadline - now
         if left <= 0.0:
             return  # `tick` sees to it
-        size = sum(memoryview(frame).nbytes for frame in call.frames[1:])
+        size = sum(memoryview(frame).nbytes for frame in call.frames)
         if size > self._max_message_bytes:
             text = f"the message has {size} bytes, the bridge takes {self._max_message_bytes}"
             self._end(call, EncodeError(text))
