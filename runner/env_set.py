@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from gymnasium import Space
@@ -28,7 +28,8 @@ class EnvSet:
         bridges: Their episodes have higher ones.
 
     Raises:
-        ConfigError: There is neither, or more than one pool.
+        ConfigError: There is neither, or more than one pool; or an agent of one has other spaces
+            than in another.
     """
 
     def __init__(self, envs: Envs) -> None:
@@ -41,6 +42,7 @@ class EnvSet:
                 f"one pool, not {envs!r:.200}"
             )
         self.pool = pools[0] if pools else None
+        self._check_spaces()
 
     @property
     def num_envs(self) -> int:
@@ -61,19 +63,7 @@ class EnvSet:
 
     def spaces(self) -> dict[AgentID, tuple[Space[Any], Space[Any]]]:
         """Return observation and action space by agent, as far as they are known."""
-        found: dict[AgentID, tuple[Space[Any], Space[Any]]] = {}
-        for bridge in self.bridges:
-            observation, action = bridge.observation_space, bridge.action_space
-            if isinstance(observation, AgentSpaces) and isinstance(action, AgentSpaces):
-                for agent_id, space in observation.spaces.items():
-                    found[agent_id] = (space, action[agent_id])
-            elif observation is not None and action is not None:
-                found[DUMMY_AGENT] = (observation, action)
-        if (pool := self.pool) is not None:
-            for agent_id in pool.get_agent_ids():
-                spaces = pool.get_observation_space(agent_id), pool.get_action_space(agent_id)
-                found[agent_id] = spaces
-        return found
+        return {agent_id: both for one in reversed(self._all()) for agent_id, both in _spaces(one)}
 
     def get_sub_environments(self) -> list[SubEnvironment]:
         """Return proxies of the pool's envs."""
@@ -85,4 +75,30 @@ class EnvSet:
             bridge.policy_ids = list(policy_ids)
 
     def _all(self) -> list[ActorPool | ExternalEnvBridge]:
-        return [*self.bridges, *([] if self.pool is None else [self.pool])]
+        return [*([] if self.pool is None else [self.pool]), *self.bridges]
+
+    def _check_spaces(self) -> None:
+        known: dict[AgentID, tuple[Space[Any], Space[Any]]] = {}
+        for one in self._all():
+            for agent_id, both in _spaces(one):
+                if known.setdefault(agent_id, both) != both:
+                    raise ConfigError(
+                        f"agent {agent_id!r} has the observation and action space "
+                        f"{known[agent_id]} in one, and {both} in {one!r}: a policy has one form "
+                        "of row; bring them together, or sample them by two runners"
+                    )
+
+
+def _spaces(
+    one: ActorPool | ExternalEnvBridge,
+) -> Iterator[tuple[AgentID, tuple[Space[Any], Space[Any]]]]:
+    if isinstance(one, ActorPool):
+        for agent_id in one.get_agent_ids():
+            yield agent_id, (one.get_observation_space(agent_id), one.get_action_space(agent_id))
+        return
+    observation, action = one.observation_space, one.action_space
+    if isinstance(observation, AgentSpaces) and isinstance(action, AgentSpaces):
+        for agent_id, space in observation.spaces.items():
+            yield agent_id, (space, action[agent_id])
+    elif observation is not None and action is not None:
+        yield DUMMY_AGENT, (observation, action)

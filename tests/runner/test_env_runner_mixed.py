@@ -298,6 +298,8 @@ def test_what_does_not_fit_together_is_refused() -> None:
     with make_pool(1) as pool, ExternalEnvBridge(COUNTS, ACTIONS) as bridge:
         with pytest.raises(ConfigError, match="at most one pool"):
             EnvRunner([pool, pool], zeros)
+        with pytest.raises(ConfigError, match=r"agent 'agent0' has .* in one, and .*Bridge"):
+            EnvRunner([pool, bridge], zeros)
         with pytest.raises(ConfigError, match="envs must be"):
             EnvRunner([], zeros)
         with pytest.raises(ConfigError, match="vectorized=True: episodes of a bridge come and go"):
