@@ -39,6 +39,9 @@ CORE = COMPOSED | {
 }
 PURE = CORE | {
     "actors/autoreset.py",
+    "actors/external/agreement.py",
+    "actors/external/conversation.py",
+    "actors/external/elements.py",
     "bus/attention.py",
     "bus/autopsy.py",
     "bus/gateway/carriage.py",
@@ -46,6 +49,10 @@ PURE = CORE | {
     "bus/gateway/framing.py",
     "bus/gateway/session.py",
     "bus/thread_dump.py",
+    "runner/bridge/episode.py",
+    "runner/bridge/episodes.py",
+    "runner/bridge/requests.py",
+    "runner/bridge/sessions.py",
     "runner/env_states.py",
     "runner/episode_stats.py",
     "runner/latency.py",

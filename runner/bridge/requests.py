@@ -113,11 +113,11 @@ def _end(payload: EndEpisode, header: Header, peer: bytes, agreement: Agreement)
         raise EpisodeError(f"Episode {episode_id} has one agent: say truncated=true or nothing.")
     terminateds, truncateds = (_flags(flags, episode_id, agreement) for flags in given)
     # Who is not told of one by one ends as the episode does.
-    own, other = (truncateds, terminateds) if payload.truncated else (terminateds, truncateds)
+    own = truncateds if payload.truncated else terminateds
     for agent in (*observation, ALL):
-        if not terminateds.get(agent) and not truncateds.get(agent):
+        if not terminateds.setdefault(agent, False) and not truncateds.setdefault(agent, False):
             own[agent] = True
-        other.setdefault(agent, False)
+        truncateds.setdefault(agent, False)
     return End(peer, header.request_id, episode_id, observation, terminateds, truncateds)
 
 

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envbus.actors.external.agreement import Agreement
+from envbus.actors.external.errors import EpisodeError, SpaceMismatchError
+from envbus.actors.external.protocol import (
+    EndEpisode,
+    GetAction,
+    LogAction,
+    LogReturns,
+    StartEpisode,
+)
+from envbus.bus.codec import encode
+from envbus.bus.errors import DecodeError, ProtocolError
+from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Payload, Tree
+from envbus.runner.bridge.requests import read
+from envbus.runner.bridge.vocabulary import Ask, End, LogReward, LogStep, Start
+
+BOX, TWO = spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(2)
+ONE = Agreement(BOX, TWO)
+MANY = Agreement({"x": BOX, "y": BOX}, {"x": TWO, "y": TWO})
+
+
+def event(payload: Payload, agreement: Agreement = ONE, ttl: float = 5.0) -> Any:
+    header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, type(payload).__name__, ttl)
+    return read(header, encode(payload), b"p", agreement)
+
+
+def test_verbs_of_one_agent_are_sorted_under_its_name() -> None:
+    assert event(StartEpisode(episode_id="e", training_enabled=False)) == Start(b"p", 7, "e", False)
+    ask = event(GetAction(episode_id="e", observation=[0.5]))
+    assert isinstance(ask, Ask)
+    assert ask.timeout == 5.0
+    np.testing.assert_equal(ask.observation, {"agent0": np.array([0.5], np.float32)})
+    step = event(LogAction(episode_id="e", observation=[0], action=1))
+    assert isinstance(step, LogStep)
+    assert step.action == {"agent0": 1}
+    reward = event(LogReturns(episode_id="e", reward=2, info=Tree({"a": (1, 2)})))
+    assert reward == LogReward(b"p", 7, "e", {"agent0": 2.0}, {"agent0": {"a": (1, 2)}}, {}, {})
+    assert event(LogReturns(episode_id="e", reward=np.float32(0.5))).rewards == {"agent0": 0.5}
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_x_12_an_end_is_one_or_the_other_for_all(truncated: bool) -> None:
+    end = event(EndEpisode(episode_id="e", observation=[0], truncated=truncated))
+    assert isinstance(end, End)
+    assert end.terminateds == dict.fromkeys(["agent0", "__all__"], not truncated)
+    assert end.truncateds == dict.fromkeys(["agent0", "__all__"], truncated)
+
+
+def test_x_12_x_20_of_several_agents_each_has_its_own_end() -> None:
+    end = event(
+        EndEpisode(episode_id="e", observation={"x": [0], "y": [0]}, truncateds={"y": True}), MANY
+    )
+    assert end.terminateds == {"x": True, "y": False, "__all__": True}
+    assert end.truncateds == {"x": False, "y": True, "__all__": False}
+    reward = event(
+        LogReturns(episode_id="e", reward={"x": 1}, info={"y": {}}, terminateds={"x": True}), MANY
+    )
+    assert reward.rewards == {"x": 1.0}
+    assert (reward.infos, reward.terminateds, reward.truncateds) == ({"y": {}}, {"x": True}, {})
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (LogReturns(episode_id="e", reward=1.0), "rewards are a map by agent"),
+        (LogReturns(episode_id="e", reward={"z": 1.0}), "rewards of z; the agents are x, y"),
+        (LogReturns(episode_id="e", reward={"x": "1"}), "reward of agent 'x' is a number"),
+        (LogReturns(episode_id="e", reward={}, info={"x": 1}), "an info is a map"),
+        (LogReturns(episode_id="e", reward={}, terminateds={"x": 1}), "flag of agent 'x'"),
+        (LogReturns(episode_id="e", reward={}, truncateds=[1]), "flags are a map by agent"),
+        (
+            LogAction(episode_id="e", observation={"x": [0]}, action={"x": 1, "y": 1}),
+            "actions of x, y, but observations of x",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_x_20_what_does_not_fit_the_agents_is_refused_by_name(payload: Payload, text: str) -> None:
+    with pytest.raises(EpisodeError, match=text):
+        event(payload, MANY)
+
+
+def test_what_cannot_be_read_is_told_apart_from_what_is_wrong() -> None:
+    with pytest.raises(SpaceMismatchError, match="observation of episode e"):
+        event(GetAction(episode_id="e", observation=[2.0]))
+    with pytest.raises(ProtocolError, match="ttl"):
+        event(GetAction(episode_id="e", observation=[0.0]), ttl=0.0)
+    header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "GetAction", 1.0)
+    with pytest.raises(DecodeError):
+        read(header, [b"\x80"], b"p", ONE)
