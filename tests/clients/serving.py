@@ -95,6 +95,13 @@ class Serving:
                     chosen[episode] = {a: balance(o) for a, o in observations.items()}
         self.bridge.send_actions(actions, policy_version=7)
 
+    def until_asked(self) -> None:
+        """Serve until somebody waits for an action."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.bridge.statistics().waiting_now:
+            assert time.monotonic() < deadline, "nobody asks"
+            self.serve()
+
     def run(
         self,
         *command: str | Path,
@@ -125,12 +132,14 @@ class Serving:
                 if ended:
                     break
                 assert time.monotonic() < deadline, f"{command[0]} is not done:\n{text}"
-                self.serve()
+                if not self.bridge.closed:
+                    self.serve()
         finally:
             process.kill()
             process.wait()
             stream.close()
-        self.serve()
+        if not self.bridge.closed:
+            self.serve()
         assert process.returncode == 0, text
         return text
 

@@ -105,6 +105,17 @@ def test_an_episode_survives_the_death_of_the_gateway(checks: list[str]) -> None
         assert serving.ended["survivor"] == "terminated"
 
 
+def test_who_waits_is_told_that_the_bridge_was_stopped(checks: list[str]) -> None:
+    with Serving() as serving:
+
+        def stop(line: str) -> None:
+            if line == "ready":
+                serving.until_asked()
+                serving.bridge.stop()
+
+        check(serving, checks, "stopped", on_line=stop)
+
+
 def test_a_client_that_was_asleep_comes_back_to_its_episodes(checks: list[str]) -> None:
     with Serving() as serving:
         check(serving, checks, "pause")

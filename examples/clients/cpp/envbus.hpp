@@ -483,7 +483,7 @@ class Client {
       const std::int64_t kind = header[1].as_int(), answered = header[2].as_int();
       if (answered == id && kind == kReply) return payload;
       if (answered == id && kind == kFailure) raise(payload);
-      if (answered == 0 && kind == kFailure) complaint_ = payload["message"].as_string();
+      if (answered == 0 && kind == kFailure) complain(payload);
       if (kind == kNotice && header[3].as_string() == "Shutdown") {
         connection_.reset();
         throw ConnectionLost("the bridge has ended");
@@ -497,11 +497,17 @@ class Client {
       return connection_->receive(deadline);
     } catch (const ConnectionLost&) {
       connection_.reset();
-      // The gateway's last words, if it had any, say more.
       const std::string complaint = std::exchange(complaint_, "");
       if (complaint.empty()) throw;
       throw Refused(complaint);
     }
+  }
+
+  /// Keep the last words of a gateway that wants this client no more. Those that only say that the
+  /// connection ends are as good as none.
+  void complain(const Value& failed) {
+    const std::string& code = failed["code"].as_string();
+    if (code != "peer_lost" && code != "timeout") complaint_ = failed["message"].as_string();
   }
 
   void send(Kind kind, std::int64_t id, const char* type, const Value& payload,

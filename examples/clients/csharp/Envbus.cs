@@ -206,7 +206,7 @@ namespace Envbus
                 long kind = (long)header[1], answered = (long)header[2];
                 if (answered == id && kind == Reply) return answer;
                 if (answered == id && kind == Failure) throw ErrorOf(answer);
-                if (answered == 0 && kind == Failure) complaint = (string)answer["message"];
+                if (answered == 0 && kind == Failure) Complain(answer);
                 if (kind == Notice && (string)header[3] == "Shutdown")
                 {
                     Drop();
@@ -214,6 +214,14 @@ namespace Envbus
                 }
                 // All else is a late answer, which nobody waits for any more.
             }
+        }
+
+        /// Keep the last words of a gateway that wants this client no more. Those that only say that the
+        /// connection ends are as good as none.
+        void Complain(Dictionary<string, object> failed)
+        {
+            var code = (string)failed["code"];
+            if (code != "peer_lost" && code != "timeout") complaint = (string)failed["message"];
         }
 
         byte[] Receive(Deadline deadline)
@@ -226,7 +234,6 @@ namespace Envbus
             {
                 Drop();
                 if (complaint == null) throw;
-                // The gateway's last words say more.
                 var refused = new RefusedException(complaint);
                 complaint = null;
                 throw refused;

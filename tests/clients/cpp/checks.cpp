@@ -110,6 +110,15 @@ void pause(const char* host, int port, envbus::Options options) {
   client.end_episode(episode, kObservation);
 }
 
+// The bridge is stopped when "ready" is printed: who waits is told at once.
+void stopped(const char* host, int port, const envbus::Options& options) {
+  Client client(host, port, options);
+  const std::string episode = client.start_episode();
+  std::cout << "ready" << std::endl;
+  rejected<envbus::ConnectionLost>([&] { client.get_action(episode, kSilence); });
+  rejected<envbus::ConnectionLost>([&] { client.get_action(episode, kObservation, 0.5); });
+}
+
 void refused(const char* host, int port, envbus::Options options) {
   CHECK(contains(rejected<envbus::Refused>([&] { Client(host, port, options); }), "token is wanted"));
   options.token = "guess";
@@ -146,6 +155,7 @@ int main(int, char** argv) try {
   else if (what == "agents") agents(host, port, options);
   else if (what == "reconnect") reconnect(host, port, options);
   else if (what == "pause") pause(host, port, options);
+  else if (what == "stopped") stopped(host, port, options);
   else if (what == "refused") refused(host, port, options);
   else if (what == "messagepack") messagepack();
   else throw std::logic_error("there is no check " + what);

@@ -136,6 +136,18 @@ static class Checks
         }
     }
 
+    // The bridge is stopped when "ready" is printed: who waits is told at once.
+    static void Stopped(string host, int port, Options options)
+    {
+        using (var client = new Client(host, port, options))
+        {
+            string episode = client.StartEpisode();
+            Console.WriteLine("ready");
+            Rejected<ConnectionLostException>(() => client.GetAction(episode, Silence));
+            Rejected<ConnectionLostException>(() => client.GetAction(episode, Observation, TimeSpan.FromSeconds(0.5)));
+        }
+    }
+
     static void Refused(string host, int port, Options options)
     {
         Check(Rejected<RefusedException>(() => new Client(host, port, options)).Contains("token is wanted"), "no token");
@@ -176,6 +188,7 @@ static class Checks
             case "agents": Agents(args[0], port, options); break;
             case "reconnect": Reconnect(args[0], port, options); break;
             case "pause": Pause(args[0], port, options); break;
+            case "stopped": Stopped(args[0], port, options); break;
             case "refused": Refused(args[0], port, options); break;
             case "messagepack": Messages(); break;
             default: throw new ArgumentException(args[2]);

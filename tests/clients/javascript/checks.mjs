@@ -95,6 +95,17 @@ const checks = {
     client.close()
   },
 
+  // The bridge is stopped when "ready" is printed: who waits is told at once.
+  async stopped() {
+    const client = await bus.Client.connect(url, { token })
+    const waiting = client.getAction(await client.startEpisode(), SILENCE)
+    console.log("ready")
+    await assert.rejects(waiting, bus.ConnectionLostError)
+    const late = client.getAction("late", OBSERVATION, { timeout: 500 })
+    await assert.rejects(late, bus.ConnectionLostError)
+    client.close()
+  },
+
   async refused() {
     await assert.rejects(bus.Client.connect(url), bus.RefusedError, "without a token")
     await assert.rejects(bus.Client.connect(url, { token: "guess" }), /the token is wrong/)
