@@ -107,7 +107,8 @@ class BridgeSource:
             self._numbers.give_back(slot.env_id)
         wait = _PATIENCE if timeout is None else min(timeout, _PATIENCE)
         result = self._bridge.poll(wait, min_envs=self._min_envs)
-        opened = [self._open(episode_id, result) for episode_id in result.started]
+        told_of = [*result.observations, *(fault.episode_id for fault in result.faults)]
+        opened = [self._open(i, result) for i in told_of if i not in self._slots]
         over = timeout is not None and timeout <= _PATIENCE
         polled = Polled(
             self._by_env(result, over=over),
@@ -160,6 +161,8 @@ class BridgeSource:
             episode_id=episode_id,
             training_enabled=episode_id not in result.untrained,
         )
+        # Else somebody has polled the bridge before, and has seen how it began.
+        slot.is_rest = episode_id not in result.started
         self._slots[episode_id] = slot
         self._env_ids[slot.env_id] = episode_id
         return slot

@@ -100,6 +100,11 @@ class DictSampler:
             for slot in share.slots.values():
                 self._episodes.give_up(slot)
 
+    def abandon(self) -> None:
+        """Be used no more: simulators that wait are told that another will answer them."""
+        for source in self._sources:
+            source.fail(EnvbusError("policies are being exchanged; ask again"))
+
     def has_cut_episode(self) -> bool:
         """Return whether an episode of a pool runs of which rows have left already."""
         return any(

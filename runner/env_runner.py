@@ -357,6 +357,8 @@ class EnvRunner(RunnerPolicies):
     def _renew(self) -> None:
         """Begin anew with other envs or policies, and go on counting."""
         old = self._sampler
+        if isinstance(old, DictSampler):
+            old.abandon()
         self._sampler = self._make_sampler()
         self._sampler.ids.go_on_from(old.ids.following)
         if isinstance(old, DictSampler):

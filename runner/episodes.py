@@ -85,8 +85,9 @@ class Episodes:
             training_enabled=slot.training_enabled,
         )
         slot.begin_episode(episode, self._policies(), self.policy_mapping_fn)
-        with naming("on_episode_created"):
-            self._config.callbacks.on_episode_created(episode=episode)
+        if not slot.is_rest:
+            with naming("on_episode_created"):
+                self._config.callbacks.on_episode_created(episode=episode)
 
     def open(self, share: OpenShare, slot: Slot) -> None:
         """An episode has begun by itself; its first observations are in the next `take`."""

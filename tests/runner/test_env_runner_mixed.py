@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 
 from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.testing import CountingEnv
-from envbus.bus.errors import ConfigError
+from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.runner.action_connectors import RescaleActions
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.callbacks import Callbacks
@@ -384,3 +385,30 @@ def test_spaces_that_the_first_client_announces_are_sampled_as_they_are() -> Non
     thread.join(PATIENCE)
     assert batch["obs"].tolist() == ["a", "bcd"]
     assert batch["obs"].dtype == object
+
+
+def test_policies_that_are_made_anew_take_over_simulators_in_the_middle_of_an_episode() -> None:
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS)
+    acted: list[int] = []
+
+    def play(client: ExternalEnvClient) -> None:
+        for episode in ("old", "new"):
+            client.start_episode(episode)
+            for t in range(6):
+                with contextlib.suppress(EnvbusError):
+                    acted.append(int(client.get_action(episode, obs(t))))
+            client.end_episode(episode, obs(6))
+
+    policies = iter([zeros, ones])
+    log = Log()
+    runner = EnvRunner.from_factories(
+        lambda: bridge, lambda _: next(policies), RunnerConfig(callbacks=log)
+    )
+    with simulators(bridge.address, play), runner:
+        assert runner.sample(num_env_steps=3, timeout=PATIENCE).single()["t"].tolist() == [0, 1, 2]
+        runner.make_module()
+        sample = runner.sample(num_episodes=1, timeout=PATIENCE)
+    assert [episode.episode_id for episode in sample.episodes] == ["new"]
+    assert sample.single()["actions"].tolist() == [1] * 6
+    assert acted == [0] * 3 + [1] * 8  # one observation was not acted upon
+    assert [call for call in log.calls if "created" in call] == ["created old", "created new"]
