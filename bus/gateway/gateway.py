@@ -93,12 +93,22 @@ class Gateway:
         #: Where clients connect; port 0 is replaced by the real one.
         self.tcp = tuple(addresses[: len(config.tcp)])
         self.websocket = tuple(addresses[len(config.tcp) :])
+        self._tls = config.certificate is not None
         disown_in_forks(self)
         try:
             self._perform(self._supervision.add(_NAME, restart or RestartPolicy()))
         except BaseException:
             self.close()
             raise
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All of them, as clients write them: `stream://`, `ws://`, with TLS `streams://`, `wss://`."""
+        s = "s" if self._tls else ""
+        return (
+            *(f"stream{s}://{address}" for address in self.tcp),
+            *(f"ws{s}://{address}" for address in self.websocket),
+        )
 
     @property
     def restarts(self) -> int:

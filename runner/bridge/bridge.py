@@ -57,6 +57,8 @@ from envbus.runner.bridge.vocabulary import (
     BridgeStatistics,
     Chosen,
     ClientLost,
+    Confirm,
+    Drain,
     Effect,
     EpisodeLimits,
     GiveUp,
@@ -66,6 +68,7 @@ from envbus.runner.bridge.vocabulary import (
     Tick,
     Welcome,
 )
+from envbus.runner.latency import LatencyHistogram
 
 __all__ = ["ExternalEnvBridge"]
 
@@ -101,6 +104,8 @@ class ExternalEnvBridge:
         policy_ids: What clients are told of who may act.
         limits: Of episodes and clients; None: the defaults.
         gateway: Lets simulators without ZeroMQ in, over plain TCP and WebSocket; None: none.
+        confirm_ends: Tell a client that its episode has ended only when `confirm` says that it is
+            safe: in a file, for example.
 
     Attributes:
         gateway: Where those connect: `gateway.tcp`, `gateway.websocket`; None: nowhere.
@@ -123,6 +128,7 @@ class ExternalEnvBridge:
         policy_ids: Iterable[str] = ("default",),
         limits: EpisodeLimits | None = None,
         gateway: GatewayConfig | None = None,
+        confirm_ends: bool = False,
     ) -> None:
         if (observation_space is None) != (action_space is None):
             raise ConfigError("give both spaces, or neither: then the first client's are taken")
@@ -146,7 +152,9 @@ class ExternalEnvBridge:
         config = BrokerConfig(owner=BRIDGE, max_heartbeat=MAX_HEARTBEAT)
         self._router = router
         self._broker = Broker(router, BrokerCore(config))
-        self._episodes = Episodes(self._limits, lambda: secrets.token_hex(16))
+        self._episodes = Episodes(
+            self._limits, lambda: secrets.token_hex(16), confirm_ends=confirm_ends
+        )
         #: Peers that know no ext types.
         self._plain: set[bytes] = set()
         self._names: dict[bytes, str] = {}
@@ -176,6 +184,11 @@ class ExternalEnvBridge:
     def address(self) -> str:
         """The first of `endpoints`."""
         return self.endpoints[0]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """`endpoints`, and the gateway's: `stream://`, `ws://`, with TLS `streams://`, `wss://`."""
+        return self.endpoints + (() if self.gateway is None else self.gateway.addresses)
 
     @property
     def private_endpoint(self) -> str:
@@ -310,14 +323,13 @@ class ExternalEnvBridge:
             except SpaceMismatchError as mismatch:
                 given[episode_id] = mismatch
         error: SpaceMismatchError | None = None
-        now = self._clock()
         for episode_id, action in given.items():
             if isinstance(action, SpaceMismatchError):
                 error = action
                 event: GiveUp | Chosen = GiveUp(episode_id, _told(error))
             else:
                 event = Chosen(episode_id, action, policy_version)
-            self._perform(self._episodes.handle(event, now))
+            self._perform(self._episodes.handle(event, self._clock()))
         if error is not None:
             raise error
 
@@ -332,6 +344,23 @@ class ExternalEnvBridge:
         for episode_id in episode_ids:
             self._perform(self._episodes.handle(GiveUp(episode_id, failed), now))
 
+    def confirm(self, episode_ids: Iterable[str], error: BaseException | None = None) -> None:
+        """Tell clients that their episodes, which were in `ended`, are over; see `confirm_ends`.
+
+        Args:
+            episode_ids: Others than those that wait for this are ignored.
+            error: Why they are not safe, for the clients to raise.
+        """
+        self._assert_usable()
+        failed, now = None if error is None else _told(error), self._clock()
+        for episode_id in episode_ids:
+            self._perform(self._episodes.handle(Confirm(episode_id, failed), now))
+
+    def drain(self) -> None:
+        """Let no more episodes begin; those that are open go on. Clients are told when they try."""
+        self._assert_usable()
+        self._perform(self._episodes.handle(Drain(), self._clock()))
+
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when `poll(0)` is worth a call."""
         return self._router.fileno()
@@ -341,6 +370,11 @@ class ExternalEnvBridge:
         counts = self._episodes.statistics()
         counts.refused += self._refused
         return counts
+
+    @property
+    def latency(self) -> LatencyHistogram:
+        """From when requests for actions were taken until the actions were sent."""
+        return self._episodes.latency
 
     def broker_statistics(self) -> BrokerStatistics:
         """Return the counts of the message bus below, as a frozen struct."""
@@ -356,6 +390,8 @@ class ExternalEnvBridge:
         now = self._clock()
         for episode_id in self._episodes.open_ids():
             self._perform(self._episodes.handle(GiveUp(episode_id, failed), now))
+        for episode_id in self._episodes.unconfirmed_ids():
+            self._perform(self._episodes.handle(Confirm(episode_id, failed), now))
         self._stopped = True
         self._hosts.close()
         if self.gateway is not None:

@@ -14,6 +14,7 @@ Rules:
   record says so.
 - What was logged reaches the runner in its order, also when the episode has ended meanwhile.
 - A request that comes again is answered again, and not done again.
+- Where ends are to be confirmed, a client is told of an episode's end when the runner says so.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ from envbus.runner.bridge.vocabulary import (
     BridgeStatistics,
     Chosen,
     ClientLost,
+    Confirm,
+    Drain,
     Effect,
     End,
     EpisodeLimits,
@@ -62,6 +65,7 @@ from envbus.runner.bridge.vocabulary import (
     Welcome,
 )
 from envbus.runner.faults import FaultCause
+from envbus.runner.latency import LatencyHistogram
 
 __all__ = ["Episodes"]
 
@@ -83,10 +87,26 @@ class Episodes:
     Args:
         limits: None: the defaults.
         make_id: Returns an episode id, or a secret, that nobody can guess; a new one each time.
+        confirm_ends: Hold back the answer to an `End` of which the runner is shown something until
+            a `Confirm` of that episode.
+
+    Attributes:
+        latency: From when somebody asked for an action until it was given, of all that were.
     """
 
-    def __init__(self, limits: EpisodeLimits | None, make_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        limits: EpisodeLimits | None,
+        make_id: Callable[[], str],
+        *,
+        confirm_ends: bool = False,
+    ) -> None:
         self._limits = limits = limits or EpisodeLimits()
+        self._confirm_ends = confirm_ends
+        self.latency = LatencyHistogram()
+        self._draining = False
+        #: By episode that has ended: session and request that wait for the confirmation.
+        self._unconfirmed: dict[str, tuple[str, int]] = {}
         self._make_id = make_id
         self._sessions = Sessions(make_id, limits.lease, limits.max_answers)
         self._open: dict[str, Episode] = {}
@@ -108,6 +128,8 @@ class Episodes:
             ClientLost: self._on_client_lost,
             Chosen: self._on_chosen,
             GiveUp: self._on_give_up,
+            Confirm: self._on_confirm,
+            Drain: self._on_drain,
             Tick: self._on_tick,
         }
         self._verbs: dict[type, Callable[[Session, Episode, Any, float], list[Effect]]] = {
@@ -147,6 +169,10 @@ class Episodes:
         """Return the ids of the episodes that are not over."""
         return list(self._open)
 
+    def unconfirmed_ids(self) -> list[str]:
+        """Return the ids of the episodes whose ends are to be confirmed."""
+        return list(self._unconfirmed)
+
     def collect(self) -> tuple[list[Record], list[Effect]]:
         """Take the oldest record of each episode that has one; and what follows from that."""
         records: list[Record] = []
@@ -179,6 +205,7 @@ class Episodes:
             episodes_now=len(self._open),
             ready_now=len(self._ready),
             waiting_now=len(self._pending),
+            unconfirmed_now=len(self._unconfirmed),
             finished_now=len(self._finished),
         )
 
@@ -246,6 +273,9 @@ class Episodes:
             error = EpisodeError(f"an episode's id has 1 to {MAX_ID_CHARS} characters")
         if error is not None:
             return self._refuse(event.peer, event.request_id, error)
+        if self._draining:
+            text = "no more episodes begin here: the server ends when the running ones are over"
+            return self._fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
         if len(self._open) >= self._limits.max_episodes:
             text = f"{len(self._open)} episodes are open, which is the limit; end some"
             return self._fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
@@ -311,6 +341,10 @@ class Episodes:
             episode.end(event.observation, event.terminateds, event.truncateds)
             self._ready[episode] = None
             self._counts.ended += 1
+            if self._confirm_ends:
+                self._unconfirmed[episode.episode_id] = session.secret, event.request_id
+                self._sessions.note(session, event.request_id, None)
+                return effects
         else:
             self._counts.empty += 1
         return effects + self._answer(session, Answer(event.peer, event.request_id, _ENDED))
@@ -329,6 +363,7 @@ class Episodes:
             self._counts.dropped_actions += 1
             return self._on_tick(Tick(), now)
         self._pending.settle(waiting.number, b"")
+        self.latency.add(now - (pending.deadline - pending.timeout))
         episode.waiting = None
         self._counts.actions += 1
         session = self._sessions.by_secret(episode.session)
@@ -344,6 +379,19 @@ class Episodes:
         assert session is not None, f"episode {event.episode_id} belongs to nobody"
         self._counts.policy_errors += 1
         return self._release(session, episode, event.failed)
+
+    def _on_confirm(self, event: Confirm, _now: float) -> list[Effect]:
+        held = self._unconfirmed.pop(event.episode_id, None)
+        session = None if held is None else self._sessions.by_secret(held[0])
+        if held is None or session is None:
+            return []
+        if event.failed is not None:
+            return self._answer(session, Refuse(b"", held[1], event.failed))
+        return self._answer(session, Answer(b"", held[1], _ENDED))
+
+    def _on_drain(self, _event: Drain, _now: float) -> list[Effect]:
+        self._draining = True
+        return []
 
     def _on_tick(self, _event: Tick, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -467,3 +515,4 @@ class Episodes:
         )
         expect(all(episode.num_queued for episode in self._ready), "nothing is ready")
         expect(len(self._finished) <= self._limits.max_finished, "too many ids are remembered")
+        expect(not self._unconfirmed.keys() & self._open.keys(), "an episode is open and ended")

@@ -24,6 +24,8 @@ __all__ = [
     "ByAgent",
     "Chosen",
     "ClientLost",
+    "Confirm",
+    "Drain",
     "Effect",
     "End",
     "EpisodeLimits",
@@ -124,6 +126,18 @@ class GiveUp(msgspec.Struct, frozen=True):
     failed: Failed
 
 
+class Confirm(msgspec.Struct, frozen=True):
+    """The runner has made sure of an episode that was ended; or could not."""
+
+    episode_id: str
+    #: What its client is told instead of "ended".
+    failed: Failed | None = None
+
+
+class Drain(msgspec.Struct, frozen=True, gc=False):
+    """No more episodes are to begin; those that are open go on."""
+
+
 class ClientLost(msgspec.Struct, frozen=True, gc=False):
     """A peer is gone."""
 
@@ -136,7 +150,18 @@ class Tick(msgspec.Struct, frozen=True, gc=False):
 
 
 Event: TypeAlias = (
-    Join | Start | Ask | LogStep | LogReward | End | Chosen | GiveUp | ClientLost | Tick
+    Join
+    | Start
+    | Ask
+    | LogStep
+    | LogReward
+    | End
+    | Chosen
+    | GiveUp
+    | Confirm
+    | Drain
+    | ClientLost
+    | Tick
 )
 
 # --- effects --------------------------------------------------------------------------------
@@ -246,6 +271,8 @@ class BridgeStatistics(msgspec.Struct, kw_only=True):
     episodes_now: int = 0
     ready_now: int = 0
     waiting_now: int = 0
+    #: Episodes whose clients wait for the confirmation that they have ended.
+    unconfirmed_now: int = 0
     #: Ids of finished episodes that are remembered.
     finished_now: int = 0
     #: Episodes begun, and how they ended: by their clients / without a single step, which the

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from gymnasium import Space
 
 from envbus.bus.errors import EnvbusError
-from envbus.bus.gateway import Gateway, GatewayConfig
+from envbus.bus.gateway import GatewayConfig
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.diagnosis.address import Address
@@ -28,7 +28,7 @@ _CALM_STEPS = 50
 
 
 class Server:
-    """A bridge, and a gateway before it where the address needs one.
+    """A bridge, with a gateway where the address needs one.
 
     Args:
         address: Where to listen; its carriage: ZeroMQ if it names none.
@@ -45,41 +45,23 @@ class Server:
         spaces: tuple[Space[Any], Space[Any]] | None = None,
         token: str | None = None,
     ) -> None:
-        by_gateway = address.carriage in ("stream", "websocket")
-        bind = "tcp://127.0.0.1:*" if by_gateway else address.url()
-        observation_space, action_space = spaces or (None, None)
-        self.bridge = ExternalEnvBridge(observation_space, action_space, bind=bind)
-        self.gateway: Gateway | None = None
-        if by_gateway:
+        config = None
+        if address.carriage in ("stream", "websocket"):
             place = (address.url().rpartition("//")[2].rstrip("/"),)
-            try:
-                if address.carriage == "stream":
-                    config = GatewayConfig(token=token, tcp=place)
-                else:
-                    config = GatewayConfig(token=token, websocket=place)
-                self.gateway = Gateway(self.bridge.private_endpoint, config)
-            except BaseException:
-                self.bridge.stop()
-                raise
+            if address.carriage == "stream":
+                config = GatewayConfig(token=token, tcp=place)
+            else:
+                config = GatewayConfig(token=token, websocket=place)
+        bind = address.url() if config is None else "tcp://127.0.0.1:*"
+        self.bridge = ExternalEnvBridge(*(spaces or ()), bind=bind, gateway=config)
 
     @property
     def address(self) -> str:
         """Where clients connect to; port 0 is replaced by the real one."""
-        if self.gateway is None:
-            return self.bridge.address
-        if self.gateway.tcp:
-            return f"stream://{self.gateway.tcp[0]}"
-        return f"ws://{self.gateway.websocket[0]}"
-
-    def check(self) -> None:
-        """See to the gateway."""
-        if self.gateway is not None:
-            self.gateway.check()
+        return self.bridge.addresses[-1]
 
     def close(self) -> None:
         """Close the ports."""
-        if self.gateway is not None:
-            self.gateway.close()
         self.bridge.stop()
 
 
@@ -109,7 +91,6 @@ class _Session:
         while not there():
             if time.monotonic() > deadline:
                 return False
-            self.server.check()
             result = self.bridge.poll(_LOOK)
             self.records += len(result.observations)
             self.started += len(result.started)

@@ -35,9 +35,11 @@ A = b"a"
 class Scene:
     """One machine, a clock, and clients that number their requests."""
 
-    def __init__(self, *peers: bytes, **limits: Any) -> None:
+    def __init__(self, *peers: bytes, confirm_ends: bool = False, **limits: Any) -> None:
         made = itertools.count()
-        self.episodes = Episodes(EpisodeLimits(**limits), lambda: f"made-{next(made)}")
+        self.episodes = Episodes(
+            EpisodeLimits(**limits), lambda: f"made-{next(made)}", confirm_ends=confirm_ends
+        )
         self.now = 0.0
         self.numbers = {peer: itertools.count(1) for peer in (A, *peers)}
         self.sessions = {peer: self.join(peer) for peer in self.numbers}

@@ -10,6 +10,8 @@ from envbus.bus.messages import Failed, FailureCode
 from envbus.runner.bridge.vocabulary import (
     Answer,
     Ask,
+    Confirm,
+    Drain,
     EpisodeLimits,
     LogReward,
     LogStep,
@@ -502,3 +504,81 @@ def test_a_client_that_logs_faster_than_the_runner_takes_has_to_wait() -> None:
 def test_unusable_limits_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         EpisodeLimits(**limits)  # type: ignore[arg-type]  # on purpose
+
+
+# --- ends that are confirmed, and the end of all ---
+
+
+def test_an_end_is_told_when_it_was_confirmed_and_not_before() -> None:
+    scene = Scene(confirm_ends=True)
+    scene.start("e")
+    scene.log("e", 1, 2)
+    assert scene.end("e", 3) == []
+    scene.take()
+    assert scene.take()["e"].last  # being shown to the runner is not enough
+    assert scene.episodes.unconfirmed_ids() == ["e"]
+    told = scene.do(Confirm("e"))
+    assert isinstance(told, Answer)
+    assert isinstance(told.reply, EpisodeEnded)
+    assert scene.do(Confirm("e")) is None
+    assert scene.episodes.statistics().unconfirmed_now == 0
+
+
+def test_an_end_that_could_not_be_made_sure_of_is_told_as_a_failure() -> None:
+    scene = Scene(confirm_ends=True)
+    scene.start("e")
+    scene.log("e", 1, 2)
+    scene.end("e", 3)
+    failed = Failed(code=FailureCode.REMOTE, message="the disk is full")
+    assert refusal(scene.do(Confirm("e", failed))).endswith("the disk is full")
+
+
+def test_an_end_of_which_the_runner_hears_nothing_needs_no_confirmation() -> None:
+    scene = Scene(confirm_ends=True)
+    scene.start("e")
+    (told,) = scene.end("e", 3)
+    assert isinstance(told, Answer)
+
+
+def test_a_client_that_came_back_is_told_of_the_end_that_it_asked_for_before() -> None:
+    scene = Scene(confirm_ends=True)
+    scene.start("e")
+    scene.log("e", 1, 2)
+    scene.end("e", 3)
+    scene.lose()
+    scene.join(B, scene.sessions[A], number=50)
+    told = scene.do(Confirm("e"))
+    assert isinstance(told, Answer)
+    assert told.peer == B
+
+
+def test_nobody_is_told_of_a_confirmed_end_whose_session_is_over() -> None:
+    scene = Scene(confirm_ends=True, lease=1.0)
+    scene.start("e")
+    scene.log("e", 1, 2)
+    scene.end("e", 3)
+    scene.lose()
+    scene.tick(2.0)
+    assert scene.do(Confirm("e")) is None
+    assert scene.episodes.unconfirmed_ids() == []
+
+
+def test_after_a_drain_open_episodes_go_on_and_none_begins() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.all(Drain())
+    assert "no more episodes" in refusal(scene.do(Start(A, scene.number(A), None)))
+    scene.ask("e", 1)
+    scene.take()
+    assert action_of(scene.choose("e", 7))[2] == 7
+    assert isinstance(scene.end("e", 2)[0], Answer)
+
+
+def test_the_time_from_question_to_action_is_measured() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", 1)
+    scene.take()
+    scene.now += 0.5
+    scene.choose("e", 7)
+    assert scene.episodes.latency.quantile(0.5) == pytest.approx(0.5, rel=0.02)
