@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.action_connectors import ClipActions, FreezeActions, RescaleActions
-from envbus.runner.connectors import Pipeline
+from envbus.runner.connectors import Connector, ConnectorError, Pipeline
 
 BOX = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32), dtype=np.float32)
 KEYS = [(0, "a"), (1, "a"), (2, "a")]
@@ -61,3 +61,21 @@ def test_r_16_actions_that_are_sent_are_read_only_copies() -> None:
             sent[name][0] = 1
     row = sent["move"][1]  # what one env gets
     assert not row.flags.writeable
+
+
+def test_rescaled_actions_are_told_as_the_policy_would_have_given_them() -> None:
+    box = spaces.Box(np.array([0.0, 5.0], np.float32), np.array([10.0, 5.0], np.float32))
+    both = Pipeline([RescaleActions(box), ClipActions(box), FreezeActions(box)])
+    given = np.array([[-1.0, 0.0], [0.5, 0.0]], np.float32)
+    there = both(given, KEYS)
+    back = both.invert(there, KEYS)
+    assert back.dtype == np.float32
+    assert np.allclose(back, given)
+
+
+def test_a_connector_without_a_way_back_says_so() -> None:
+    class OneWay(Connector):
+        pass
+
+    with pytest.raises(ConnectorError, match=r"0:OneWay failed: .* cannot tell what an action was"):
+        Pipeline([OneWay()]).invert(np.zeros(1), KEYS)
