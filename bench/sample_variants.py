@@ -69,7 +69,7 @@ SAMPLE_VARIANTS = {
             envs="dummy",
         ),
         _peer(
-            "sb3_subproc",
+            "sb3_rollouts_subproc",
             "SB3 collect_rollouts, SubprocVecEnv",
             "sb3",
             *_COLLECTORS,

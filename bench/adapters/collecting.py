@@ -15,7 +15,7 @@ __all__ = ["Collecting", "fragment_of"]
 
 #: Steps of each env in one fragment; fewer of pixels, which are large, and more where some take
 #: long, which evens out.
-_FRAGMENTS = {"pixels": 32, "jitter": 256}
+_FRAGMENTS = {"pixels": 32, "jitter": 128}
 _DEFAULT = 64
 
 
