@@ -89,7 +89,8 @@ def draw(panels: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "envbus"  # the same runs give the same file
+    # The same runs give the same file, and text stays text.
+    mpl.rcParams.update({"svg.hashsalt": "envbus", "svg.fonttype": "none"})
     from matplotlib import pyplot as plt
 
     columns = min(2, len(panels))
@@ -99,11 +100,12 @@ def draw(panels: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> None:
         axis.set_visible(False)
     for axis, (title, runs) in zip(axes.flat, panels.items(), strict=False):
         for run in runs:
-            axis.plot(run["steps"], run["returns"], linewidth=1.2, label=f"seed {run['seed']}")
+            thousands = np.asarray(run["steps"]) / 1000
+            axis.plot(thousands, run["returns"], linewidth=1.2, label=f"seed {run['seed']}")
         if runs[0]["target"] is not None:
             axis.axhline(runs[0]["target"], color="#777777", linestyle="--", linewidth=1)
         axis.set_title(title, fontsize=10)
-        axis.set_xlabel("env steps", fontsize=8)
+        axis.set_xlabel("thousand env steps", fontsize=8)
         axis.set_ylabel(f"mean return of {EPISODES} episodes", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.grid(alpha=0.3)
