@@ -155,3 +155,9 @@ def test_numbers_are_converted_where_they_keep_their_meaning(
     space: spaces.Space[Any], value: Any
 ) -> None:
     assert taker(space)(value, "it") in space
+
+
+def test_a_number_beyond_the_dtype_becomes_infinite_without_a_warning() -> None:
+    space = spaces.Box(-np.inf, np.inf, (1,))
+    for value in ([1e300], [float("inf")], np.array([1e300])):
+        assert taker(space)(value, "it")[0] == np.inf
