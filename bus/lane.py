@@ -271,6 +271,8 @@ class LaneRouter:
         #: Peers whose lanes hung up, until they are dropped.
         self._hung_up: set[bytes] = set()
         self._watched: set[int] = set()
+        #: Whether a watched file descriptor was found readable, until somebody asks.
+        self._beside = False
         self._closed = False
         if router is not None:
             self._poller.register(router.fileno(), select.EPOLLIN)
@@ -393,6 +395,11 @@ class LaneRouter:
             self._watched.discard(fd)
             self._forget(fd)
 
+    def take_beside(self) -> bool:
+        """Return whether a watched file descriptor was found readable since the last call."""
+        found, self._beside = self._beside, False
+        return found
+
     def close(self) -> None:
         """Send what is waiting, as far as there is room, and close all. Idempotent."""
         if self._closed:
@@ -423,6 +430,7 @@ class LaneRouter:
         for fd, events in found:
             peer = self._by_fd.get(fd)
             if peer is None:
+                self._beside = True
                 continue
             if events & ~select.EPOLLOUT:
                 self._ready.append(fd)

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import pickle
-import select
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -135,11 +134,8 @@ class PolicyWorker:
         self._next_parcel = next_parcel
         self._report = report
         self._router = LaneRouter(spin=spin, spin_seconds=CHILD_SPIN_SECONDS)
-        #: Readable when somebody knocks or the pipe has something: one look for both.
-        self._beside = select.epoll()
-        self._beside.register(door.fileno(), select.EPOLLIN)
-        self._beside.register(pipe.fileno(), select.EPOLLIN)
-        self._router.watch(self._beside.fileno())
+        self._router.watch(door.fileno())
+        self._router.watch(pipe.fileno())
         self._numbers = itertools.count(1)
         self._calls: dict[int, _Call] = {}
         self._shared: dict[str, SharedRows] = {}
@@ -153,7 +149,8 @@ class PolicyWorker:
             while not self._stopping or self._batcher.rows_waiting:
                 self._router.wait(self._patience())
                 self._take_messages()
-                if self._beside.poll(0.0):
+                # What came before the requests that were taken was found with them.
+                if self._router.take_beside():
                     self._look_beside()
                 now = self._clock()
                 self._expire(now)
@@ -163,7 +160,6 @@ class PolicyWorker:
         finally:
             self._door.close()
             self._router.close()
-            self._beside.close()
 
     def _patience(self) -> float:
         if self._stopping:

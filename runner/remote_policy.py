@@ -108,6 +108,7 @@ class RemotePolicy(TwoStepPolicy):
         self._owner = 0
         self._newest_push = 0
         self._described: PolicyDescribed | None = None
+        self._versions = np.zeros(0, np.int64)
         #: What requests call the observations of a pool that is shared.
         self._shared = ""
         self._pool: weakref.ref[Any] | None = None
@@ -185,7 +186,7 @@ class RemotePolicy(TwoStepPolicy):
             lanes.change_favourite()
         versions = reply.versions
         if versions is None:
-            versions = np.full(ticket.rows, reply.version, np.int64)
+            versions = self._all_of(ticket.rows, reply.version)
         return PolicyOutput(reply.actions.value, reply.states.value, reply.extras.value, versions)
 
     def discard_actions(self, ticket: Ticket) -> None:
@@ -255,6 +256,15 @@ class RemotePolicy(TwoStepPolicy):
             # Dropping a policy is a way to close it.
             weakref.finalize(self, self._lanes.close)
         return self._lanes
+
+    def _all_of(self, rows: int, version: int) -> npt.NDArray[np.int64]:
+        """Return `(rows,)` of one version, not to be written to: mostly the same as last time."""
+        kept = self._versions
+        if len(kept) < rows or kept[0] != version:
+            kept = np.full(rows, version, np.int64)
+            kept.flags.writeable = False
+            self._versions = kept
+        return kept[:rows]
 
     def _describe(self, *, with_weights: bool) -> PolicyDescribed:
         lanes = self._connected()

@@ -243,3 +243,31 @@ def test_closing_twice_is_fine() -> None:
         peer.close()
     with pytest.raises(ClosedError):
         router.wait(0.1)
+
+
+def test_who_has_hung_up_is_told_once_all_that_it_sent_was_received(
+    router: LaneRouter, peer: LanePeer
+) -> None:
+    peer.send([b"last words"])
+    peer.close()
+    assert router.hung_up() == []
+    assert receive(router) == (b"p", [b"last words"])
+    wait_until(lambda: router.wait(0.05) and router.receive() is None, "the hang-up")
+    assert router.hung_up() == [b"p"]
+    router.drop_lane(b"p")
+    assert router.hung_up() == []
+
+
+def test_a_watched_file_is_told_apart_from_messages(router: LaneRouter, peer: LanePeer) -> None:
+    readable, writable = os.pipe()
+    router.watch(readable)
+    peer.send([b"message"])
+    assert receive(router) == (b"p", [b"message"])
+    assert not router.take_beside()
+    os.write(writable, b".")
+    assert router.wait(1.0)
+    assert router.take_beside()
+    assert not router.take_beside()
+    router.unwatch(readable)
+    os.close(readable)
+    os.close(writable)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -224,9 +223,10 @@ def test_an_owner_that_ends_leaves_nothing(then: str, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_actions_are_awaited(tmp_path: Path) -> None:
-    with owner(tmp_path, "policy.compute_actions(hold(1, 60.0), None)") as driver:
+    then = "print(1, flush=True)\npolicy.compute_actions(hold(1, 60.0), None)"
+    with owner(tmp_path, then) as driver:
         pids, directory = driver.read()
-        time.sleep(0.3)
+        assert driver.read() == 1
         os.kill(driver.process.pid, signal.SIGINT)
         _, _, err = driver.finish()
         assert err.rstrip().endswith("KeyboardInterrupt")
