@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
-from envbus.actors.testing import CountingEnv
+from envbus.actors.testing import CountingEnv, SpaceEnv
 from envbus.bus.lane import LANES_EXIST
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.env_runner import EnvRunner
@@ -30,6 +31,7 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
+PIXELS = spaces.Box(0.0, np.arange(84 * 84 * 4, dtype=np.float32).reshape(4, 84, 84))
 COUNTING = [functools.partial(CountingEnv, 7)] * 4
 
 
@@ -106,10 +108,10 @@ def test_a_runner_samples_the_same_as_with_the_policy_in_its_process(
 ) -> None:
     envs = ["CartPole-v1"] * 4
     with ActorPool(envs[:1]) as pool:
-        spaces = pool.single_observation_space, pool.single_action_space
+        of_env = pool.single_observation_space, pool.single_action_space
 
     def make() -> Greedy:
-        return Greedy(*spaces, seed=3)
+        return Greedy(*of_env, seed=3)
 
     with PolicyWorkers(make, 2) as workers:
         remote = columns_of(runner_of(workers.policy(), envs, **settings), 80)
@@ -152,6 +154,18 @@ def test_observations_go_from_actor_to_worker_through_shared_memory(
     # What the worker has seen is what the batch says.
     seen = columns["obs"].reshape(64, -1)[:, :1]
     assert np.array_equal(columns["state_out"], columns["state_in"] + seen)
+
+
+def test_observations_of_a_large_space_are_shared_too() -> None:
+    """The bounds of 4 x 84 x 84 numbers do not fit into one message at a worker's door."""
+    with PolicyWorkers(lambda: lambda seen: seen.reshape(len(seen), -1)[:, 0] > 0) as workers:
+        policy = workers.policy()
+        runner = runner_of(policy, [functools.partial(SpaceEnv, PIXELS, spaces.Discrete(2))] * 2)
+        assert policy._shared
+        columns = runner.sample(num_env_steps=8).single().columns
+        first = columns["obs"].reshape(8, -1)[:, 0]
+        assert np.array_equal(columns["actions"], first > 0)
+        runner.stop()
 
 
 def test_two_pools_that_are_open_are_not_taken_for_one() -> None:
