@@ -582,3 +582,13 @@ def test_the_time_from_question_to_action_is_measured() -> None:
     scene.now += 0.5
     scene.choose("e", 7)
     assert scene.episodes.latency.quantile(0.5) == pytest.approx(0.5, rel=0.02)
+
+
+def test_x_07_ten_thousand_ids_may_be_taken_beforehand() -> None:
+    scene = Scene()
+    for i in range(10_000):
+        scene.episodes.handle(Start(A, scene.number(A), f"e{i}"), 0.0)
+    assert scene.episodes.num_open == 10_000
+    number = scene.ask("e7777", "o")
+    assert scene.seen("e7777") == ("o", 0.0)
+    assert action_of(scene.choose("e7777", 1)) == (A, number, 1)
