@@ -33,6 +33,7 @@ from envbus.runner import (
     ClipActions,
     EnvRunner,
     Normalize,
+    PolicyWorkers,
     RestartPolicy,
     RunnerConfig,
     SampleBatch,
@@ -40,7 +41,6 @@ from envbus.runner import (
     bootstrap_rows,
 )
 from envbus.runner.adapters.torch_policy import TorchPolicy
-from envbus.runner.policy_workers import PolicyWorkers
 
 BOX = {"num_envs": 16, "num_steps": 128, "minibatch": 128, "entropy": 0.0}
 #: What differs from the options' defaults.
