@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from envbus.bus.errors import ConfigError, TransportError
-from envbus.runner import cli_bridge, cli_bus
+from envbus.runner import cli_bridge, cli_bus, cli_serve
 from envbus.runner.console import log_to, refuse
 
 __all__ = ["app", "main"]
@@ -177,6 +177,7 @@ def bench(context: typer.Context) -> None:
 
 cli_bus.add_commands(app)
 cli_bridge.add_commands(app)
+cli_serve.add_commands(app)
 
 
 @app.command(

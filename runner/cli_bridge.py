@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from envbus.bus.errors import ConfigError
+from envbus.runner.console import read_token
 
 if TYPE_CHECKING:
     from envbus.runner.diagnosis.address import Address
@@ -144,7 +145,7 @@ def _client_findings(
             raise ConfigError(f"--env {env}: {exc}") from exc
         spaces = made.observation_space, made.action_space
         made.close()
-    token = _token(token_file)
+    token = read_token(token_file)
     server = Server(address, spaces, token)
     # The port that was found is used again.
     address = Address.parse(server.address)
@@ -179,11 +180,4 @@ def _means(
             tls = ssl.create_default_context(cafile=None if ca is None else str(ca))
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"{exc}") from exc
-    return Means(_token(token_file), PeerKeys.load(keys, server_key), tls)
-
-
-def _token(file: Path | None) -> str | None:
-    try:
-        return None if file is None else file.read_text("utf-8").strip()
-    except OSError as exc:
-        raise ConfigError(f"the token cannot be read: {exc}") from exc
+    return Means(read_token(token_file), PeerKeys.load(keys, server_key), tls)

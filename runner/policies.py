@@ -31,6 +31,7 @@ __all__ = [
     "Weights",
     "as_rows",
     "count_rows",
+    "import_function",
     "parse_policy",
     "zero_action",
 ]
@@ -265,7 +266,7 @@ def parse_policy(text: str) -> PolicyFactory:
         return RandomPolicy
     if text == "zero":
         return lambda space, _: ConstantPolicy(space)
-    function = _import_function(text)
+    function = import_function(text)
 
     def make(space: Space[Any], seed: int | None) -> Policy:
         batched = {}
@@ -282,7 +283,12 @@ def parse_policy(text: str) -> PolicyFactory:
     return make
 
 
-def _import_function(text: str) -> Callable[[Any, Space[Any]], Any]:
+def import_function(text: str) -> Callable[..., Any]:
+    """Return the function that `"module:function"` names.
+
+    Raises:
+        ConfigError: There is none.
+    """
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name:
         raise ConfigError(f"policy must be random, zero or module:function, not {text!r}")
@@ -298,7 +304,7 @@ def _import_function(text: str) -> Callable[[Any, Space[Any]], Any]:
         target = getattr(target, part)
     if not callable(target):
         raise ConfigError(f"policy {text!r} is not a function but a {type(target).__name__}")
-    return cast("Callable[[Any, Space[Any]], Any]", target)
+    return cast("Callable[..., Any]", target)
 
 
 def count_rows(batch: Tree) -> int:

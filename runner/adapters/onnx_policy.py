@@ -16,10 +16,10 @@ from gymnasium import Space
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.distributions import ActionHead
-from envbus.runner.nested import Tree
+from envbus.runner.nested import Tree, leaves_of, map_tree
 from envbus.runner.policies import Policy, PolicyOutput, Weights
 
-__all__ = ["OnnxPolicy"]
+__all__ = ["OnnxPolicy", "check_fit"]
 
 _DTYPES: Mapping[str, Any] = {
     "tensor(float)": np.float32,
@@ -115,6 +115,10 @@ class OnnxPolicy(Policy):
         self._load(bytes(weights["model"]))
         super().set_weights(weights, version)
 
+    def input_shapes(self) -> dict[str, tuple[int | None, ...]]:
+        """Return the shape of one row by input, states left out; None: any length."""
+        return {name: self._inputs[name][2] for name in self._sole}
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_session"}
 
@@ -130,6 +134,11 @@ class OnnxPolicy(Policy):
         if "means" in found and "log_std" not in found:
             return self._head.shaped(found.pop("means"))
         outputs = found.pop("logits") if self._head.is_discrete else found.pop("means")
+        if outputs.shape[1:] != (self._head.size,):
+            raise ValueError(
+                f"the model gives {outputs.shape[1:]} numbers per row, {self._space} needs "
+                f"({self._head.size},)"
+            )
         log_std = found.pop("log_std", None)
         actions, logp = self._head.choose(outputs, self._rng if explore else None, log_std)
         found["action_logp"] = logp
@@ -174,6 +183,49 @@ class OnnxPolicy(Policy):
                 f"{sorted(inputs)} and gives {sorted(outputs)}; say by `names` which is which"
             )
         return head
+
+
+def check_fit(policy: OnnxPolicy, observation_space: Space[Any], action_space: Space[Any]) -> None:
+    """See whether a model takes observations of a space, and gives actions of one.
+
+    Raises:
+        ConfigError: It does not; says which input or output is of which shape.
+    """
+    row = observation_space.sample()
+    given, wanted = _flat("obs", row), policy.input_shapes()
+    if len(wanted) == 1 and len(given) == 1:
+        given = dict.fromkeys(wanted, *given.values())
+    for name, shape in wanted.items():
+        if name not in given:
+            raise ConfigError(
+                f"the model takes {name!r}; the observation space {observation_space} has "
+                f"{sorted(given)}"
+            )
+        own = np.shape(given[name])
+        if len(own) != len(shape) or any(
+            length not in (None, there) for length, there in zip(shape, own, strict=True)
+        ):
+            raise ConfigError(
+                f"the model's input {name!r} takes rows of shape {shape}, the observation space "
+                f"{observation_space} has {own}"
+            )
+    rows = map_tree(lambda leaf: np.asarray(leaf)[np.newaxis], row)
+    first = policy.initial_state()
+    states = None if first is None else map_tree(lambda leaf: np.asarray(leaf)[np.newaxis], first)
+    try:
+        out = policy.compute_actions(rows, states, explore=False)
+        action = map_tree(lambda leaf: np.asarray(leaf)[0], out.actions)
+    except Exception as exc:  # onnxruntime's own types, which have no public base
+        raise ConfigError(f"the model cannot answer an observation: {exc}") from exc
+    expected = action_space.sample()
+    for (name, leaf), (_, other) in zip(
+        leaves_of(action, "action"), leaves_of(expected, "action"), strict=False
+    ):
+        if np.shape(leaf) != np.shape(other):
+            raise ConfigError(
+                f"the model's {name} has shape {np.shape(leaf)}, the action space {action_space} "
+                f"has {np.shape(other)}"
+            )
 
 
 def _dtype_of(one: Any) -> Any:

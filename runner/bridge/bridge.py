@@ -516,6 +516,8 @@ class ExternalEnvBridge:
     def _welcome(self, effect: Welcome) -> BridgeJoined:
         assert self._agreement is not None
         observation_space, action_space = self._agreement.wire
+        name, held = self._names[effect.peer], len(effect.episodes)
+        logger.info("client %s has joined%s", name, f"; its episodes: {held}" if held else "")
         return BridgeJoined(
             observation_space=observation_space,
             action_space=action_space,

@@ -1,0 +1,1 @@
+"""A policy server without training: answers simulators of a bridge, and may record what they do."""

@@ -1,0 +1,146 @@
+"""Which policies a server has: made of what a command names, for the spaces of a bridge."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from envbus.actors.agent_spaces import AgentSpaces
+from envbus.bus.errors import ConfigError
+from envbus.runner.agent_results import DUMMY_AGENT
+from envbus.runner.episode import DEFAULT_POLICY_ID
+from envbus.runner.policies import Policy, import_function, parse_policy
+from envbus.runner.policy_map import PolicyMap
+
+__all__ = ["ServedPolicies", "load_policies", "policy_maker"]
+
+#: `(observation space, action space) -> policy`, of one agent.
+Maker = Callable[[Space[Any], Space[Any]], Policy]
+
+
+@dataclass(frozen=True)
+class ServedPolicies:
+    """Who acts for whom."""
+
+    by_id: Mapping[str, Policy]
+    #: Id of each agent's policy.
+    policy_of: Mapping[Any, str]
+    #: Observation and action space of each agent; a single one is `DUMMY_AGENT`.
+    spaces: Mapping[Any, tuple[Space[Any], Space[Any]]]
+
+
+def load_policies(
+    make: Maker, observation_space: Space[Any], action_space: Space[Any]
+) -> ServedPolicies:
+    """Make one policy for all agents of equal spaces.
+
+    A policy is called as its first agent is, where there are several policies.
+
+    Raises:
+        ConfigError: As `make`.
+    """
+    if isinstance(observation_space, AgentSpaces) and isinstance(action_space, AgentSpaces):
+        by_agent = {
+            agent: (space, action_space.spaces[agent])
+            for agent, space in observation_space.spaces.items()
+        }
+    else:
+        by_agent = {DUMMY_AGENT: (observation_space, action_space)}
+    firsts: dict[Any, tuple[Space[Any], Space[Any]]] = {}
+    like: dict[Any, Any] = {}
+    for agent, pair in by_agent.items():
+        like[agent] = next((first for first, other in firsts.items() if other == pair), agent)
+        firsts.setdefault(like[agent], pair)
+    sole = len(firsts) == 1
+    names = {first: DEFAULT_POLICY_ID if sole else str(first) for first in firsts}
+    return ServedPolicies(
+        {names[first]: make(*pair) for first, pair in firsts.items()},
+        {agent: names[first] for agent, first in like.items()},
+        by_agent,
+    )
+
+
+def policy_maker(text: str) -> Maker:
+    """Return what makes the policy that `text` names: random, zero, module:factory or a file.
+
+    A factory is called with what it has parameters for, by these names: `observation_space`,
+    `action_space`; one that has neither name with the action space, and the observation space if
+    it takes two. It returns a policy, or a function `observations -> actions`.
+
+    Raises:
+        ConfigError: There is no such module, function or file; later: it does not fit the spaces.
+    """
+    if text in ("random", "zero"):
+        factory = parse_policy(text)
+        return lambda _, action_space: factory(action_space, None)
+    if text.endswith(".onnx"):
+        return _onnx_maker(text)
+    function = import_function(text)
+
+    def make(observation_space: Space[Any], action_space: Space[Any]) -> Policy:
+        try:
+            made = _call(function, observation_space, action_space)
+        except ConfigError:
+            raise
+        except Exception as exc:
+            raise ConfigError(
+                f"the policy's factory {text} raised {type(exc).__name__}: {exc}; it is called "
+                "with the action space, and the observation space if it takes two"
+            ) from exc
+        return PolicyMap({text: made})[text]
+
+    return make
+
+
+def clipped(actions: Any, space: Space[Any]) -> Any:
+    """Return a batch of actions inside a Box of floats; those of other spaces as they are."""
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
+        return np.clip(np.asarray(actions), space.low, space.high).astype(space.dtype, copy=False)
+    return actions
+
+
+def _call(function: Callable[..., Any], observation_space: Any, action_space: Any) -> Any:
+    given = {"observation_space": observation_space, "action_space": action_space}
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return function(action_space)
+    named = {one.name: given[one.name] for one in parameters if one.name in given}
+    if named:
+        return function(**named)
+    needed = [
+        one
+        for one in parameters
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(needed) > 1:
+        return function(action_space, observation_space)
+    return function(action_space)
+
+
+def _onnx_maker(text: str) -> Maker:
+    path = Path(text)
+    if not path.is_file():
+        raise ConfigError(f"there is no model {text}")
+    try:
+        # By name: whoever serves no such model needs no onnxruntime.
+        adapter = importlib.import_module("envbus.runner.adapters.onnx_policy")
+    except ImportError as exc:
+        raise ConfigError("to serve an ONNX model, install envbus[onnx]") from exc
+
+    def make(observation_space: Space[Any], action_space: Space[Any]) -> Policy:
+        policy: Policy = adapter.OnnxPolicy(path, action_space)
+        try:
+            adapter.check_fit(policy, observation_space, action_space)
+        except ConfigError as exc:
+            raise ConfigError(f"{text}: {exc}") from exc
+        return policy
+
+    return make

@@ -1,0 +1,160 @@
+"""Records the episodes that a server answers, each in one piece when it has ended.
+
+Leaves out the files (`recordings/writer.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Mapping
+from typing import Any
+
+import numpy as np
+
+from envbus.actors.agents import ALL
+from envbus.actors.spaces import is_fixed_size
+from envbus.runner.batch import MultiAgentBatch
+from envbus.runner.bridge.results import BridgeResult
+from envbus.runner.episode import EpisodeRecorder
+from envbus.runner.policy_server.choosing import Batch
+from envbus.runner.policy_server.loading import ServedPolicies
+
+__all__ = ["Recording"]
+
+#: `policy_version` of an action that no policy has chosen.
+_NO_VERSION = -1
+
+
+class Recording:
+    """The running episodes, row by row.
+
+    Columns besides those of every sample: `episode_id`, the simulator's; `training_enabled`;
+    `off_policy`, whether the simulator has acted itself; `action_logp`, NaN where nobody told it.
+
+    Args:
+        policies: Who acts for whom.
+    """
+
+    def __init__(self, policies: ServedPolicies) -> None:
+        self._policy_of = policies.policy_of
+        self._ragged = not all(is_fixed_size(s) for pair in policies.spaces.values() for s in pair)
+        self._running: dict[str, EpisodeRecorder] = {}
+        #: Those of which no more rows can be had, and why.
+        self._broken: dict[str, Exception] = {}
+        self._ids = itertools.count()
+
+    @property
+    def num_running(self) -> int:
+        """Episodes that are recorded and are not over."""
+        return len(self._running)
+
+    def take(self, result: BridgeResult) -> dict[str, MultiAgentBatch | Exception | None]:
+        """Take in what a poll has delivered; return the whole episodes that it ended.
+
+        None: of that one there are no rows. An exception: its agents came and went in ways that
+        no rows have. Episodes that ended by a fault are dropped.
+        """
+        for episode_id, observations in result.observations.items():
+            if episode_id in self._broken:
+                continue
+            try:
+                self._step(episode_id, observations, result)
+            except ValueError as exc:
+                self._running.pop(episode_id, None)
+                self._broken[episode_id] = exc
+        ended: dict[str, MultiAgentBatch | Exception | None] = {}
+        for episode_id in result.ended:
+            if (error := self._broken.pop(episode_id, None)) is not None:
+                ended[episode_id] = error
+            episode = self._running.pop(episode_id, None)
+            if episode is not None and episode.done:
+                ended[episode_id] = _whole(episode)
+        return ended
+
+    def acted(self, batch: Batch, off_policy: Container[str]) -> None:
+        """Take in what a policy has chosen for agents that were asked.
+
+        Args:
+            batch: One that has come to something.
+            off_policy: Episodes whose actions were others.
+        """
+        for index, one in enumerate(batch.rows):
+            episode = self._running.get(one.episode_id)
+            if episode is None or one.episode_id in off_policy:
+                continue
+            extras = _extras(off_policy=False, logp=_at(batch.logp, index))
+            action = batch.action(index)
+            try:
+                episode.act(one.agent, action, policy_version=batch.version, extras=extras)
+            except ValueError as exc:
+                self._broken[one.episode_id] = exc
+                del self._running[one.episode_id]
+
+    def _step(self, episode_id: str, observations: Mapping[Any, Any], result: BridgeResult) -> None:
+        episode = self._running.get(episode_id)
+        if episode is None:
+            ready = self._begin(episode_id, observations, result)
+        else:
+            if episode_id in result.unacted:
+                episode.unact()
+            ready = episode.step(
+                observations,
+                result.rewards[episode_id],
+                result.terminateds[episode_id],
+                result.truncateds[episode_id],
+            )
+        actions = result.off_policy_actions.get(episode_id)
+        if actions is not None and episode_id not in result.ended:
+            self._log(episode_id, ready, actions)
+
+    def _begin(
+        self, episode_id: str, observations: Mapping[Any, Any], result: BridgeResult
+    ) -> list[Any]:
+        episode = self._running[episode_id] = EpisodeRecorder(
+            next(self._ids),
+            0,
+            policy_mapping_fn=lambda agent, _: self._policy_of[agent],
+            ragged=self._ragged,
+            episode_id=episode_id,
+            training_enabled=episode_id not in result.untrained,
+        )
+        ready = episode.reset(observations, None, result.rewards[episode_id])
+        terminated = bool(result.terminateds[episode_id][ALL])
+        truncated = bool(result.truncateds[episode_id][ALL])
+        if terminated or truncated:
+            episode.close(terminated=terminated, truncated=truncated)
+        return ready
+
+    def _log(self, episode_id: str, ready: list[Any], actions: Mapping[Any, Any]) -> None:
+        """The simulator has acted itself, for some of its agents at least."""
+        episode = self._running[episode_id]
+        episode.unact([agent for agent in ready if agent not in actions])
+        for agent in ready:
+            if agent in actions:
+                extras = _extras(off_policy=True, logp=np.nan)
+                episode.act(agent, actions[agent], policy_version=_NO_VERSION, extras=extras)
+
+
+def _extras(*, off_policy: bool, logp: float) -> dict[str, Any]:
+    return {"off_policy": np.bool_(off_policy), "action_logp": np.float32(logp)}
+
+
+def _at(logp: Any, index: int) -> float:
+    return np.nan if logp is None else logp[index]
+
+
+def _whole(episode: EpisodeRecorder) -> MultiAgentBatch | None:
+    fragment = episode.cut()
+    if not fragment.parts:
+        return None
+    parts = [
+        (
+            policy_id,
+            rows.with_columns(
+                episode_id=np.full(len(rows), episode.episode_id),
+                training_enabled=np.full(len(rows), episode.training_enabled),
+            ),
+        )
+        for policy_id, rows in fragment.parts
+    ]
+    return MultiAgentBatch.of(parts, fragment.env_steps)
