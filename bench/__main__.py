@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -29,7 +29,7 @@ from envbus.bench.vector import measure_vector
 __all__ = ["app", "main"]
 
 RESULTS = PACKAGE / "results"
-KINDS = ("vector", "sample", "startup", "recovery", "bus", "policy", "profile")
+KINDS = ("vector", "sample", "startup", "recovery", "bus", "policy", "bridge", "profile")
 
 app = typer.Typer(
     name="bench",
@@ -161,6 +161,15 @@ def policy(quick: Quick = False, out: Out = RESULTS) -> None:
 
 
 @app.command()
+def bridge(quick: Quick = False, here: Here = False, out: Out = RESULTS) -> None:
+    """Simulators that ask for actions, beside bare pyzmq, HTTP and gRPC."""
+    from envbus.bench.bridge import measure_bridge  # the rest works without the bridge
+
+    environments = _with(["serving"], here=here)
+    _save(measure_bridge(_schedule(quick), environments, _say), out)
+
+
+@app.command()
 def profile(quick: Quick = False, out: Out = RESULTS) -> None:
     """Where the microseconds of one vector step go."""
     from envbus.bench.step_profile import measure_profile  # the rest works without the runner
@@ -177,6 +186,7 @@ def everything(quick: Quick = False, here: Here = False, out: Out = RESULTS) -> 
     recovery(quick=quick, here=here, out=out)
     bus(quick=quick, out=out)
     policy(quick=quick, out=out)
+    bridge(quick=quick, here=here, out=out)
     profile(quick=quick, out=out)
     report(out)
 
@@ -233,11 +243,15 @@ def _variants(names: list[str] | None, *, startup: bool) -> list[Variant]:
 
 
 def _environments(variants: Sequence[Variant], *, here: bool) -> Environments:
+    return _with(dict.fromkeys(variant.library for variant in variants), here=here)
+
+
+def _with(libraries: Iterable[str], *, here: bool) -> Environments:
     """Return the environments, with those made that were never tried."""
     if here:
         return Environments(shared_python=sys.executable)
     environments = Environments()
-    for name in dict.fromkeys(variant.library for variant in variants):
+    for name in libraries:
         if environments.status(name) is None:
             _say(f"{name}: installing")
             outcome = environments.install(LIBRARIES[name])

@@ -103,6 +103,14 @@ LIBRARIES = {
             probe="import torchrl.collectors",
         ),
         Library(
+            "serving",
+            steps=(
+                ("--editable", str(_project_root())),
+                ("grpcio==1.85.1", "requests==2.34.2"),
+            ),
+            probe="import envbus.runner, grpc, requests",
+        ),
+        Library(
             "envbus",
             steps=((TORCH,), ("--editable", str(_project_root())), ENVS),
             probe="import envbus.runner",

@@ -47,6 +47,8 @@ def render_summary(records: Mapping[str, Record]) -> str:
         parts.append(_bus_table(records["bus"]))
     if "policy" in records:
         parts.append(_policy_table(records["policy"]))
+    if "bridge" in records:
+        parts.append(_bridge_table(records["bridge"]))
     if "profile" in records:
         parts.append(_profile_table(records["profile"]))
     return "\n".join(part for part in parts if part)
@@ -286,6 +288,25 @@ def _policy_table(record: Record) -> str:
         for row in record["rows"]
     ]
     return _table(["actions of an MLP: observations", "", "p50 us", "p99 us"], body)
+
+
+def _bridge_table(record: Record) -> str:
+    def cell(row: Row, key: str, form: str) -> str:
+        return format(row[key]["median"], form) if key in row else "-"
+
+    names = {"http": "HTTP and pickle (stand-in for RLlib's PolicyServerInput)", "grpc": "gRPC"}
+    body = [
+        [
+            row["case"],
+            names.get(row["way"], row["way"]),
+            cell(row, "p50_us", ".1f"),
+            cell(row, "p99_us", ".1f"),
+            cell(row, "per_second", ",.0f"),
+        ]
+        for row in record["rows"]
+    ]
+    head = ["get_action: observation", "", "p50 us", "p99 us", "actions/s, 1,000 episodes"]
+    return _table(head, body)
 
 
 def _profile_table(record: Record) -> str:

@@ -59,6 +59,12 @@ BUS_RATIO = 1.3
 POLICY_RATIO = 1.5
 
 
+#: Of the external-env bridge: at most so many times bare pyzmq's round trip, and p99 so many times
+#: p50; at least this part of its messages per second with a network, and so many times HTTP's; with
+#: pixels at most so many times as long per message.
+BRIDGE_RATIO, BRIDGE_TAIL, BRIDGE_RATE, BRIDGE_HTTP, BRIDGE_PIXELS = 1.5, 5.0, 0.5, 10.0, 1.3
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One target against one result. `measured` is None where the result has no such row."""
@@ -91,6 +97,8 @@ def check(record: Record) -> list[Verdict]:
             return list(_bus(record))
         case "policy":
             return list(_policy(record))
+        case "bridge":
+            return list(_bridge(record))
         case _:
             return []
 
@@ -272,6 +280,28 @@ def _policy(record: Record) -> Iterator[Verdict]:
                 measured = (_p50(row) - _p50(alone)) / _p50(bus)
             target = f"{way}, {case}: without the policy's own time, times the bus alone"
             yield Verdict(target, measured, POLICY_RATIO, at_least=False)
+
+
+def _bridge(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "case", "way")
+    small, pixels, network = "4 floats", "84 x 84 x 4 bytes", "4 floats, MLP"
+
+    def over(case: str, way: str, key: str) -> float | None:
+        return _ratio(rows.get((case, "envbus")), rows.get((case, way)), key)
+
+    trip = over(small, "pyzmq", "p50_us")
+    yield Verdict("get_action: p50, times bare pyzmq's", trip, BRIDGE_RATIO, at_least=False)
+    ours = rows.get((small, "envbus"))
+    tail = None if ours is None else ours["p99_us"]["median"] / ours["p50_us"]["median"]
+    yield Verdict("get_action: p99, times its p50", tail, BRIDGE_TAIL, at_least=False)
+    part = over(network, "pyzmq", "per_second")
+    yield Verdict("1,000 episodes: part of bare pyzmq's rate", part, BRIDGE_RATE, at_least=True)
+    times = over(network, "http", "per_second")
+    yield Verdict("1,000 episodes: times HTTP's rate", times, BRIDGE_HTTP, at_least=True)
+    moved = over(pixels, "pyzmq", "per_second")
+    longer = None if moved is None else 1.0 / moved
+    target = "84 x 84 x 4 bytes: time per message, times bare pyzmq's"
+    yield Verdict(target, longer, BRIDGE_PIXELS, at_least=False)
 
 
 def _p50(row: dict[str, Any]) -> float:

@@ -70,6 +70,12 @@ def bus_row(case: str, carrier: str, p50: float) -> dict[str, Any]:
     }
 
 
+def bridge_row(case: str, way: str, **values: float) -> dict[str, Any]:
+    """One way of the bridge's benchmark: medians of `p50_us`, `p99_us`, `per_second`."""
+    spreads = {key: spread(value) for key, value in values.items()}
+    return {"case": case, "way": way, "status": "ok", **spreads}
+
+
 def policy_row(case: str, way: str, p50: float) -> dict[str, Any]:
     return {
         "case": case,

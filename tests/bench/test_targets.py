@@ -4,6 +4,7 @@ import pytest
 
 from envbus.bench.targets import Verdict, best_peer, check, lost_by_others, render_verdicts
 from tests.bench.results import (
+    bridge_row,
     bus_row,
     failed_row,
     policy_row,
@@ -106,3 +107,19 @@ def test_a_table_says_what_was_missed_and_what_was_not_measured() -> None:
         "| memory | 0.10 | at most 0.2 | met |",
         "| other | - | at least 1 | not measured |",
     ]
+
+
+def test_the_bridge_is_compared_with_bare_pyzmq_and_http() -> None:
+    pixels, network = "84 x 84 x 4 bytes", "4 floats, MLP"
+    rows = [
+        bridge_row("4 floats", "pyzmq", p50_us=80.0, p99_us=100.0),
+        bridge_row("4 floats", "envbus", p50_us=100.0, p99_us=600.0),
+        bridge_row(pixels, "pyzmq", per_second=1000.0),
+        bridge_row(pixels, "envbus", per_second=800.0),
+        bridge_row(network, "pyzmq", per_second=1000.0),
+        bridge_row(network, "envbus", per_second=400.0),
+        bridge_row(network, "http", per_second=20.0),
+    ]
+    verdicts = [(one.measured, one.met) for one in check(record("bridge", rows))]
+    assert verdicts == [(1.25, True), (6.0, False), (0.4, False), (20.0, True), (1.25, True)]
+    assert {one.met for one in check(record("bridge", []))} == {None}

@@ -1,0 +1,251 @@
+"""Clients of policy servers: `python -m envbus.bench.bridge_clients WAY CASE ADDRESS`.
+
+Reads lines `latency SECONDS` or `rate SECONDS EPISODES CLIENTS`, and answers each with one line of
+JSON: the latencies of one request at a time, or answers per second of many.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import secrets
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+import msgspec
+import zmq
+
+from envbus.actors.external.protocol import BRIDGE, GetAction, JoinBridge, StartEpisode
+from envbus.bench.bridge_servers import BridgeCase, case_named
+from envbus.bus.codec import encode
+from envbus.bus.headers import decode_header, encode_header
+from envbus.bus.messages import PROTOCOL_VERSION, Header, Hello, Kind
+
+__all__ = ["CLIENTS"]
+
+#: Seconds that one answer may take.
+TIMEOUT = 30.0
+#: Seconds for which clients in threads go on before they are counted.
+_TURN = 0.25
+#: Asks for one action, and waits for it.
+Ask = Callable[[], object]
+#: Sends a request of an episode, and takes whatever came: the numbers of episodes.
+_DECODE = msgspec.msgpack.Decoder().decode
+
+
+def ask_pyzmq(case: BridgeCase, address: str) -> Ask:
+    """A DEALER that sends ready-made bytes."""
+    socket = zmq.Context().socket(zmq.DEALER)
+    socket.connect(address)
+    frames = _get_action(case, "e" * 32, 1)
+
+    def ask() -> object:
+        socket.send_multipart(frames)
+        return socket.recv_multipart()
+
+    return ask
+
+
+def ask_envbus(case: BridgeCase, address: str) -> Ask:
+    """The client that simulators use."""
+    from envbus.actors import ExternalEnvClient
+
+    client = ExternalEnvClient(address)
+    episode_id = client.start_episode()
+    observation = case.observation()
+    return lambda: client.get_action(episode_id, observation)
+
+
+def ask_gateway(case: BridgeCase, address: str) -> Ask:
+    """A plain socket, or a WebSocket: messages made and read, and nothing else done."""
+    from envbus.runner.diagnosis.address import Address
+    from envbus.runner.diagnosis.links import open_link
+    from envbus.runner.diagnosis.talk import Talk
+
+    talk = Talk(open_link(Address.parse(address)), TIMEOUT)
+    talk.say_hello(f"bench-{secrets.token_hex(4)}")
+    talk.ask(JoinBridge(client="bench"))
+    episode_id = talk.ask(StartEpisode()).episode_id
+    observation = case.observation()
+    return lambda: talk.ask(GetAction(episode_id=episode_id, observation=observation)).action
+
+
+def ask_http(case: BridgeCase, address: str) -> Ask:
+    """A POST of a pickle, as RLlib's PolicyClient sent it."""
+    import requests
+
+    observation = case.observation()
+
+    def ask() -> object:
+        body = pickle.dumps({"command": "GET_ACTION", "observation": observation})
+        answer = requests.post(address, data=body, timeout=TIMEOUT)
+        return pickle.loads(answer.content)  # noqa: S301 - the stand-in does as the original did
+
+    return ask
+
+
+def ask_grpc(case: BridgeCase, address: str) -> Ask:
+    """A unary call."""
+    import grpc
+
+    act = grpc.insecure_channel(address).unary_unary("/policy/Act")
+    observation = case.observation()
+    return lambda: act(observation.tobytes(), timeout=TIMEOUT)
+
+
+def rate_zmq(case: BridgeCase, address: str, num_episodes: int, num_clients: int) -> Ask:
+    """Return what answers as many requests as it can in its turn; see `_rate`.
+
+    Each client has a DEALER; requests are ready-made, and of an answer only the header is read,
+    so that the server is what is measured. Bare pyzmq's clients are the same.
+    """
+    context = zmq.Context()
+    poller = zmq.Poller()
+    requests: dict[int, list[bytes]] = {}
+    for client in range(num_clients):
+        socket = context.socket(zmq.DEALER)
+        socket.connect(address)
+        poller.register(socket, zmq.POLLIN)
+        hello = Hello(name=f"bench-{client}-{secrets.token_hex(4)}", services=[], heartbeat=60.0)
+        _exchange(socket, hello, 1, "")
+        _exchange(socket, JoinBridge(client="bench"), 2, BRIDGE)
+        for number in range(client, num_episodes, num_clients):
+            name = f"episode-{secrets.token_hex(12)}"
+            _exchange(socket, StartEpisode(episode_id=name), 3 + number, BRIDGE)
+            requests[number] = _get_action(case, name, 0)
+            _send(socket, requests[number], num_episodes + 3 + number)
+
+    def turn() -> int:
+        answered = 0
+        for socket, _ in poller.poll(int(1e3 * TIMEOUT)):
+            while True:
+                try:
+                    header = socket.recv_multipart(zmq.NOBLOCK)[0]
+                except zmq.Again:
+                    break
+                # A request's id is never used again: it would be answered from memory.
+                request_id = _DECODE(header)[2]
+                number = (request_id - 3) % num_episodes
+                _send(socket, requests[number], request_id + num_episodes)
+                answered += 1
+        return answered
+
+    return turn
+
+
+def rate_threads(ask: Callable[[BridgeCase, str], Ask]) -> Callable[..., Ask]:
+    """Return the same for clients that block: a thread each, at rest between two turns."""
+
+    def start(case: BridgeCase, address: str, num_episodes: int, num_clients: int) -> Ask:
+        del num_episodes  # one request at a time is all that they can
+        asks = [ask(case, address) for _ in range(num_clients)]
+        pool = futures.ThreadPoolExecutor(num_clients)
+
+        def work(mine: Ask, end: float) -> int:
+            count = 0
+            while time.perf_counter() < end:
+                mine()
+                count += 1
+            return count
+
+        def turn() -> int:
+            end = time.perf_counter() + _TURN
+            return sum(pool.map(work, asks, [end] * num_clients))
+
+        return turn
+
+    return start
+
+
+CLIENTS: dict[str, Callable[[BridgeCase, str], Ask]] = {
+    "pyzmq": ask_pyzmq,
+    "envbus": ask_envbus,
+    "envbus, TCP": ask_gateway,
+    "envbus, WebSocket": ask_gateway,
+    "http": ask_http,
+    "grpc": ask_grpc,
+}
+_RATES: dict[str, Callable[..., Any]] = {
+    "pyzmq": rate_zmq,
+    "envbus": rate_zmq,
+    "http": rate_threads(ask_http),
+    "grpc": rate_threads(ask_grpc),
+}
+
+
+def _get_action(case: BridgeCase, episode_id: str, request_id: int) -> list[bytes]:
+    """Return the frames of a request, as the Python client sends them."""
+    from envbus.actors.external.elements import to_wire
+
+    request = GetAction(episode_id=episode_id, observation=to_wire(case.observation()))
+    return [_header("GetAction", request_id), *map(bytes, encode(request))]
+
+
+def _header(payload_type: str, request_id: int, to: str = BRIDGE) -> bytes:
+    return encode_header(
+        Header(PROTOCOL_VERSION, Kind.REQUEST, request_id, payload_type, TIMEOUT, 0, to)
+    )
+
+
+def _send(socket: zmq.Socket[bytes], frames: list[bytes], request_id: int) -> None:
+    socket.send_multipart([_header("GetAction", request_id), *frames[1:]])
+
+
+def _exchange(socket: zmq.Socket[bytes], payload: Any, request_id: int, to: str) -> None:
+    socket.send_multipart([_header(type(payload).__name__, request_id, to), *encode(payload)])
+    while True:
+        if not socket.poll(int(1e3 * TIMEOUT)):
+            raise TimeoutError(f"{type(payload).__name__} was not answered")
+        frames = socket.recv_multipart()
+        header = decode_header(frames[0])
+        if header.kind is Kind.FAILURE:
+            raise RuntimeError(f"{type(payload).__name__}: {frames[1]!r}")
+        if header.request_id == request_id:
+            return
+
+
+def _latency(ask: Ask, seconds: float) -> dict[str, float]:
+    clock = time.perf_counter_ns
+    times = []
+    now = clock()
+    end = now + int(seconds * 1e9)
+    while now < end:
+        ask()
+        before, now = now, clock()
+        times.append((now - before) / 1e3)
+    cuts = statistics.quantiles(times, n=100, method="inclusive")
+    return {"p50_us": cuts[49], "p99_us": cuts[98], "n": len(times)}
+
+
+def _rate(turn: Callable[[], int], seconds: float) -> dict[str, float]:
+    begin = time.perf_counter()
+    end = begin + seconds
+    answered = 0
+    while time.perf_counter() < end:
+        answered += turn()
+    return {"per_second": answered / (time.perf_counter() - begin)}
+
+
+def main() -> None:
+    """Measure what is asked for, until the input ends."""
+    way, case, address = sys.argv[1], case_named(sys.argv[2]), sys.argv[3]
+    ask: Ask | None = None
+    turn: Any = None
+    for line in sys.stdin:
+        what, seconds, *numbers = line.split()
+        if what == "latency":
+            ask = ask or CLIENTS[way](case, address)
+            told = _latency(ask, float(seconds))
+        else:
+            turn = turn or _RATES[way](case, address, *map(int, numbers))
+            told = _rate(turn, float(seconds))
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
