@@ -113,6 +113,8 @@ class WebSocketCarriage:
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Request):
+                if self._protocol.eof_sent:
+                    return  # what came right behind it was no WebSocket
                 self._answer(event)
             elif isinstance(event, Frame):
                 message = self._assemble(event)

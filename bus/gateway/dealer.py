@@ -59,14 +59,15 @@ class Dealer:
     def send(self, frames: Frames) -> bool:
         """Queue a message for the broker; False: there is no room now. Never blocks."""
         last = len(frames) - 1
+        sent = True
         try:
             for index, frame in enumerate(frames):
                 flags = _NOBLOCK if index == last else _NOBLOCK_MORE
                 self._socket.send(frame, flags, copy=len(frame) < zmq.COPY_THRESHOLD)
         except zmq.Again:
-            self._blocked = True
+            self._blocked, sent = True, False
         self._look()  # what the descriptor had to tell may have been told to `send`
-        return not self._blocked
+        return sent
 
     def close(self) -> None:
         """Close the socket, giving the last messages a bounded time. Idempotent."""

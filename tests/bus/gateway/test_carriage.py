@@ -206,6 +206,21 @@ def test_a_hostile_handshake_ends_in_a_refusal(hostile: bytes) -> None:
     assert carriage.over
 
 
+def test_a_message_right_before_the_close_passes() -> None:
+    browser = open_browser()
+    browser.protocol.send_binary(pack(FRAMES))
+    browser.protocol.send_close(1000)
+    assert browser.talk() == [FRAMES]
+    assert browser.carriage.over
+
+
+def test_a_request_with_garbage_right_behind_it_is_not_answered() -> None:
+    carriage = WebSocketCarriage(config())
+    assert list(carriage.receive(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"\xff" * 9)) == []
+    carriage.take_unsent()
+    assert carriage.over
+
+
 def test_an_unmasked_frame_breaks_the_carriage_only() -> None:
     carriage = open_browser().carriage
     frame = Frame(Opcode.BINARY, base64.b64decode("AAAA")).serialize(mask=False)

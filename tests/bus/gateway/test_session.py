@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.frames import Frame, Opcode
 
 from envbus.bus.codec import decode, encode
 from envbus.bus.gateway.carriage import StreamCarriage, WebSocketCarriage
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.door import TurnedAwayError
-from envbus.bus.gateway.framing import StreamReader, pack_for_stream
+from envbus.bus.gateway.framing import StreamReader, pack, pack_for_stream
 from envbus.bus.gateway.session import Session
 from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import (
@@ -143,15 +144,38 @@ def test_any_stream_is_passed_or_ends_its_own_session(
             return
 
 
-@given(st.lists(st.binary(max_size=120), max_size=5), st.booleans())
-def test_any_bytes_at_a_websocket_are_borne(chunks: list[bytes], handshake: bool) -> None:
+HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+websocket_frames = st.one_of(
+    st.builds(
+        Frame,
+        st.sampled_from([Opcode.BINARY, Opcode.CONT, Opcode.TEXT]),
+        st.one_of(st.binary(max_size=60), st.just(pack(HELLO))),
+        st.booleans(),
+    ),
+    st.builds(Frame, st.sampled_from([Opcode.PING, Opcode.CLOSE]), st.binary(max_size=60)),
+).map(lambda frame: bytes(frame.serialize(mask=True)))
+websocket_streams = st.lists(
+    st.one_of(websocket_frames, st.just(HANDSHAKE), st.binary(max_size=60)), max_size=8
+)
+
+
+@given(websocket_streams, st.booleans(), st.integers(1, 80), st.data())
+def test_any_bytes_at_a_websocket_are_passed_or_end_their_own_session(
+    chunks: list[bytes], handshake: bool, step: int, data: st.DataObject
+) -> None:
+    stream = bytearray(b"".join([HANDSHAKE, *chunks] if handshake else chunks))
+    if stream and data.draw(st.booleans(), "damage"):
+        stream[data.draw(st.integers(0, len(stream) - 1))] ^= data.draw(st.integers(1, 255))
     opened = Session(WebSocketCarriage(CONFIG), None)
-    if handshake:
-        chunks = [
-            b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n",
-            *chunks,
-        ]
-    for chunk in chunks:
-        opened.receive(chunk)
+    for at in range(0, len(stream), step):
+        messages = opened.receive(bytes(stream[at : at + step]))
+        assert opened.joined or not messages
         opened.take_unsent()
+        if opened.ended is not None:
+            assert opened.receive(bytes(stream)) == []
+            assert opened.wrap(HELLO) == b""
+            return
+        opened.wrap(HELLO)
