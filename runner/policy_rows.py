@@ -23,7 +23,7 @@ from envbus.runner.nested import Tree, concatenate_trees, leaves_of, map_tree
 from envbus.runner.policies import PolicyOutput, as_rows
 from envbus.runner.policy_batching import Piece
 
-__all__ = ["Answer", "SharedRows", "form_of", "gather", "join", "split"]
+__all__ = ["Answer", "SharedRows", "cut", "form_of", "gather", "join", "split"]
 
 
 class Answer(NamedTuple):
@@ -115,27 +115,29 @@ def join(answers: Sequence[Answer]) -> Answer:
     )
 
 
-def gather(parts: Sequence[tuple[Tree, Piece]]) -> Tree:
-    """Return the rows of pieces of several trees as one, in memory that may be written to.
+def cut(tree: Tree, piece: Piece) -> Tree:
+    """Return the rows of a piece: of a batch, of a list of single observations, or None of None."""
+    if tree is None:
+        return None
+    start, stop = piece.start, piece.stop
+    if isinstance(tree, list):
+        return tree[start:stop]
+    return map_tree(lambda leaf: leaf[start:stop], tree)
 
-    Trees are batches of one form, or lists of single observations, or None.
+
+def gather(parts: Sequence[Tree]) -> Tree:
+    """Return the rows of several parts as one, in memory that is nobody else's.
+
+    Parts are batches of one form, or lists of single observations, or None.
     """
-    first = parts[0][0]
+    first = parts[0]
     if first is None:
         return None
     if isinstance(first, list):
-        return as_rows([one for tree, piece in parts for one in tree[piece.start : piece.stop]])
+        return as_rows([one for part in parts for one in part])
     if len(parts) == 1:
-        tree, (_, start, stop) = parts[0]
-        if type(tree) is np.ndarray:
-            return tree[start:stop].copy()
-        return map_tree(lambda leaf: leaf[start:stop].copy(), tree)
-    return map_tree(
-        lambda *leaves: np.concatenate(
-            [leaf[piece.start : piece.stop] for leaf, (_, piece) in zip(leaves, parts, strict=True)]
-        ),
-        *(tree for tree, _ in parts),
-    )
+        return map_tree(_owned, first)
+    return map_tree(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 def form_of(tree: Tree, rows: int, what: str) -> object:
@@ -201,6 +203,10 @@ class SharedRows:
         """Let go of the memory."""
         self._observations = None
         self._arena.close()
+
+
+def _owned(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return leaf if leaf.flags.owndata and leaf.flags.writeable else leaf.copy()
 
 
 def _checked(tree: Tree, rows: int, what: str) -> Tree:

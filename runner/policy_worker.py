@@ -50,7 +50,7 @@ from envbus.runner.policy_protocol import (
     ShareRows,
     service_of,
 )
-from envbus.runner.policy_rows import Answer, SharedRows, form_of, gather, join, split
+from envbus.runner.policy_rows import Answer, SharedRows, cut, form_of, gather, join, split
 
 __all__ = ["HostedPolicy", "PolicyWorker", "Pushed"]
 
@@ -393,9 +393,9 @@ class PolicyWorker:
                 self._answer(hosted, call, crowded=crowded)
 
     def _ask_policy(self, hosted: HostedPolicy, pieces: list[Piece], *, explore: bool) -> Answer:
-        observations = gather([(self._observations(piece), piece) for piece in pieces])
+        observations = gather([self._observations(piece) for piece in pieces])
         states = gather(
-            [(self._calls[piece.request].request.states.value, piece) for piece in pieces]
+            [cut(self._calls[piece.request].request.states.value, piece) for piece in pieces]
         )
         rows = sum(piece.stop - piece.start for piece in pieces)
         begin = time.perf_counter()
@@ -406,11 +406,12 @@ class PolicyWorker:
     def _observations(self, piece: Piece) -> Nested:
         request = self._calls[piece.request].request
         if not request.shared:
-            return request.observations.value
+            return cut(request.observations.value, piece)
         shared = self._shared.get(request.shared)
         if shared is None:
             raise ProtocolError(f"{request.shared!r} is shared no more")
-        return shared.rows(request.rows)
+        assert request.rows is not None
+        return shared.rows(request.rows[piece.start : piece.stop])
 
     def _answer(self, hosted: HostedPolicy, call: _Call, *, crowded: bool) -> None:
         if call.failed:

@@ -8,7 +8,7 @@ import pytest
 from envbus.bus.errors import ProtocolError
 from envbus.runner.policies import PolicyOutput
 from envbus.runner.policy_batching import Piece
-from envbus.runner.policy_rows import Answer, form_of, gather, join, split
+from envbus.runner.policy_rows import Answer, cut, form_of, gather, join, split
 
 
 def rows(count: int, first: int = 0) -> np.ndarray[Any, Any]:
@@ -18,21 +18,26 @@ def rows(count: int, first: int = 0) -> np.ndarray[Any, Any]:
 def test_pieces_of_several_requests_become_one_batch_that_may_be_written_to() -> None:
     one, other = rows(3), rows(4, 10)
     one.flags.writeable = False
-    batch = gather([(one, Piece(1, 1, 3)), (other, Piece(2, 0, 2))])
+    batch = gather([cut(one, Piece(1, 1, 3)), cut(other, Piece(2, 0, 2))])
     assert batch[:, 0].tolist() == [1, 2, 10, 11]
-    alone = gather([(one, Piece(1, 0, 2))])
+    alone = gather([cut(one, Piece(1, 0, 2))])
     alone += 1
     assert one[:, 0].tolist() == [0, 1, 2]
 
 
 def test_nested_observations_and_those_without_a_fixed_size_are_gathered_too() -> None:
     tree = {"a": rows(2), "b": (rows(2, 5),)}
-    batch = gather([(tree, Piece(1, 1, 2)), (tree, Piece(2, 0, 2))])
+    batch = gather([cut(tree, Piece(1, 1, 2)), cut(tree, Piece(2, 0, 2))])
     assert batch["a"][:, 0].tolist() == [1, 0, 1]
     assert batch["b"][0][:, 0].tolist() == [6, 5, 6]
-    texts = gather([(["x", "yy"], Piece(1, 1, 2)), (["z"], Piece(2, 0, 1))])
+    texts = gather([cut(["x", "yy"], Piece(1, 1, 2)), cut(["z"], Piece(2, 0, 1))])
     assert texts.tolist() == ["yy", "z"]
-    assert gather([(None, Piece(1, 0, 2))]) is None
+    assert gather([cut(None, Piece(1, 0, 2))]) is None
+
+
+def test_what_is_nobody_else_s_is_not_copied() -> None:
+    fresh = rows(3)[[0, 2]]
+    assert gather([fresh]) is fresh
 
 
 def test_an_answer_is_split_and_joined_without_a_loss() -> None:
