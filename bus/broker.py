@@ -192,13 +192,17 @@ class Broker:
         """Forget `fd`."""
         self._transport.unwatch(fd)
 
-    def poll(self, timeout: float) -> list[Outcome]:
+    def poll(self, timeout: float, *, most: int = _MAX_DRAINED) -> list[Outcome]:
         """Wait up to `timeout` seconds for news and return them; 0 looks without waiting.
 
         All messages that are there are taken before deadlines and leases are judged, so that
         an owner that was away for minutes, or whose process was stopped, finds answers, not
         time-outs; see `attention.py`. May return an empty
         list before the time is up, when a watched file descriptor has news.
+
+        Args:
+            timeout: Seconds.
+            most: Messages to take before the owner gets its turn, while no deadline is near.
         """
         begun = self._clock()
         waited = 0.0
@@ -210,7 +214,7 @@ class Broker:
             waited = timeout
         now = self._clock()
         self._attention.looks(begun, waited, now)
-        self._drain()
+        self._drain(most)
         if self._attention.may_judge(self._core.wake_at(), now):
             self._drain(thoroughly=True)  # what came meanwhile counts
             self._handle(Tick())
@@ -238,14 +242,15 @@ class Broker:
         """Close the socket. Idempotent; pending requests get no outcome any more."""
         self._transport.close()
 
-    def _drain(self, *, thoroughly: bool = False) -> None:
+    def _drain(self, most: int = _MAX_DRAINED, *, thoroughly: bool = False) -> None:
         """Take the messages that are there; of a flood, so many that others get their turn.
 
         Args:
+            most: How many at most.
             thoroughly: Look again for what the last `wait` has not seen.
         """
         receive = self._transport.receive
-        for _ in range(_MAX_DRAINED):
+        for _ in range(most):
             message = receive()
             if message is None and thoroughly and self._transport.wait(0.0):
                 message = receive()
