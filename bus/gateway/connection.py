@@ -62,6 +62,11 @@ class Connection(asyncio.Protocol):
         self._probed = False
         self._abort_at: float | None = None
 
+    @property
+    def is_served(self) -> bool:
+        """Whether it was let in and goes on."""
+        return self._dealer is not None and self._session.ended is None
+
     # --- the client ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -70,15 +75,21 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         self._others.add(self)
         _set_options(transport.get_extra_info("socket"), self._config.keepalive)
-        if len(self._others) > self._config.max_connections:
-            self.end(f"{self._config.max_connections} clients are connected, which is the limit")
+        if len(self._others) > 2 * self._config.max_connections:
+            transport.abort()  # nor is there room for those who are told why
             return
+        if sum(other.is_served for other in self._others) >= self._config.max_connections:
+            return  # told when it says something: HTTP answers requests, it does not forestall them
         identity = f"gateway.{secrets.token_hex(8)}".encode()
         self._dealer = self._make_dealer(identity, self._on_message, self._on_writable)
 
     def data_received(self, data: bytes) -> None:
         """Something came from the client."""
         self._heard, self._probed = self._loop.time(), False
+        if self._dealer is None:
+            limit = self._config.max_connections
+            self.end(f"{limit} clients are connected, which is the limit")
+            return
         self._waiting += self._session.receive(data)
         self._pass_on()
         self._say(self._session.take_unsent())
@@ -145,9 +156,17 @@ class Connection(asyncio.Protocol):
         self._session.end(TurnedAwayError(why, code))
         self._say(self._session.take_unsent())
 
+    def hang_up(self) -> None:
+        """Close the connection once the last words are sent."""
+        self._transport.close()
+
     def _say(self, words: bytes) -> None:
-        """Write to the client, and close the connection after its session's end."""
-        if self._transport.is_closing():
+        """Write to the client, and nothing more after its session's end.
+
+        Then the client is left to close the connection, for a while: closed here, with something
+        unread in it, the system would take the last words back (a reset).
+        """
+        if self._transport.is_closing() or self._abort_at is not None:
             return
         unsent = self._transport.get_write_buffer_size()
         if unsent > self._config.max_unsent_bytes and self._session.ended is None:
@@ -157,7 +176,10 @@ class Connection(asyncio.Protocol):
             self._transport.write(words)
         if self._session.ended is not None:
             self._abort_at = self._loop.time() + _LINGER
-            self._transport.close()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:  # TLS
+                self._transport.close()
 
 
 def _set_options(sock: socket.socket, keepalive: float) -> None:

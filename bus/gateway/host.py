@@ -94,6 +94,7 @@ async def _serve(
     await asyncio.sleep(_LAST_WORDS)
     for connection in list(connections):
         connection.end("the gateway ends", FailureCode.PEER_LOST)
+        connection.hang_up()
     until = loop.time() + _END_TIMEOUT
     while connections and loop.time() < until:
         await asyncio.sleep(0.01)

@@ -225,6 +225,7 @@ def test_one_client_too_many_is_told_so(tmp_path: Path) -> None:
         with TcpClient(bus.gateway.tcp[0]) as first:
             joined(bus, first, "first")
             with TcpClient(bus.gateway.tcp[0]) as second:
+                second.send(hello("second"))
                 refused = failure(drained(second)[0])
                 assert refused.code is FailureCode.OVERLOADED
                 assert refused.message == "1 clients are connected, which is the limit"
