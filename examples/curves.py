@@ -60,8 +60,11 @@ class Curve:
         target = self._args.target
         return target is not None and len(self._last) == EPISODES and self._returns[-1] >= target
 
-    def end(self, **found: Any) -> None:
-        """Print what was found; save and draw as the options say."""
+    def end(self, curves: Mapping[str, Any] | None = None, **found: Any) -> None:
+        """Print what was found; save and draw as the options say.
+
+        `curves` are others of the same run, `{name: {"steps": ..., "returns": ...}}`.
+        """
         kept = np.unique(np.linspace(0, len(self._steps) - 1, POINTS).round().astype(int))
         run = {
             **{name: getattr(self._args, name) for name in OPTIONS},
@@ -74,6 +77,7 @@ class Curve:
         print(json.dumps(run))
         run["steps"] = [self._steps[i] for i in kept]
         run["returns"] = [round(self._returns[i], 1) for i in kept]
+        run["curves"] = dict(curves or {})
         if self._args.save is not None:
             with self._args.save.open("a", encoding="utf-8") as file:
                 print(json.dumps(run), file=file)
@@ -102,6 +106,9 @@ def draw(panels: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> None:
         for run in runs:
             thousands = np.asarray(run["steps"]) / 1000
             axis.plot(thousands, run["returns"], linewidth=1.2, label=f"seed {run['seed']}")
+            for name, curve in run.get("curves", {}).items():
+                thousands = np.asarray(curve["steps"]) / 1000
+                axis.plot(thousands, curve["returns"], linewidth=0.8, label=name)
         if runs[0]["target"] is not None:
             axis.axhline(runs[0]["target"], color="#777777", linestyle="--", linewidth=1)
         axis.set_title(title, fontsize=10)

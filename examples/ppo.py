@@ -106,7 +106,10 @@ def update(
     with torch.inference_mode():
         values = agent.value(torch.as_tensor(batch["next_obs"][cut])).numpy()
     batch = add_gae(batch, values, gamma=args.gamma, gae_lambda=args.gae_lambda)
-    batch = batch[batch["loss_mask"]]
+    learnt_from = batch["loss_mask"]
+    if "off_policy" in batch.columns:  # what a player has done is no action of this policy
+        learnt_from = learnt_from & ~batch["off_policy"]
+    batch = batch[learnt_from]
     names = ("obs", "actions", "action_logp", "advantages", "value_targets")
     data = [torch.as_tensor(np.array(batch[name])) for name in names]
     for _ in range(args.epochs):

@@ -1,10 +1,15 @@
-// A CartPole that lives in C++: g++ -std=c++17 -O2 cartpole.cpp -o cartpole
-//                               ./cartpole HOST PORT [episodes] [token]
+// CartPoles that live in C++: g++ -std=c++17 -O2 -pthread cartpole.cpp -o cartpole
+//                             ./cartpole HOST PORT [episodes] [token] [games at once]
+
+#include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <sstream>
+#include <thread>
 
 #include "envbus.hpp"
 
@@ -51,30 +56,48 @@ class CartPole {
   std::mt19937 random_{std::random_device{}()};
 };
 
+std::atomic<int> last_episode{0};
+
+/// Play until there were so many episodes, of all games together. Return whether all went well.
+bool play(const char* host, int port, const envbus::Options& options, int episodes) try {
+  envbus::Client client(host, port, options);
+  CartPole env;
+  for (int number; (number = ++last_episode) <= episodes;) {
+    const std::string id = "cpp-" + std::to_string(getpid()) + "-" + std::to_string(number);
+    client.start_episode(id);
+    CartPole::Result result{env.reset(), 0.0, false, false};
+    int steps = 0;
+    for (; !result.terminated && !result.truncated; ++steps) {
+      result = env.step(client.get_action(id, result.observation).as_int());
+      client.log_returns(id, result.reward);
+    }
+    client.end_episode(id, result.observation, result.truncated);
+    std::ostringstream line;  // in one piece, as there are other games
+    line << "episode " << id << ": " << steps << " steps\n";
+    std::cout << line.str() << std::flush;
+  }
+  return true;
+} catch (const envbus::Error& error) {
+  std::cerr << "cartpole: " << error.what() << "\n";
+  return false;
+}
+
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::cerr << "usage: cartpole HOST PORT [episodes] [token]\n";
+    std::cerr << "usage: cartpole HOST PORT [episodes] [token] [games at once]\n";
     return 2;
   }
   envbus::Options options;
   options.name = "cartpole-cpp";
   if (argc > 4) options.token = argv[4];
-  try {
-    envbus::Client client(argv[1], std::atoi(argv[2]), options);
-    CartPole env;
-    for (int number = 1; number <= (argc > 3 ? std::atoi(argv[3]) : 10); ++number) {
-      const std::string episode = client.start_episode();
-      CartPole::Result result{env.reset(), 0.0, false, false};
-      int steps = 0;
-      for (; !result.terminated && !result.truncated; ++steps) {
-        result = env.step(client.get_action(episode, result.observation).as_int());
-        client.log_returns(episode, result.reward);
-      }
-      client.end_episode(episode, result.observation, result.truncated);
-      std::cout << "episode " << number << ": " << steps << " steps" << std::endl;
-    }
-  } catch (const envbus::Error& error) {
-    std::cerr << "cartpole: " << error.what() << "\n";
-    return 1;
+  const int episodes = argc > 3 ? std::atoi(argv[3]) : 10, games = argc > 5 ? std::atoi(argv[5]) : 1;
+  std::atomic<bool> well{true};
+  std::vector<std::thread> threads;  // a client makes one call at a time: one for each game
+  for (int game = 0; game < games; ++game) {
+    threads.emplace_back([&] {
+      if (!play(argv[1], std::atoi(argv[2]), options, episodes)) well = false;
+    });
   }
+  for (std::thread& thread : threads) thread.join();
+  return well ? 0 : 1;
 }

@@ -38,8 +38,10 @@ export class CartPole {
  * `onStep(env)` is awaited after each step. `human()` returns an action to be taken instead of the
  * policy's, or null; the policy then learns from it off-policy.
  */
-export async function playEpisode(client, env, { onStep = () => {}, human = () => null } = {}) {
-  const episode = await client.startEpisode()
+export async function playEpisode(
+  client, env, { episodeId = null, onStep = () => {}, human = () => null } = {},
+) {
+  const episode = await client.startEpisode({ episodeId })
   let observation = env.reset()
   for (;;) {
     let action = human()

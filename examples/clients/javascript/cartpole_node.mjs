@@ -1,12 +1,21 @@
-// A CartPole that lives in Node: node cartpole_node.mjs stream://127.0.0.1:7000 [episodes] [token]
+// CartPoles that live in Node:
+// node cartpole_node.mjs stream://127.0.0.1:7000 [episodes] [token] [games at once]
 
 import { Client } from "./envbus.mjs"
 import { CartPole, playEpisode } from "./cartpole.mjs"
 
-const [url = "stream://127.0.0.1:7000", episodes = "10", token = ""] = process.argv.slice(2)
+const [url = "stream://127.0.0.1:7000", episodes = "10", token = "", games = "1"] =
+  process.argv.slice(2)
 const client = await Client.connect(url, { name: "cartpole-node", token })
-const env = new CartPole()
-for (let episode = 1; episode <= Number(episodes); episode++) {
-  console.log(`episode ${episode}: ${await playEpisode(client, env)} steps`)
+let last = 0
+
+async function play() {
+  const env = new CartPole()
+  while (last < Number(episodes)) {
+    const episodeId = `node-${process.pid}-${++last}`
+    console.log(`episode ${episodeId}: ${await playEpisode(client, env, { episodeId })} steps`)
+  }
 }
+
+await Promise.all(Array.from({ length: Number(games) }, play))
 client.close()
