@@ -45,6 +45,7 @@ class Parties:
             last = self._last.setdefault(party, deque(maxlen=self._episodes))
             last.append(one.episode_return)
             self._env_steps[party] = self._env_steps.get(party, 0) + one.length
+        for party, last in self._last.items():
             curve = self.curves.setdefault(party, {"steps": [], "returns": []})
             curve["steps"].append(steps)
             curve["returns"].append(round(float(np.mean(last)), 1))

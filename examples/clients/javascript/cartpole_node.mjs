@@ -1,7 +1,7 @@
 // CartPoles that live in Node:
 // node cartpole_node.mjs stream://127.0.0.1:7000 [episodes] [token] [games at once]
 
-import { Client } from "./envbus.mjs"
+import { Client, EnvbusError } from "./envbus.mjs"
 import { CartPole, playEpisode } from "./cartpole.mjs"
 
 const [url = "stream://127.0.0.1:7000", episodes = "10", token = "", games = "1"] =
@@ -17,5 +17,11 @@ async function play() {
   }
 }
 
-await Promise.all(Array.from({ length: Number(games) }, play))
+try {
+  await Promise.all(Array.from({ length: Number(games) }, play))
+} catch (error) {
+  if (!(error instanceof EnvbusError)) throw error
+  console.error(`cartpole: ${error.message}`)
+  process.exitCode = 1
+}
 client.close()
