@@ -46,7 +46,7 @@ class Program:
         assert self.process.stdout is not None
         with self.process.stdout as stream:
             for line in stream:
-                self.lines.append(line)  # noqa: PERF402  # as they come
+                self.lines.append(line)  # as they come
 
     def found(self, pattern: str) -> list[re.Match[str]]:
         return [match for line in list(self.lines) if (match := re.search(pattern, line))]
