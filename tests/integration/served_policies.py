@@ -1,0 +1,54 @@
+"""Policies of servers under test, and a program of simulators."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from envbus.actors import ClientTimeouts, ExternalEnvClient
+from envbus.bus.errors import EnvbusError
+
+#: First number of an observation for which the policy fails.
+FAILURE = 99.0
+
+
+def echo(action_space: Any) -> Callable[[Any], Any]:
+    """Its action is the first number of the observation."""
+
+    def policy(observations: Any) -> Any:
+        if (observations[:, 0] == FAILURE).any():
+            raise ArithmeticError("the policy fails, as told")
+        return observations[:, 0].astype(action_space.dtype)
+
+    return policy
+
+
+def play(address: str, name: str, episodes: int, steps: int) -> None:
+    """Play episodes in pairs, and say of each that it has ended as soon as that was answered."""
+    patient = ClientTimeouts(patience=20.0)
+    with ExternalEnvClient(address, name=name, heartbeat=0.2, timeouts=patient) as client:
+        number = 0
+        while number < episodes:
+            try:
+                pair = [client.start_episode(f"{name}-{number + i}") for i in (0, 1)]
+                for step in range(steps):
+                    for episode in pair:
+                        seen = np.array([step, 0.0], np.float32)
+                        assert client.get_action(episode, seen) == step
+                        client.log_returns(episode, 1.0)
+                for episode in pair:
+                    client.end_episode(episode, np.array([steps, 0.0], np.float32))
+                    sys.stdout.write(f"{episode}\n")
+                    sys.stdout.flush()
+            except (EnvbusError, RuntimeError, ValueError) as exc:
+                sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
+                time.sleep(0.05)
+            number += 2
+
+
+if __name__ == "__main__":
+    play(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,290 @@
+"""`envbus serve` with simulators, all in processes of their own, some of which are killed."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+
+from envbus.actors import ClientTimeouts, ExternalEnvClient
+from envbus.bus.errors import OverloadedError
+from envbus.runner.recordings import read_episodes
+from tests.integration.served_policies import FAILURE
+from tests.sources import ROOT
+
+pytestmark = pytest.mark.timeout(60)
+
+#: Seconds; never expected to pass.
+PATIENCE = 30.0
+STEPS = 8
+SPACES: dict[str, Any] = {
+    "observation_space": spaces.Box(-1000.0, 1000.0, (2,)),
+    "action_space": spaces.Discrete(1000),
+}
+
+
+class Server:
+    """`envbus serve` with the policy `echo`."""
+
+    def __init__(self, *options: str) -> None:
+        policy = ("--policy", "tests.integration.served_policies:echo")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "envbus.runner.cli", "serve", *policy, *options],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.addresses: list[str] = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            found = re.search(r"serving at (\S+)", line)
+            if found is None:
+                break
+            self.addresses.append(found[1])
+        assert self.addresses, "the server did not start"
+
+    def end(self, number: int = signal.SIGTERM) -> str:
+        """Send a signal, and return what it said until its end."""
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=PATIENCE)[0]
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=PATIENCE)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def simulators(
+    address: str, count: int, episodes: int = 100_000
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Programs that play; killed at the end."""
+    with ExitStack() as stack:
+        programs = []
+        for index in range(count):
+            program = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "tests.integration.served_policies"),
+                    *(address, f"s{index}", str(episodes), str(STEPS)),
+                ],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            stack.callback(program.communicate, timeout=PATIENCE)
+            stack.callback(program.kill)
+            programs.append(program)
+        yield programs
+
+
+def told(programs: list[subprocess.Popen[str]]) -> set[str]:
+    """Kill programs, and return the episodes whose end they were told."""
+    ended: set[str] = set()
+    for program in programs:
+        program.kill()
+        ended |= set(program.communicate(timeout=PATIENCE)[0].split())
+    return ended
+
+
+def line(program: subprocess.Popen[str]) -> str:
+    assert program.stdout is not None
+    return program.stdout.readline()
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """Return the rows of each recorded episode by the name that its simulator gave it."""
+    found = {}
+    for episode in read_episodes(folder):
+        rows = episode.policy_batches["default_policy"]
+        found[str(rows["episode_id"][0])] = rows
+    return found
+
+
+def connect(server: Server, **options: Any) -> ExternalEnvClient:
+    return ExternalEnvClient(server.addresses[0], **SPACES, **options)
+
+
+def start_for_ever(client: ExternalEnvClient) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        client.end_episode(client.start_episode(), seen(0))
+
+
+def seen(number: float) -> Any:
+    return np.array([number, 0.0], np.float32)
+
+
+def test_killing_the_server_loses_no_episode_whose_end_was_told(tmp_path: Path) -> None:
+    bind = f"tcp://127.0.0.1:{free_port()}"
+    with ExitStack() as stack:
+        server = stack.enter_context(Server("--bind", bind, "--record", str(tmp_path)))
+        with connect(server):  # the spaces
+            programs = stack.enter_context(simulators(bind, 3))
+            for program in programs:
+                assert line(program)
+        server.process.kill()
+        server.process.wait(PATIENCE)
+        before = set(recorded(tmp_path))
+        # The simulators come back by themselves to another server at the same address.
+        stack.enter_context(Server("--bind", bind, "--record", str(tmp_path)))
+        with ExternalEnvClient(bind, **SPACES):
+            deadline = time.monotonic() + PATIENCE
+            while len(recorded(tmp_path)) < len(before) + 6:
+                assert time.monotonic() < deadline, "the simulators have not come back"
+                time.sleep(0.1)
+        ended = told(programs)
+        found = recorded(tmp_path)
+    assert ended
+    assert ended <= set(found)
+    for rows in found.values():
+        assert rows["actions"].tolist() == list(range(STEPS))
+        assert rows["obs"][:, 0].tolist() == list(range(STEPS))
+        assert rows["rewards"].tolist() == [1.0] * STEPS
+        assert rows["terminateds"].tolist() == [False] * (STEPS - 1) + [True]
+
+
+def test_many_clients_of_which_one_is_killed(tmp_path: Path) -> None:
+    options = ("--record", str(tmp_path), "--lease", "0.5")
+    with Server(*options) as server, connect(server):
+        with simulators(server.addresses[0], 4) as programs:
+            for program in programs:
+                assert line(program)
+            programs[0].kill()
+            for program in programs[1:]:
+                for _ in range(40):
+                    assert line(program)
+            ended = told(programs)
+        said = server.end()
+    assert server.process.returncode == 0, said
+    assert re.search(r"client s0\S* is gone", said), said
+    assert ended <= set(recorded(tmp_path))
+
+
+def test_killing_the_gateway_interrupts_nobody_for_long(tmp_path: Path) -> None:
+    places = ("--tcp", "127.0.0.1:0", "--ws", "127.0.0.1:0")
+    options = (*places, "--record", str(tmp_path), "--drain-timeout", "0.1")
+    with Server(*options) as server, connect(server):
+        _, stream, websocket = server.addresses
+        assert (stream[:9], websocket[:5]) == ("stream://", "ws://")
+        with simulators(server.addresses[0], 1) as (program,):
+            assert line(program)
+            gateway = next(
+                child
+                for child in psutil.Process(server.process.pid).children(recursive=True)
+                if any(
+                    one.laddr.port == int(stream.rpartition(":")[2])
+                    for one in child.net_connections("tcp")
+                    if one.status == psutil.CONN_LISTEN
+                )
+            )
+            gateway.kill()
+            for _ in range(20):
+                assert line(program)
+            with socket.create_connection(("127.0.0.1", int(stream.rpartition(":")[2])), 5.0):
+                pass
+        said = server.end()
+    assert server.process.returncode == 0, said
+    assert "the gateway's process ended" in said
+
+
+def test_sigterm_lets_running_episodes_end_and_none_begin(tmp_path: Path) -> None:
+    with Server("--record", str(tmp_path)) as server, connect(server) as client:
+        client.start_episode("e")
+        assert client.get_action("e", seen(3)) == 3
+        server.process.terminate()
+        refused = ClientTimeouts(patience=0.5)
+        with (
+            ExternalEnvClient(server.addresses[0], timeouts=refused) as other,
+            pytest.raises(OverloadedError, match="no more episodes"),
+        ):
+            start_for_ever(other)
+        assert client.get_action("e", seen(4)) == 4
+        client.end_episode("e", seen(5))
+        said = server.process.communicate(timeout=PATIENCE)[0]
+    assert server.process.returncode == 0, said
+    assert "SIGTERM: no new episodes" in said
+    assert list(recorded(tmp_path)) == ["e"]
+    assert list((tmp_path / "default_policy").glob("*.parquet")), "the shard is complete"
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["drain time-out", "second Ctrl-C"])
+def test_an_episode_that_does_not_end_holds_nobody_up(second: bool) -> None:
+    drain_timeout = "30" if second else "0.3"
+    with Server("--drain-timeout", drain_timeout) as server, connect(server) as client:
+        client.start_episode("e")
+        client.get_action("e", seen(3))
+        server.process.send_signal(signal.SIGINT)
+        if second:
+            assert server.process.stdout is not None
+            while "SIGINT" not in server.process.stdout.readline():
+                pass
+            server.process.send_signal(signal.SIGINT)
+        said = server.process.communicate(timeout=PATIENCE)[0]
+    assert server.process.returncode == (130 if second else 0), said
+    assert second or "1 episodes have not ended within 0.3 s" in said
+
+
+def test_a_policy_that_raises_is_told_to_its_client_and_the_server_lives() -> None:
+    with Server("--drain-timeout", "0.1") as server, connect(server) as client:
+        client.start_episode("e")
+        with pytest.raises(ArithmeticError, match="the policy fails, as told"):
+            client.get_action("e", seen(FAILURE))
+        assert client.get_action("e", seen(1)) == 1
+        said = server.end(signal.SIGINT)
+    assert "ArithmeticError" in said
+    assert re.search(r"errors: policy +1", said), said
+
+
+def test_off_policy_and_untrained_episodes_are_recorded_too(tmp_path: Path) -> None:
+    with Server("--record", str(tmp_path)) as server, connect(server) as client:
+        client.start_episode("e", training_enabled=False)
+        client.log_action("e", seen(1), 7)
+        client.log_returns("e", 2.0)
+        assert client.get_action("e", seen(2)) == 2
+        client.end_episode("e", seen(3), truncated=True)
+        rows = recorded(tmp_path)["e"]
+    assert rows["actions"].tolist() == [7, 2]
+    assert rows["off_policy"].tolist() == [True, False]
+    assert rows["training_enabled"].tolist() == [False, False]
+    assert rows["truncateds"].tolist() == [False, True]
+
+
+def test_several_agents_are_served_and_recorded(tmp_path: Path) -> None:
+    by_agent: dict[str, Any] = {name: dict.fromkeys("xy", space) for name, space in SPACES.items()}
+    with (
+        Server("--record", str(tmp_path)) as server,
+        ExternalEnvClient(server.addresses[0], **by_agent) as client,
+    ):
+        client.start_episode("e")
+        assert client.get_action("e", {"x": seen(1), "y": seen(2)}) == {"x": 1, "y": 2}
+        client.log_returns("e", {"x": 1.0}, terminateds={"x": True})
+        assert client.get_action("e", {"y": seen(4)}) == {"y": 4}
+        client.end_episode("e", {"y": seen(5)})
+        rows = recorded(tmp_path)["e"]
+    assert sorted(zip(rows["agent_id"].tolist(), rows["actions"].tolist(), strict=True)) == [
+        ("x", 1),
+        ("y", 2),
+        ("y", 4),
+    ]
