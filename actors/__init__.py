@@ -19,6 +19,7 @@ from envbus.actors.external.errors import (
     SpaceMismatchError,
 )
 from envbus.actors.external.external_env import ExternalEnv, ExternalMultiAgentEnv
+from envbus.actors.external.local_policy import LocalSettings
 from envbus.actors.external.verbs import ClientTimeouts
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "ExternalEnv",
     "ExternalEnvClient",
     "ExternalMultiAgentEnv",
+    "LocalSettings",
     "RefusedError",
     "SessionLostError",
     "SimulatorError",

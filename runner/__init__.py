@@ -24,6 +24,7 @@ from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult, EpisodeFault
 from envbus.runner.bridge.vocabulary import BridgeStatistics, EpisodeLimits
 from envbus.runner.callbacks import CallbackError, Callbacks
+from envbus.runner.client_policy import policy_from_weights
 from envbus.runner.config import Timeouts
 from envbus.runner.connectors import Connector, ConnectorError, Pipeline
 from envbus.runner.env_runner import EnvRunner
@@ -120,4 +121,5 @@ __all__ = [
     "gae",
     "make_vec",
     "n_step_returns",
+    "policy_from_weights",
 ]

@@ -115,6 +115,7 @@ class BridgeSource:
             opened=[(self._share, slot) for slot in opened],
             closed=[self._slots[episode_id] for episode_id in result.ended],
             unacted={self._slots[i].env_id for i in result.unacted if i in result.observations},
+            choices={self._slots[i].env_id: choice for i, choice in result.choices.items()},
         )
         self._waiting |= result.observations.keys() - result.off_policy_actions.keys()
         self._closed = [self._slots.pop(episode_id) for episode_id in result.ended]

@@ -204,7 +204,7 @@ class DictSampler:
         try:
             for share, slot in polled.opened:
                 self._episodes.open(share, slot)
-            self._episodes.take(polled.result, polled.unacted)
+            self._episodes.take(polled.result, polled.unacted, polled.choices)
         finally:
             for slot in polled.closed:
                 self._episodes.close(slot)

@@ -316,6 +316,7 @@ class EnvRunner(RunnerPolicies):
         if missing:
             raise ConfigError(f"the state has nothing of the connectors {missing}")
         self._policies.set_state(state["policies"])
+        self._tell_policies()
         for name, connector in connectors.items():
             connector.set_state(state["connectors"][name])
         self.metrics.set_state(state["metrics"])
@@ -349,7 +350,7 @@ class EnvRunner(RunnerPolicies):
                 config.video, config.callbacks, self._envs.get_sub_environments(), self.timers
             )
             config = dataclasses.replace(config, callbacks=self._recorder)
-        self._envs.tell_policies(self._policies.by_id)
+        self._tell_policies()
         return make_sampler(
             self._envs, config, lambda: self._policies.by_id, self.metrics, self.timers
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from gymnasium import Space
@@ -11,6 +11,7 @@ from envbus.actors.agent_spaces import AgentSpaces
 from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.policies import Policy
 from envbus.runner.pool import ActorPool
 from envbus.runner.sub_environments import SubEnvironment
 from envbus.runner.trajectory import AgentID
@@ -69,10 +70,18 @@ class EnvSet:
         """Return proxies of the pool's envs."""
         return [] if self.pool is None else self.pool.get_sub_environments()
 
-    def tell_policies(self, policy_ids: Iterable[str]) -> None:
-        """Have clients told who may act."""
+    def tell_policies(self, policies: Mapping[str, Policy], *, publish: bool) -> None:
+        """Have clients told who may act; if they may do so themselves, have them given models."""
         for bridge in self.bridges:
-            bridge.policy_ids = list(policy_ids)
+            bridge.policy_ids = list(policies)
+            bridge.retain_models(policies if publish else ())
+            for policy_id, policy in policies.items() if publish else ():
+                weights, version = policy.get_weights(), policy.policy_version
+                model = weights.get("model")
+                if isinstance(model, bytes) and len(weights) == 1:
+                    bridge.publish(policy_id, onnx=model, version=version)
+                else:
+                    bridge.publish(policy_id, weights=weights, version=version)
 
     def _all(self) -> list[ActorPool | ExternalEnvBridge]:
         return [*([] if self.pool is None else [self.pool]), *self.bridges]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from envbus.actors.agents import ALL
 from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import PollResult
+from envbus.runner.bridge.results import ClientChoice
 from envbus.runner.callbacks import naming
 from envbus.runner.episode import EpisodeRecorder
 from envbus.runner.faults import Fault
@@ -124,13 +125,19 @@ class Episodes:
         else:
             slot.phase = Phase.RESETTING
 
-    def take(self, result: PollResult, unacted: Collection[int] = ()) -> None:
+    def take(
+        self,
+        result: PollResult,
+        unacted: Collection[int] = (),
+        choices: Mapping[int, ClientChoice] | None = None,
+    ) -> None:
         """Take in what a poll has delivered.
 
         Args:
             result: Faults are older than what it has of envs of a pool, and younger than what it
                 has of episodes of a bridge.
             unacted: Envs that were sent no action, or too late, for the observations before.
+            choices: By env: which policy of its own a simulator has acted with.
         """
         for fault in result.faults:
             if not isinstance(self._share_of[fault.env_id], OpenShare):
@@ -145,6 +152,7 @@ class Episodes:
                     slot.episode.unact()
             if slot.phase is Phase.RESETTING and not slot.is_rest:
                 self._prepare_start(slot, result.incarnations.get(env_id, 0))
+            slot.choice = None if choices is None else choices.get(env_id)
             slot.off_policy.update(result.off_policy_actions.get(env_id, {}))
         seen = self._transform({env_id: result.observations[env_id] for env_id in env_ids})
         for env_id in env_ids:

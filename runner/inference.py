@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from envbus.runner.local_rows import fitted
 from envbus.runner.metrics import PerfTimers
 from envbus.runner.nested import Tree, leaves_of, map_tree
-from envbus.runner.policies import as_rows
+from envbus.runner.policies import Policy, as_rows
 from envbus.runner.sampling import RunnerConfig
 from envbus.runner.slot import Slot
 from envbus.runner.trajectory import AgentID
 
 __all__ = ["Asked", "Inference", "by_form", "row_of", "stack"]
+
+logger = logging.getLogger("envbus.runner")
 
 #: `policy_version` of an action that no policy has chosen.
 _NO_VERSION = -1
@@ -35,7 +39,7 @@ class Inference:
     """Chooses actions, and opens the rows that they stand in.
 
     A policy is also asked where the action was chosen elsewhere (off-policy): its state goes on,
-    and rows have the same columns.
+    and rows have the same columns. It is not where a simulator's own copy of it has chosen.
 
     Args:
         is_ragged: Whether observations or actions have no fixed size.
@@ -55,6 +59,9 @@ class Inference:
         self._timers = timers
         self._is_ragged = is_ragged
         self._off_policy = off_policy
+        #: By policy id: the policy, and what it adds to a row; filled where it was needed.
+        self._like: dict[str, tuple[Policy, Mapping[str, Tree]]] = {}
+        self._told_of: set[str] = set()
 
     def act(self, slots: Sequence[Slot], explore: bool) -> dict[int, dict[AgentID, Any]]:
         """Return what is to be sent, by env and agent; an env without acting agents has `{}`."""
@@ -67,11 +74,18 @@ class Inference:
         groups = by_form(
             asked,
             # Episodes may have had a policy of that name each.
-            lambda one: (name := one.slot.policy_ids[one.agent_id], id(one.slot.policies[name])),
+            lambda one: (
+                name := one.slot.policy_ids[one.agent_id],
+                id(one.slot.policies[name]),
+                _has_chosen(one.slot, one.agent_id, name),
+            ),
             ragged=self._is_ragged(),
         )
-        for (policy_id, _), group in groups:
-            self._ask(policy_id, group, explore, actions)
+        for (policy_id, _, has_chosen), group in groups:
+            if has_chosen:
+                self._take_over(policy_id, group)
+            else:
+                self._ask(policy_id, group, explore, actions)
         return actions
 
     def _ask(
@@ -122,6 +136,56 @@ class Inference:
             actions[slot.env_id][agent_id] = row_of(sent, index, ragged=ragged)
         self._timers.add("inference", asked - begin)
         self._timers.add("action_processing", clock() - asked)
+
+    def _take_over(self, policy_id: str, group: Sequence[Asked]) -> None:
+        """Open rows of actions that a simulator's copy of the policy has chosen."""
+        begin = time.perf_counter()
+        ragged = self._is_ragged()
+        like = self._row_of(policy_id, group[0])
+        connector = self._config.connector("action", policy_id)
+        for slot, agent_id, _ in group:
+            choice, action = slot.choice, slot.off_policy.pop(agent_id)
+            assert choice is not None
+            assert slot.episode is not None
+            own, wrong = fitted(choice.extras.get(agent_id, {}), like)
+            if wrong and policy_id not in self._told_of:
+                self._told_of.add(policy_id)
+                logger.warning(
+                    "policy %r: simulators that choose actions themselves send other columns than "
+                    "the policy here has; they are NaN or 0: %s",
+                    policy_id,
+                    "; ".join(wrong),
+                )
+            if "state_out" in own:
+                slot.states[agent_id] = own["state_out"]
+            if connector is not None:
+                before = connector.invert(stack([action], ragged=ragged), [(slot.env_id, agent_id)])
+                action = row_of(before, 0, ragged=ragged)
+            own["off_policy"] = np.bool_(False)
+            slot.policy_version = choice.policy_version
+            slot.episode.act(agent_id, action, policy_version=choice.policy_version, extras=own)
+        self._timers.add("action_processing", time.perf_counter() - begin)
+
+    def _row_of(self, policy_id: str, one: Asked) -> Mapping[str, Tree]:
+        """Return what the policy adds to a row: it is asked once."""
+        policy = one.slot.policies[policy_id]
+        known = self._like.get(policy_id)
+        if known is None or known[0] is not policy:
+            first = policy.initial_state()
+            states = None if first is None else stack([first])
+            rows = stack([one.observation], ragged=self._is_ragged())
+            out = policy.compute_actions(rows, states, explore=False)
+            extras = {name: row_of(values, 0) for name, values in out.extras.items()}
+            if states is not None:
+                extras |= {"state_in": first, "state_out": row_of(out.states, 0)}
+            known = self._like[policy_id] = (policy, extras)
+        return known[1]
+
+
+def _has_chosen(slot: Slot, agent_id: AgentID, policy_id: str) -> bool:
+    """Return whether a simulator has acted with a copy of this very policy."""
+    choice = slot.choice
+    return choice is not None and choice.policy_id == policy_id and agent_id in slot.off_policy
 
 
 def by_form(

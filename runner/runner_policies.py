@@ -14,7 +14,7 @@ from envbus.runner.dict_sampler import DictSampler
 from envbus.runner.env_set import EnvSet
 from envbus.runner.policies import Policy, Weights
 from envbus.runner.policy_map import PolicyMap
-from envbus.runner.sampling import PolicyMapping
+from envbus.runner.sampling import PolicyMapping, RunnerConfig
 
 __all__ = ["RunnerPolicies"]
 
@@ -23,6 +23,7 @@ class RunnerPolicies:
     """What `EnvRunner` offers about policies."""
 
     # The runner's.
+    config: RunnerConfig
     _envs: EnvSet
     _policies: PolicyMap
     _sampler: ColumnSampler | DictSampler
@@ -63,7 +64,7 @@ class RunnerPolicies:
         """
         sampler = self._general("add_policy")
         self._policies.put(policy_id, policy)
-        self._envs.tell_policies(self._policies.by_id)
+        self._tell_policies()
         if policy_mapping_fn is not None:
             sampler.policy_mapping_fn = policy_mapping_fn
 
@@ -79,7 +80,7 @@ class RunnerPolicies:
         """
         sampler = self._general("remove_policy")
         self._policies.remove(policy_id)
-        self._envs.tell_policies(self._policies.by_id)
+        self._tell_policies()
         if policy_mapping_fn is not None:
             sampler.policy_mapping_fn = policy_mapping_fn
 
@@ -94,8 +95,12 @@ class RunnerPolicies:
             ConfigError: There is no such policy. Nothing was set.
         """
         self._policies.set_weights(weights, version)
+        self._tell_policies()
 
     # --- private -----------------------------------------------------------------------------
+
+    def _tell_policies(self) -> None:
+        self._envs.tell_policies(self._policies.by_id, publish=self.config.publish)
 
     def _general(self, verb: str) -> DictSampler:
         if isinstance(self._sampler, ColumnSampler):

@@ -77,6 +77,9 @@ class RunnerConfig:
     #: Env steps of a bridge's episodes that `serve` keeps for the next sample; when there are
     #: more, the oldest are dropped.
     max_waiting_steps: int = 100_000
+    #: Give clients of bridges the policies' weights, whenever they are set, so that they can choose
+    #: actions themselves.
+    publish: bool = False
     #: A sample is over when this fraction of the envs, rounded up, has contributed its part: of
     #: the others it has what they have done, and what they were asked goes on in the next one.
     #: Not with `pipelined`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from envbus.runner.bridge.results import ClientChoice
 from envbus.runner.episode import EpisodeRecorder
 from envbus.runner.nested import Tree
 from envbus.runner.policies import Policy
@@ -41,6 +42,8 @@ class Slot:
         #: By agent: states of policies; actions that were chosen elsewhere.
         self.states: dict[AgentID, Tree] = {}
         self.off_policy: dict[AgentID, Any] = {}
+        #: Which policy of the simulator's has chosen the actions in `off_policy`; None: none.
+        self.choice: ClientChoice | None = None
         #: Which weights chose its last action.
         self.policy_version = 0
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from envbus.actors.spaces import is_fixed_size
 from envbus.runner.agent_results import PollResult
+from envbus.runner.bridge.results import ClientChoice
 from envbus.runner.pool import ActorPool
 from envbus.runner.shares import EnvShare, OpenShare, Share
 from envbus.runner.slot import Slot
@@ -32,6 +33,8 @@ class Polled(NamedTuple):
     closed: Sequence[Slot] = ()
     #: Envs that were sent no action, or too late, for the observations before.
     unacted: Collection[int] = ()
+    #: By env: which policy of its own a simulator has acted with.
+    choices: Mapping[int, ClientChoice] = {}
 
     @property
     def is_empty(self) -> bool:

@@ -19,10 +19,13 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from envbus.actors.external.agreement import SpaceLike
 from envbus.actors.external.conversation import GRACE, Call, Conversation, Outcome
+from envbus.actors.external.fragments import Fragments
+from envbus.actors.external.local_inference import LocalInference
+from envbus.actors.external.local_policy import LocalPolicy, LocalSettings, PolicyOrFactory
 from envbus.actors.external.verbs import REPLY_TYPES, ClientTimeouts, Verbs
 from envbus.actors.spaces import Element, Space
 from envbus.bus.codec import encode
@@ -78,9 +81,22 @@ class ExternalEnvClient:
             this client for gone, and keeps its episodes for its lease.
         keys: File of this client's secret key, for a bridge that has keys: see docs/security.md.
         server_key: File of the bridge's public key.
+        inference: `"server"`: the bridge is asked for actions. `"client"`: they are chosen here, by
+            weights that the bridge hands out, with the same verbs: `get_action` does not wait for
+            the bridge, the steps are sent behind it in fragments, and `end_episode` returns when
+            the bridge has all of them. Steps that were not sent yet are lost with this process.
+        policy: Of a client that chooses: what has `compute_actions` and `set_weights`, as a
+            runner's policies do; or a function `(observation_space, action_space, weights)` that
+            makes it (`envbus.runner.policy_from_weights` does for `MlpPolicy` and ONNX). For all
+            agents, which have the same spaces.
+        local: Settings of that; None: the defaults.
+        update_interval: Seconds between two looks for newer weights.
+
+    Attributes:
+        local: What chooses here; None: nothing does.
 
     Raises:
-        ConfigError: A setting or a key file cannot be used.
+        ConfigError: A setting or a key file cannot be used, or the bridge hands out no weights.
         RequestTimeoutError: No bridge has answered in time; if keys do not fit, it says so.
         SpaceMismatchError: The bridge has other spaces.
         VersionMismatchError: The bridge speaks another version of the protocol.
@@ -98,7 +114,17 @@ class ExternalEnvClient:
         heartbeat: float = 2.0,
         keys: PathLike | None = None,
         server_key: PathLike | None = None,
+        inference: Literal["server", "client"] = "server",
+        policy: PolicyOrFactory | None = None,
+        update_interval: float = 10.0,
+        local: LocalSettings | None = None,
     ) -> None:
+        if inference not in ("server", "client"):
+            raise ConfigError(f'inference must be "server" or "client", not {inference!r}')
+        if (policy is None) != (inference == "server"):
+            raise ConfigError('policy belongs to inference="client", which needs one')
+        if not 0.0 < update_interval < 1e9:
+            raise ConfigError(f"update_interval must be positive and finite, not {update_interval}")
         self._timeouts = timeouts or ClientTimeouts()
         if not 0.0 < heartbeat <= 60.0:
             raise ConfigError(f"heartbeat must be over 0 and at most 60 s, not {heartbeat}")
@@ -124,9 +150,14 @@ class ExternalEnvClient:
             ),
         )
         link = self._link
-        self._finalizer = weakref.finalize(self, _Link.close, link)
+        self._finalizer = weakref.finalize(self, _close, link, None)
         try:
             link.connect(self._timeouts.connect)
+            self.local: LocalInference | None = None
+            if inference == "client":
+                self.local = self._make_local(policy, update_interval, local or LocalSettings())
+                self._finalizer.detach()
+                self._finalizer = weakref.finalize(self, _close, link, self.local)
         except BaseException:
             self._finalizer()
             raise
@@ -179,6 +210,8 @@ class ExternalEnvClient:
         """
         request = self._verbs.start_episode(episode_id, training_enabled)
         episode: str = self._ask(request, timeout)
+        if self.local is not None:
+            self.local.begin(episode)
         return episode
 
     def get_action(
@@ -193,7 +226,12 @@ class ExternalEnvClient:
             Exception: What the policy raised, as its own class where that is known here.
             PeerLostError: The bridge is out of reach, or was started again.
             ClosedError: This client was closed.
+            QueueFullError: It chooses itself, and too many steps wait to be sent.
         """
+        if self.local is not None:
+            self._assert_open()
+            self._verbs.check_open(episode_id)
+            return self.local.get_action(episode_id, observation)
         request = self._verbs.get_action(episode_id, observation)
         return self._ask(request, self._timeouts.action if timeout is None else timeout)
 
@@ -209,6 +247,11 @@ class ExternalEnvClient:
 
         Raises as `get_action`; a time-out is a `RequestTimeoutError`.
         """
+        if self.local is not None:
+            self._assert_open()
+            self._verbs.check_open(episode_id)
+            self.local.log_action(episode_id, observation, action)
+            return
         self._ask(self._verbs.log_action(episode_id, observation, action), timeout)
 
     def log_returns(
@@ -235,6 +278,11 @@ class ExternalEnvClient:
 
         Raises as `log_action`.
         """
+        if self.local is not None:
+            self._assert_open()
+            self._verbs.check_open(episode_id)
+            self.local.log_returns(episode_id, reward, info, terminateds, truncateds)
+            return
         request = self._verbs.log_returns(episode_id, reward, info, terminateds, truncateds)
         self._ask(request, timeout)
 
@@ -263,6 +311,10 @@ class ExternalEnvClient:
         request = self._verbs.end_episode(
             episode_id, observation, truncated, terminateds, truncateds
         )
+        if self.local is not None:
+            self._assert_open()
+            self.local.end(episode_id, request, self._seconds(timeout))
+            return
         self._ask(request, timeout)
 
     def close(self) -> None:
@@ -288,13 +340,53 @@ class ExternalEnvClient:
         return f"<ExternalEnvClient {self.name} {state}>"
 
     def _ask(self, payload: Payload, timeout: float | None) -> Any:
-        if timeout is None:
-            timeout = self._timeouts.other
-        elif not 0.0 < timeout < 1e9:
-            raise ConfigError(f"timeout must be positive and finite, not {timeout}")
         frames = encode(payload, self._placeholders)
-        outcome, request_id = self._link.request(payload, frames, timeout)
+        outcome, request_id = self._link.request(payload, frames, self._seconds(timeout))
         return self._verbs.result(payload, outcome, request_id)
+
+    def _seconds(self, timeout: float | None) -> float:
+        if timeout is None:
+            return self._timeouts.other
+        if not 0.0 < timeout < 1e9:
+            raise ConfigError(f"timeout must be positive and finite, not {timeout}")
+        return timeout
+
+    def _assert_open(self) -> None:
+        if not self._finalizer.alive:
+            raise ClosedError("this client was closed")
+
+    def _make_local(
+        self, policy: PolicyOrFactory, update_interval: float, settings: LocalSettings
+    ) -> LocalInference:
+        link, verbs, placeholders = self._link, self._verbs, self._placeholders
+
+        def ask(payload: Payload, timeout: float) -> Any:  # must not keep the client alive
+            outcome, request_id = link.request(payload, encode(payload, placeholders), timeout)
+            return verbs.result(payload, outcome, request_id)
+
+        policy_id = settings.policy_id or verbs.joined.policy_ids[0]
+        return LocalInference(
+            verbs,
+            ask,
+            LocalPolicy(
+                policy, self.observation_space, self.action_space, explore=settings.explore
+            ),
+            policy_id,
+            Fragments(
+                policy_id,
+                settings.fragment_length,
+                settings.max_unsent,
+                multi_agent=verbs.joined.multi_agent,
+            ),
+            update_interval,
+            self._timeouts.other,
+        )
+
+
+def _close(link: _Link, local: LocalInference | None) -> None:
+    if local is not None:
+        local.stop()
+    link.close()
 
 
 class _Waiter:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
+import msgspec
+
 from envbus.bus.messages import Reply, Request
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "EndEpisode",
     "EpisodeEnded",
     "EpisodeStarted",
+    "FragmentLogged",
+    "FragmentStep",
     "GetAction",
     "GetModel",
     "JoinBridge",
@@ -166,26 +170,49 @@ class Model(Reply, frozen=True, kw_only=True):
 
 
 class GetModel(Request[Model], frozen=True, kw_only=True):
-    """Ask for a policy's newest version."""
+    """Ask for a policy's newest version. Fails with `Refused` if there is no such model."""
 
     idempotent = True
 
     policy_id: str
-    #: The version that the client has; -1: none.
+    #: The version that the client has, which is not sent again; -1: none.
     have_version: int = -1
 
 
-class LogFragment(Request[Logged], frozen=True, kw_only=True):
-    """Steps that were chosen by the client with a policy it was given."""
+class FragmentStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a fragment: what was logged, and then the observation that was acted upon.
+
+    `reward`, `info`, `terminateds` and `truncateds` are those of `LogReturns`, summed up; None:
+    nothing was logged since the step before. Without an observation that is all.
+    """
+
+    reward: Value = None
+    info: Value = None
+    terminateds: Value = None
+    truncateds: Value = None
+    observation: Value = None
+    action: Value = None
+    #: Of the policy that chose the action; -1: it was chosen elsewhere, as in `LogAction`.
+    policy_version: int = -1
+    #: Map by name of what the policy adds to the row (`action_logp`, `vf_preds`, `state_in`, ...);
+    #: with several agents by agent, then by name.
+    extras: Value = None
+
+
+class FragmentLogged(Reply, frozen=True, kw_only=True):
+    """The steps are kept, or were before."""
+
+    #: How many of these steps are in no row, as their weights are too old: get newer ones.
+    dropped: int = 0
+
+
+class LogFragment(Request[FragmentLogged], frozen=True, kw_only=True):
+    """Steps of one episode, whose actions were chosen by the client."""
 
     episode_id: str
+    #: Of the model that the client was given.
     policy_id: str
-    #: Version of the policy that chose the actions.
-    policy_version: int
-    #: Columns by name, each an array `(T, ...)` or a map of such: `observations`, `actions`,
-    #: `rewards`, and what the policy adds (`action_logp`, ...).
-    columns: Value
-    #: Observation after the last row; None if there is none.
-    last_observation: Value = None
-    terminated: bool = False
-    truncated: bool = False
+    #: Number of the first of these steps in the episode, from 0. Steps that came before are
+    #: passed over; those that would leave a gap are refused.
+    first: int
+    steps: list[FragmentStep]

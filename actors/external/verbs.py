@@ -26,11 +26,15 @@ from envbus.actors.external.protocol import (
     EndEpisode,
     EpisodeEnded,
     EpisodeStarted,
+    FragmentLogged,
     GetAction,
+    GetModel,
     JoinBridge,
     LogAction,
+    LogFragment,
     Logged,
     LogReturns,
+    Model,
     StartEpisode,
 )
 from envbus.actors.failures import original_of
@@ -52,6 +56,8 @@ REPLY_TYPES: Final[Mapping[type[Payload], type[Reply]]] = {
     LogAction: Logged,
     LogReturns: Logged,
     EndEpisode: EpisodeEnded,
+    LogFragment: FragmentLogged,
+    GetModel: Model,
 }
 
 Outcome: TypeAlias = "Reply | Failed | EnvbusError"
@@ -157,12 +163,12 @@ class Verbs:
 
     def get_action(self, episode_id: str, observation: Element) -> GetAction:
         """Return the request; raises `EpisodeLostError`."""
-        self._check(episode_id)
+        self.check_open(episode_id)
         return GetAction(episode_id=episode_id, observation=to_wire(observation))
 
     def log_action(self, episode_id: str, observation: Element, action: Element) -> LogAction:
         """Return the request; raises `EpisodeLostError`."""
-        self._check(episode_id)
+        self.check_open(episode_id)
         return LogAction(
             episode_id=episode_id, observation=to_wire(observation), action=to_wire(action)
         )
@@ -176,7 +182,7 @@ class Verbs:
         truncateds: Mapping[Any, bool] | None,
     ) -> LogReturns:
         """Return the request; raises `EpisodeLostError`."""
-        self._check(episode_id)
+        self.check_open(episode_id)
         return LogReturns(
             episode_id=episode_id,
             reward=to_wire(reward),
@@ -194,7 +200,7 @@ class Verbs:
         truncateds: Mapping[Any, bool] | None,
     ) -> EndEpisode:
         """Return the request; raises `EpisodeLostError`."""
-        self._check(episode_id)
+        self.check_open(episode_id)
         return EndEpisode(
             episode_id=episode_id,
             observation=to_wire(observation),
@@ -221,7 +227,7 @@ class Verbs:
             self._open.discard(payload.episode_id)
             return None
         if isinstance(outcome, Reply):
-            return None
+            return outcome if isinstance(outcome, FragmentLogged | Model) else None
         self._raise(payload, outcome, request_id)
 
     def _raise(self, payload: Payload, outcome: Failed | EnvbusError, request_id: int) -> None:
@@ -253,7 +259,8 @@ class Verbs:
             self._open.discard(episode_id)
         raise error from cause
 
-    def _check(self, episode_id: str) -> None:
+    def check_open(self, episode_id: str) -> None:
+        """Raise `EpisodeLostError` if the bridge has lost an episode."""
         if episode_id in self._lost:
             raise EpisodeLostError(
                 f"Episode {episode_id} is gone: the bridge was started again, or was out of reach "

@@ -25,6 +25,7 @@ from envbus.actors.external.protocol import (
     BRIDGE,
     ActionChosen,
     BridgeJoined,
+    GetModel,
     JoinBridge,
 )
 from envbus.actors.spaces import Space
@@ -49,6 +50,7 @@ from envbus.bus.zmq_transport import ZmqRouter
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.hosting import Hosts, Where
+from envbus.runner.bridge.models import Models
 from envbus.runner.bridge.requests import VERBS, read
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import (
@@ -152,8 +154,12 @@ class ExternalEnvBridge:
         config = BrokerConfig(owner=BRIDGE, max_heartbeat=MAX_HEARTBEAT)
         self._router = router
         self._broker = Broker(router, BrokerCore(config))
+        self._models = Models(self._limits.max_version_lag)
         self._episodes = Episodes(
-            self._limits, lambda: secrets.token_hex(16), confirm_ends=confirm_ends
+            self._limits,
+            lambda: secrets.token_hex(16),
+            is_stale=self._models.is_stale,
+            confirm_ends=confirm_ends,
         )
         #: Peers that know no ext types.
         self._plain: set[bytes] = set()
@@ -356,6 +362,33 @@ class ExternalEnvBridge:
         for episode_id in episode_ids:
             self._perform(self._episodes.handle(Confirm(episode_id, failed), now))
 
+    def publish(
+        self,
+        policy_id: str,
+        *,
+        weights: Mapping[str, Any] | None = None,
+        onnx: bytes | None = None,
+        version: int,
+    ) -> None:
+        """Let clients choose a policy's actions themselves; those that do so get this model soon.
+
+        May be called by any thread.
+
+        Args:
+            policy_id: Its id.
+            weights: As the policy's `get_weights` gives them; copied.
+            onnx: A file's content instead.
+            version: Of these weights; rows say it.
+
+        Raises:
+            ConfigError: Neither or both are given, or it is too large.
+        """
+        self._models.publish(policy_id, weights=weights, onnx=onnx, version=version)
+
+    def retain_models(self, policy_ids: Iterable[str]) -> None:
+        """Hand out no more models but those of these policies."""
+        self._models.retain(set(policy_ids))
+
     def drain(self) -> None:
         """Let no more episodes begin; those that are open go on. Clients are told when they try."""
         self._assert_usable()
@@ -465,10 +498,13 @@ class ExternalEnvBridge:
                 if self._agreement is None:
                     raise ProtocolError("join the bridge first, by a JoinBridge")
                 event: Any = read(header, frames, peer, self._agreement)
+            elif header.payload_type == GetModel.__name__:
+                self._answer(peer, header.request_id, self._models.answer(decode(GetModel, frames)))
+                return
             elif header.payload_type == JoinBridge.__name__:
                 event = self._join(peer, header, decode(JoinBridge, frames))
             else:
-                known = ", ".join((JoinBridge.__name__, *VERBS))
+                known = ", ".join((JoinBridge.__name__, GetModel.__name__, *VERBS))
                 raise ProtocolError(f"a bridge answers no {header.payload_type}; it does: {known}")
         except RefusedError as error:
             self._refused += 1
@@ -525,7 +561,7 @@ class ExternalEnvBridge:
             policy_ids=self.policy_ids,
             lease=self._limits.lease,
             session=effect.session,
-            inference=["server"],
+            inference=["server", "client"] if self._models else ["server"],
             episodes=effect.episodes,
         )
 
@@ -572,6 +608,8 @@ def _add(result: BridgeResult, record: Record) -> None:
         result.infos[episode_id] = content["infos"]
         if record.off_policy is not None:
             result.off_policy_actions[episode_id] = record.off_policy
+            if record.choice is not None:
+                result.choices[episode_id] = record.choice
         if record.first:
             result.started.append(episode_id)
     if record.last:

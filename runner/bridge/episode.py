@@ -36,6 +36,7 @@ class Episode:
     Attributes:
         waiting: Who waits for an action, if somebody does.
         over: Whether its client, or its lease, has ended it.
+        num_parts: Of fragments, that were taken.
     """
 
     __slots__ = (
@@ -47,6 +48,7 @@ class Episode:
         "_rewards",
         "_unacted",
         "episode_id",
+        "num_parts",
         "over",
         "session",
         "training_enabled",
@@ -59,6 +61,7 @@ class Episode:
         self.training_enabled = training_enabled
         self.waiting: Waiting | None = None
         self.over = False
+        self.num_parts = 0
         #: Whether an observation of it was queued that was not withdrawn unseen.
         self._known = False
         self._unacted = False

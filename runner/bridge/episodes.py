@@ -34,7 +34,12 @@ from envbus.actors.external.errors import (
     RefusedError,
     SessionLostError,
 )
-from envbus.actors.external.protocol import EpisodeEnded, EpisodeStarted, Logged
+from envbus.actors.external.protocol import (
+    EpisodeEnded,
+    EpisodeStarted,
+    FragmentLogged,
+    Logged,
+)
 from envbus.bus.invariants import expect
 from envbus.bus.messages import Failed, FailureCode
 from envbus.bus.pending import LOCAL, Pending, PendingRequests
@@ -54,6 +59,7 @@ from envbus.runner.bridge.vocabulary import (
     End,
     EpisodeLimits,
     Event,
+    Fragment,
     GiveUp,
     Join,
     LogReward,
@@ -73,7 +79,7 @@ __all__ = ["Episodes"]
 MAX_ID_CHARS = 256
 #: A client that does not wait for its answers may have this many times `max_queued` steps queued.
 _OVERFLOW = 4
-Verb: TypeAlias = Start | Ask | LogStep | LogReward | End
+Verb: TypeAlias = Start | Ask | LogStep | LogReward | Fragment | End
 _LOGGED = Logged()
 _ENDED = EpisodeEnded()
 
@@ -87,6 +93,7 @@ class Episodes:
     Args:
         limits: None: the defaults.
         make_id: Returns an episode id, or a secret, that nobody can guess; a new one each time.
+        is_stale: Whether the weights of a version of a policy, by id, are too old for rows.
         confirm_ends: Hold back the answer to an `End` of which the runner is shown something until
             a `Confirm` of that episode.
 
@@ -99,8 +106,10 @@ class Episodes:
         limits: EpisodeLimits | None,
         make_id: Callable[[], str],
         *,
+        is_stale: Callable[[str, int], bool] = lambda _policy_id, _version: False,
         confirm_ends: bool = False,
     ) -> None:
+        self._is_stale = is_stale
         self._limits = limits = limits or EpisodeLimits()
         self._confirm_ends = confirm_ends
         self.latency = LatencyHistogram()
@@ -123,6 +132,7 @@ class Episodes:
             Ask: self._on_verb,
             LogStep: self._on_verb,
             LogReward: self._on_verb,
+            Fragment: self._on_verb,
             End: self._on_verb,
             Join: self._on_join,
             ClientLost: self._on_client_lost,
@@ -136,6 +146,7 @@ class Episodes:
             Ask: self._ask,
             LogStep: self._log_step,
             LogReward: self._log_reward,
+            Fragment: self._log_fragment,
             End: self._end,
         }
 
@@ -184,7 +195,9 @@ class Episodes:
             if record.held:
                 session = self._sessions.by_secret(episode.session)
                 if session is not None:
-                    effects += self._answer(session, Answer(b"", record.held, _LOGGED))
+                    effects += self._answer(
+                        session, Answer(b"", record.held, record.reply or _LOGGED)
+                    )
             if episode.num_queued:
                 rest[episode] = None
         self._ready = rest
@@ -327,6 +340,48 @@ class Episodes:
     ) -> list[Effect]:
         episode.log(event.rewards, event.infos, event.terminateds, event.truncateds)
         return self._answer(session, Answer(event.peer, event.request_id, _LOGGED))
+
+    def _log_fragment(
+        self, session: Session, episode: Episode, event: Fragment, _now: float
+    ) -> list[Effect]:
+        queued, most = episode.num_queued, self._limits.max_queued
+        if queued >= _OVERFLOW * most:
+            text = f"{queued} steps of episode {event.episode_id} wait for the runner; wait"
+            return self._fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
+        if event.first > episode.num_parts:
+            text = (
+                f"Episode {event.episode_id}: the fragment begins with step {event.first}, and "
+                f"only {episode.num_parts} have come before."
+            )
+            return self._refuse(event.peer, event.request_id, EpisodeError(text))
+        record: Record | None = None
+        stale = 0
+        for part in event.parts[episode.num_parts - event.first :]:
+            reward, step, choice = part.reward, part.step, part.choice
+            if reward is not None:
+                episode.log(reward.rewards, reward.infos, reward.terminateds, reward.truncateds)
+            if step is None:
+                continue
+            is_stale = choice is not None and self._is_stale(
+                choice.policy_id, choice.policy_version
+            )
+            # Nobody has acted, as far as rows are concerned.
+            record = episode.observe(step.observation, off_policy={} if is_stale else step.action)
+            record.choice = None if is_stale else choice
+            stale += is_stale
+            self._counts.local_actions += choice is not None
+            self._counts.logged_actions += choice is None
+        self._counts.stale_actions += stale
+        episode.num_parts = max(episode.num_parts, event.first + len(event.parts))
+        reply = FragmentLogged(dropped=stale)
+        if record is None:
+            return self._answer(session, Answer(event.peer, event.request_id, reply))
+        self._ready[episode] = None
+        if episode.num_queued <= most:
+            return self._answer(session, Answer(event.peer, event.request_id, reply))
+        record.held, record.reply = event.request_id, reply
+        self._sessions.note(session, event.request_id, None)
+        return []
 
     def _end(self, session: Session, episode: Episode, event: End, _now: float) -> list[Effect]:
         effects: list[Effect] = []

@@ -16,8 +16,10 @@ from envbus.actors.external.agreement import Agreement
 from envbus.actors.external.errors import EpisodeError
 from envbus.actors.external.protocol import (
     EndEpisode,
+    FragmentStep,
     GetAction,
     LogAction,
+    LogFragment,
     LogReturns,
     StartEpisode,
     Value,
@@ -27,11 +29,24 @@ from envbus.bus.errors import ProtocolError
 from envbus.bus.messages import Header, Payload, Tree
 from envbus.bus.transport import Frames
 from envbus.runner.agent_results import DUMMY_AGENT
-from envbus.runner.bridge.vocabulary import Ask, ByAgent, End, LogReward, LogStep, Start
+from envbus.runner.bridge.results import ClientChoice
+from envbus.runner.bridge.vocabulary import (
+    Ask,
+    ByAgent,
+    End,
+    Fragment,
+    FragmentPart,
+    LogReward,
+    LogStep,
+    Start,
+)
 
 __all__ = ["VERBS", "read"]
 
-Verb: TypeAlias = "Start | Ask | LogStep | LogReward | End"
+#: Columns that a client may add to a row.
+_MAX_EXTRAS = 64
+
+Verb: TypeAlias = "Start | Ask | LogStep | LogReward | Fragment | End"
 
 
 def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> Verb:
@@ -105,6 +120,54 @@ def _log_returns(
     return LogReward(peer, header.request_id, episode_id, rewards, infos, terminateds, truncateds)
 
 
+def _fragment(payload: LogFragment, header: Header, peer: bytes, agreement: Agreement) -> Fragment:
+    episode_id, policy_id = payload.episode_id, payload.policy_id
+    if payload.first < 0:
+        raise EpisodeError(f"Episode {episode_id}: a fragment's first step is not {payload.first}.")
+    parts = [_part(step, policy_id, episode_id, header, agreement) for step in payload.steps]
+    return Fragment(peer, header.request_id, episode_id, policy_id, payload.first, parts)
+
+
+def _part(
+    step: FragmentStep, policy_id: str, episode_id: str, header: Header, agreement: Agreement
+) -> FragmentPart:
+    reward, taken, choice = None, None, None
+    if any(x is not None for x in (step.reward, step.info, step.terminateds, step.truncateds)):
+        nothing: Value = {} if agreement.multi_agent else 0.0
+        logged = LogReturns(
+            episode_id=episode_id,
+            reward=nothing if step.reward is None else step.reward,
+            info=step.info,
+            terminateds=step.terminateds,
+            truncateds=step.truncateds,
+        )
+        reward = _log_returns(logged, header, b"", agreement)
+    if step.observation is not None:
+        acted = LogAction(episode_id=episode_id, observation=step.observation, action=step.action)
+        taken = _log_action(acted, header, b"", agreement)
+        if step.policy_version >= 0:
+            extras = _extras(step.extras, taken.action, episode_id, agreement)
+            choice = ClientChoice(policy_id, step.policy_version, extras)
+    return FragmentPart(reward, taken, choice)
+
+
+def _extras(
+    value: Value, action: ByAgent, episode_id: str, agreement: Agreement
+) -> dict[Any, dict[str, Any]]:
+    value = _opened(value)
+    by_agent = value if agreement.multi_agent else {DUMMY_AGENT: value}
+    extras: dict[Any, dict[str, Any]] = {}
+    for agent, own in _map(by_agent, "extras", episode_id, None).items():
+        own = {} if own is None else _opened(own)
+        if agent not in action or not isinstance(own, dict) or len(own) > _MAX_EXTRAS:
+            raise EpisodeError(
+                f"Episode {episode_id}: extras of {agent!r} are a map by name of at most "
+                f"{_MAX_EXTRAS} values, of an agent that has acted."
+            )
+        extras[agent] = own
+    return extras
+
+
 def _end(payload: EndEpisode, header: Header, peer: bytes, agreement: Agreement) -> End:
     episode_id = payload.episode_id
     observation = _observation(payload.observation, episode_id, agreement)
@@ -126,6 +189,7 @@ VERBS: Final[dict[str, tuple[type[Payload], Callable[[Any, Header, bytes, Agreem
     GetAction.__name__: (GetAction, _ask),
     LogAction.__name__: (LogAction, _log_action),
     LogReturns.__name__: (LogReturns, _log_returns),
+    LogFragment.__name__: (LogFragment, _fragment),
     EndEpisode.__name__: (EndEpisode, _end),
 }
 

@@ -8,7 +8,16 @@ import msgspec
 
 from envbus.runner.faults import FaultCause
 
-__all__ = ["BridgeResult", "EpisodeFault"]
+__all__ = ["BridgeResult", "ClientChoice", "EpisodeFault"]
+
+
+class ClientChoice(msgspec.Struct, frozen=True):
+    """A client's copy of a policy has chosen the actions of a step."""
+
+    policy_id: str
+    policy_version: int
+    #: By agent and name: what the policy adds to the row.
+    extras: dict[Any, dict[str, Any]]
 
 
 class EpisodeFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +63,8 @@ class BridgeResult(_SixDicts):
             simulator: it timed out, the connection was lost, or the episode was ended meanwhile.
             What the policy chose for it did not happen; rewards in this record are not its own.
             That observation itself was real, and followed the action before it.
+        choices: By episode: which policy of the simulator's has chosen its `off_policy_actions`,
+            if one has; these are on-policy then, for that version.
     """
 
     faults: list[EpisodeFault]
@@ -61,11 +72,12 @@ class BridgeResult(_SixDicts):
     ended: list[str]
     untrained: set[str]
     unacted: set[str]
+    choices: dict[str, ClientChoice]
 
     @classmethod
     def empty(cls) -> BridgeResult:
         """Return a result to be filled."""
         result = cls({}, {}, {}, {}, {}, {})
         result.faults, result.started, result.ended = [], [], []
-        result.untrained, result.unacted = set(), set()
+        result.untrained, result.unacted, result.choices = set(), set(), {}
         return result

@@ -14,7 +14,7 @@ import msgspec
 
 from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Failed, Reply
-from envbus.runner.bridge.results import EpisodeFault
+from envbus.runner.bridge.results import ClientChoice, EpisodeFault
 
 __all__ = [
     "Act",
@@ -30,6 +30,8 @@ __all__ = [
     "End",
     "EpisodeLimits",
     "Event",
+    "Fragment",
+    "FragmentPart",
     "GiveUp",
     "Join",
     "LogReward",
@@ -99,6 +101,27 @@ class LogReward(msgspec.Struct, frozen=True):
     truncateds: ByAgent
 
 
+class FragmentPart(msgspec.Struct, frozen=True):
+    """One step of a fragment: what was logged, then what was seen and done; None: no more."""
+
+    reward: LogReward | None
+    step: LogStep | None
+    #: Who chose the action; None: the simulator itself did.
+    choice: ClientChoice | None = None
+
+
+class Fragment(msgspec.Struct, frozen=True):
+    """A client has acted by itself for some steps."""
+
+    peer: bytes
+    request_id: int
+    episode_id: str
+    policy_id: str
+    #: Number of the first part in the episode.
+    first: int
+    parts: list[FragmentPart]
+
+
 class End(msgspec.Struct, frozen=True):
     """A client ends an episode."""
 
@@ -155,6 +178,7 @@ Event: TypeAlias = (
     | Ask
     | LogStep
     | LogReward
+    | Fragment
     | End
     | Chosen
     | GiveUp
@@ -223,9 +247,13 @@ class Record(msgspec.Struct):
     last: bool = False
     #: Actions that the simulator has chosen for this observation; None: the runner does.
     off_policy: ByAgent | None = None
+    #: The policy of the simulator that has chosen them; None: none has.
+    choice: ClientChoice | None = None
     fault: EpisodeFault | None = None
     #: Request that is answered when this is taken; 0: it was answered.
     held: int = 0
+    #: What it is answered with.
+    reply: Reply | None = None
 
 
 # --- settings and statistics ------------------------------------------------------------------
@@ -251,12 +279,17 @@ class EpisodeLimits:
     max_queued: int = 256
     #: Answers of one session that are remembered, for requests that are sent again.
     max_answers: int = 1024
+    #: By how many versions the weights that a client has acted with may be behind the published
+    #: ones, for the step to become a row; None: by any number.
+    max_version_lag: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_episodes", "max_finished", "max_sessions", "max_queued", "max_answers"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a positive integer, not {value!r}")
+        if self.max_version_lag is not None and self.max_version_lag < 0:
+            raise ConfigError(f"max_version_lag must not be negative, is {self.max_version_lag}")
         if not 0.0 < self.lease < math.inf:
             raise ConfigError(f"lease must be positive and finite, not {self.lease!r}")
 
@@ -284,6 +317,10 @@ class BridgeStatistics(msgspec.Struct, kw_only=True):
     #: Actions chosen by the runner that reached a client / by clients.
     actions: int = 0
     logged_actions: int = 0
+    #: Steps in which a client's own copy of a policy has chosen / those of them that are in no row,
+    #: as their weights were too old.
+    local_actions: int = 0
+    stale_actions: int = 0
     #: `get_action` that ended by their time-out / by another call for the same episode / by an
     #: error of the policy.
     timeouts: int = 0

@@ -55,17 +55,18 @@ def play_episode(
 
 
 @contextmanager
-def simulators(address: str, *plays: Play) -> Iterator[list[threading.Thread]]:
+def simulators(address: str, *plays: Play, **settings: Any) -> Iterator[list[threading.Thread]]:
     """Have each `play(client)` run in a thread, until it returns or the bridge is stopped.
 
-    The caller stops the bridge in the block, and who raised anything else is told of.
+    The caller stops the bridge in the block, and who raised anything else is told of. `settings`
+    are those of the clients.
     """
     errors: list[BaseException] = []
 
     def run(play: Play) -> None:
         timeouts = ClientTimeouts(connect=PATIENCE, action=PATIENCE, other=PATIENCE, patience=1.0)
         try:
-            with ExternalEnvClient(address, timeouts=timeouts, heartbeat=0.2) as client:
+            with ExternalEnvClient(address, timeouts=timeouts, heartbeat=0.2, **settings) as client:
                 play(client)
         except (ClosedError, PeerLostError, RequestTimeoutError, EpisodeError):
             pass  # the bridge was stopped

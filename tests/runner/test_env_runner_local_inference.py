@@ -1,0 +1,239 @@
+"""Simulators that choose actions by weights that their bridge hands out."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envbus.actors.external.client import ExternalEnvClient
+from envbus.actors.external.local_policy import LocalSettings
+from envbus.actors.external.verbs import ClientTimeouts
+from envbus.bus.errors import ConfigError
+from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.bridge.vocabulary import EpisodeLimits
+from envbus.runner.client_policy import policy_from_weights
+from envbus.runner.env_runner import EnvRunner
+from envbus.runner.mlp import MlpPolicy
+from envbus.runner.policies import Policy, PolicyOutput
+from envbus.runner.sampling import RunnerConfig
+from tests.runner.simulators import ACTIONS, COUNTS, PATIENCE, for_ever, obs, play_episode
+from tests.runner.simulators import simulators as _simulators
+
+TIMEOUTS = ClientTimeouts(connect=PATIENCE, action=PATIENCE, other=PATIENCE, patience=1.0)
+
+
+def make(policy: Policy, bridge: ExternalEnvBridge | None = None, **config: Any) -> EnvRunner:
+    bridge = bridge or ExternalEnvBridge(COUNTS, ACTIONS)
+    return EnvRunner(bridge, policy, RunnerConfig(publish=True, explore=False, **config))
+
+
+def address(runner: EnvRunner) -> str:
+    assert isinstance(runner.envs, ExternalEnvBridge)
+    return runner.envs.address
+
+
+def simulators(address: str, *plays: Any, **more: Any) -> Any:
+    return _simulators(
+        address,
+        *plays,
+        inference="client",
+        policy=more.pop("policy", policy_from_weights),
+        update_interval=0.05,
+        local=LocalSettings(explore=False, **more),
+    )
+
+
+class Recurrent(Policy):
+    """Acts by how often it was asked in this episode."""
+
+    def initial_state(self) -> Any:
+        return np.zeros(1, np.float32)
+
+    def compute_actions(
+        self, observations: Any, states: Any, *, explore: bool = True
+    ) -> PolicyOutput:
+        after = states + 1
+        return PolicyOutput(after[:, 0].astype(np.int64), after, {"vf_preds": observations[:, 0]})
+
+
+@pytest.mark.parametrize("policy", [MlpPolicy(COUNTS, ACTIONS, seed=1), Recurrent()])
+def test_the_same_simulator_gives_the_same_batches_with_inference_on_either_side(
+    policy: Any,
+) -> None:
+    batches = []
+    for inference in ("server", "client"):
+        runner = make(policy)
+        local = {"policy": lambda *_: Recurrent()} if isinstance(policy, Recurrent) else {}
+        sims = (
+            _simulators(address(runner), for_ever(play_episode))
+            if inference == "server"
+            else simulators(address(runner), for_ever(play_episode), fragment_length=7, **local)
+        )
+        with sims, runner:
+            samples = [runner.sample(num_episodes=2, timeout=PATIENCE) for _ in range(2)]
+            batches.append(
+                sorted(
+                    (part for sample in samples for part in sample.single().split_by_episode()),
+                    key=lambda part: int(part["eps_id"][0]),
+                )
+            )
+    for one, other in zip(*batches, strict=True):
+        assert one.columns.keys() == other.columns.keys()
+        for name in one.columns.keys() - {"env_id", "unroll_id"}:  # their order is free
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+        assert one["policy_version"].tolist() == [0] * 25
+        assert not one["off_policy"].any()
+
+
+def test_new_weights_reach_the_simulator_and_its_rows_say_which_have_chosen() -> None:
+    policy = MlpPolicy(COUNTS, ACTIONS, seed=1)
+    runner = make(policy)
+    with simulators(address(runner), for_ever(play_episode)), runner:
+        first = runner.sample(50, timeout=PATIENCE).single()
+        other = MlpPolicy(COUNTS, ACTIONS, seed=2).get_weights()
+        runner.set_weights({"default_policy": other}, version=7)
+        batch = first
+        while (batch["policy_version"] != 7).any():
+            batch = runner.sample(25, timeout=PATIENCE).single()
+            assert set(batch["policy_version"].tolist()) <= {0, 7}
+        assert first["policy_version"].tolist() == [0] * 50
+        expected = policy.compute_actions(batch["obs"], None, explore=False)
+        assert batch["actions"].tolist() == expected.actions.tolist()
+        np.testing.assert_allclose(batch["vf_preds"], expected.extras["vf_preds"], rtol=1e-5)
+
+
+def test_x_02_x_06_x_12_logged_actions_mix_and_untrained_episodes_leave_no_rows() -> None:
+    def play(client: ExternalEnvClient) -> None:
+        play_episode(client, 5, training_enabled=False)
+        play_episode(client, 6, log=lambda t: 42 if t in (0, 3) else None, truncated=True)
+
+    runner = make(MlpPolicy(COUNTS, ACTIONS, seed=1))
+    with simulators(address(runner), play, fragment_length=2), runner:
+        sample = runner.sample(num_episodes=1, timeout=PATIENCE)
+        batch = sample.single()
+    off = [True, False, False, True, False, False]
+    assert batch["off_policy"].tolist() == off
+    assert (batch["actions"] == 42).tolist() == off
+    assert batch["policy_version"].tolist() == [-1 if own else 0 for own in off]
+    assert np.isnan(batch["action_logp"]).tolist() == off
+    assert batch["rewards"].tolist() == [*range(6)]
+    assert batch["truncateds"].tolist() == [False] * 5 + [True]
+    assert sorted(episode.length for episode in sample.episodes) == [5, 6]
+
+
+def test_x_07_interleaved_episodes_of_one_client_are_whole_and_apart() -> None:
+    def play(client: ExternalEnvClient) -> None:
+        one, other = client.start_episode(), client.start_episode()
+        for t in range(9):
+            client.get_action(one, obs(t))
+            client.log_returns(one, 1.0)
+            if t < 5:
+                client.get_action(other, obs(100 + t))
+                client.log_returns(other, 2.0)
+        client.end_episode(one, obs(9))
+        client.end_episode(other, obs(105))
+
+    runner = make(MlpPolicy(COUNTS, ACTIONS, seed=1))
+    with simulators(address(runner), play, fragment_length=3), runner:
+        batch = runner.sample(num_episodes=2, timeout=PATIENCE).single()
+    parts = sorted(batch.split_by_episode(), key=len)
+    assert [part["t"].tolist() for part in parts] == [[*range(5)], [*range(9)]]
+    assert [set(part["rewards"].tolist()) for part in parts] == [{2.0}, {1.0}]
+    assert parts[0]["obs"][:, 0].tolist() == [*range(100, 105)]
+
+
+def test_several_agents_act_by_one_policy_of_the_client() -> None:
+    bridge = ExternalEnvBridge({"x": COUNTS, "y": COUNTS}, {"x": ACTIONS, "y": ACTIONS})
+
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        assert client.get_action(episode, {"x": obs(0), "y": obs(10)}).keys() == {"x", "y"}
+        client.log_returns(episode, {"x": 1.0, "y": 5.0}, truncateds={"y": True})
+        assert client.get_action(episode, {"x": obs(1), "y": obs(11)}).keys() == {"x"}
+        client.log_returns(episode, {"x": 2.0})
+        client.end_episode(episode, {"x": obs(2)})
+
+    runner = make(MlpPolicy(COUNTS, ACTIONS, seed=1), bridge)
+    with simulators(address(runner), play), runner:
+        batch = runner.sample(num_episodes=1, timeout=PATIENCE).single()
+    rows = {part["agent_id"][0]: part for part in batch.split_by_trajectory()}
+    assert rows["x"]["rewards"].tolist() == [1.0, 2.0]
+    assert rows["y"]["rewards"].tolist() == [5.0]
+    assert rows["y"]["truncateds"].tolist() == [True]
+    assert not batch["off_policy"].any()
+
+
+def test_steps_of_weights_that_are_too_old_become_no_rows_and_their_client_is_told() -> None:
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS, limits=EpisodeLimits(max_version_lag=1))
+    policy = MlpPolicy(COUNTS, ACTIONS, seed=1)
+    runner = make(policy, bridge)
+    with runner:
+        done: list[int] = []
+
+        def play() -> None:
+            with ExternalEnvClient(
+                bridge.address,
+                inference="client",
+                policy=policy_from_weights,
+                update_interval=1000.0,
+                timeouts=TIMEOUTS,
+                local=LocalSettings(fragment_length=1),
+            ) as client:
+                assert client.local is not None
+                runner.set_weights({"default_policy": policy.get_weights()}, version=5)
+                while client.local.policy_version != 5:
+                    play_episode(client, 10)
+                for _ in range(5):
+                    play_episode(client, 10)
+                done.append(client.local.num_dropped)
+
+        thread = threading.Thread(target=play, daemon=True)
+        thread.start()
+        versions: set[int] = set()
+        while not versions or not done:
+            for batch in runner.sample(10, timeout=PATIENCE).policy_batches.values():
+                versions |= set(batch["policy_version"].tolist())
+        while thread.is_alive():
+            runner.serve(0.05)
+        assert done[0] > 0
+        assert versions == {5}
+        assert bridge.statistics().stale_actions == done[0]
+
+
+def test_an_observation_outside_its_space_is_refused_at_once_and_the_episode_goes_on() -> None:
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        with pytest.raises(ValueError, match="expected Box"):
+            client.get_action(episode, np.zeros(2, np.float32))
+        client.get_action(episode, obs(0))
+        with pytest.raises(ValueError, match="a reward is a number"):
+            client.log_returns(episode, "1")
+        client.end_episode(episode, obs(1))
+        with pytest.raises(ValueError, match="not found"):
+            client.get_action(episode, obs(0))
+
+    runner = make(MlpPolicy(COUNTS, ACTIONS, seed=1))
+    with simulators(address(runner), play), runner:
+        assert len(runner.sample(num_episodes=1, timeout=PATIENCE).single()) == 1
+
+
+def test_a_bridge_without_models_says_how_to_have_them() -> None:
+    errors: list[Exception] = []
+
+    def join() -> None:
+        try:
+            ExternalEnvClient(
+                address(runner), inference="client", policy=policy_from_weights, timeouts=TIMEOUTS
+            )
+        except ConfigError as exc:
+            errors.append(exc)
+
+    with EnvRunner(ExternalEnvBridge(COUNTS, ACTIONS), MlpPolicy(COUNTS, ACTIONS)) as runner:
+        thread = threading.Thread(target=join, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            runner.serve(0.05)
+    assert "RunnerConfig(publish=True)" in str(errors[0])
