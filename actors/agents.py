@@ -195,7 +195,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
             came = f"{len(result)} values" if isinstance(result, tuple) else _kind(result)
             raise TypeError(f"{self}: {verb} must return {', '.join(names)}; got {came}")
         for name, found in zip(names, result, strict=True):
-            if not isinstance(found, Mapping):
+            if type(found) is not dict and not isinstance(found, Mapping):
                 raise TypeError(
                     f"{self}: {name} of {verb} must be a dict by agent, got a {found!r}"
                 )

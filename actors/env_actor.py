@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from envbus.actors import spaces
+from envbus.actors.agent_spaces import RecordSpace
 from envbus.actors.blocks import BlockLayout, Blocks
 from envbus.actors.construction import construct
 from envbus.actors.failures import slot_error
+from envbus.actors.packing import pack_records, unpack_by_agent
 from envbus.actors.protocol import (
     Build,
     Built,
@@ -93,6 +95,8 @@ class EnvActor:
         #: This actor's rows; None before `MapBlocks`.
         self._blocks: Blocks | None = None
         self._in_frames = False
+        #: Whether observations are records of several agents.
+        self._has_agents = False
         #: The only group, if its actions and results are all in the arena.
         self._direct: SlotGroup | None = None
 
@@ -135,6 +139,7 @@ class EnvActor:
             layout = BlockLayout.of(observation_space, action_space, max(self._slots.num_slots, 1))
             buffer = bytearray(layout.size)
         self._in_frames = not request.parcel
+        self._has_agents = isinstance(observation_space, RecordSpace)
         self._blocks = layout.views(buffer).part(rows)
         for group, first in zip(self._slots.groups, self._slots.firsts, strict=True):
             part = self._blocks.part(slice(first, first + group.num_slots))
@@ -198,7 +203,7 @@ class EnvActor:
                 return _NOTHING_TO_SAY
             return self._result(self._slots.num_slots, None, [(None, outcome)], with_rewards=True)
         addressed = self._slots.addressed(request.slots)
-        items = None if request.actions is None else request.actions.value
+        items = None if request.actions is None else unpack_by_agent(request.actions.value)
         leaves = None if items is not None else request.action_arrays
         self._check_actions(addressed, items, leaves)
         groups = list(self._slots.split(request.slots))
@@ -309,6 +314,7 @@ class EnvActor:
         assert blocks is not None
         infos = merge(addressed, [(at, one.infos) for at, one in outcomes], dict)
         ragged = merge(addressed, [(at, one.observations) for at, one in outcomes], lambda: None)
+        observations = pack_records(ragged) if ragged is not None and self._has_agents else ragged
         observation_arrays = rewards = terminations = truncations = None
         if self._in_frames:
             # Copies: what is sent must not change under the sender's hands.
@@ -321,7 +327,7 @@ class EnvActor:
                 truncations = blocks.truncations[rows].copy()
         return StepResult(
             observation_arrays=observation_arrays,
-            observations=None if ragged is None else Tree(ragged),
+            observations=None if observations is None else Tree(observations),
             rewards=rewards,
             terminations=terminations,
             truncations=truncations,

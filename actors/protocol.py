@@ -112,7 +112,8 @@ class StepResult(Reply, frozen=True, kw_only=True):
 
     #: Leaves of the observation space, each `(len(slots), *leaf_shape)`, if not in the arena.
     observation_arrays: list[npt.NDArray[Any]] | None = None
-    #: List of observations, for spaces without a fixed size.
+    #: List of observations, for spaces without a fixed size; records of envs with several agents
+    #: as `packing.pack_records` packs them.
     observations: Tree | None = None
     #: `(len(slots),)`; None after a reset, or if in the arena.
     rewards: npt.NDArray[np.float64] | None = None
@@ -154,7 +155,8 @@ class Step(Request[StepResult], frozen=True, kw_only=True):
     slots: list[int] | None = None
     #: Leaves of the action space, each `(len(slots), *leaf_shape)`, if not in the arena.
     action_arrays: list[npt.NDArray[Any]] | None = None
-    #: List of single actions, for those that do not fit the blocks as they are.
+    #: List of single actions, for those that do not fit the blocks as they are; those of envs
+    #: with several agents as `packing.pack_by_agent` packs them.
     actions: Tree | None = None
 
 

@@ -17,6 +17,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode
 
 from envbus.actors.copies import own
+from envbus.actors.packing import pack_by_agent
 from envbus.actors.protocol import Step
 from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Tree
@@ -164,8 +165,11 @@ class DictSide(SubEnvironments):
         active = [i for i in chosen if self._states[i] is EnvState.IDLE]
         for actor, members in self._roster.by_actor(active):
             # Copies: what is sent must not change under the sender's hands.
-            singles = [own(self._for_env(actions[env_id])) for env_id in members]
-            request = Step(slots=slots_of(actor, members), actions=Tree(singles))
+            if self.is_multi_agent:
+                given = pack_by_agent([actions[env_id] for env_id in members], copy=True)
+            else:
+                given = [own(actions[env_id][DUMMY_AGENT]) for env_id in members]
+            request = Step(slots=slots_of(actor, members), actions=Tree(given))
             self._rounds.ask(actor, request, members, self.timeouts.step)
 
     def try_reset(
@@ -331,9 +335,6 @@ class DictSide(SubEnvironments):
             raise ValueError(
                 f"env {env_id} has one agent, {DUMMY_AGENT!r}; the actions are for {list(actions)}"
             )
-
-    def _for_env(self, actions: Mapping[Any, Any]) -> Any:
-        return dict(actions) if self.is_multi_agent else actions[DUMMY_AGENT]
 
     def _assert_dict_side(self) -> None:
         self._assert_open()

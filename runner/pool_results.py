@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 from envbus.actors.blocks import Blocks
+from envbus.actors.packing import unpack_records
 from envbus.actors.protocol import StepResult
 from envbus.runner.faults import Fault
 from envbus.runner.observations import ObservationStore
@@ -72,7 +73,7 @@ class PoolResults:
         if result.observation_arrays is not None:
             self.observations.put_arrays(members, result.observation_arrays)
         if result.observations is not None:
-            self.observations.put_singles(members, result.observations.value)
+            self.observations.put_singles(members, unpack_records(result.observations.value))
         blocks = self.blocks
         if not is_step:
             blocks.rewards[members] = 0.0
