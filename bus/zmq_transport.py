@@ -113,6 +113,8 @@ class ZmqRouter:
         #: Paths of Unix sockets that are this one's, and their inodes; libzmq leaves them behind.
         self._files: dict[str, int] = {}
         self._closed = False
+        #: Whether the last `wait` saw a message that was not received yet.
+        self._has_message = False
         self._doorkeeper: Doorkeeper | None = None
         self._list_watched()
         _set_limits(self._socket, max_frame_bytes)
@@ -147,15 +149,18 @@ class ZmqRouter:
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
         """Return the next message and who sent it, or None if there is none now."""
         try:
+            if self._has_message:  # `wait` has just said so
+                self._has_message = False
             # Asking costs half of what the exception for an empty queue does.
-            if not int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
+            elif not int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
                 return None
-            peer, *frames = _receive(self._socket, _NOBLOCK)
+            # A ROUTER puts the identity before at least one frame; it is small: copied.
+            peer = self._socket.recv(_NOBLOCK)
+            return peer, _receive(self._socket, _NOBLOCK)
         except zmq.Again:
             return None
         except zmq.ZMQError as exc:
             raise self._translate(exc) from exc
-        return peer.bytes, frames
 
     def user_of(self, frames: Frames) -> str:
         """Return the public key of who sent a message that was received; "" without keys."""
@@ -174,9 +179,11 @@ class ZmqRouter:
     def wait(self, timeout: float) -> bool:
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
         try:
-            return bool(zmq.zmq_poll(self._watched, math.ceil(timeout * 1000)))
+            ready = zmq.zmq_poll(self._watched, math.ceil(timeout * 1000))
         except zmq.ZMQError as exc:
             raise self._translate(exc) from exc
+        self._has_message = bool(ready) and ready[0][0] is self._socket
+        return bool(ready)
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when `wait(0.0)` is worth a call."""
