@@ -1,7 +1,8 @@
 """Samples envs with one agent each and spaces of fixed size, in columns over all envs.
 
 The fast one of two ways that give equal batches; `dict_sampler.py` is the general one. There is
-no Python loop over envs and steps here, only over episodes that end.
+no Python loop over envs and steps here, only over episodes that end. Leaves out where the rows go
+and which of them leave (`column_fragments.py`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ from gymnasium.vector import AutoresetMode
 from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.callbacks import naming
+from envbus.runner.column_fragments import ColumnFragments
 from envbus.runner.column_policy import Asked, ColumnPolicy
-from envbus.runner.columns import Columns
-from envbus.runner.faults import Fault
-from envbus.runner.metrics import EpisodeResult, PerfTimers, SampleMetrics
+from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import Policy, RowReader, zero_action
 from envbus.runner.pool import ActorPool
 from envbus.runner.pool_results import Batch
-from envbus.runner.running_episodes import EpisodeIds, RunningEpisodes
+from envbus.runner.running_episodes import EpisodeIds
 from envbus.runner.sampling import Demand, Phase, RunnerConfig, Sample
 
 __all__ = ["ColumnSampler"]
@@ -34,7 +34,7 @@ _Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 # As plain numbers: NumPy compares with these many times faster than with an enum's members.
-_ENDED, _RESETTING, _WAITING, _ASKED, _STEPPING, _LOST = map(int, Phase)
+_ENDED, _RESETTING, _WAITING, _ASKED, _STEPPING, _ = map(int, Phase)
 
 
 class ColumnSampler:
@@ -73,69 +73,62 @@ class ColumnSampler:
             lambda leaf: np.repeat(np.asarray(leaf)[np.newaxis], count, axis=0),
             zero_action(pool.single_action_space),
         )
-        self._phase = np.full(count, _ENDED, np.int8)
-        self._columns = Columns(count, 1)
-        self._episodes = RunningEpisodes(config, policy_id, count)
+        self._rows = ColumnFragments(config, policy_id, count, metrics)
+        self._phase = self._rows.phase
         #: Where they wait for an action, `(N, ...)`; None before the first observation.
         self._last: Tree = None
-        self._lost_some = False
         #: Two groups of envs that step in turn, and whose turn it is; none: whoever is ready.
         self._groups = _groups_of(pool) if config.pipelined else ()
         self._turn = 0
         self._defers = config.pipelined and self._policy.works_elsewhere
         #: What the policy has been asked and has not been asked to answer, if it works elsewhere.
         self._asked: Asked | None = None
-        #: Envs that failed, whose next episode will begin by itself.
-        self._recovering = np.zeros(count, np.bool_)
-        self._faults: list[Fault] = []
-        self._results: list[EpisodeResult] = []
 
     @property
     def live(self) -> _Bools:
         """Which envs were not given up, `(N,)`."""
-        live: _Bools = self._phase != _LOST
-        return live
+        return self._rows.live
 
     @property
     def stepping(self) -> _Bools:
-        """Which envs have been sent an action and have not answered, `(N,)`."""
+        """Which envs will have a row for the next sample whether asked or not, `(N,)`."""
         stepping: _Bools = self._phase == _STEPPING
+        if self._config.run_ahead:  # it can wait
+            stepping[:] = False
         return stepping
 
     @property
     def ids(self) -> EpisodeIds:
         """Of the episodes."""
-        return self._episodes.ids
+        return self._rows.episodes.ids
 
     def reset(self, seed: int | None) -> None:
         """Give up what runs, and begin a new episode in each env."""
         self._pool.reset(seed)
-        live = self.live
-        self._phase[live] = _RESETTING
-        self._columns.num_rows[:] = 0
+        self._rows.reset()
         if self._asked is not None:
             self._policy.forget(self._asked)
             self._asked = None
 
     def has_cut_episode(self) -> bool:
         """Return whether an episode runs of which rows have left already."""
-        return bool((self._running() & (self._episodes.fragments > 0)).any())
+        return self._rows.has_cut_episode()
 
     def sample(
         self, demand: Demand, deadline: float | None, explore: bool, unroll_id: int
     ) -> Sample:
         """Return rows until the demand is met, or the deadline (monotonic time) has passed."""
-        self._begin_fragment(demand)
+        self._rows.begin(demand)
         late: tuple[int, ...] = ()
         if self._groups:
-            self._take_turns(demand, explore)
+            self._take_turns(explore)
         else:
-            self._go_on_from_last(slice(None), demand, explore)
+            self._go_on_from_last(slice(None), explore)
         # All that are unmet are awaited: they were sent something, or recover.
-        while number := int(np.count_nonzero(unmet := self._unmet(demand))):
+        while number := int(np.count_nonzero(unmet := self._rows.unmet())):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             begin = time.perf_counter()
-            least = self._awaited(demand) if self._groups else self._config.min_envs
+            least = self._awaited() if self._groups else self._config.min_envs
             wanted = demand.to_wait_for(number, max(least, 1))
             if not wanted:
                 late = tuple(np.flatnonzero(unmet).tolist())
@@ -143,61 +136,43 @@ class ColumnSampler:
             # What the envs return goes from their memory straight to the columns.
             batch = self._pool.recv(wanted, timeout=left, copy=self._observe is not None)
             self._timers.add("env_wait", time.perf_counter() - begin)
-            self._take(batch, demand, explore)
+            self._take(batch, explore)
             self._timers.end_iteration()
             if batch.late:
                 late = tuple(env_id for env_id in batch.late if unmet[env_id])
                 break
         self._send_answers()
-        return self._end_fragment(demand, late, unroll_id)
+        return self._rows.end(late, unroll_id)
 
     # --- private -----------------------------------------------------------------------------
 
-    def _unmet(self, demand: Demand, ids: _Ints | slice = slice(None)) -> _Bools:
-        """Return which envs, of some, have still to contribute."""
-        phase, quotas = self._phase[ids], demand.quotas[ids]
-        counts = (
-            self._episodes.ended[ids] if demand.unit == "episodes" else self._columns.num_rows[ids]
-        )
-        unmet: _Bools = counts < quotas
-        if demand.complete:
-            unmet |= (phase >= _WAITING) & (quotas > 0)
-        if self._lost_some:
-            unmet &= phase != _LOST
-        return unmet
-
-    def _running(self) -> _Bools:
-        """Return which envs are in an episode, `(N,)`."""
-        running: _Bools = (self._phase >= _WAITING) & (self._phase <= _STEPPING)
-        return running
-
     # --- turns -------------------------------------------------------------------------------
 
-    def _take_turns(self, demand: Demand, explore: bool) -> None:
+    def _take_turns(self, explore: bool) -> None:
         """Have each group go on of which no env is under way, one after the other."""
         for _ in self._groups:
-            if self._awaited(demand):
+            if self._awaited():
                 return
-            self._go_on_from_last(self._groups[self._turn], demand, explore)
+            self._go_on_from_last(self._groups[self._turn], explore)
             self._turn = 1 - self._turn
-        if self._asked is not None and not self._awaited(demand):
+        if self._asked is not None and not self._awaited():
             self._send_answers()  # there is nothing to do meanwhile
 
-    def _awaited(self, demand: Demand) -> int:
+    def _awaited(self) -> int:
         """Return how many envs of the group whose turn it is have to answer first.
 
         Not those that recover, which can take long: they step with their group from its next turn.
         """
         members = self._groups[self._turn]
         phase = self._phase[members]
-        under_way = (phase == _STEPPING) | ((phase == _RESETTING) & ~self._recovering[members])
-        return int(np.count_nonzero(under_way & self._unmet(demand, members)))
+        under_way = (phase == _STEPPING) | ((phase == _RESETTING) & ~self._rows.recovering[members])
+        return int(np.count_nonzero(under_way & self._rows.unmet(members)))
 
-    def _go_on_from_last(self, members: _Ints | slice, demand: Demand, explore: bool) -> None:
-        """Have those of some envs go on that are unmet, from what was kept of them."""
-        unmet, phase = self._unmet(demand, members), self._phase[members]
+    def _go_on_from_last(self, members: _Ints | slice, explore: bool) -> None:
+        """Have those of some envs go on that are to step, from what was kept of them."""
+        going_on, phase = self._rows.going_on(members), self._phase[members]
         env_ids = self._env_ids[members]
-        ids, over = env_ids[unmet & (phase == _WAITING)], env_ids[unmet & (phase == _ENDED)]
+        ids, over = env_ids[going_on & (phase == _WAITING)], env_ids[going_on & (phase == _ENDED)]
         if len(ids) or len(over):
             observations = map_tree(lambda leaf: leaf[ids], self._last) if len(ids) else None
             self._go_on(ids, over, observations, explore)
@@ -226,7 +201,7 @@ class ColumnSampler:
 
     def _ask(self, ids: _Ints, observations: Tree, explore: bool) -> Asked:
         begin = time.perf_counter()
-        seen = self._columns.observe(ids, observations)
+        seen = self._rows.columns.observe(ids, observations)
         asked = self._policy.ask(ids, seen, explore=explore)
         self._timers.add("inference", time.perf_counter() - begin)
         return asked
@@ -260,24 +235,26 @@ class ColumnSampler:
             answers = answers.of(still)
         self._policy.keep_states(answers)
         ids, actions, extras = answers.env_ids, answers.actions, answers.extras
-        self._columns.act(ids, actions, answers.versions, extras)
+        self._rows.columns.act(ids, actions, answers.versions, extras)
         if self._convert is not None:
             actions = self._convert(actions, [self._keys[i] for i in ids.tolist()])
         self._timers.add("inference", answered - begin)
         self._timers.add("action_processing", clock() - answered)
         return ids, actions if len(ids) else None
 
-    def _take(self, batch: Batch, demand: Demand, explore: bool) -> None:
+    def _take(self, batch: Batch, explore: bool) -> None:
         """Take in what came, and have whoever can go on do so."""
         begin = time.perf_counter()
         for fault in batch.faults:
-            self._take_fault(fault)
+            self._rows.take_fault(fault)
+            with naming("on_fault"):
+                self._config.callbacks.on_fault(fault=fault)
         ids, observations = batch.env_ids, batch.observations
         rewards, terminated, truncated = batch.rewards, batch.terminations, batch.truncations
         incarnations = batch.incarnations
         if not len(ids):
             if self._groups:
-                self._take_turns(demand, explore)
+                self._take_turns(explore)
             return
         if _some(ids[1:] < ids[:-1]):  # from several actors: in whichever order they came
             order = np.argsort(ids)
@@ -291,11 +268,11 @@ class ColumnSampler:
         if self._observe is not None:
             observations = self._observe(observations, [self._keys[i] for i in ids.tolist()])
         self._phase[ids] = _WAITING
-        self._recovering[ids] = False
+        self._rows.recovering[ids] = False
         if everyone:
-            self._take_steps(ids, observations, rewards, terminated, truncated)
+            self._rows.take_steps(ids, observations, rewards, terminated, truncated)
         elif _some(stepped):
-            self._take_steps(
+            self._rows.take_steps(
                 ids[stepped],
                 map_tree(lambda leaf: leaf[stepped], observations),
                 rewards[stepped],
@@ -305,18 +282,18 @@ class ColumnSampler:
         if self._groups:
             self._timers.add("raw_obs_processing", time.perf_counter() - begin)
             self._keep(ids, observations)
-            self._take_turns(demand, explore)
+            self._take_turns(explore)
             return
-        unmet = self._unmet(demand, ids)
+        going_on = self._rows.going_on(ids)
         phase = self._phase[ids]
-        acting = unmet & (phase == _WAITING)
+        acting = going_on & (phase == _WAITING)
         self._timers.add("raw_obs_processing", time.perf_counter() - begin)
         if _all(acting):
             self._go_on(ids, ids[:0], observations, explore)
             return
-        if not _all(unmet):
+        if not _all(going_on):
             self._keep(ids, observations)
-        over = ids[unmet & (phase == _ENDED)]
+        over = ids[going_on & (phase == _ENDED)]
         chosen = map_tree(lambda leaf: leaf[acting], observations)
         self._go_on(ids[acting], over, chosen, explore)
 
@@ -329,27 +306,8 @@ class ColumnSampler:
             )
         map_tree(lambda kept, new: kept.__setitem__(ids, new), self._last, observations)
 
-    def _take_steps(
-        self,
-        ids: _Ints,
-        observations: Tree,
-        rewards: npt.NDArray[np.float64],
-        terminated: _Bools,
-        truncated: _Bools,
-    ) -> None:
-        self._columns.complete(ids, observations, rewards, terminated, truncated)
-        self._episodes.step(ids, rewards)
-        done = terminated | truncated
-        if _some(done):
-            over = ids[done]
-            self._phase[over] = _ENDED
-            self._episodes.ended[over] += 1
-            flags = zip(over.tolist(), terminated[done], truncated[done], strict=True)
-            for env_id, was_terminated, was_truncated in flags:
-                self._end_episode(env_id, bool(was_terminated), bool(was_truncated))
-
     def _begin_episodes(self, ids: _Ints, incarnations: _Ints) -> None:
-        renewed = self._episodes.incarnation[ids] != incarnations
+        renewed = self._rows.episodes.incarnation[ids] != incarnations
         if _some(renewed):
             for env_id, incarnation in zip(
                 ids[renewed].tolist(), incarnations[renewed].tolist(), strict=True
@@ -359,85 +317,11 @@ class ColumnSampler:
                     self._config.callbacks.on_sub_environment_created(
                         env_id=env_id, incarnation=incarnation
                     )
-        self._episodes.begin(ids, incarnations, self._columns.num_rows[ids])
-        self._columns.begin(ids, eps_id=self._episodes.eps_ids(ids), incarnation=incarnations)
+        self._rows.begin_episodes(ids, incarnations)
         for connector in (self._observe, self._convert):
             if connector is not None:
                 connector.reset(ids.tolist())
         self._policy.begin(ids)
-
-    def _take_fault(self, fault: Fault) -> None:
-        env_id = fault.env_id
-        self._faults.append(fault)
-        if _WAITING <= self._phase[env_id] <= _STEPPING:
-            kept = int(self._columns.num_rows[env_id] - self._episodes.first_row[env_id])
-            if self._config.faulty_episodes == "drop":
-                self._metrics.add_dropped_rows(kept)
-                self._columns.rewind(env_id, int(self._episodes.first_row[env_id]))
-                self._end_episode(env_id, False, False, faulty=True, dropped=kept)
-            else:
-                if kept:
-                    self._columns.truncate(env_id)
-                self._columns.rewind(env_id, int(self._columns.num_rows[env_id]))
-                self._end_episode(env_id, False, False, faulty=True)
-        # The first observation of its next episode comes by itself.
-        self._phase[env_id] = _LOST if fault.given_up else _RESETTING
-        self._recovering[env_id] = not fault.given_up
-        self._lost_some |= fault.given_up
-        with naming("on_fault"):
-            self._config.callbacks.on_fault(fault=fault)
-
-    def _end_episode(
-        self,
-        env_id: int,
-        terminated: bool,
-        truncated: bool,
-        *,
-        faulty: bool = False,
-        dropped: int = 0,
-    ) -> None:
-        has_rows = bool(self._columns.num_rows[env_id] > self._episodes.first_row[env_id])
-        result = self._episodes.result(
-            env_id, terminated, truncated, faulty=faulty, dropped=dropped, has_rows=has_rows
-        )
-        self._metrics.add_episode(result)
-        self._results.append(result)
-
-    def _begin_fragment(self, demand: Demand) -> None:
-        """Take over what the fragment before has left."""
-        running = self._running()
-        old = self._columns
-        kept = np.where(running, old.num_rows - self._episodes.first_row, 0)
-        capacity = 0 if demand.unit == "episodes" else int(demand.quotas.max(initial=0))
-        self._columns = old.following(capacity, kept, self._phase == _STEPPING)
-        self._episodes.first_row[:] = 0
-        fresh = np.flatnonzero(running & (kept == 0))
-        self._columns.begin(
-            fresh,
-            eps_id=self._episodes.eps_ids(fresh),
-            incarnation=self._episodes.incarnation[fresh],
-            t=self._episodes.length[fresh],
-        )
-        self._episodes.ended[:] = 0
-        self._faults, self._results = [], []
-
-    def _end_fragment(self, demand: Demand, late: tuple[int, ...], unroll_id: int) -> Sample:
-        counts = self._columns.num_rows
-        running = self._running()
-        if demand.complete:  # those that run stay for the next fragment
-            counts = np.where(running, self._episodes.first_row, counts)
-        else:
-            self._episodes.fragments += running & (counts > self._episodes.first_row)
-            self._episodes.first_row[running] = counts[running]
-        batch = self._columns.batch(counts, DUMMY_AGENT, unroll_id)
-        policy_batches = {self._policy_id: batch} if len(batch) else {}
-        return Sample(
-            policy_batches,
-            len(batch),
-            late=late,
-            faults=tuple(self._faults),
-            episodes=tuple(self._results),
-        )
 
 
 def _groups_of(pool: ActorPool) -> tuple[_Ints, ...]:

@@ -162,7 +162,8 @@ class Columns:
 
         Args:
             capacity: Rows of each env to make room for.
-            kept: `(N,)` how many of the last complete rows of each env it begins with.
+            kept: `(N,)` how many of the last complete rows of each env it begins with; they may be
+                of several episodes, and begin within one.
             opened: `(N,)` whether an env's open row comes along.
         """
         taken = kept + opened
@@ -184,9 +185,16 @@ class Columns:
                     columns._trees[name],
                 )
             columns._marked[env_id, :count] = self._marked[env_id, first : first + count]
+            cut = bool(kept[env_id]) and not self._marked[env_id, first]
             columns._versions[env_id, :count] = self._versions[env_id, first : first + count]
             for name, marks in self._marks.items():
                 columns._marks[name][env_id, :count] = marks[env_id, first : first + count]
+            if cut:
+                begun = int(np.flatnonzero(self._marked[env_id, :first])[-1])
+                columns._marked[env_id, 0] = True
+                for name, marks in self._marks.items():
+                    columns._marks[name][env_id, 0] = marks[env_id, begun]
+                columns._marks["t"][env_id, 0] += first - begun
         columns.num_rows[:] = kept
         columns._spare(self._trees)
         return columns

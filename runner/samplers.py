@@ -35,11 +35,12 @@ def make_sampler(
     """
     pool = envs.pool
     reason = _why_not_columns(envs, config, policies())
-    for setting in ("vectorized", "pipelined"):
-        if getattr(config, setting) and reason:
-            raise ConfigError(f"this cannot be sampled with {setting}=True: {reason}")
-    if config.pipelined and config.vectorized is False:
-        raise ConfigError("pipelined=True needs columns, and vectorized=False refuses them")
+    for setting in ("vectorized", "pipelined", "run_ahead"):
+        value = getattr(config, setting)
+        if value and reason:
+            raise ConfigError(f"this cannot be sampled with {setting}={value}: {reason}")
+        if value and config.vectorized is False:
+            raise ConfigError(f"{setting}={value} needs columns, and vectorized=False refuses them")
     if pool is not None and pool.autoreset_mode is AutoresetMode.SAME_STEP:
         raise ConfigError('a runner takes a pool with autoreset_mode "NextStep" or "Disabled"')
     if pool is not None and reason is None and config.vectorized is not False:

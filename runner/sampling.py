@@ -30,6 +30,7 @@ _LEAST = {
     "min_envs": 1,
     "envs_per_bridge": 1,
     "max_waiting_steps": 0,
+    "run_ahead": 0,
     "worker_index": 0,
 }
 
@@ -84,6 +85,10 @@ class RunnerConfig:
     #: the others it has what they have done, and what they were asked goes on in the next one.
     #: Not with `pipelined`.
     enough_envs: float = 1.0
+    #: While a sample waits for slow envs, those that have contributed their part go on, by at most
+    #: so many steps; these rows are the first of the next sample. Only where rows are kept in
+    #: columns and episodes are cut; not with `pipelined` or `enough_envs`.
+    run_ahead: int = 0
     #: Asked once per agent and episode. None: the only policy.
     policy_mapping_fn: PolicyMapping | None = None
     callbacks: Callbacks = field(default_factory=Callbacks)
@@ -120,6 +125,8 @@ class RunnerConfig:
             raise ConfigError(f"enough_envs must be in (0, 1], not {self.enough_envs}")
         if self.pipelined and self.enough_envs < 1.0:
             raise ConfigError("enough_envs: groups that take turns wait for their slowest env")
+        if self.run_ahead:
+            self._check_run_ahead()
         choices = {
             "batch_mode": ("truncate_episodes", "complete_episodes"),
             "count_steps_by": ("env_steps", "agent_steps"),
@@ -128,6 +135,22 @@ class RunnerConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
+
+    def _check_run_ahead(self) -> None:
+        reasons = {
+            "pipelined=True": (self.pipelined, "groups that take turns wait for their slowest env"),
+            f"enough_envs={self.enough_envs}": (
+                self.enough_envs < 1.0,
+                "it does not wait for slow envs; choose one of both",
+            ),
+            'batch_mode="complete_episodes"': (
+                self.batch_mode == "complete_episodes",
+                "whole episodes end where they end",
+            ),
+        }
+        for setting, (given, reason) in reasons.items():
+            if given:
+                raise ConfigError(f"run_ahead={self.run_ahead} with {setting}: {reason}")
 
     def connector(self, kind: Literal["observation", "action"], policy_id: str) -> Connector | None:
         """Return what the observations, or actions, of a policy's agents go through."""
@@ -205,9 +228,15 @@ class Demand:
 
         Raises:
             ValueError: Both numbers are given, or one is negative.
+            ConfigError: A number of episodes, where envs run ahead in episodes that are cut.
         """
         if num_env_steps is not None and num_episodes is not None:
             raise ValueError("give num_env_steps or num_episodes, not both")
+        if num_episodes is not None and config.run_ahead:
+            raise ConfigError(
+                f"num_episodes={num_episodes}: with run_ahead={config.run_ahead} episodes are cut "
+                "between samples; ask for num_env_steps"
+            )
         complete = config.batch_mode == "complete_episodes"
         if num_env_steps is None and num_episodes is None:
             quotas = np.where(live, config.rollout_fragment_length, 0)

@@ -62,6 +62,7 @@ PURE = CORE | {
     "runner/latency.py",
     "runner/local_rows.py",
     "runner/recovery.py",
+    "runner/column_fragments.py",
     "runner/columns.py",
     "runner/episode.py",
     "runner/fragment.py",
