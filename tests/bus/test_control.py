@@ -38,10 +38,20 @@ def test_any_buffer_is_read(buffer: type) -> None:
 
 
 @pytest.mark.parametrize("read", [read_hello, read_heartbeat, read_failed])
-@pytest.mark.parametrize("frames", [[], [b""], [b"\xc1"], [b"\x80"], [b"\x80", b"\x80"]])
+@pytest.mark.parametrize("frames", [[], [b""], [b"\xc1"], [b"\x90"], [b"\x80", b"\x80"]])
 def test_junk_is_a_decode_error(read: Callable[[Any], object], frames: list[bytes]) -> None:
     with pytest.raises(DecodeError, match="unreadable"):
         read(frames)
+
+
+def test_a_heartbeat_that_names_nobody_is_its_senders() -> None:
+    assert read_heartbeat([b"\x80"]).identity == b""
+
+
+@pytest.mark.parametrize("read", [read_hello, read_failed])
+def test_what_must_be_there_is_missed(read: Callable[[Any], object]) -> None:
+    with pytest.raises(DecodeError, match="unreadable"):
+        read([b"\x80"])
 
 
 @given(junk=st.binary(max_size=40))
