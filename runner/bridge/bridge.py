@@ -76,6 +76,9 @@ __all__ = ["ExternalEnvBridge"]
 
 logger = logging.getLogger("envbus.runner.bridge")
 
+#: Messages that are taken at one go. Whoever sends the next ones does so while the owner acts upon
+#: these; taking all there are would have both wait for each other by turns.
+_MOST_TAKEN = 256
 #: Seconds that a `poll` without a time-out waits.
 _PATIENCE = 300.0
 
@@ -465,13 +468,13 @@ class ExternalEnvBridge:
             restart_at = self.gateway.wake_at()
             if restart_at is not None:
                 timeout = min(timeout, max(restart_at - self._clock(), 0.0))
-        for outcome in self._broker.poll(timeout):
+        for outcome in self._broker.poll(timeout, most=_MOST_TAKEN):
             self._take(outcome)
         wake_at = self._episodes.wake_at()
-        if wake_at is not None:
-            now = self._clock()
-            if wake_at <= now:
-                self._perform(self._episodes.handle(Tick(), now))
+        if wake_at is not None and wake_at <= self._clock():
+            for outcome in self._broker.poll(0.0):  # all that is there counts
+                self._take(outcome)
+            self._perform(self._episodes.handle(Tick(), self._clock()))
 
     def _raise_end(self) -> None:
         """Raise what became of one simulator that has ended."""
@@ -486,8 +489,8 @@ class ExternalEnvBridge:
                 self._on_request(outcome.peer, outcome.header, outcome.frames)
         elif isinstance(outcome, PeerLeft):
             self._plain.discard(outcome.peer)
-            if self._names.pop(outcome.peer, None) is not None:
-                logger.info("client %s is gone: %s", outcome.name, outcome.reason)
+            if (name := self._names.pop(outcome.peer, None)) is not None:
+                logger.info("client %s is gone: %s", name, outcome.reason)
             self._perform(
                 self._episodes.handle(ClientLost(outcome.peer, outcome.reason), self._clock())
             )
