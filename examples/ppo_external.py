@@ -6,15 +6,19 @@
 
 It has no envs of its own. Any program that plays CartPole by the verbs of a client may come and go:
 those of `examples/simulators` and `examples/clients`, or yours. docs/external-simulators.md tells
-how one is written.
+how one is written, also for something else than CartPole (`--spaces`).
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import json
+import os
+import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,13 +28,21 @@ import numpy as np
 import torch
 from curves import Curve
 from ppo import Agent, add_ppo_options, make_policy, update
+from torch import nn
 
 from envbus.bus.gateway import GatewayConfig
-from envbus.runner import EnvRunner, EpisodeResult, ExternalEnvBridge, Normalize, RunnerConfig
+from envbus.runner import (
+    ClipActions,
+    EnvRunner,
+    EpisodeResult,
+    ExternalEnvBridge,
+    Normalize,
+    RunnerConfig,
+)
 
 
 class Parties:
-    """What each kind of simulator has done. An episode's id begins with it: `cpp-17-3`."""
+    """What each kind of simulator has done. Its episodes' ids begin with it: `cpp-17-3`."""
 
     def __init__(self, episodes: int) -> None:
         self._episodes = episodes
@@ -41,7 +53,7 @@ class Parties:
     def add(self, steps: int, episodes: Iterable[EpisodeResult]) -> None:
         """Take up episodes that ended, after so many steps of all."""
         for one in episodes:
-            party = one.episode_id.split("-")[0]
+            party = one.episode_id.split("-")[0] if "-" in one.episode_id else "others"
             last = self._last.setdefault(party, deque(maxlen=self._episodes))
             last.append(one.episode_return)
             self._env_steps[party] = self._env_steps.get(party, 0) + one.length
@@ -67,23 +79,65 @@ class Parties:
         }
 
 
+class Served(nn.Module):
+    """What `envbus serve` needs of an agent: its actor, and what observations are scaled by."""
+
+    def __init__(self, agent: Agent, normalize: Normalize) -> None:
+        super().__init__()
+        state = normalize.get_state()
+        mean, variance = state["means"][0], np.asarray(state["m2s"][0]) / state["count"]
+        self.mean = torch.as_tensor(np.asarray(mean, np.float32))
+        self.scale = torch.as_tensor(np.sqrt(variance + normalize.epsilon).astype(np.float32))
+        self.clip, self.agent = normalize.clip, agent
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = self.agent.actor(((obs - self.mean) / self.scale).clamp(-self.clip, self.clip))
+        return (out,) if self.agent.discrete else (out, self.agent.log_std.expand_as(out))
+
+    def save(self, file: Path) -> None:
+        """Write it in ONNX's format."""
+        with warnings.catch_warnings():  # the new exporter needs one more package
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.onnx.export(
+                self,
+                (torch.zeros(2, *self.mean.shape),),
+                file,
+                input_names=["obs"],
+                output_names=["logits"] if self.agent.discrete else ["means", "log_std"],
+                dynamic_axes={"obs": {0: "rows"}},
+                dynamo=False,
+            )
+
+
+def find_spaces(args: argparse.Namespace) -> tuple[gymnasium.Space, gymnasium.Space]:
+    if args.spaces is None:
+        env = gymnasium.make(args.env)
+        return env.observation_space, env.action_space
+    sys.path.insert(0, os.getcwd())
+    module, _, name = args.spaces.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="PPO from simulators that connect.")
+    parser.add_argument("--env", default="CartPole-v1", help="whose spaces simulators have")
+    parser.add_argument("--spaces", help="module:name of a pair of spaces, instead of an env's")
     parser.add_argument("--bind", default="tcp://127.0.0.1:5556", help="for ZeroMQ")
     parser.add_argument("--tcp", default="127.0.0.1:7000", help="for plain TCP")
     parser.add_argument("--websocket", default="127.0.0.1:7001")
     parser.add_argument("--each", type=int, default=0, help="go on until the last so many episodes "
                         "of each kind of simulator reach the target, too")  # fmt: skip
+    parser.add_argument("--onnx", type=Path, help="file for the trained policy")
     parser.add_argument("--episodes", type=Path, help="file: a line of JSON per finished episode")
     add_ppo_options(parser)
-    parser.set_defaults(env="CartPole-v1", target=475.0, total_steps=600_000, num_steps=64)
+    parser.set_defaults(target=475.0, total_steps=600_000, num_steps=64)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
 
-    spaces = gymnasium.make(args.env)
+    observation_space, action_space = find_spaces(args)
     bridge = ExternalEnvBridge(
-        spaces.observation_space,
-        spaces.action_space,
+        observation_space,
+        action_space,
         bind=args.bind,
         gateway=GatewayConfig(tcp=(args.tcp,), websocket=(args.websocket,)),
     )
@@ -91,8 +145,8 @@ def main() -> None:
     print(f"gateway: process {bridge.gateway.pid}")
     print("simulators connect to", *bridge.addresses, flush=True)
 
-    normalize = Normalize(spaces.observation_space)
-    agent = Agent(normalize.space, spaces.action_space)
+    normalize = Normalize(observation_space)
+    agent = Agent(normalize.space, action_space)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     # Simulators are answered while the agent learns: who answers them is a copy.
     policy, learnt = make_policy(copy.deepcopy(agent)), make_policy(agent)
@@ -101,6 +155,7 @@ def main() -> None:
         rollout_fragment_length=rows,
         max_waiting_steps=rows,  # what is older was chosen by weights that are too old
         observation_connector=normalize,
+        action_connector=ClipActions(action_space),
         seed=args.seed,
     )
     steps, faulty, sampling, learning = 0, 0, 0.0, 0.0
@@ -130,6 +185,8 @@ def main() -> None:
             learning += time.perf_counter() - begin
             policy.set_weights(learnt.get_weights())
         statistics = bridge.statistics()
+    if args.onnx is not None:
+        Served(agent, normalize).save(args.onnx)
     curve.end(
         curves=parties.curves,
         parties=parties.summary(),
