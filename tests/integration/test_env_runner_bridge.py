@@ -12,7 +12,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from envbus.runner import ActorPool, EnvRunner, ExternalEnvBridge, RandomPolicy, RunnerConfig
+from envbus.runner import (
+    ActorPool,
+    EnvRunner,
+    ExternalEnvBridge,
+    MlpPolicy,
+    RandomPolicy,
+    RunnerConfig,
+)
 from envbus.runner.bridge.vocabulary import EpisodeLimits
 from tests.sources import ROOT
 
@@ -115,3 +122,46 @@ def test_simulators_beside_a_pool_of_actors() -> None:
             assert np.bincount(batch["env_id"])[:2].tolist() == [64, 64]
             for rows in batch.split_by_trajectory():
                 assert np.array_equal(rows["obs"][1:], rows["next_obs"][:-1])
+
+
+def test_x_13_a_killed_client_that_chooses_itself_loses_no_episode_that_it_has_ended() -> None:
+    program = SIMULATOR.replace(
+        "heartbeat=0.2",
+        'heartbeat=0.2, inference="client", policy=policy_from_weights, '
+        "local=LocalSettings(fragment_length=5)",
+    ).replace(
+        "import ExternalEnvClient",
+        "import ExternalEnvClient, LocalSettings\nfrom envbus.runner import policy_from_weights",
+    )
+    program += "        print(episode, flush=True)\n"
+    spaces = gymnasium.make("CartPole-v1")
+    bridge = ExternalEnvBridge(
+        spaces.observation_space, spaces.action_space, limits=EpisodeLimits(lease=0.5)
+    )
+    policy = MlpPolicy(spaces.observation_space, spaces.action_space, seed=1)
+    lengths: dict[str, int] = {}
+    faulty: list[str] = []
+    with EnvRunner(bridge, policy, RunnerConfig(publish=True)) as runner:
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, bridge.address, "1000"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            while not faulty:
+                sample = runner.sample(100, timeout=0.5)
+                for episode in sample.episodes:
+                    if episode.faulty:
+                        faulty.append(episode.episode_id)
+                    else:
+                        lengths[episode.episode_id] = episode.length
+                if len(lengths) >= 5:
+                    child.kill()
+        finally:
+            child.kill()
+            told, _ = child.communicate(timeout=PATIENCE)
+    ended = told.split()
+    assert len(ended) >= 4
+    assert set(ended) <= lengths.keys()
+    assert len(lengths) <= len(ended) + 1  # ended, and killed before it heard so
