@@ -1,4 +1,4 @@
-"""The commands around external simulators: `doctor` and `conformance`.
+"""The commands around external simulators: `doctor`, `conformance` and `replay`.
 
 Secrets are given as files, never as arguments, which every user of a machine can see.
 """
@@ -48,6 +48,7 @@ def add_commands(app: typer.Typer) -> None:
     """Add the commands of this module to the program."""
     app.command()(doctor)
     app.command()(conformance)
+    app.command()(replay)
 
 
 def doctor(
@@ -127,6 +128,43 @@ def conformance(
         console.print(_row(Text(finding.outcome, colours[finding.outcome]), 8, lines))
     console.print(", ".join(f"{count} {name}" for name, count in counts.items()))
     raise typer.Exit(1 if counts["failed"] else 0)
+
+
+def replay(
+    episodes: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER|MINARI-ID",
+            help="A folder of recorded episodes (Parquet shards), or the id of a Minari dataset "
+            "that is on this machine.",
+        ),
+    ],
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="Of the bridge, e.g. tcp://127.0.0.1:5556.")
+    ],
+    keys: _Keys = None,
+    server_key: _ServerKey = None,
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="Keep the episodes out of training.")
+    ] = False,
+) -> None:
+    """Send recorded episodes to a bridge, as a simulator would that has acted by itself."""
+    try:
+        from envbus.runner.recordings import minari_episodes, read_episodes
+        from envbus.runner.recordings import replay as send
+    except ImportError as exc:
+        raise ConfigError("to replay episodes, install envbus[parquet]") from exc
+    from envbus.actors import ExternalEnvClient
+
+    console = Console(highlight=False)
+    count = 0
+    found = read_episodes(episodes) if Path(episodes).is_dir() else minari_episodes(episodes)
+    with ExternalEnvClient(address, keys=keys, server_key=server_key) as client:
+        with console.status("") as status:
+            for episode in found:
+                status.update(f"{count} episodes replayed")
+                count += send([episode], client, training_enabled=not untrained)
+    console.print(f"{count} episodes replayed to {address}")
 
 
 def _client_findings(
