@@ -5,10 +5,11 @@ Secrets are given as files, never as arguments, which every user of a machine ca
 
 from __future__ import annotations
 
+import itertools
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -158,12 +159,17 @@ def replay(
 
     console = Console(highlight=False)
     count = 0
-    found = read_episodes(episodes) if Path(episodes).is_dir() else minari_episodes(episodes)
-    with ExternalEnvClient(address, keys=keys, server_key=server_key) as client:
-        with console.status("") as status:
-            for episode in found:
-                status.update(f"{count} episodes replayed")
-                count += send([episode], client, training_enabled=not untrained)
+    found: Iterator[Any] = (
+        read_episodes(episodes) if Path(episodes).is_dir() else minari_episodes(episodes)
+    )
+    first = next(found, None)
+    if first is None:
+        raise ConfigError(f"there are no episodes in {episodes}")
+    client = ExternalEnvClient(address, keys=keys, server_key=server_key)
+    with client, console.status("") as status:
+        for episode in itertools.chain([first], found):
+            status.update(f"{count} episodes replayed")
+            count += send([episode], client, training_enabled=not untrained)
     console.print(f"{count} episodes replayed to {address}")
 
 

@@ -80,7 +80,7 @@ def minari_episodes(dataset: Any) -> Iterator[SampleBatch]:
         dataset: A `minari.MinariDataset`, or the id of one that is on this machine.
 
     Raises:
-        ConfigError: It is an id, and Minari is not installed.
+        ConfigError: It is an id, and there is no such dataset, or Minari is not installed.
     """
     if isinstance(dataset, str):
         try:
@@ -89,7 +89,10 @@ def minari_episodes(dataset: Any) -> Iterator[SampleBatch]:
             raise ConfigError(
                 f"to read the Minari dataset {dataset!r}, install minari[hdf5]"
             ) from exc
-        dataset = minari.load_dataset(dataset)
+        try:
+            dataset = minari.load_dataset(dataset)
+        except (FileNotFoundError, ValueError) as exc:
+            raise ConfigError(f"there is no Minari dataset {dataset!r} here: {exc}") from exc
     for episode in dataset.iterate_episodes():
         length = len(episode.rewards)
         yield SampleBatch(
