@@ -5,9 +5,11 @@ Leaves out which rows go together (`policy_batching.py`).
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,7 +25,39 @@ from envbus.runner.nested import Tree, concatenate_trees, leaves_of, map_tree
 from envbus.runner.policies import PolicyOutput, as_rows
 from envbus.runner.policy_batching import Piece
 
-__all__ = ["Answer", "SharedRows", "cut", "form_of", "gather", "join", "split"]
+__all__ = ["Answer", "RowMemory", "SharedRows", "cut", "form_of", "gather", "join", "split"]
+
+#: Bytes from which arrays are worth keeping: the system gives smaller ones without new pages.
+_LARGE: Final = 64 * 1024
+#: Arrays that are kept; a batch has one per leaf.
+_MOST_KEPT: Final = 8
+
+
+class RowMemory:
+    """Memory for large batches, used again when nobody refers to the former batch any more.
+
+    Fresh pages from the system cost several times what a copy into old ones does. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[npt.NDArray[np.uint8]] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return an array to be filled: C-contiguous, writable, and nobody else's."""
+        size = math.prod(shape) * dtype.itemsize
+        if size < _LARGE or dtype.hasobject:
+            return np.empty(shape, dtype)
+        kept = self._kept
+        for index in range(len(kept)):
+            # Two: the list's, and the argument. Each view has one to what it is a view of.
+            if size <= kept[index].nbytes <= 2 * size and sys.getrefcount(kept[index]) <= 2:
+                found = kept.pop(index)
+                break
+        else:
+            found = np.empty(size, np.uint8)
+        kept.append(found)  # the latest at the end
+        del kept[:-_MOST_KEPT]
+        return found[:size].view(dtype).reshape(shape)
 
 
 class Answer(NamedTuple):
@@ -125,7 +159,7 @@ def cut(tree: Tree, piece: Piece) -> Tree:
     return map_tree(lambda leaf: leaf[start:stop], tree)
 
 
-def gather(parts: Sequence[Tree]) -> Tree:
+def gather(parts: Sequence[Tree], memory: RowMemory) -> Tree:
     """Return the rows of several parts as one, in memory that is nobody else's.
 
     Parts are batches of one form, or lists of single observations, or None.
@@ -135,9 +169,15 @@ def gather(parts: Sequence[Tree]) -> Tree:
         return None
     if isinstance(first, list):
         return as_rows([one for part in parts for one in part])
-    if len(parts) == 1:
-        return map_tree(_owned, first)
-    return map_tree(lambda *leaves: np.concatenate(leaves), *parts)
+
+    def joined(*leaves: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        leaf = leaves[0]
+        if len(leaves) == 1 and leaf.flags.writeable:  # what was decoded is not
+            return leaf
+        rows = sum(map(len, leaves))
+        return np.concatenate(leaves, out=memory.empty((rows, *leaf.shape[1:]), leaf.dtype))
+
+    return map_tree(joined, *parts)
 
 
 def form_of(tree: Tree, rows: int, what: str) -> object:
@@ -203,10 +243,6 @@ class SharedRows:
         """Let go of the memory."""
         self._observations = None
         self._arena.close()
-
-
-def _owned(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return leaf if leaf.flags.owndata and leaf.flags.writeable else leaf.copy()
 
 
 def _checked(tree: Tree, rows: int, what: str) -> Tree:

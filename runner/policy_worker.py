@@ -50,7 +50,16 @@ from envbus.runner.policy_protocol import (
     ShareRows,
     service_of,
 )
-from envbus.runner.policy_rows import Answer, SharedRows, cut, form_of, gather, join, split
+from envbus.runner.policy_rows import (
+    Answer,
+    RowMemory,
+    SharedRows,
+    cut,
+    form_of,
+    gather,
+    join,
+    split,
+)
 
 __all__ = ["HostedPolicy", "PolicyWorker", "Pushed"]
 
@@ -139,6 +148,7 @@ class PolicyWorker:
         self._numbers = itertools.count(1)
         self._calls: dict[int, _Call] = {}
         self._shared: dict[str, SharedRows] = {}
+        self._memory = RowMemory()
         self._askers: set[bytes] = set()
         self._stopping = False
         self._clock = time.monotonic
@@ -393,9 +403,10 @@ class PolicyWorker:
                 self._answer(hosted, call, crowded=crowded)
 
     def _ask_policy(self, hosted: HostedPolicy, pieces: list[Piece], *, explore: bool) -> Answer:
-        observations = gather([self._observations(piece) for piece in pieces])
+        observations = gather([self._observations(piece) for piece in pieces], self._memory)
         states = gather(
-            [cut(self._calls[piece.request].request.states.value, piece) for piece in pieces]
+            [cut(self._calls[piece.request].request.states.value, piece) for piece in pieces],
+            self._memory,
         )
         rows = sum(piece.stop - piece.start for piece in pieces)
         begin = time.perf_counter()

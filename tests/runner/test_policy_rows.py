@@ -8,11 +8,16 @@ import pytest
 from envbus.bus.errors import ProtocolError
 from envbus.runner.policies import PolicyOutput
 from envbus.runner.policy_batching import Piece
-from envbus.runner.policy_rows import Answer, cut, form_of, gather, join, split
+from envbus.runner.policy_rows import Answer, RowMemory, cut, form_of, join, split
+from envbus.runner.policy_rows import gather as gather_in
 
 
 def rows(count: int, first: int = 0) -> np.ndarray[Any, Any]:
     return np.arange(first, first + count, dtype=np.float32).reshape(count, 1)
+
+
+def gather(parts: list[Any]) -> Any:
+    return gather_in(parts, RowMemory())
 
 
 def test_pieces_of_several_requests_become_one_batch_that_may_be_written_to() -> None:
@@ -38,6 +43,31 @@ def test_nested_observations_and_those_without_a_fixed_size_are_gathered_too() -
 def test_what_is_nobody_else_s_is_not_copied() -> None:
     fresh = rows(3)[[0, 2]]
     assert gather([fresh]) is fresh
+
+
+def test_memory_of_a_large_batch_is_used_again_once_nobody_refers_to_it() -> None:
+    memory = RowMemory()
+    shape, dtype = (32, 4, 84, 84), np.dtype(np.uint8)
+    first = memory.empty(shape, dtype)
+    place = first.ctypes.data
+    part = first[3]
+    other = memory.empty(shape, dtype)
+    assert not np.shares_memory(first, other)
+    del first
+    assert not np.shares_memory(memory.empty(shape, dtype), part)
+    del part
+    assert memory.empty((8, 4, 84, 84), np.dtype(np.float32)).ctypes.data == place
+    assert memory.empty((2,), dtype).flags.owndata
+
+
+def test_a_large_batch_of_one_request_may_be_written_to_as_well() -> None:
+    pixels = np.ones((32, 4, 84, 84), np.uint8)
+    pixels.flags.writeable = False
+    memory = RowMemory()
+    gather_in([pixels], memory)[:] = 7
+    both = gather_in([pixels, pixels], memory)
+    assert both.shape == (64, 4, 84, 84)
+    assert (both == 1).all()
 
 
 def test_an_answer_is_split_and_joined_without_a_loss() -> None:
