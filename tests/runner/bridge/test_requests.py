@@ -10,8 +10,10 @@ from envbus.actors.external.agreement import Agreement
 from envbus.actors.external.errors import EpisodeError, SpaceMismatchError
 from envbus.actors.external.protocol import (
     EndEpisode,
+    FragmentStep,
     GetAction,
     LogAction,
+    LogFragment,
     LogReturns,
     StartEpisode,
 )
@@ -95,3 +97,48 @@ def test_what_cannot_be_read_is_told_apart_from_what_is_wrong() -> None:
     header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "GetAction", 1.0)
     with pytest.raises(DecodeError):
         read(header, [b"\x80"], b"p", ONE)
+
+
+def test_a_fragment_is_the_verbs_that_its_steps_stand_for() -> None:
+    step = FragmentStep(reward=1, observation=[0], action=1, policy_version=3, extras={"v": 0.5})
+    read_as = event(
+        LogFragment(episode_id="e", policy_id="p", first=4, steps=[step, FragmentStep(reward=2.0)])
+    )
+    assert (read_as.policy_id, read_as.first) == ("p", 4)
+    chosen, tail = read_as.parts
+    assert chosen.reward.rewards == {"agent0": 1.0}
+    assert chosen.step.action == {"agent0": 1}
+    assert chosen.choice.extras == {"agent0": {"v": 0.5}}
+    assert chosen.choice.policy_version == 3
+    assert (tail.reward.rewards, tail.step, tail.choice) == ({"agent0": 2.0}, None, None)
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (FragmentStep(observation=[9], action=1), "observation of episode e: expected Box"),
+        (FragmentStep(observation=[0], action=2), "action of episode e: expected Discrete"),
+        (FragmentStep(observation=[0]), "action of episode e: expected Discrete"),
+        (FragmentStep(reward="1"), "reward is a number"),
+        (
+            FragmentStep(observation=[0], action=1, policy_version=0, extras=[1]),
+            "extras of 'agent0' are a map",
+        ),
+        (
+            FragmentStep(
+                observation=[0],
+                action=1,
+                policy_version=0,
+                extras=dict.fromkeys(map(str, range(65))),
+            ),
+            "at most 64 values",
+        ),
+    ],
+)
+def test_x_21_a_step_of_a_fragment_that_does_not_fit_is_refused_and_named(
+    step: FragmentStep, text: str
+) -> None:
+    with pytest.raises(EpisodeError, match=text):
+        event(LogFragment(episode_id="e", policy_id="p", first=0, steps=[step]))
+    with pytest.raises(EpisodeError, match="first step is not -1"):
+        event(LogFragment(episode_id="e", policy_id="p", first=-1, steps=[]))
