@@ -8,10 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.bus.errors import EnvbusError
 
+#: What each simulator tells: whoever is first at a server.
+SPACES: dict[str, Any] = {
+    "observation_space": spaces.Box(-1000.0, 1000.0, (2,)),
+    "action_space": spaces.Discrete(1000),
+}
 #: First number of an observation for which the policy fails.
 FAILURE = 99.0
 
@@ -29,8 +35,8 @@ def echo(action_space: Any) -> Callable[[Any], Any]:
 
 def play(address: str, name: str, episodes: int, steps: int) -> None:
     """Play episodes in pairs, and say of each that it has ended as soon as that was answered."""
-    patient = ClientTimeouts(patience=20.0)
-    with ExternalEnvClient(address, name=name, heartbeat=0.2, timeouts=patient) as client:
+    options: dict[str, Any] = {"heartbeat": 0.2, "timeouts": ClientTimeouts(patience=20.0)}
+    with ExternalEnvClient(address, name=name, **options, **SPACES) as client:
         number = 0
         while number < episodes:
             try:

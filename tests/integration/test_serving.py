@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,12 +18,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from gymnasium import spaces
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.bus.errors import OverloadedError
 from envbus.runner.recordings import read_episodes
-from tests.integration.served_policies import FAILURE
+from tests.integration.served_policies import FAILURE, SPACES
 from tests.sources import ROOT
 
 pytestmark = pytest.mark.timeout(60)
@@ -29,10 +30,6 @@ pytestmark = pytest.mark.timeout(60)
 #: Seconds; never expected to pass.
 PATIENCE = 30.0
 STEPS = 8
-SPACES: dict[str, Any] = {
-    "observation_space": spaces.Box(-1000.0, 1000.0, (2,)),
-    "action_space": spaces.Discrete(1000),
-}
 
 
 class Server:
@@ -75,42 +72,55 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Simulator:
+    """A program that plays, and says which episodes have ended."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.integration.served_policies"),
+                *(address, name, "1000000", str(STEPS)),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        #: Those whose end it was told.
+        self.ended: set[str] = set()
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def line(self) -> str:
+        """Wait for the end of an episode."""
+        return self._lines.get(timeout=PATIENCE)
+
+    def kill(self) -> set[str]:
+        """Return all episodes whose end it was told; those in its last words, too."""
+        self.process.kill()
+        self._thread.join(PATIENCE)
+        return self.ended
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                if line.endswith("\n"):
+                    self.ended.add(line.strip())
+                    self._lines.put(line.strip())
+        self.process.wait()
+
+
 @contextmanager
-def simulators(
-    address: str, count: int, episodes: int = 100_000
-) -> Iterator[list[subprocess.Popen[str]]]:
+def simulators(address: str, count: int) -> Iterator[list[Simulator]]:
     """Programs that play; killed at the end."""
     with ExitStack() as stack:
         programs = []
         for index in range(count):
-            program = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "tests.integration.served_policies"),
-                    *(address, f"s{index}", str(episodes), str(STEPS)),
-                ],
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            stack.callback(program.communicate, timeout=PATIENCE)
-            stack.callback(program.kill)
-            programs.append(program)
+            programs.append(Simulator(address, f"s{index}"))
+            stack.callback(programs[-1].kill)
         yield programs
-
-
-def told(programs: list[subprocess.Popen[str]]) -> set[str]:
-    """Kill programs, and return the episodes whose end they were told."""
-    ended: set[str] = set()
-    for program in programs:
-        program.kill()
-        ended |= set(program.communicate(timeout=PATIENCE)[0].split())
-    return ended
-
-
-def line(program: subprocess.Popen[str]) -> str:
-    assert program.stdout is not None
-    return program.stdout.readline()
 
 
 def recorded(folder: Path) -> dict[str, Any]:
@@ -140,22 +150,20 @@ def test_killing_the_server_loses_no_episode_whose_end_was_told(tmp_path: Path) 
     bind = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as stack:
         server = stack.enter_context(Server("--bind", bind, "--record", str(tmp_path)))
-        with connect(server):  # the spaces
-            programs = stack.enter_context(simulators(bind, 3))
-            for program in programs:
-                assert line(program)
+        programs = stack.enter_context(simulators(bind, 3))
+        for program in programs:
+            assert program.line()
         server.process.kill()
         server.process.wait(PATIENCE)
         before = set(recorded(tmp_path))
         # The simulators come back by themselves to another server at the same address.
         stack.enter_context(Server("--bind", bind, "--record", str(tmp_path)))
-        with ExternalEnvClient(bind, **SPACES):
-            for program in programs:
-                while (ended_now := line(program).strip()) in before:
-                    assert ended_now
-        ended = told(programs)
+        for program in programs:
+            while program.line() in before:
+                pass
+        ended = set[str]().union(*(program.kill() for program in programs))
         found = recorded(tmp_path)
-    assert ended
+    assert len(ended) > 2 * len(programs)
     assert ended <= set(found)
     for rows in found.values():
         assert rows["actions"].tolist() == list(range(STEPS))
@@ -166,15 +174,15 @@ def test_killing_the_server_loses_no_episode_whose_end_was_told(tmp_path: Path) 
 
 def test_many_clients_of_which_one_is_killed(tmp_path: Path) -> None:
     options = ("--record", str(tmp_path), "--lease", "0.5")
-    with Server(*options) as server, connect(server):
+    with Server(*options) as server:
         with simulators(server.addresses[0], 4) as programs:
             for program in programs:
-                assert line(program)
+                assert program.line()
             programs[0].kill()
             for program in programs[1:]:
                 for _ in range(40):
-                    assert line(program)
-            ended = told(programs)
+                    assert program.line()
+            ended = set[str]().union(*(program.kill() for program in programs))
         said = server.end()
     assert server.process.returncode == 0, said
     assert re.search(r"client s0\S* is gone", said), said
@@ -184,11 +192,11 @@ def test_many_clients_of_which_one_is_killed(tmp_path: Path) -> None:
 def test_killing_the_gateway_interrupts_nobody_for_long(tmp_path: Path) -> None:
     places = ("--tcp", "127.0.0.1:0", "--ws", "127.0.0.1:0")
     options = (*places, "--record", str(tmp_path), "--drain-timeout", "0.1")
-    with Server(*options) as server, connect(server):
+    with Server(*options) as server:
         _, stream, websocket = server.addresses
         assert (stream[:9], websocket[:5]) == ("stream://", "ws://")
         with simulators(server.addresses[0], 1) as (program,):
-            assert line(program)
+            assert program.line()
             gateway = next(
                 child
                 for child in psutil.Process(server.process.pid).children(recursive=True)
@@ -200,7 +208,7 @@ def test_killing_the_gateway_interrupts_nobody_for_long(tmp_path: Path) -> None:
             )
             gateway.kill()
             for _ in range(20):
-                assert line(program)
+                assert program.line()
             with socket.create_connection(("127.0.0.1", int(stream.rpartition(":")[2])), 5.0):
                 pass
         said = server.end()
@@ -209,7 +217,8 @@ def test_killing_the_gateway_interrupts_nobody_for_long(tmp_path: Path) -> None:
 
 
 def test_sigterm_lets_running_episodes_end_and_none_begin(tmp_path: Path) -> None:
-    with Server("--record", str(tmp_path)) as server, connect(server) as client:
+    options = ("--record", str(tmp_path), "--drain-timeout", "60")
+    with Server(*options) as server, connect(server) as client:
         client.start_episode("e")
         assert client.get_action("e", seen(3)) == 3
         server.process.terminate()
