@@ -19,6 +19,8 @@ DUMMY_AGENT: Final = "agent0"
 #: Stands for observations and infos that a later `poll` will return.
 ASYNC_RESET: Final = "async_reset_return"
 
+_ONLY_ALL = frozenset({ALL})
+
 
 class _SixDicts(NamedTuple):
     #: By env and agent. An env that returned nothing else than flags is there too, with `{}`.
@@ -106,6 +108,8 @@ class HeldBack:
     def settle(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return the next record with what is due now; may change `record`'s dicts."""
         observations = record["observations"]
+        if self._leaves_as_is(record, observations):
+            return record
         if record["terminateds"][ALL] or record["truncateds"][ALL]:
             due: Any = {*observations, *record["rewards"], *self._rewards}
             due |= {agent for name in self._flags for agent in record[name]}
@@ -130,3 +134,11 @@ class HeldBack:
                 held_flags.discard(agent)
                 flags[agent] = True
         return record
+
+    def _leaves_as_is(self, record: Mapping[str, Any], observations: Mapping[Any, Any]) -> bool:
+        """Return whether nothing is held, and all who got something have an observation."""
+        if self._rewards or not record["rewards"].keys() <= observations.keys():
+            return False
+        return not any(self._flags.values()) and all(
+            record[name].keys() - observations.keys() <= _ONLY_ALL for name in self._flags
+        )

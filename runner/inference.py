@@ -114,11 +114,15 @@ class Inference:
         connector = self._config.connector("action", policy_id)
         if connector is not None:
             sent = connector(chosen, [(one.slot.env_id, one.agent_id) for one in group])
-        versions = out.versions
+        versions, latest = out.versions, policy.policy_version
+        count = len(group)
+        singles = _rows_of(chosen, count, ragged=ragged)
+        sendable = singles if sent is chosen else _rows_of(sent, count, ragged=ragged)
+        columns = [(name, _rows_of(values, count)) for name, values in extras.items()]
         for index, (slot, agent_id, _) in enumerate(group):
-            action = row_of(chosen, index, ragged=ragged)
-            own = {name: row_of(values, index) for name, values in extras.items()}
-            version = policy.policy_version if versions is None else int(versions[index])
+            action = singles[index]
+            own = {name: rows[index] for name, rows in columns}
+            version = latest if versions is None else int(versions[index])
             slot.policy_version = version
             if states is not None:
                 slot.states[agent_id] = own["state_out"]
@@ -133,7 +137,7 @@ class Inference:
                 own |= {name: _nan_like(own[name]) for name in _OF_THE_ACTION if name in own}
             assert slot.episode is not None
             slot.episode.act(agent_id, action, policy_version=version, extras=own)
-            actions[slot.env_id][agent_id] = row_of(sent, index, ragged=ragged)
+            actions[slot.env_id][agent_id] = sendable[index]
         self._timers.add("inference", asked - begin)
         self._timers.add("action_processing", clock() - asked)
 
@@ -194,9 +198,12 @@ def by_form(
     """Return those together whose key is equal, and whose observations have one form."""
     groups: dict[Any, list[Asked]] = {}
     for one in asked:
-        name = key(one)
-        form = None if ragged else _form(one.observation)
-        groups.setdefault((name, form), []).append(one)
+        name = (key(one), None if ragged else _form(one.observation))
+        group = groups.get(name)
+        if group is None:
+            groups[name] = [one]
+        else:
+            group.append(one)
     return [(name, group) for (name, _), group in groups.items()]
 
 
@@ -211,9 +218,16 @@ def stack(trees: Sequence[Tree], *, ragged: bool = False) -> Tree:
 
 def row_of(rows: Tree, index: int, *, ragged: bool = False) -> Tree:
     """Return one row."""
-    if ragged or not isinstance(rows, dict | tuple):
+    if ragged or not isinstance(rows, (dict, tuple)):
         return rows[index]
     return map_tree(lambda leaf: leaf[index], rows)
+
+
+def _rows_of(rows: Tree, count: int, *, ragged: bool = False) -> Sequence[Tree]:
+    """Return the rows one by one; of a batch of one array all at once, which is much faster."""
+    if type(rows) is np.ndarray and rows.ndim:
+        return list(rows)
+    return [row_of(rows, index, ragged=ragged) for index in range(count)]
 
 
 def _nan_like(extra: Tree) -> Tree:

@@ -19,6 +19,8 @@ Tree: TypeAlias = Any
 
 #: Kinds of dtype that a column of numbers has: bool, integers, floats, complex, times.
 _NUMBERS = frozenset("biufcmM")
+#: A tuple is asked in a quarter of the time of a union.
+_ARRAYS = (np.ndarray, np.generic)
 
 
 def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -112,11 +114,11 @@ class ArrayBuffer:
             grown[:size] = self._array
             self._array = grown
         if not self._ragged:
-            if not isinstance(value, np.ndarray | np.generic):
+            if not isinstance(value, _ARRAYS):
                 value = np.asarray(value)
             if value.shape != self._shape:
                 raise ValueError(f"has shape {value.shape}, earlier ones {self._shape}")
-            if value.dtype != self._dtype:
+            if value.dtype is not self._dtype and value.dtype != self._dtype:
                 self._widen(value.dtype)
         self._array[size] = value
         self._size = size + 1

@@ -135,9 +135,13 @@ class Trajectory:
                 raise ValueError(
                     f"extra columns are {sorted(extras)}, earlier ones {sorted(self._extras)}"
                 )
-            _append(self._actions, action, "action")
-            for name, value in extras.items():
-                _append(self._extras[name], value, name)
+            name = "action"
+            try:
+                self._actions.append(action)
+                for name, value in extras.items():
+                    self._extras[name].append(value)
+            except ValueError as exc:
+                raise ValueError(f"{name} {exc}") from None
         self._versions.append(policy_version)
         self.acted = True
 
@@ -170,7 +174,10 @@ class Trajectory:
         """
         assert self.acted
         assert self._observations is not None
-        _append(self._observations, observation, "observation")
+        try:
+            self._observations.append(observation)
+        except ValueError as exc:
+            raise ValueError(f"observation {exc}") from None
         self._close_row(t)
 
     def complete_blank(self, t: int) -> None:
@@ -289,13 +296,6 @@ def agent_id_column(agent_id: AgentID, count: int) -> npt.NDArray[Any]:
     if isinstance(agent_id, int | np.integer):
         return np.full(count, agent_id, np.int64)
     return np.full(count, str(agent_id))
-
-
-def _append(buffer: _Buffer, value: Tree, what: str) -> None:
-    try:
-        buffer.append(value)
-    except ValueError as exc:
-        raise ValueError(f"{what} {exc}") from None
 
 
 def _row(buffer: _Buffer, index: int) -> Tree:
