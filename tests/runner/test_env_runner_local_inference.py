@@ -237,3 +237,30 @@ def test_a_bridge_without_models_says_how_to_have_them() -> None:
         while thread.is_alive():
             runner.serve(0.05)
     assert "RunnerConfig(publish=True)" in str(errors[0])
+
+
+def test_a_model_in_onnx_is_handed_out_and_chooses_at_the_client() -> None:
+    pytest.importorskip("onnxruntime")
+    onnx: Any = pytest.importorskip("onnx")
+    helper = onnx.helper
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gemm", ["obs", "weight"], ["logits"]),
+            helper.make_node("ReduceSum", ["obs", "axis"], ["vf_preds"], keepdims=0),
+        ],
+        "policy",
+        [helper.make_tensor_value_info("obs", 1, ["rows", 1])],
+        [helper.make_tensor_value_info(name, 1, None) for name in ("logits", "vf_preds")],
+        [
+            onnx.numpy_helper.from_array(np.eye(1, 100, 7, dtype=np.float32), "weight"),
+            onnx.numpy_helper.from_array(np.array([1]), "axis"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weights = {"model": bytes(model.SerializeToString())}
+    runner = make(policy_from_weights(COUNTS, ACTIONS, weights))
+    with simulators(address(runner), for_ever(play_episode)), runner:
+        batch = runner.sample(num_episodes=1, timeout=PATIENCE).single()
+    assert batch["actions"].tolist() == [0] + [7] * 24
+    assert batch["vf_preds"].tolist() == [*range(25)]
+    assert not batch["off_policy"].any()
