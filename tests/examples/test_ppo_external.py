@@ -56,7 +56,7 @@ class Program:
             ended = self.process.poll() is not None
             assert not ended, "".join(self.lines[-40:])
             assert time.monotonic() < self._deadline, "".join(self.lines[-40:])
-            time.sleep(0.05)
+            threading.Event().wait(0.05)
 
     def end(self) -> None:
         """Return when it has ended by itself; it may take until the deadline."""
