@@ -11,6 +11,7 @@ __all__ = [
     "OURS_NUMPY",
     "OURS_TORCH",
     "PIPELINING",
+    "RUN_AHEAD",
     "SAMPLE_CASES",
     "SAMPLE_QUICK",
     "SAMPLE_SCHEDULE",
@@ -19,6 +20,8 @@ __all__ = [
 
 #: Rows that are meant by "envbus", with the two policies.
 OURS_NUMPY, OURS_TORCH = "envbus_numpy", "envbus_torch"
+#: Envs that go on while slow ones are awaited: each contributes as much as without.
+RUN_AHEAD = "envbus_run_ahead"
 _COLLECTORS = ("cartpole", "pixels", "jitter")
 _COMPUTING = ("cartpole", "pixels")
 #: Of these rows each is compared with the one that does the same without pipelining.
@@ -60,6 +63,12 @@ SAMPLE_VARIANTS = {
             "envbus EnvRunner, NumPy policy, the first env ends a fragment",
             "jitter",
             config={"enough_envs": 1e-6},
+        ),
+        _ours(
+            RUN_AHEAD,
+            "envbus EnvRunner, NumPy policy, envs run ahead",
+            "jitter",
+            config={"run_ahead": 256},
         ),
         _peer(
             "sb3_rollouts_dummy",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbus.bench.record import Record
-from envbus.bench.sample_variants import OURS_NUMPY, OURS_TORCH, PIPELINING
+from envbus.bench.sample_variants import OURS_NUMPY, OURS_TORCH, PIPELINING, RUN_AHEAD
 from envbus.bench.variants import BASELINE, OURS, Role
 from envbus.bench.workloads import TEAMS
 
@@ -204,7 +204,7 @@ def _sampling(record: Record) -> Iterator[Verdict]:
             )
         bound = rows.get((workload, num_envs, "independent"))
         if bound is not None:
-            for variant in (OURS_NUMPY, "envbus_enough"):
+            for variant in (OURS_NUMPY, RUN_AHEAD, "envbus_enough"):
                 row = rows.get((workload, num_envs, variant))
                 target = f"{name}: {variant}, part of what independent envs reach"
                 yield Verdict(target, _ratio(row, bound), INDEPENDENT_RATIO, at_least=True)
