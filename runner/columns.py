@@ -73,7 +73,7 @@ class Columns:
         flat = self._next_rows(env_ids)
         self._write("obs", flat, observations)
         rows: Any = flat
-        if len(flat) > 1 and not np.count_nonzero(np.diff(flat) != self._capacity):
+        if len(flat) > 1 and not np.count_nonzero(flat[1:] - flat[:-1] != self._capacity):
             rows = slice(int(flat[0]), int(flat[-1]) + 1, self._capacity)
         return map_tree(lambda leaf: leaf[rows], self._trees["obs"])
 
