@@ -84,18 +84,18 @@ def test_simulators_everywhere_train_one_policy_and_no_finished_episode_is_lost(
 ) -> None:
     deadline = time.monotonic() + PATIENCE
     log = tmp_path / "episodes.jsonl"
-    options = [*HERE, "--total-steps", "30000", "--target", "500", "--episodes", log]
+    options = [*HERE, "--total-steps", "26000", "--target", "500", "--episodes", log]
     with running(EXAMPLES / "ppo_external.py", *options, deadline=deadline) as trainer:
         trainer.until(lambda: trainer.found("simulators connect to"))
         addresses = trainer.found("simulators connect to (.*)")[0][1].split()
         gateway = int(trainer.found(r"gateway: process (\d+)")[0][1])
         everybody = EXAMPLES / "simulators" / "everybody.py"
         with running(everybody, *addresses, "--games", "4", deadline=deadline) as simulators:
-            trainer.until(lambda: trainer.steps >= 8_000)
+            trainer.until(lambda: trainer.steps >= 6_000)
             pids = simulators.found(r"^\w+: process (\d+)")
             os.kill(int(pids[0][1]), signal.SIGKILL)
             os.kill(gateway, signal.SIGKILL)
-            trainer.until(lambda: trainer.steps >= 22_000)
+            trainer.until(lambda: trainer.steps >= 18_000)
             told = {m[1]: int(m[2]) for m in simulators.found(r"^episode (\S+): (\d+) steps")}
             trainer.end()
             parties = {match[1] for match in simulators.found(r"^(\w+): process")}
