@@ -50,7 +50,7 @@ class PolicyBootstrap(NamedTuple):
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """From a worker to its owner: it is up, did not come up, or has looked at weights."""
+    """From a worker to its owner: up, not come up, has looked at weights, or just alive."""
 
     up: bool = False
     #: Why it did not come up, or did not take over the weights; for people.

@@ -43,8 +43,9 @@ from envbus.runner.policy_host import (
     WorkerReport,
     read_report,
 )
+from envbus.runner.policy_probing import Probing, Verdict
 from envbus.runner.policy_pushes import Pushes
-from envbus.runner.policy_worker import Pushed
+from envbus.runner.policy_worker import PROBE, Pushed
 
 __all__ = ["PolicyProcesses"]
 
@@ -71,6 +72,10 @@ class _Member:
         #: Its pipe hung up: the end of its process will be told.
         self.hung_up = False
         self.pushes = Pushes()
+        #: Of a life that is up, and may be found to hang.
+        self.probing: Probing | None = None
+        #: How its present life ended, where that is known before its process ends.
+        self.exit = Exit.CRASH
 
     def describe(self) -> str:
         """Return its name and process, for messages to people."""
@@ -89,6 +94,8 @@ class PolicyProcesses:
         context: None, "fork", "forkserver" or "spawn", as in `multiprocessing`.
         preload: Modules that the fork server imports beforehand.
         spinning: How many of them may spin in short waits.
+        hang_timeout: Seconds without a sign of life after which one is killed, and started again
+            as any other that ended; None: never.
 
     Attributes:
         directory: Where their doors and the board are; only this user may enter.
@@ -104,11 +111,13 @@ class PolicyProcesses:
         context: str | None,
         preload: Sequence[str],
         spinning: int,
+        hang_timeout: float | None,
     ) -> None:
         self._factories = factories
         self._batching = batching
         self._method = choose_start_method(context)
         self._spinning = spinning
+        self._hang_timeout = hang_timeout
         self._members = [_Member(index) for index in range(num_workers)]
         #: Of each policy, the latest push, and the same pickled: arrays may be written to later.
         self._latest: dict[str, tuple[Pushed, bytes]] = {}
@@ -264,15 +273,19 @@ class PolicyProcesses:
                     time.sleep(0.1)
 
     def _patience(self) -> float:
-        wake_at = None if self._supervision is None else self._supervision.wake_at()
-        if wake_at is None:
+        times = [each.probing.wake_at() for each in self._members if each.probing is not None]
+        restart_at = None if self._supervision is None else self._supervision.wake_at()
+        if restart_at is not None:
+            times.append(restart_at)
+        if not times:
             return _LONGEST_WAIT
-        return min(max(wake_at - time.monotonic(), 0.0), _LONGEST_WAIT)
+        return min(max(min(times) - time.monotonic(), 0.0), _LONGEST_WAIT)
 
     def _look(self, now: float) -> None:
         changed = False
         for member in self._members:
             changed |= self._take_reports(member, now)
+            self._probe(member, now)
         for child, status in self._nursery.exits():
             for member in self._members:
                 if member.child is child:
@@ -298,7 +311,7 @@ class PolicyProcesses:
             StartError: There is no process or no memory for it.
         """
         member.state, member.problem, member.next_parcel = "starting", "", 1
-        member.hung_up = False
+        member.hung_up, member.probing, member.exit = False, None, Exit.CRASH
         member.pushes = Pushes()
         member.child = self._nursery.start(member.name, ENTRY, method=self._method)
         bootstrap = PolicyBootstrap(
@@ -337,18 +350,39 @@ class PolicyProcesses:
                 break
             member.next_parcel += 1
             report = read_report(data)
+            if member.probing is not None:
+                member.probing.alive(now)
             if report.up:
                 came_up = True
                 member.state = "up"
+                if self._hang_timeout is not None:
+                    member.probing = Probing(self._hang_timeout, now)
                 if self._supervision is not None:
                     self._supervision.handle(ChildReady(member.name, member.incarnation), now)
                 if member.incarnation:
                     logger.info("%s runs again", member.describe())
             elif report.policy_id:
                 self._on_pushed(member, report)
-            else:
+            elif report.problem:
                 member.problem = report.problem
         return came_up
+
+    def _probe(self, member: _Member, now: float) -> None:
+        """Ask a worker for a sign of life at times; kill one that gives none."""
+        if member.probing is None or member.child is None:
+            return
+        verdict = member.probing.look(now)
+        if verdict is Verdict.ASK:
+            self._send(member, PROBE)
+        elif verdict is Verdict.HUNG:
+            member.probing, member.exit = None, Exit.HANG
+            member.problem = (
+                f"killed, as it gave no sign of life for {self._hang_timeout:g} s (hang_timeout), "
+                "in one call of a policy, or stopped"
+            )
+            (stack,) = self._nursery.stacks([member.child])
+            logger.warning("%s hangs and is killed:\n%s", member.describe(), stack)
+            self._nursery.kill(member.child)
 
     def _on_pushed(self, member: _Member, report: WorkerReport) -> None:
         if report.problem:
@@ -369,13 +403,13 @@ class PolicyProcesses:
         logger.warning("%s", member.reason)
         assert member.child is not None
         member.child.pipe.close()
-        member.child = None
+        member.child = member.probing = None
         with contextlib.suppress(OSError):
             door_of(self.directory, member.name, member.incarnation).unlink()
         member.state = "lost"
         if self._supervision is not None:
             member.state = "down"
-            exited = ChildExited(member.name, member.incarnation, Exit.CRASH, how)
+            exited = ChildExited(member.name, member.incarnation, member.exit, how)
             self._perform(self._supervision.handle(exited, now))
 
     def _perform(self, effects: Sequence[SupervisionEffect]) -> None:

@@ -61,10 +61,12 @@ from envbus.runner.policy_rows import (
     split,
 )
 
-__all__ = ["HostedPolicy", "PolicyWorker", "Pushed"]
+__all__ = ["PROBE", "HostedPolicy", "PolicyWorker", "Pushed"]
 
 logger = logging.getLogger("envbus.runner.policy_workers")
 
+#: Over the pipe, in the place of weights: asks for a sign of life, which is a report of nothing.
+PROBE: Final = b"?"
 #: Seconds between looks at whether there is anything left to do.
 _IDLE_WAIT: Final = 1.0
 #: Messages taken between two batches, so that a flood does not keep the first one waiting.
@@ -114,10 +116,10 @@ class PolicyWorker:
         config: How requests are gathered.
         door: Where askers come.
         pipe: To the process that owns the worker: weights come there, each a pickled `Pushed`,
-            and at the end an empty parcel.
+            questions for a sign of life (`PROBE`), and at the end an empty parcel.
         next_parcel: Number of the next parcel on it.
         report: Tells that process, after weights were taken over, or not: policy id, push, and
-            what was raised.
+            what was raised; nothing of these to say that this lives.
         spin: Whether there is a core to spare for short waits.
     """
 
@@ -302,6 +304,10 @@ class PolicyWorker:
                 if not data:  # nothing more will come
                     self._stopping = True
                     break
+                if data == PROBE:
+                    with contextlib.suppress(EnvbusError):
+                        self._report("", 0, "")
+                    continue
                 pushed = Pushed(*pickle.loads(data))  # noqa: S301 (our own pipe)
                 pushes.append(pushed)
                 latest[pushed.policy_id] = pushed

@@ -62,6 +62,8 @@ class PolicyWorkers:
             its asker knows of; a worker that is further behind is passed over. None: any number.
         timeout: Seconds that a request may take.
         start_timeout: Seconds for all policies to be built.
+        hang_timeout: Seconds that a worker may take for one call of a policy, or be stopped, before
+            it is killed and replaced; noticed within half as much more. None: for ever.
         close_timeout: Seconds for workers to leave at the end before they are killed.
         restart: How often workers that ended are started again; None: never.
         context: None, "fork", "forkserver" or "spawn", as in `multiprocessing`.
@@ -84,6 +86,7 @@ class PolicyWorkers:
         max_version_lag: int | None = None,
         timeout: float = 60.0,
         start_timeout: float = 300.0,
+        hang_timeout: float | None = 120.0,
         close_timeout: float = 10.0,
         restart: RestartPolicy | None = _RESTART,
         context: str | None = None,
@@ -95,6 +98,10 @@ class PolicyWorkers:
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
             if not 0.0 < seconds < math.inf:
                 raise ConfigError(f"{name} must be positive and finite, not {seconds!r} s")
+        if hang_timeout is not None and not 0.0 < hang_timeout < math.inf:
+            raise ConfigError(
+                f"hang_timeout must be positive and finite, or None, not {hang_timeout!r} s"
+            )
         if max_version_lag is not None and max_version_lag < 0:
             raise ConfigError(f"max_version_lag must not be negative, is {max_version_lag}")
         by_id = policies if isinstance(policies, Mapping) else {DEFAULT_POLICY: policies}
@@ -112,6 +119,7 @@ class PolicyWorkers:
             preload=preload,
             # One who spins per core, and the asker is one.
             spinning=usable_cores() - 1,
+            hang_timeout=hang_timeout,
         )
         self._num_workers = n
         self._handle = PolicyHandle(

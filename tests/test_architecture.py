@@ -76,6 +76,7 @@ PURE = CORE | {
     "runner/policy_map.py",
     "runner/policy_server/choosing.py",
     "runner/policy_server/recording.py",
+    "runner/policy_probing.py",
     "runner/policy_pushes.py",
     "runner/running_episodes.py",
     "runner/sampling.py",

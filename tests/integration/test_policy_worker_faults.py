@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,43 @@ def test_a_stopped_worker_holds_up_its_own_requests_only() -> None:
             workers.set_weights({"offset": 1.0})  # does not wait for it
         finally:
             os.kill(stopped, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("how", ["computes for ever", "is stopped"])
+def test_a_worker_that_hangs_is_killed_and_replaced_and_its_request_goes_to_another(
+    how: str, tmp_path: Path
+) -> None:
+    mark = str(tmp_path / "mark")
+    with PolicyWorkers(lambda: HangsOnce(mark), restart=OFTEN, hang_timeout=0.6) as workers:
+        policy = workers.policy()
+        (victim,) = workers.pids()
+        if how == "is stopped":
+            Path(mark).touch()  # that will do
+            os.kill(victim, signal.SIGSTOP)
+        assert policy.compute_actions(rows(4), None).actions.tolist() == [4]
+        assert workers.pids() != [victim]
+        assert workers.statistics().restarts == 1
+        assert not is_alive(victim)
+
+
+class HangsOnce(Probe):
+    def __init__(self, mark: str) -> None:
+        super().__init__()
+        self._mark = mark
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        if not os.path.exists(self._mark):
+            Path(self._mark).touch()
+            time.sleep(600)
+        return super().compute_actions(observations, states, explore=explore)
+
+
+def test_a_worker_that_hangs_again_and_again_is_given_up_with_the_reason() -> None:
+    limited = RestartPolicy(max_restarts=1, backoff=0.01)
+    with PolicyWorkers(make_probe, restart=limited, hang_timeout=0.5) as workers:
+        policy = workers.policy()
+        with pytest.raises(RestartLimitError, match=r"no sign of life for 0\.5 s"):
+            policy.compute_actions(hold(1, 60.0), None)
 
 
 # --- the owner ------------------------------------------------------------------------------
