@@ -88,28 +88,28 @@ class EnvStates:
 
     def ask(self, env_ids: list[int]) -> None:
         """A request to these envs was sent."""
-        for env_id in env_ids:
-            self._states[env_id] = EnvState.PENDING
+        self._set(env_ids, EnvState.PENDING)
         self.num_pending += len(env_ids)
 
     def settle(self, env_ids: list[int]) -> None:
         """The request to these envs has ended; what follows, if anything, is told next."""
-        for env_id in env_ids:
-            self._states[env_id] = EnvState.IDLE
+        self._set(env_ids, EnvState.IDLE)
         self.num_pending -= len(env_ids)
 
-    def offer(self, env_ids: Iterable[int]) -> None:
+    def offer(self, env_ids: Sequence[int]) -> None:
         """The envs' requests ended with a result, which the caller may take."""
-        states = self._states
-        for env_id in env_ids:
-            states[env_id] = EnvState.READY
-            self._ready.append(env_id)
+        self._set(env_ids, EnvState.READY)
+        self._ready.extend(env_ids)
 
     def receive(self, count: int) -> list[int]:
         """Take the `count` oldest results."""
-        env_ids = [self._ready.popleft() for _ in range(count)]
-        for env_id in env_ids:
-            self._states[env_id] = EnvState.IDLE
+        ready = self._ready
+        if count == len(ready):
+            env_ids = list(ready)
+            ready.clear()
+        else:
+            env_ids = [ready.popleft() for _ in range(count)]
+        self._set(env_ids, EnvState.IDLE)
         return env_ids
 
     def take(self, env_id: int) -> None:
@@ -147,3 +147,10 @@ class EnvStates:
         if self._states[env_id] is EnvState.READY:
             self._ready.remove(env_id)
         self._states[env_id] = state
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _set(self, env_ids: Sequence[int], state: EnvState) -> None:
+        states = self._states
+        for env_id in env_ids:
+            states[env_id] = state
