@@ -211,7 +211,7 @@ class DictSampler:
         late = polled.result.late
         self._timers.add("raw_obs_processing", time.perf_counter() - now)
         if late or (deadline is not None and time.monotonic() >= deadline):
-            return [env_id for env_id in late if env_id in asked]
+            return sorted(env_id for env_id in late if env_id in asked)
         return None
 
     def _go_on(self, unmet: Sequence[Share], explore: bool) -> None:
