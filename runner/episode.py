@@ -186,6 +186,7 @@ class EpisodeRecorder:
             ) from None
         self._check_ids(observations)
         self._check_ids(rewards)
+        agents = self._agents
         for agent_id, reward in rewards.items():
             self._add_reward(agent_id, reward)
         for agent_id, flag in terminateds.items():
@@ -203,6 +204,11 @@ class EpisodeRecorder:
                     agent.flag(terminated=all_terminated, truncated=all_truncated)
         ready = []
         for agent_id, observation in observations.items():
+            agent = agents.get(agent_id)
+            if agent is not None and agent.goes_on and not ended:  # the usual one, by a short way
+                self._complete(agent_id, agent, observation)
+                ready.append(agent_id)
+                continue
             flagged = ended or terminateds.get(agent_id) or truncateds.get(agent_id)
             if self._observe(agent_id, observation, flagged=bool(flagged)):
                 ready.append(agent_id)
@@ -331,7 +337,8 @@ class EpisodeRecorder:
             number = float(reward)
         except (TypeError, ValueError):
             raise ValueError(f"{self._where(agent_id)}: reward {reward!r} is no number") from None
-        if not self._agent(agent_id).add_reward(number):
+        agent = self._agents.get(agent_id) or self._agent(agent_id)
+        if not agent.add_reward(number):
             self._unrecorded_reward += number
         self._returns[agent_id] += number
 
@@ -366,15 +373,18 @@ class EpisodeRecorder:
             return True
         if not agent.acted:
             raise ValueError(f"{self._where(agent_id)} observes, and has not acted on the last one")
+        self._complete(agent_id, agent, observation)
+        if agent.terminated or agent.truncated:
+            agent.end()
+            return False
+        return True
+
+    def _complete(self, agent_id: AgentID, agent: Trajectory, observation: Tree) -> None:
         try:
             agent.complete(observation, self.length)
         except ValueError as exc:
             raise ValueError(f"{self._where(agent_id)}: {exc}") from None
         self.agent_steps += 1
-        if agent.terminated or agent.truncated:
-            agent.end()
-            return False
-        return True
 
     def _end(self) -> None:
         for agent in self._agents.values():

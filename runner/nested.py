@@ -87,7 +87,7 @@ class ArrayBuffer:
         ragged: Values of any kind, kept as they are in an array of objects.
     """
 
-    __slots__ = ("_array", "_dtype", "_ragged", "_shape", "_size")
+    __slots__ = ("_array", "_dtype", "_ragged", "_scalar", "_shape", "_size")
 
     def __init__(self, first: Any, capacity: int, *, ragged: bool = False) -> None:
         value = np.asarray(None) if ragged else np.asarray(first)
@@ -96,6 +96,8 @@ class ArrayBuffer:
         self._shape: tuple[int, ...] = () if self._ragged else value.shape
         self._dtype: np.dtype[Any] = np.dtype(object) if self._ragged else value.dtype
         self._array: npt.NDArray[Any] = np.zeros((max(capacity, 1), *self._shape), self._dtype)
+        #: What a row surely is that needs no check.
+        self._scalar = self._scalar_type()
         self._size = 0
         self.append(first)
 
@@ -113,7 +115,7 @@ class ArrayBuffer:
             grown = np.zeros((2 * size, *self._shape), self._dtype)
             grown[:size] = self._array
             self._array = grown
-        if not self._ragged:
+        if not self._ragged and type(value) is not self._scalar:
             if not isinstance(value, _ARRAYS):
                 value = np.asarray(value)
             if value.shape != self._shape:
@@ -131,6 +133,11 @@ class ArrayBuffer:
         """Return a view of some rows, `(stop - start, *shape)`."""
         return self._array[start:stop]
 
+    def _scalar_type(self) -> type[Any] | None:
+        # Times of one type may have different units.
+        fits = not self._ragged and not self._shape and self._dtype.kind not in "mM"
+        return self._dtype.type if fits else None
+
     def _widen(self, dtype: np.dtype[Any]) -> None:
         if dtype.kind not in _NUMBERS:
             raise ValueError(f"has dtype {dtype}, earlier ones {self._dtype}")
@@ -138,6 +145,7 @@ class ArrayBuffer:
         if wider != self._dtype:
             self._array = self._array.astype(wider)
             self._dtype = wider
+            self._scalar = self._scalar_type()
 
 
 class TreeBuffer:

@@ -94,6 +94,11 @@ class Trajectory:
         """Whether the agent got an observation, and was not broken off since."""
         return self._observations is not None
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether its next observation completes a row and asks for another action."""
+        return self.acted and not (self.done or self.terminated or self.truncated)
+
     def begin(self, observation: Tree, policy_id: str) -> None:
         """Take the agent's first observation, or the first since it was broken off."""
         self._observations = buffer_for(observation, self._capacity, ragged=self._ragged)
