@@ -204,9 +204,9 @@ class EpisodeRecorder:
                     agent.flag(terminated=all_terminated, truncated=all_truncated)
         ready = []
         for agent_id, observation in observations.items():
-            agent = agents.get(agent_id)
-            if agent is not None and agent.goes_on and not ended:  # the usual one, by a short way
-                self._complete(agent_id, agent, observation)
+            known = agents.get(agent_id)
+            if known is not None and known.goes_on and not ended:  # the usual one, by a short way
+                self._complete(agent_id, known, observation)
                 ready.append(agent_id)
                 continue
             flagged = ended or terminateds.get(agent_id) or truncateds.get(agent_id)
