@@ -18,8 +18,8 @@ __all__ = ["Packed", "pack_by_agent", "pack_records", "unpack_by_agent", "unpack
 #: Lists, dicts, arrays and whatever the values are, as `bus/tree.py` takes it.
 Packed: TypeAlias = Any
 
-#: Parts of a record that are dicts by agent.
-_BY_AGENT = ("observations", "rewards", "terminateds", "truncateds", "infos")
+#: Parts of a record that are packed. Infos stay: errors and placeholders name a place in them.
+_BY_AGENT = ("observations", "rewards", "terminateds", "truncateds")
 #: Arrays of at most this size share one; larger ones travel without a copy, each by itself.
 _MOST_BYTES = 2048
 #: Kinds of dtype of which NumPy makes one array without changing a value.
@@ -38,7 +38,7 @@ def pack_records(records: Sequence[Mapping[str, Any] | None]) -> Packed:
     if len(known) < len(records):  # rare: the first reset of an env has failed
         return list(records)
     packed = {name: pack_by_agent([record[name] for record in known]) for name in _BY_AGENT}
-    return {**packed, "agents": [record["agents"] for record in known]}
+    return {**packed, **{name: [record[name] for record in known] for name in ("infos", "agents")}}
 
 
 def unpack_records(packed: Packed) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def unpack_records(packed: Packed) -> list[dict[str, Any]]:
             "agents": agents,
         }
         for observations, rewards, terminateds, truncateds, infos, agents in zip(
-            *parts, packed["agents"], strict=True
+            *parts, packed["infos"], packed["agents"], strict=True
         )
     ]
 

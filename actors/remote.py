@@ -77,7 +77,10 @@ def serve_remote(
             heartbeat=HEARTBEAT,
         ),
         actor.handlers,
-        codec=PlainCodec(placeholders=("infos", "observations[*]['infos']")),  # one or many agents
+        # Of one agent; of many, packed or not.
+        codec=PlainCodec(
+            placeholders=("infos", "observations['infos']", "observations[*]['infos']")
+        ),
         patience=PATIENCE,
     )
     heartbeats = Heartbeats(
