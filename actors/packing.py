@@ -1,7 +1,7 @@
 """Dicts by agent of many envs as a few arrays, for the wire. Pure.
 
-One small array costs some 10 us to encode and decode, and 32 of them in one array not much more
-than that. Leaves out who has agents (`agents.py`) and when something is sent.
+Each small array has its own price for encoding and decoding; those of many agents in one array
+have it once. Leaves out who has agents (`agents.py`) and when something is sent.
 """
 
 from __future__ import annotations
