@@ -89,16 +89,15 @@ def serve_pyzmq(case: BridgeCase) -> None:
 
 
 def serve_envbus(case: BridgeCase) -> None:
-    """What `envbus serve` does, with its gateway."""
-    from envbus.bus.gateway import Gateway, GatewayConfig
+    """A loop over a bridge and its gateway."""
+    from envbus.bus.gateway import GatewayConfig
     from envbus.runner import ExternalEnvBridge
 
     policy = _policy(case)
     local = ("127.0.0.1:0",)
-    with ExternalEnvBridge(case.space, ACTIONS) as bridge:
-        gateway = Gateway(bridge.private_endpoint, GatewayConfig(tcp=local, websocket=local))
-        stream, websocket = gateway.tcp[0], gateway.websocket[0]
-        _say(f"{bridge.address} stream://{stream} ws://{websocket}")
+    gateway = GatewayConfig(tcp=local, websocket=local)
+    with ExternalEnvBridge(case.space, ACTIONS, gateway=gateway) as bridge:
+        _say(" ".join(bridge.addresses))
         while True:
             result = bridge.poll()
             episodes = [name for name in result.observations if name not in result.ended]

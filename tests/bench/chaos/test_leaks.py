@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from envbus.bench.chaos.envs import SLEEPER
@@ -50,6 +51,7 @@ def test_a_sample_tells_actors_from_what_their_envs_started() -> None:
         assert len(marked) == 2
         for process in marked:
             process.kill()
+        psutil.wait_procs(marked, timeout=20)  # one is an orphan, which the system reaps
     assert marked_processes("CHAOS_TEST_MARK", "17") == []
 
 
