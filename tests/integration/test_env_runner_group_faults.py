@@ -117,6 +117,7 @@ def test_a_killed_runners_share_is_lost_and_the_next_life_goes_on_with_weights_a
 def test_a_sample_goes_on_with_the_others_while_one_runner_is_down(make: Make) -> None:
     group = make(restart=RestartPolicy(max_restarts=2, backoff=3.0))
     for _ in range(2):  # the first restart would be at once
+        wait_until_ready(group)
         group.restart(1, "for a test")
         wait_until(lambda: group.probe(timeout=0.1)[1].state == "starting", "its end")
         sample = group.sample(30, timeout=PATIENCE)
