@@ -194,7 +194,7 @@ def test_steps_of_weights_that_are_too_old_become_no_rows_and_their_client_is_to
         thread.start()
         versions: set[int] = set()
         while not versions or not done:
-            for batch in runner.sample(10, timeout=PATIENCE).policy_batches.values():
+            for batch in runner.sample(10, timeout=1.0).policy_batches.values():
                 versions |= set(batch["policy_version"].tolist())
         while thread.is_alive():
             runner.serve(0.05)
