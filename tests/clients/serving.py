@@ -6,7 +6,8 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,24 @@ ACTIONS = Discrete(2)
 def balance(observation: Any) -> int:
     """Push to where the pole falls: that keeps it up for some hundred steps."""
     return int(observation[2] + 0.3 * observation[3] > 0.0)
+
+
+@contextmanager
+def running(
+    *command: str | Path, environ: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program, whose output is one stream; it is killed in the end."""
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **(environ or {})},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 class Serving:
@@ -109,35 +128,31 @@ class Serving:
         environ: Mapping[str, str] | None = None,
     ) -> str:
         """Serve a program until it ends well, and return what it printed."""
-        process = subprocess.Popen(
-            [str(part) for part in command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **(environ or {})},
-        )
+        with running(*command, environ=environ) as process:
+            return self.attend(process, on_line)
+
+    def attend(
+        self, process: subprocess.Popen[bytes], on_line: Callable[[str], object] | None = None
+    ) -> str:
+        """As `run`, of one that runs already."""
         assert process.stdout is not None
         stream = process.stdout
         os.set_blocking(stream.fileno(), False)
         text, told = "", 0
         deadline = time.monotonic() + PATIENCE
-        try:
-            while True:
-                ended = process.poll() is not None
-                text += (stream.read() or b"").decode()
-                lines = text.split("\n")[:-1]
-                for line in lines[told:]:
-                    if on_line is not None:
-                        on_line(line)
-                told = len(lines)
-                if ended:
-                    break
-                assert time.monotonic() < deadline, f"{command[0]} is not done:\n{text}"
-                if not self.bridge.closed:
-                    self.serve()
-        finally:
-            process.kill()
-            process.wait()
-            stream.close()
+        while True:
+            ended = process.poll() is not None
+            text += (stream.read() or b"").decode()
+            lines = text.split("\n")[:-1]
+            for line in lines[told:]:
+                if on_line is not None:
+                    on_line(line)
+            told = len(lines)
+            if ended:
+                break
+            assert time.monotonic() < deadline, f"{process.args!r} is not done:\n{text}"
+            if not self.bridge.closed:
+                self.serve()
         if not self.bridge.closed:
             self.serve()
         assert process.returncode == 0, text

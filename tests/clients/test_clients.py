@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
-from tests.clients.serving import CLIENTS, Serving
+from tests.clients.serving import CLIENTS, PATIENCE, Serving, running
 
 CHECKS = Path(__file__).parent
 #: How a program is made from a source of a folder: what is called, and what to install.
@@ -139,6 +140,7 @@ def test_tls_carries_the_verbs_too(checks: list[str], tmp_path: Path) -> None:
     with Serving(certificate=str(certificate), private_key=str(key), token="secret") as serving:
         trusted = {"NODE_EXTRA_CA_CERTS": str(certificate)}
         check(serving, checks, "single", "secret", "tls", environ=trusted)
+        check(serving, checks, "untrusted", "secret", "tls")
 
 
 def test_its_messagepack_reads_what_it_writes_and_refuses_the_rest(checks: list[str]) -> None:
@@ -146,19 +148,32 @@ def test_its_messagepack_reads_what_it_writes_and_refuses_the_rest(checks: list[
 
 
 def test_its_cartpole_is_played_by_the_policy(
-    language: str, cartpole: list[str], where: Callable[[Serving], list[str]]
+    cartpole: list[str], where: Callable[[str], list[str]]
 ) -> None:
     with Serving() as serving:
-        text = serving.run(*cartpole, *where(serving), "2")
+        text = serving.run(*cartpole, *where(serving.gateway.tcp[0]), "4", "", "2")
         steps = [int(n) for n in re.findall(r"episode \S+: (\d+) steps", text)]
-        assert len(steps) == 2
+        assert len(steps) == 4
         assert min(steps) > 100
         assert sorted(serving.rewards.values()) == sorted(map(float, steps))
 
 
+def test_a_simulator_that_was_there_first_waits_for_the_bridge(
+    cartpole: list[str], where: Callable[[str], list[str]]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with running(*cartpole, *where(address), "1") as process:
+            nobody.settimeout(PATIENCE)
+            nobody.accept()[0].close()  # so it has tried
+            nobody.close()
+            with Serving(tcp=(address,)) as serving:
+                assert re.search(r"episode \S+: \d+ steps", serving.attend(process))
+
+
 @pytest.fixture
-def where(language: str) -> Callable[[Serving], list[str]]:
+def where(language: str) -> Callable[[str], list[str]]:
     """How the language's CartPole is told where the bridge is."""
     if language == "javascript":
-        return lambda serving: [serving.stream]
-    return lambda serving: serving.gateway.tcp[0].rsplit(":", 1)
+        return lambda address: [f"stream://{address}"]
+    return lambda address: address.rsplit(":", 1)

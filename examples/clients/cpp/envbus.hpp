@@ -380,7 +380,7 @@ class Connection {
 struct Options {
   std::string name = "simulator";
   std::string token;
-  /// Seconds for each call, unless it says otherwise.
+  /// Seconds for each call, unless it says otherwise, and to connect.
   double timeout = 60.0;
   /// Seconds, 60 at most: after four times that without a call the bridge takes this client for
   /// hung, and its episodes begin to wait for the lease.
@@ -394,10 +394,11 @@ struct Options {
 /// connects again and asks again; the bridge answers each question once.
 class Client {
  public:
-  /// Connect and join; throws `ConnectionLost`, `TimeoutError`, `Refused`.
+  /// Connect and join; a bridge that is not there yet is waited for. Throws `ConnectionLost`,
+  /// `TimeoutError`, `Refused`.
   Client(std::string host, int port, Options options = {})
       : host_(std::move(host)), port_(port), options_(std::move(options)) {
-    join(after(options_.timeout));
+    connected(after(options_.timeout), [] {});
   }
   /// Leave. Episodes that are open wait for the bridge's lease.
   ~Client() {
@@ -457,11 +458,17 @@ class Client {
   Value ask(const char* type, const Value& payload, double timeout = 0.0) {
     const auto deadline = after(timeout > 0 ? timeout : options_.timeout);
     const std::int64_t id = ++last_id_;
-    for (double pause = 0.1;; pause = std::min(2 * pause, 5.0)) {
+    return connected(deadline, [&] { return request(id, type, payload, deadline, "bridge"); });
+  }
+
+  /// Do something with a connection; again, when that is lost or cannot be made, until `deadline`.
+  template <typename Work>
+  auto connected(Clock::time_point deadline, Work work) -> decltype(work()) {
+    for (double pause = 0.1;; pause = std::min(2 * pause, 2.0)) {
       try {
         if (Clock::now() > forgotten_at_) connection_.reset();
         if (!connection_) join(deadline);
-        return request(id, type, payload, deadline, "bridge");
+        return work();
       } catch (const ConnectionLost&) {
         if (connection_ || after(pause) >= deadline) throw;  // the bridge itself has ended; or late
       }

@@ -10,6 +10,7 @@ using System.Diagnostics;
 using System.IO;
 using System.Net.Security;
 using System.Net.Sockets;
+using System.Security.Authentication;
 using System.Text;
 using System.Threading;
 
@@ -53,7 +54,7 @@ namespace Envbus
     {
         public string Name = "simulator";
         public string Token = "";
-        /// <summary>For each call, unless it says otherwise.</summary>
+        /// <summary>For each call, unless it says otherwise, and to connect.</summary>
         public TimeSpan Timeout = TimeSpan.FromSeconds(60);
         /// <summary>A minute at most: after four times that without a call the bridge takes this client for
         /// hung, and its episodes begin to wait for the lease.</summary>
@@ -90,13 +91,13 @@ namespace Envbus
         readonly Stopwatch sinceSent = Stopwatch.StartNew();
         bool disposed;
 
-        /// <summary>Connect and join.</summary>
+        /// <summary>Connect and join; a bridge that is not there yet is waited for.</summary>
         public Client(string host, int port, Options options = null)
         {
             this.host = host;
             this.port = port;
             this.options = options ?? new Options();
-            Join(new Deadline(this.options.Timeout));
+            Connected(new Deadline(this.options.Timeout), () => true);
         }
 
         /// <summary>What the bridge said: spaces, policy ids, lease, ids of open episodes.</summary>
@@ -175,21 +176,27 @@ namespace Envbus
                 if (disposed) throw new ConnectionLostException("this client was disposed");
                 var deadline = new Deadline(timeout ?? options.Timeout);
                 long id = ++lastId;
-                for (int pause = 100; ; pause = Math.Min(2 * pause, 5000))
+                return Connected(deadline, () => RequestReply(id, type, payload, deadline, "bridge"));
+            }
+        }
+
+        /// Do something with a connection; again, when that is lost or cannot be made, until the deadline.
+        T Connected<T>(Deadline deadline, Func<T> work)
+        {
+            for (int pause = 100; ; pause = Math.Min(2 * pause, 2000))
+            {
+                try
                 {
-                    try
-                    {
-                        if (sinceSent.Elapsed > lease) Drop(); // the broker has forgotten it
-                        if (connection == null) Join(deadline);
-                        return RequestReply(id, type, payload, deadline, "bridge");
-                    }
-                    catch (ConnectionLostException)
-                    {
-                        // The bridge itself has ended; or it is late.
-                        if (connection != null || deadline.Left.TotalMilliseconds < pause) throw;
-                    }
-                    Thread.Sleep(pause);
+                    if (sinceSent.Elapsed > lease) Drop(); // the broker has forgotten it
+                    if (connection == null) Join(deadline);
+                    return work();
                 }
+                catch (ConnectionLostException)
+                {
+                    // The bridge itself has ended; or it is late.
+                    if (connection != null || deadline.Left.TotalMilliseconds < pause) throw;
+                }
+                Thread.Sleep(pause);
             }
         }
 
@@ -359,7 +366,9 @@ namespace Envbus
             {
                 tcp.Close();
                 if (error is EnvbusException) throw;
-                throw new ConnectionLostException("cannot connect to " + host + ":" + port + ": " + error.GetBaseException().Message);
+                string what = "cannot connect to " + host + ":" + port + ": " + error.GetBaseException().Message;
+                if (error is AuthenticationException) throw new RefusedException(what); // its certificate
+                throw new ConnectionLostException(what);
             }
         }
 

@@ -58,16 +58,17 @@ function errorOf({ code, message, remote_type: type }) {
  */
 export class Client {
   /**
-   * Connect and join. Options: `name`; `token`; `timeout` of each call, 60 000; `heartbeat`, 60 000
-   * at most: after four times that without a sign of life the bridge takes this client for hung;
-   * `WebSocket`, the class to use where there is no global one.
+   * Connect and join; a bridge that is not there yet is waited for. Options: `name`; `token`;
+   * `timeout` of each call and to connect, 60 000; `heartbeat`, 60 000 at most: after four times that
+   * without a sign of life the bridge takes this client for hung; `WebSocket`, the class to use where
+   * there is no global one.
    * @param {string} url `ws://host:port` or `stream://host:port` (plain TCP); with TLS `wss://`
    *   or `streams://`
    */
   static async connect(url, options = {}) {
     const client = new Client(url, options)
     try {
-      await client.#open(Date.now() + client.timeout)
+      await client.#persist(Date.now() + client.timeout)
       return client
     } catch (error) {
       client.close()
@@ -220,14 +221,26 @@ export class Client {
   }
 
   async #reopen() {
-    for (let pause = 100; !this.#end; pause = Math.min(pause * 2, 5000)) {
-      await new Promise((resolve) => setTimeout(resolve, pause))
+    try {
+      await sleep(100)
+      await this.#persist(Infinity)
+    } catch (error) {
+      this.#finish(error)
+    }
+  }
+
+  /** Connect and join; again, with pauses that grow, while nobody is there, until `deadline`. */
+  async #persist(deadline) {
+    for (let pause = 100; ; pause = Math.min(pause * 2, 2000)) {
       try {
-        if (!this.#end) return await this.#open(Date.now() + this.timeout)
+        return await this.#open(Math.min(deadline, Date.now() + this.timeout))
       } catch (error) {
         this.#carriage?.close()
-        if (error instanceof RefusedError) this.#finish(error)
+        const absent = error instanceof ConnectionLostError || error instanceof TimeoutError
+        if (!absent || Date.now() + pause >= deadline) throw error
       }
+      await sleep(pause)
+      if (this.#end) throw this.#end
     }
   }
 
@@ -246,6 +259,8 @@ export class Client {
     }
   }
 }
+
+const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds))
 
 async function before(deadline, promise, what) {
   let timer
@@ -302,7 +317,8 @@ async function openTcp(url, onMessage, onLost) {
     socket.on("error", (error) => { why = error.message })
     socket.on("close", () => {
       onLost(why)
-      reject(new ConnectionLostError(`cannot connect to ${url.host}: ${why}`))
+      const Kind = socket.authorizationError ? RefusedError : ConnectionLostError // of TLS
+      reject(new Kind(`cannot connect to ${url.host}: ${why}`))
     })
     const send = (data) => {
       const length = new Uint8Array(4)

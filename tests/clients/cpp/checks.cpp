@@ -123,6 +123,7 @@ void refused(const char* host, int port, envbus::Options options) {
   CHECK(contains(rejected<envbus::Refused>([&] { Client(host, port, options); }), "token is wanted"));
   options.token = "guess";
   CHECK(contains(rejected<envbus::Refused>([&] { Client(host, port, options); }), "token is wrong"));
+  options.timeout = 0.5;  // for so long it would wait for a bridge
   rejected<envbus::ConnectionLost>([&] { Client(host, 1, options); });
   rejected<envbus::ConnectionLost>([&] { Client("no.such.host.invalid", port, options); });
 }

@@ -153,8 +153,16 @@ static class Checks
         Check(Rejected<RefusedException>(() => new Client(host, port, options)).Contains("token is wanted"), "no token");
         options.Token = "guess";
         Check(Rejected<RefusedException>(() => new Client(host, port, options)).Contains("token is wrong"), "wrong token");
+        options.Timeout = TimeSpan.FromSeconds(2); // for so long it would wait for a bridge
         Rejected<ConnectionLostException>(() => new Client(host, 1, options));
         Rejected<ConnectionLostException>(() => new Client("no.such.host.invalid", port, options));
+    }
+
+    // Nothing is waited for.
+    static void Untrusted(string host, int port, Options options)
+    {
+        options.ValidateCertificate = (sender, certificate, chain, errors) => false;
+        Rejected<RefusedException>(() => new Client(host, port, options));
     }
 
     static void Messages()
@@ -190,6 +198,7 @@ static class Checks
             case "pause": Pause(args[0], port, options); break;
             case "stopped": Stopped(args[0], port, options); break;
             case "refused": Refused(args[0], port, options); break;
+            case "untrusted": Untrusted(args[0], port, options); break;
             case "messagepack": Messages(); break;
             default: throw new ArgumentException(args[2]);
         }

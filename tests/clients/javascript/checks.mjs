@@ -109,8 +109,13 @@ const checks = {
   async refused() {
     await assert.rejects(bus.Client.connect(url), bus.RefusedError, "without a token")
     await assert.rejects(bus.Client.connect(url, { token: "guess" }), /the token is wrong/)
-    const nobody = "stream://127.0.0.1:1"
-    await assert.rejects(bus.Client.connect(nobody), bus.ConnectionLostError)
+    const nobody = "stream://127.0.0.1:1", timeout = 500 // for so long it would wait for a bridge
+    await assert.rejects(bus.Client.connect(nobody, { timeout }), bus.ConnectionLostError)
+  },
+
+  // Without NODE_EXTRA_CA_CERTS; nothing is waited for.
+  async untrusted() {
+    await assert.rejects(bus.Client.connect(url, { token }), bus.RefusedError)
   },
 
   messagepack() {
