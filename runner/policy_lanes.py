@@ -1,20 +1,18 @@
 """The asking side of policy workers: a lane to each, requests, and what became of them.
 
-Leaves out what is asked (`remote_policy.py`). Each asker has a broker of its own, so that a message
-goes to the worker and back without passing anybody: no process has to poll for another one.
+Leaves out what is asked (`remote_policy.py`), and who is there to be asked (`policy_roster.py`).
+Each asker has a broker of its own, so that a message goes to the worker and back without passing
+anybody: no process has to poll for another one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import random
 import secrets
-import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -29,34 +27,21 @@ from envbus.bus.errors import (
     DecodeError,
     NoPeerError,
     OverloadedError,
-    RestartLimitError,
 )
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
+from envbus.bus.lane import LANES_EXIST, LaneRouter
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
 from envbus.bus.spinning import CHILD_SPIN_SECONDS
 from envbus.bus.transport import Frames
 from envbus.runner.links import usable_cores
-from envbus.runner.policy_board import BoardEntry, door_of, read_board
-from envbus.runner.policy_door import knock
-from envbus.runner.policy_protocol import OpenLane, ShareRows
+from envbus.runner.policy_roster import LOOK_INTERVAL, PolicyRoster
 
 __all__ = ["Asking", "PolicyLanes"]
 
-logger = logging.getLogger("envbus.runner.policy_workers")
-
-R = TypeVar("R", bound=Reply)
-
-#: Seconds between looks for workers that are not there, while one is missing.
-_LOOK_INTERVAL: Final = 0.02
 #: Seconds that a first request waits for any worker's hello, so that it is under way when `ask`
 #: returns, and for those of all. A worker that computes says it later.
 _HELLO_TIMEOUT: Final = 1.0
 _ALL_HELLOS_TIMEOUT: Final = 0.05
-#: Seconds to wait for the reason of a worker's end, once a request has failed for good.
-_REASON_TIMEOUT: Final = 0.5
-#: How likely an asker leaves a crowded worker for another one.
-_CHANGE_CHANCE: Final = 0.5
 #: How often a request is asked whose worker was lost. The broker may send it to a second worker
 #: each time, so that one that kills whoever computes it ends five lives at most. Not fewer, as
 #: workers that died together are noticed one by one.
@@ -84,21 +69,6 @@ class Asking:
         return time.monotonic() >= self.deadline
 
 
-class _Worker:
-    """A worker that this asker has a lane to."""
-
-    def __init__(self, entry: BoardEntry, identity: bytes) -> None:
-        self.entry = entry
-        self.identity = identity
-        #: What it offers; it is not ready before it has said so.
-        self.services: frozenset[str] = frozenset()
-
-    @property
-    def ready(self) -> bool:
-        """Whether it may be asked."""
-        return bool(self.services)
-
-
 class PolicyLanes:
     """One asker. Used by one thread, in the process that made it.
 
@@ -113,38 +83,25 @@ class PolicyLanes:
     def __init__(self, directory: Path, max_in_flight: int) -> None:
         if not LANES_EXIST:
             raise ConfigError("policy workers need Unix sockets that keep messages apart: Linux")
-        self._directory = directory
         self._max_in_flight = max_in_flight
-        self._identity = f"asker.{os.getpid()}.{secrets.token_hex(6)}"
+        identity = f"asker.{os.getpid()}.{secrets.token_hex(6)}"
         # It waits for one worker, not for many who need the cores: as long as a child may.
-        self._router = LaneRouter(spin=usable_cores() > 1, spin_seconds=CHILD_SPIN_SECONDS)
+        router = LaneRouter(spin=usable_cores() > 1, spin_seconds=CHILD_SPIN_SECONDS)
         limits = BrokerConfig(max_in_flight_per_peer=max_in_flight + 16)
-        self._broker = Broker(self._router, BrokerCore(limits))
-        #: By name.
-        self._workers: dict[str, _Worker] = {}
-        #: How many of them have not said hello.
-        self._silent = 0
-        self._num_workers = 1
-        self._next_look = 0.0
+        self._broker = Broker(router, BrokerCore(limits))
+        self._roster = PolicyRoster(directory, identity, max_in_flight, router, self._broker)
         self._asked: dict[int, Asking] = {}
         #: Those that wait for a worker.
         self._held: list[Asking] = []
-        #: Descriptor and bytes of the arena, and descriptor of its layout, by name; one or none.
-        self._shared: dict[str, tuple[int, int, int]] = {}
-        self._num_shared = 0
-        #: Of workers whose lanes hung up, which life that was.
-        self._ended: dict[str, int] = {}
         #: Whether the first hellos have been waited for.
         self._greeted = False
-        #: The worker that is asked while nothing is in flight; "": any.
-        self._favourite = ""
         self._closed = False
         disown_in_forks(self)
 
     @property
     def names(self) -> list[str]:
         """The workers that are ready."""
-        return [name for name, worker in self._workers.items() if worker.ready]
+        return self._roster.names
 
     def ask(self, to: str, request: Request[Any], timeout: float) -> Asking:
         """Send a request to a worker or service; `wait_for` returns its reply.
@@ -166,18 +123,16 @@ class PolicyLanes:
                 peer=to,
             )
         asking = Asking(to, type(request).__name__, encode(request), timeout)
-        if len(self._workers) < self._num_workers:
+        if self._roster.somebody_is_missing:
             self._look_for_workers()
-        if self._silent:
+        if self._roster.silent:
             self._hear_hellos(asking)
         self._send(asking)
         return asking
 
     def change_favourite(self) -> None:
-        """The favourite worker is crowded: take another one, by chance, so that not all change."""
-        names = self.names
-        if len(names) > 1 and random.random() < _CHANGE_CHANCE:  # noqa: S311 - no secret
-            self._favourite = random.choice(names)  # noqa: S311
+        """The worker that is asked first is crowded: maybe ask another one."""
+        self._roster.change_favourite()
 
     def wait_for(self, asking: Asking) -> Reply:
         """Return the reply to a request.
@@ -218,26 +173,9 @@ class PolicyLanes:
         asking.end = asking.end or ClosedError("this request was given up")
 
     def share(self, arena_fd: int, size: int, layout: MapBlocks) -> str:
-        """Let all workers, also later ones, read an arena; return what requests call it.
-
-        What was shared before is shared no more.
-
-        Args:
-            arena_fd: Its descriptor; the caller keeps it.
-            size: Its bytes.
-            layout: What is where.
-        """
+        """Let workers read an arena: see `PolicyRoster.share`."""
         self._check_usable()
-        self._num_shared += 1
-        name = f"{self._identity}:{self._num_shared}"
-        self._unshare()
-        with tempfile.TemporaryFile() as file:
-            file.write(msgspec.msgpack.encode([bytes(frame) for frame in encode(layout)]))
-            file.flush()
-            self._shared[name] = (os.dup(arena_fd), size, os.dup(file.fileno()))
-        for worker in self._workers.values():
-            self._share(worker.entry, name)
-        return name
+        return self._roster.share(arena_fd, size, layout)
 
     def close(self) -> None:
         """Let go of all lanes. Idempotent."""
@@ -245,17 +183,11 @@ class PolicyLanes:
             return
         self._closed = True
         self._broker.close()
-        self._unshare()
+        self._roster.unshare()
 
     def disown(self) -> None:
         """In a forked copy: be closed."""
         self._closed = True
-
-    def _unshare(self) -> None:
-        for arena, _, layout in self._shared.values():
-            os.close(arena)
-            os.close(layout)
-        self._shared.clear()
 
     # --- requests ----------------------------------------------------------------------------
 
@@ -272,9 +204,7 @@ class PolicyLanes:
         if not self._asked and not asking.asks:
             # Brokers do not know of each other's requests: by load alone, all askers would begin
             # with the same worker. And who was busy just now is awake.
-            favourite = self._workers.get(self._favourite)
-            if favourite is not None and favourite.ready and to in favourite.services:
-                to = favourite.identity
+            to = self._roster.favourite_for(asking.to) or to
         try:
             asking.wire_id = self._broker.ask(
                 to, asking.type_name, asking.frames, timeout=left, idempotent=True
@@ -292,17 +222,17 @@ class PolicyLanes:
             waited = time.monotonic() - begun
             if waited >= (_ALL_HELLOS_TIMEOUT if self.names else _HELLO_TIMEOUT):
                 break
-            self._poll(min(_LOOK_INTERVAL, asking.timeout))
-            if not self._silent:
+            self._poll(min(LOOK_INTERVAL, asking.timeout))
+            if not self._roster.silent:
                 break
         self._greeted = bool(self.names)
         self._poll(0.0)
 
     def _poll(self, timeout: float) -> None:
         """Take in what comes within `timeout` seconds; returns earlier if something does."""
-        if len(self._workers) < self._num_workers or self._held:
+        if self._held or self._roster.somebody_is_missing:
             self._look_for_workers()
-            timeout = min(timeout, _LOOK_INTERVAL)
+            timeout = min(timeout, LOOK_INTERVAL)
         somebody_is_ready = False
         for outcome in self._broker.poll(timeout):
             if type(outcome) is Complete:
@@ -312,14 +242,9 @@ class PolicyLanes:
             elif type(outcome) is FailLocal:
                 self._on_failure(outcome)
             elif type(outcome) is PeerReady:
-                for worker in self._workers.values():
-                    if worker.identity == outcome.peer:
-                        worker.services = frozenset(outcome.hello.services)
-                self._count_silent()
+                self._roster.on_hello(outcome)
                 somebody_is_ready = True
-                self._favourite = self._favourite or random.choice(self.names)  # noqa: S311
-        for identity in self._router.hung_up():
-            self._on_hang_up(identity)
+        self._roster.drop_hung_up()
         if self._held and (somebody_is_ready or self._held[0].deadline <= time.monotonic()):
             held, self._held = self._held, []
             for asking in held:
@@ -333,96 +258,24 @@ class PolicyLanes:
         if failed.code is FailureCode.PEER_LOST and asking.asks < _MAX_ASKS:
             self._send(asking)
             return
-        if failed.code is FailureCode.TIMEOUT and failed.peer == self._favourite:
-            others = [name for name in self.names if name != failed.peer]
-            self._favourite = random.choice(others) if others else ""  # noqa: S311
-        if failed.code is FailureCode.PEER_LOST and (why := self._why_it_ended(failed.peer)):
+        if failed.code is FailureCode.TIMEOUT:
+            self._roster.avoid(failed.peer)
+        if failed.code is FailureCode.PEER_LOST and (why := self._roster.why_it_ended(failed.peer)):
             text = f"{asking.type_name} failed {asking.asks} times; at last, {why}"
             failed = msgspec.structs.replace(failed, message=text)
         asking.end = failure_to_error(failed, outcome.wire_id)
 
     def _too_late(self, asking: Asking) -> Exception:
-        board = read_board(self._directory)
-        why = board.describe() if board is not None else ""
+        why = self._roster.describe_board()
         text = f"no worker was ready within {asking.timeout:g} s{'; ' if why else ''}{why}"
         return failure_to_error(
             Failed(code=FailureCode.TIMEOUT, message=text, peer=asking.to), asking.wire_id
         )
 
-    # --- workers -----------------------------------------------------------------------------
-
     def _look_for_workers(self) -> None:
-        """Open lanes to workers that are up, at times; end what waits for some that never come."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + _LOOK_INTERVAL
-        board = read_board(self._directory)
-        if board is None:
-            self._fail_held(
-                ClosedError("the policy workers were closed, or the process that had them ended")
-            )
-            return
-        self._num_workers = sum(worker.state != "lost" for worker in board.workers)
-        if board.is_hopeless():
-            self._fail_held(RestartLimitError(f"no policy worker is left: {board.describe()}"))
-        for entry in board.workers:
-            if entry.state == "up" and entry.name not in self._workers:
-                self._open_lane(entry)
-
-    def _fail_held(self, error: Exception) -> None:
-        for asking in self._held:
-            asking.end = error
-        self._held.clear()
-
-    def _open_lane(self, entry: BoardEntry) -> None:
-        door = door_of(self._directory, entry.name, entry.incarnation)
-        # The worker's own name on our bus is its identity; on its side, ours is.
-        identity = f"{self._identity}.{entry.name}.{entry.incarnation}".encode()
-        notice = OpenLane(
-            identity=self._identity.encode(), name=entry.name, capacity=self._max_in_flight
-        )
-        ours, theirs = LaneEnd.pair()
-        try:
-            if not knock(door, notice, theirs.fds()):
-                ours.close()
-                return
-        finally:
-            theirs.close()
-        self._broker.expect(identity, entry.name, entry.incarnation)
-        self._router.add_lane(identity, ours)
-        self._workers[entry.name] = _Worker(entry, identity)
-        self._count_silent()
-        for name in self._shared:
-            self._share(entry, name)
-
-    def _count_silent(self) -> None:
-        self._silent = sum(not worker.ready for worker in self._workers.values())
-
-    def _share(self, entry: BoardEntry, name: str) -> None:
-        arena, size, layout = self._shared[name]
-        door = door_of(self._directory, entry.name, entry.incarnation)
-        knock(door, ShareRows(name=name, size=size), (arena, layout))
-
-    def _on_hang_up(self, identity: bytes) -> None:
-        """A worker has ended: what it held goes to another one, or fails."""
-        self._router.drop_lane(identity)
-        for name, worker in list(self._workers.items()):
-            if worker.identity == identity:
-                del self._workers[name]
-                self._count_silent()
-                self._next_look = 0.0
-                self._ended[name] = worker.entry.incarnation
-                reason = f"{name} (incarnation {worker.entry.incarnation}) ended"
-                self._broker.peer_gone(identity, reason)
-
-    def _why_it_ended(self, name: str) -> str:
-        """Return how a worker ended, which its owner knows a moment after its lane hung up."""
-        incarnation = self._ended.get(name, 0)
-        give_up = time.monotonic() + _REASON_TIMEOUT
-        while (board := read_board(self._directory)) and time.monotonic() < give_up:
-            for entry in board.workers:
-                if entry.name == name and (entry.incarnation > incarnation or entry.state != "up"):
-                    return entry.reason
-            time.sleep(_LOOK_INTERVAL)
-        return ""
+        """Find workers that are up; end what waits for some that never come."""
+        error = self._roster.look()
+        if error is not None:
+            for asking in self._held:
+                asking.end = error
+            self._held.clear()
