@@ -22,7 +22,8 @@ from envbus.bus.serve import describe
 from envbus.runner.policies import FunctionPolicy, Policy
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_door import Door
-from envbus.runner.policy_worker import HostedPolicy, PolicyWorker, Pushed
+from envbus.runner.policy_weights import HostedPolicies, HostedPolicy, Pushed
+from envbus.runner.policy_worker import PolicyWorker
 
 __all__ = ["BOOTSTRAP_PARCEL", "ENTRY", "PolicyBootstrap", "WorkerReport", "main", "read_report"]
 
@@ -72,17 +73,20 @@ def main(pipe: Pipe) -> None:
         _report(pipe, WorkerReport(problem=f"{failed.remote_traceback}"))
         raise SystemExit(1) from exc
     door = Door(Path(bootstrap.door))
-    worker = PolicyWorker(
-        bootstrap.name,
-        bootstrap.incarnation,
+    hosted_policies = HostedPolicies(
         policies,
-        bootstrap.batching,
-        door,
         pipe,
         BOOTSTRAP_PARCEL + 1,
         lambda policy_id, push, problem: _report(
             pipe, WorkerReport(policy_id=policy_id, push=push, problem=problem)
         ),
+    )
+    worker = PolicyWorker(
+        bootstrap.name,
+        bootstrap.incarnation,
+        hosted_policies,
+        bootstrap.batching,
+        door,
         spin=bootstrap.spin,
     )
     _report(pipe, WorkerReport(up=True))

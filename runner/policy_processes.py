@@ -1,7 +1,8 @@
 """The processes of policy workers: started, watched, started again, given weights, ended.
 
 A thread watches them, so that a worker is replaced also while its owner trains, or waits in
-another part of the program. Whether one is started again is decided by `bus/supervision.py`.
+another part of the program. Whether one is started again is decided by `bus/supervision.py`. Leaves
+out a single worker's life (`policy_member.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from envbus.actors import host as env_host
 from envbus.bus.errors import ClosedError, EnvbusError, StartError
 from envbus.bus.folders import make_folder
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.process import Child, ExitStatus, Nursery
+from envbus.bus.process import ExitStatus, Nursery
 from envbus.bus.restart import Exit, RestartPolicy
 from envbus.bus.supervision import (
     ChildExited,
@@ -35,17 +36,10 @@ from envbus.bus.supervision import (
 )
 from envbus.runner.config import choose_start_method
 from envbus.runner.policy_batching import BatchingConfig
-from envbus.runner.policy_board import Board, BoardEntry, door_of, write_board
-from envbus.runner.policy_host import (
-    BOOTSTRAP_PARCEL,
-    ENTRY,
-    PolicyBootstrap,
-    WorkerReport,
-    read_report,
-)
-from envbus.runner.policy_probing import Probing, Verdict
-from envbus.runner.policy_pushes import Pushes
-from envbus.runner.policy_worker import PROBE, Pushed
+from envbus.runner.policy_board import Board, write_board
+from envbus.runner.policy_host import WorkerReport
+from envbus.runner.policy_member import Member, Outfit
+from envbus.runner.policy_weights import Pushed
 
 __all__ = ["PolicyProcesses"]
 
@@ -53,34 +47,6 @@ logger = logging.getLogger("envbus.runner.policy_workers")
 
 #: Longest wait of the thread, in seconds.
 _LONGEST_WAIT: Final = 60.0
-
-
-class _Member:
-    """One worker, over its lives."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.name = f"policy-worker-{index}"
-        self.incarnation = 0
-        self.child: Child | None = None
-        self.state = "starting"
-        self.reason = ""
-        #: Why its present life did not come up, as it said itself.
-        self.problem = ""
-        #: Number of the next parcel from it.
-        self.next_parcel = 1
-        #: Its pipe hung up: the end of its process will be told.
-        self.hung_up = False
-        self.pushes = Pushes()
-        #: Of a life that is up, and may be found to hang.
-        self.probing: Probing | None = None
-        #: How its present life ended, where that is known before its process ends.
-        self.exit = Exit.CRASH
-
-    def describe(self) -> str:
-        """Return its name and process, for messages to people."""
-        pid = self.child.pid if self.child is not None else "none"
-        return f"{self.name} (pid {pid}, incarnation {self.incarnation})"
 
 
 class PolicyProcesses:
@@ -113,19 +79,11 @@ class PolicyProcesses:
         spinning: int,
         hang_timeout: float | None,
     ) -> None:
-        self._factories = factories
-        self._batching = batching
-        self._method = choose_start_method(context)
-        self._spinning = spinning
-        self._hang_timeout = hang_timeout
-        self._members = [_Member(index) for index in range(num_workers)]
+        method = choose_start_method(context)
         #: Of each policy, the latest push, and the same pickled: arrays may be written to later.
         self._latest: dict[str, tuple[Pushed, bytes]] = {}
         #: None: who ends is not started again.
         self._supervision = None if restart is None else Supervision(random.random)
-        if self._supervision is not None and restart is not None:
-            for member in self._members:
-                self._supervision.add(member.name, restart)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
@@ -144,6 +102,13 @@ class PolicyProcesses:
             self._bell.close()
             self._waker.close()
             raise
+        outfit = Outfit(
+            self._nursery, method, self.directory, batching, factories, spinning, hang_timeout
+        )
+        self._members = [Member(index, outfit) for index in range(num_workers)]
+        if self._supervision is not None and restart is not None:
+            for member in self._members:
+                self._supervision.add(member.name, restart)
         disown_in_forks(self)
 
     # --- any thread --------------------------------------------------------------------------
@@ -157,7 +122,7 @@ class PolicyProcesses:
         deadline = time.monotonic() + timeout
         with self._lock:
             for member in self._members:
-                self._launch(member)
+                member.launch(self._weights())
             self._tell()
             self._thread.start()
             while waiting := [each for each in self._members if each.state != "up"]:
@@ -191,7 +156,7 @@ class PolicyProcesses:
             self._latest[policy_id] = pushed, data
             for member in self._members:
                 if member.child is not None and member.pushes.offer(policy_id):
-                    self._send(member, data)
+                    member.send(data)
             return pushed
 
     def latest(self, policy_id: str) -> tuple[int, int]:
@@ -234,13 +199,13 @@ class PolicyProcesses:
         try:
             for member in self._members:
                 if member.child is not None and timeout:
-                    self._send(member, b"")  # which they take for the end
+                    member.send(b"")  # which they take for the end
             for child in self._nursery.close(timeout):
                 if timeout:
                     logger.warning("%s did not leave in %.3g s and was killed", child.name, timeout)
         finally:
             for member in self._members:
-                member.child, member.state = None, "lost"
+                member.drop()
             self._bell.close()
             self._waker.close()
 
@@ -273,7 +238,7 @@ class PolicyProcesses:
                     time.sleep(0.1)
 
     def _patience(self) -> float:
-        times = [each.probing.wake_at() for each in self._members if each.probing is not None]
+        times = [at for each in self._members if (at := each.wake_at()) is not None]
         restart_at = None if self._supervision is None else self._supervision.wake_at()
         if restart_at is not None:
             times.append(restart_at)
@@ -285,7 +250,7 @@ class PolicyProcesses:
         changed = False
         for member in self._members:
             changed |= self._take_reports(member, now)
-            self._probe(member, now)
+            member.probe(now)
         for child, status in self._nursery.exits():
             for member in self._members:
                 if member.child is child:
@@ -304,87 +269,25 @@ class PolicyProcesses:
         if self._closed:
             raise ClosedError("these policy workers were closed, or belong to another process")
 
-    def _launch(self, member: _Member) -> None:
-        """Start a worker's process; that it is up it tells by its pipe.
+    def _weights(self) -> list[bytes]:
+        """Return the latest weights of each policy that was given any, pickled."""
+        return [data for _, data in self._latest.values()]
 
-        Raises:
-            StartError: There is no process or no memory for it.
-        """
-        member.state, member.problem, member.next_parcel = "starting", "", 1
-        member.hung_up, member.probing, member.exit = False, None, Exit.CRASH
-        member.pushes = Pushes()
-        member.child = self._nursery.start(member.name, ENTRY, method=self._method)
-        bootstrap = PolicyBootstrap(
-            name=member.name,
-            worker_index=member.index,
-            incarnation=member.incarnation,
-            door=str(door_of(self.directory, member.name, member.incarnation)),
-            spin=member.index < self._spinning,
-            batching=self._batching,
-            factories=self._factories,
-            weights=[data for _, data in self._latest.values()],
-        )
-        number = member.child.pipe.next_number()
-        assert number == BOOTSTRAP_PARCEL
-        data = pickle.dumps(tuple(bootstrap), pickle.HIGHEST_PROTOCOL)
-        member.child.pipe.send_bytes(number, data)
-
-    def _send(self, member: _Member, data: bytes) -> None:
-        assert member.child is not None
-        pipe = member.child.pipe
-        try:
-            pipe.send_bytes(pipe.next_number(), data)
-        except EnvbusError as exc:  # its end is told soon
-            logger.debug("%s got no weights: %s", member.describe(), exc)
-
-    def _take_reports(self, member: _Member, now: float) -> bool:
+    def _take_reports(self, member: Member, now: float) -> bool:
         """Take what a worker says of itself; return whether it has come up."""
         came_up = False
-        while member.child is not None:
-            try:
-                data = member.child.pipe.receive_bytes(member.next_parcel, 0.0)
-            except ClosedError:
-                member.hung_up = True
-                break
-            except EnvbusError:  # nothing more now
-                break
-            member.next_parcel += 1
-            report = read_report(data)
-            if member.probing is not None:
-                member.probing.alive(now)
+        for report in member.take_reports(now):
             if report.up:
                 came_up = True
-                member.state = "up"
-                if self._hang_timeout is not None:
-                    member.probing = Probing(self._hang_timeout, now)
                 if self._supervision is not None:
                     self._supervision.handle(ChildReady(member.name, member.incarnation), now)
                 if member.incarnation:
                     logger.info("%s runs again", member.describe())
             elif report.policy_id:
                 self._on_pushed(member, report)
-            elif report.problem:
-                member.problem = report.problem
         return came_up
 
-    def _probe(self, member: _Member, now: float) -> None:
-        """Ask a worker for a sign of life at times; kill one that gives none."""
-        if member.probing is None or member.child is None:
-            return
-        verdict = member.probing.look(now)
-        if verdict is Verdict.ASK:
-            self._send(member, PROBE)
-        elif verdict is Verdict.HUNG:
-            member.probing, member.exit = None, Exit.HANG
-            member.problem = (
-                f"killed, as it gave no sign of life for {self._hang_timeout:g} s (hang_timeout), "
-                "in one call of a policy, or stopped"
-            )
-            (stack,) = self._nursery.stacks([member.child])
-            logger.warning("%s hangs and is killed:\n%s", member.describe(), stack)
-            self._nursery.kill(member.child)
-
-    def _on_pushed(self, member: _Member, report: WorkerReport) -> None:
+    def _on_pushed(self, member: Member, report: WorkerReport) -> None:
         if report.problem:
             logger.error(
                 "%s did not take over push %d of the weights of %r: %s",
@@ -394,19 +297,11 @@ class PolicyProcesses:
                 report.problem,
             )
         for policy_id in member.pushes.taken():
-            self._send(member, self._latest[policy_id][1])
+            member.send(self._latest[policy_id][1])
 
-    def _on_exit(self, member: _Member, status: ExitStatus, now: float) -> None:
+    def _on_exit(self, member: Member, status: ExitStatus, now: float) -> None:
         self._take_reports(member, now)
-        how = member.problem or status.report()
-        member.reason = f"{member.describe()} ended: {how}"
-        logger.warning("%s", member.reason)
-        assert member.child is not None
-        member.child.pipe.close()
-        member.child = member.probing = None
-        with contextlib.suppress(OSError):
-            door_of(self.directory, member.name, member.incarnation).unlink()
-        member.state = "lost"
+        how = member.on_exit(status)
         if self._supervision is not None:
             member.state = "down"
             exited = ChildExited(member.name, member.incarnation, member.exit, how)
@@ -425,9 +320,9 @@ class PolicyProcesses:
                 )
                 logger.error("%s; giving up on it", member.reason)
 
-    def _start_again(self, member: _Member) -> None:
+    def _start_again(self, member: Member) -> None:
         try:
-            self._launch(member)
+            member.launch(self._weights())
         except EnvbusError as exc:  # no process, no memory: another failure of this worker
             if member.child is not None:
                 self._nursery.kill(member.child)  # its exit follows
@@ -439,15 +334,6 @@ class PolicyProcesses:
 
     def _tell(self) -> None:
         """Write on the board, and wake who waits for news."""
-        entries = [
-            BoardEntry(
-                name=member.name,
-                incarnation=member.incarnation,
-                state=member.state,
-                reason=member.reason,
-            )
-            for member in self._members
-        ]
         with contextlib.suppress(OSError):  # the folder goes as this ends
-            write_board(self.directory, Board(workers=entries))
+            write_board(self.directory, Board(workers=[each.entry() for each in self._members]))
         self._changed.notify_all()
