@@ -16,8 +16,8 @@ from envbus.bus.gateway import GatewayConfig
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.diagnosis.address import Address
-from envbus.runner.diagnosis.checks import FailedCheck, SkippedCheck
 from envbus.runner.diagnosis.conformance import Finding
+from envbus.runner.diagnosis.scene import FailedCheck, SkippedCheck
 
 __all__ = ["Server", "check_client"]
 

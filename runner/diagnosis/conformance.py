@@ -14,9 +14,10 @@ from envbus.actors.external.protocol import JoinBridge
 from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Kind, Token
 from envbus.runner.diagnosis.address import Address
-from envbus.runner.diagnosis.checks import CHECKS, Check, FailedCheck, Scene, SkippedCheck
+from envbus.runner.diagnosis.checks import CHECKS
 from envbus.runner.diagnosis.doctor import Means
 from envbus.runner.diagnosis.links import LinkEndedError, open_link
+from envbus.runner.diagnosis.scene import Check, FailedCheck, Scene, SkippedCheck
 from envbus.runner.diagnosis.spaces import SpaceSampler
 from envbus.runner.diagnosis.talk import BrokenRuleError, NoAnswerError, RefusedError, Talk
 
