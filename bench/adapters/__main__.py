@@ -19,7 +19,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import IO, Any
 
-from envbus.bench.adapters.base import Opening, Stepper
+from envbus.bench.adapters.base import Killable, Opening, Timed
 from envbus.bench.workloads import action_ring
 
 __all__ = ["main"]
@@ -30,7 +30,7 @@ class Session:
 
     def __init__(self, adapter: ModuleType) -> None:
         self._adapter = adapter
-        self._stepper: Stepper | None = None
+        self._stepper: Timed | None = None
         self._ring: list[Any] = []
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -51,6 +51,8 @@ class Session:
             case "kill":
                 if self._stepper is None:
                     raise RuntimeError("kill before open")
+                if not isinstance(self._stepper, Killable):
+                    raise TypeError("this library is not part of that comparison")
                 outcome = self._stepper.kill_one(self._ring)
                 return {"outcome": type(outcome).__name__, **asdict(outcome)}
             case "close":

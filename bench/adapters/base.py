@@ -1,4 +1,4 @@
-"""What an adapter gives the harness: something to step, timed the same way for all.
+"""What an adapter gives the harness: something to run, timed the same way for all.
 
 Needs NumPy only: it runs in every library's own virtual environment.
 """
@@ -9,12 +9,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Broken", "Measurement", "Opening", "Recovered", "Stepper", "measurement_of"]
+__all__ = [
+    "Broken",
+    "Killable",
+    "Measurement",
+    "Opening",
+    "Recovered",
+    "Stepper",
+    "Timed",
+    "measurement_of",
+]
 
 
 @dataclass(frozen=True)
@@ -66,8 +75,34 @@ class Broken:
     close_error: str = ""
 
 
-class Stepper(ABC):
-    """An opened vector of envs, after its first reset."""
+class Timed(ABC):
+    """Opened envs, after their first reset, and whatever goes through them."""
+
+    @abstractmethod
+    def run(self, ring: Sequence[npt.NDArray[Any]], seconds: float) -> Measurement:
+        """Go on for `seconds` of wall time.
+
+        Args:
+            ring: Actions `(num_envs, *action_shape)` of successive steps, round and round; for
+                those that do not choose their own.
+            seconds: The last step or fragment is finished.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the library's processes."""
+
+
+@runtime_checkable
+class Killable(Protocol):
+    """Takes part in the comparison of what becomes of a killed worker."""
+
+    def kill_one(self, ring: Sequence[npt.NDArray[Any]]) -> Recovered | Broken:
+        """Kill one worker process with SIGKILL, and see what comes of it."""
+
+
+class Stepper(Timed):
+    """A vector of envs that is stepped with the actions that are given."""
 
     @abstractmethod
     def step(self, actions: npt.NDArray[Any]) -> int:
@@ -80,18 +115,6 @@ class Stepper(ABC):
             How many envs were stepped: all of them, or fewer where the library hands back the
             first that are ready.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the library's processes."""
-
-    def kill_one(self, ring: Sequence[npt.NDArray[Any]]) -> Recovered | Broken:
-        """Kill one worker process with SIGKILL, and see what comes of it.
-
-        Raises:
-            NotImplementedError: This library is not part of that comparison.
-        """
-        raise NotImplementedError
 
     def run(self, ring: Sequence[npt.NDArray[Any]], seconds: float) -> Measurement:
         """Step for `seconds` of wall time with the actions of `ring`, round and round."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from envbus.bench.adapters.base import Measurement, Stepper, measurement_of
+from envbus.bench.adapters.base import Measurement, Timed, measurement_of
 
 __all__ = ["Collecting", "fragment_of"]
 
@@ -24,19 +24,16 @@ def fragment_of(workload: str) -> int:
     return _FRAGMENTS.get(workload, _DEFAULT)
 
 
-class Collecting(Stepper):
+class Collecting(Timed):
     """Collects fragments; a latency is the time of one."""
 
     @abstractmethod
     def collect(self) -> int:
         """Collect one fragment with the library's own collector; return its env steps."""
 
-    def step(self, actions: npt.NDArray[Any]) -> int:
-        """Raise: not this is measured."""
-        raise NotImplementedError("the policy chooses the actions")
-
-    def run(self, ring: Sequence[npt.NDArray[Any]], seconds: float) -> Measurement:  # noqa: ARG002
+    def run(self, ring: Sequence[npt.NDArray[Any]], seconds: float) -> Measurement:
         """Collect for `seconds` of wall time, whole fragments."""
+        del ring  # the policy chooses the actions
         clock = time.perf_counter_ns
         latencies: list[int] = []
         env_steps = 0

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from envbus.bench.adapters.base import Measurement, Opening, Stepper
+from envbus.bench.adapters.base import Measurement, Opening, Stepper, Timed
 from envbus.bench.workloads import action_ring, make_env
 
 __all__ = ["DISTRIBUTIONS", "open_stepper"]
@@ -43,7 +43,7 @@ class LoopStepper(Stepper):
             env.close()
 
 
-class IndependentStepper(Stepper):
+class Independent(Timed):
     """Tells each process to step for some time, and adds up what they did."""
 
     def __init__(self, workload: str, num_envs: int, processes: int) -> None:
@@ -61,10 +61,8 @@ class IndependentStepper(Stepper):
         for pipe in self._pipes:
             pipe.recv()
 
-    def step(self, actions: npt.NDArray[Any]) -> int:
-        raise NotImplementedError("independent processes have no step in common")
-
-    def run(self, ring: Sequence[npt.NDArray[Any]], seconds: float) -> Measurement:  # noqa: ARG002
+    def run(self, ring: Sequence[npt.NDArray[Any]], seconds: float) -> Measurement:
+        del ring  # each process has its own
         for pipe in self._pipes:
             pipe.send(seconds)
         parts: list[Measurement] = [pipe.recv() for pipe in self._pipes]
@@ -95,9 +93,9 @@ def _step_alone(pipe: Connection, workload: str, indices: list[int]) -> None:
     stepper.close()
 
 
-def open_stepper(opening: Opening) -> Stepper:
+def open_stepper(opening: Opening) -> Timed:
     asked = opening.options["processes"]
     processes = opening.num_envs if asked == "num_envs" else int(asked)
     if processes == 1:
         return LoopStepper(opening.workload, range(opening.num_envs))
-    return IndependentStepper(opening.workload, opening.num_envs, processes)
+    return Independent(opening.workload, opening.num_envs, processes)

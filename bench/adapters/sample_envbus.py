@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from envbus.bench.adapters.base import Opening, Stepper
+from envbus.bench.adapters.base import Opening
 from envbus.bench.adapters.collecting import Collecting, fragment_of
 from envbus.bench.adapters.envbus_vector import DISTRIBUTIONS as _DISTRIBUTIONS
 from envbus.bench.adapters.envbus_vector import actors_of
@@ -97,7 +97,7 @@ class RunnerCollecting(Collecting):
         self._runner.stop()
 
 
-def open_stepper(opening: Opening) -> Stepper:
+def open_stepper(opening: Opening) -> Collecting:
     several = is_multi_agent(opening.workload)
     pool = ActorPool(
         env_fns(opening.workload, opening.num_envs),

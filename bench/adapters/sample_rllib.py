@@ -21,7 +21,7 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.tune.registry import register_env
 
-from envbus.bench.adapters.base import Opening, Stepper
+from envbus.bench.adapters.base import Opening
 from envbus.bench.adapters.collecting import Collecting, fragment_of
 from envbus.bench.networks import num_inputs, torch_net
 from envbus.bench.workloads import TeamEnv, is_multi_agent, make_env
@@ -95,7 +95,7 @@ class RunnerCollecting(Collecting):
         self._runner.stop()
 
 
-def open_stepper(opening: Opening) -> Stepper:
+def open_stepper(opening: Opening) -> Collecting:
     return RunnerCollecting(opening)
 
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-from envbus.bench.adapters.base import Opening, Stepper
+from envbus.bench.adapters.base import Opening
 from envbus.bench.adapters.collecting import Collecting, fragment_of
 from envbus.bench.networks import HIDDEN, num_inputs, view
 from envbus.bench.workloads import env_fns
@@ -83,5 +83,5 @@ class RolloutCollecting(Collecting):
         self._model.env.close()
 
 
-def open_stepper(opening: Opening) -> Stepper:
+def open_stepper(opening: Opening) -> Collecting:
     return RolloutCollecting(opening)

@@ -14,7 +14,7 @@ from tianshou.data import AsyncCollector, Collector, VectorReplayBuffer
 from tianshou.env import DummyVectorEnv, ShmemVectorEnv
 from tianshou.utils.net.discrete import AbstractDiscreteActor
 
-from envbus.bench.adapters.base import Opening, Stepper
+from envbus.bench.adapters.base import Opening
 from envbus.bench.adapters.collecting import Collecting, fragment_of
 from envbus.bench.networks import num_inputs, torch_net
 from envbus.bench.workloads import env_fns, make_env
@@ -75,5 +75,5 @@ class CollectorCollecting(Collecting):
         self._collector.close()
 
 
-def open_stepper(opening: Opening) -> Stepper:
+def open_stepper(opening: Opening) -> Collecting:
     return CollectorCollecting(opening)

@@ -21,7 +21,7 @@ from tensordict.nn import (
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import GymWrapper, ParallelEnv, SerialEnv
 
-from envbus.bench.adapters.base import Opening, Stepper
+from envbus.bench.adapters.base import Opening
 from envbus.bench.adapters.collecting import Collecting, fragment_of
 from envbus.bench.networks import num_inputs, torch_net
 from envbus.bench.workloads import make_env
@@ -105,5 +105,5 @@ class CollectorCollecting(Collecting):
         self._collector.shutdown()
 
 
-def open_stepper(opening: Opening) -> Stepper:
+def open_stepper(opening: Opening) -> Collecting:
     return CollectorCollecting(opening)
