@@ -5,6 +5,7 @@ Leaves out where they run: `hosting.py` has the process, `envbus.runner.bridge.h
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from envbus.bus.errors import ConfigError
 __all__ = ["ExternalEnv", "ExternalMultiAgentEnv"]
 
 
-class ExternalEnv:
+class ExternalEnv(ABC):
     """An environment that asks for actions instead of being stepped.
 
         class Robot(ExternalEnv):
@@ -49,12 +50,12 @@ class ExternalEnv:
         self.action_space = action_space
         self._client: ExternalEnvClient | None = None
 
+    @abstractmethod
     def run(self) -> None:
-        """Simulate, for as long as there is something to do. To be overridden.
+        """Simulate, for as long as there is something to do.
 
         What it raises, and that it returns, is told by the bridge's `poll`.
         """
-        raise NotImplementedError(f"{type(self).__qualname__} has no run()")
 
     def bind(self, client: ExternalEnvClient) -> None:
         """Let the verbs go through `client`; called before `run`."""
