@@ -8,6 +8,7 @@ never reported.
 
 from __future__ import annotations
 
+import io
 from collections import deque
 from collections.abc import Callable
 
@@ -125,8 +126,8 @@ class MemoryRouter:
         return bool(self._inbox)
 
     def fileno(self) -> int:
-        """Raise: there is none."""
-        raise NotImplementedError("memory has no descriptor to wait for")
+        """Raise, as files without a descriptor do."""
+        raise io.UnsupportedOperation("memory has no descriptor to wait for")
 
     def watch(self, fd: int) -> None:
         """Keep `fd` in `watched`, for tests to look at."""

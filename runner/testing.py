@@ -20,6 +20,7 @@ import multiprocessing
 import re
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -126,7 +127,7 @@ def assert_same_trajectory(
     return ended
 
 
-class VectorEnvContract:
+class VectorEnvContract(ABC):
     """What every vector env must do that promises what `gymnasium.vector.AsyncVectorEnv` does.
 
     Inherit it, implement `make`, and let pytest collect the subclass.
@@ -140,6 +141,7 @@ class VectorEnvContract:
     asynchronous: ClassVar[bool] = True
     strict: ClassVar[bool] = True
 
+    @abstractmethod
     def make(self, env_fns: Sequence[Factory], **settings: Any) -> Any:
         """Return a vector env.
 
@@ -147,7 +149,6 @@ class VectorEnvContract:
             env_fns: One factory per env.
             **settings: `autoreset_mode`, `copy`; their defaults are Gymnasium's.
         """
-        raise NotImplementedError
 
     @pytest.fixture
     def new(self) -> Iterator[New]:
