@@ -16,8 +16,6 @@ from tests.bench.chaos.test_result import MB, a_sample
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the folder is what is looked at
 
-SHM = Path("/dev/shm")  # noqa: S108
-
 
 def test_growth_is_the_slope_after_the_warm_up() -> None:
     warm = [a_sample(s, driver_memory=(50 + s) * MB) for s in range(30)]
