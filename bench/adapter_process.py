@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import select
 import signal
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from envbus.bench.environments import Environments, without_paths
+from envbus.bench.child import CLOSE_TIMEOUT, Child, ChildError, one_line
+from envbus.bench.environments import Environments
 from envbus.bench.variants import Variant
 
-__all__ = ["AdapterError", "AdapterProcess", "Memory"]
+__all__ = ["AdapterProcess", "Memory"]
 
 #: Seconds within which an adapter has imported its library (torch on a cold disk is slow).
 START_TIMEOUT = 120.0
-#: Seconds that its own shutdown may take before everything is killed.
-CLOSE_TIMEOUT = 20.0
 #: Seconds for one kill and all that follows; a library may hang twice, and start again slowly.
 KILL_TIMEOUT = 120.0
-READ_BYTES = 65536
-
-
-class AdapterError(Exception):
-    """An adapter failed or did not answer; the message is one line, without paths."""
 
 
 @dataclass(frozen=True)
@@ -48,34 +37,16 @@ class Memory:
 
 
 class AdapterProcess:
-    """One variant's process, in its library's own environment and its own session."""
+    """One variant's process, and the tree below it."""
 
     def __init__(self, variant: Variant, environments: Environments) -> None:
         self.variant = variant
-        # A pipe would have to be drained, and a file says afterwards what went wrong.
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        # Some libraries leave logs and links in the current folder.
-        self._folder = tempfile.TemporaryDirectory(prefix="envbus-bench-")
-        self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [
-                str(environments.python(variant.library)),
-                "-m",
-                "envbus.bench.adapters",
-                variant.adapter,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environments.variables(variant.library),
-            cwd=self._folder.name,
-            start_new_session=True,
-        )
-        self._received = b""
+        self._child = Child(variant.library, environments, "adapters", [variant.adapter])
         self._stopped: list[psutil.Process] = []
 
     def wait_started(self) -> dict[str, str]:
         """Wait until the library is imported; return versions by distribution."""
-        versions: dict[str, str] = self._receive(START_TIMEOUT)["versions"]
+        versions: dict[str, str] = _checked(self._child.read_line(START_TIMEOUT))["versions"]
         return versions
 
     def open(self, workload: str, num_envs: int, options: dict[str, Any], timeout: float) -> float:
@@ -143,68 +114,28 @@ class AdapterProcess:
         """Ask the adapter to end, then kill whatever is left of its tree."""
         self.resume()
         tree = self._tree()
-        with contextlib.suppress(AdapterError):
+        with contextlib.suppress(ChildError):
             self._ask({"op": "close"}, CLOSE_TIMEOUT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=CLOSE_TIMEOUT)
+        self._child.wait(CLOSE_TIMEOUT)
         for process in tree:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
-        self._folder.cleanup()
+        self._child.kill()
 
     def _tree(self) -> list[psutil.Process]:
         try:
-            root = psutil.Process(self._process.pid)
+            root = psutil.Process(self._child.pid)
             return [root, *root.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
 
     def _ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-        if self._process.stdin is None:
-            raise AssertionError("started with a pipe")
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise AdapterError(self._last_words()) from error
-        return self._receive(timeout)
-
-    def _receive(self, timeout: float) -> dict[str, Any]:
-        if self._process.stdout is None:
-            raise AssertionError("started with a pipe")
-        fd = self._process.stdout.fileno()
-        deadline = time.monotonic() + timeout
-        poller = select.poll()
-        poller.register(fd, select.POLLIN)
-        while b"\n" not in self._received:
-            left = deadline - time.monotonic()
-            if left <= 0 or not poller.poll(left * 1000):
-                raise AdapterError(f"no answer within {timeout:.0f} s")
-            chunk = os.read(fd, READ_BYTES)
-            if not chunk:
-                raise AdapterError(self._last_words())
-            self._received += chunk
-        line, _, self._received = self._received.partition(b"\n")
-        reply: dict[str, Any] = json.loads(line)
-        if "error" in reply:
-            raise AdapterError(_one_line(reply["error"]))
-        return reply
-
-    def _last_words(self) -> str:
-        """Return the last line that a process wrote to standard error before it ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=CLOSE_TIMEOUT)
-        self._errors.seek(0)
-        lines = [line for line in self._errors.read().splitlines() if line.strip()]
-        return _one_line(lines[-1] if lines else f"ended with code {self._process.returncode}")
+        return _checked(self._child.ask(json.dumps(request), timeout))
 
 
-def _one_line(text: str) -> str:
-    return without_paths(" ".join(text.split()))[:300]
+def _checked(line: str) -> dict[str, Any]:
+    """Return an adapter's answer, or raise what it says."""
+    reply: dict[str, Any] = json.loads(line)
+    if "error" in reply:
+        raise ChildError(one_line(reply["error"]))
+    return reply

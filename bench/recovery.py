@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from envbus.bench.adapter_process import AdapterError
 from envbus.bench.cases import Schedule
+from envbus.bench.child import ChildError
 from envbus.bench.environments import Environments
 from envbus.bench.record import Record, new_record
 from envbus.bench.summary import spread_of
@@ -95,7 +95,7 @@ def _opened(variant: Variant, environments: Environments) -> Contender:
             contender.versions = contender.process.wait_started()
             contender.process.open(WORKLOAD, NUM_ENVS, _options(variant), OPEN_TIMEOUT)
             contender.process.pause()
-        except AdapterError as error:
+        except ChildError as error:
             contender.fail(str(error))
     return contender
 
@@ -107,7 +107,7 @@ def _kill_once(one: _Killed) -> None:
     try:
         with process.awake():
             one.outcomes.append(process.kill_one())
-    except AdapterError as error:
+    except ChildError as error:
         one.contender.fail(str(error))
 
 

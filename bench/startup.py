@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from envbus.bench.adapter_process import AdapterError, Memory
+from envbus.bench.adapter_process import Memory
 from envbus.bench.cases import Schedule
+from envbus.bench.child import ChildError
 from envbus.bench.environments import Environments
 from envbus.bench.record import Record, new_record
 from envbus.bench.summary import spread_of
@@ -108,7 +109,7 @@ def _start_once(starts: _Starts, case: StartCase, environments: Environments) ->
             process.run(STEPPING_SECONDS, 0.0)
         starts.memory.append(process.memory())
         starts.seconds.append(seconds)
-    except AdapterError as error:
+    except ChildError as error:
         starts.contender.failure = str(error)
     finally:
         process.close()

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from envbus.bench.adapter_process import AdapterError, AdapterProcess
+from envbus.bench.adapter_process import AdapterProcess
 from envbus.bench.cases import Case, Schedule
+from envbus.bench.child import ChildError
 from envbus.bench.environments import Environments
 from envbus.bench.record import Record, new_record
 from envbus.bench.summary import spread_of
@@ -175,7 +176,7 @@ def _open(contender: Contender, case: Case, say: Say) -> None:
         contender.versions = contender.process.wait_started()
         options = case.options(contender.variant)
         seconds = contender.process.open(case.workload, case.num_envs, options, OPEN_TIMEOUT)
-    except AdapterError as error:
+    except ChildError as error:
         contender.fail(str(error))
         say(f"{case.name}: {contender.variant.name} failed: {error}")
         return
@@ -192,7 +193,7 @@ def _run(contender: Contender, schedule: Schedule) -> None:
             before = process.cpu_seconds()
             measured = process.run(schedule.seconds, schedule.warm_up)
             used = process.cpu_seconds() - before
-    except AdapterError as error:
+    except ChildError as error:
         contender.fail(str(error))
         return
     measured["cores"] = round(used / (measured["seconds"] + schedule.warm_up), 2)

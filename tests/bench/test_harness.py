@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from envbus.bench.__main__ import main
-from envbus.bench.adapter_process import AdapterError, AdapterProcess
+from envbus.bench.adapter_process import AdapterProcess
 from envbus.bench.cases import Case, Schedule
+from envbus.bench.child import ChildError
 from envbus.bench.environments import Environments
 from envbus.bench.record import load, save
 from envbus.bench.recovery import Kills, measure_recovery
@@ -99,7 +100,7 @@ def test_an_adapter_says_what_went_wrong(here: Environments) -> None:
     adapter = AdapterProcess(VARIANTS["gym_sync"], here)
     try:
         adapter.wait_started()
-        with pytest.raises(AdapterError, match="KeyError: 'nothing'"):
+        with pytest.raises(ChildError, match="KeyError: 'nothing'"):
             adapter.open("nothing", 2, VARIANTS["gym_sync"].options, 30.0)
     finally:
         adapter.close()
