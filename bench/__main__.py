@@ -9,7 +9,17 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from envbus.bench.cases import ALL_CASES, FULL, QUICK, QUICK_CASES, Case, Schedule, parse_case
+from envbus.bench.cases import (
+    ALL_CASES,
+    FULL,
+    QUICK,
+    QUICK_CASES,
+    REQUESTS,
+    REQUESTS_QUICK,
+    Case,
+    Schedule,
+    parse_case,
+)
 from envbus.bench.environments import LIBRARIES, PACKAGE, Environments
 from envbus.bench.record import Record, load, save
 from envbus.bench.recovery import FULL_KILLS, QUICK_KILLS, VARIANTS_KILLED, measure_recovery
@@ -157,16 +167,26 @@ def policy(quick: Quick = False, out: Out = RESULTS) -> None:
     """A policy worker's round trip, beside the bus and the policy alone."""
     from envbus.bench.policy_round_trip import measure_policy  # the rest works without the runner
 
-    _save(measure_policy(_schedule(quick), say=_say), out)
+    path = out / "policy.json"
+    measure_policy(_requests(quick), say=_say, keep=lambda record: save(record, path))
+    _said(path)
 
 
 @app.command()
 def bridge(quick: Quick = False, here: Here = False, out: Out = RESULTS) -> None:
     """Simulators that ask for actions, beside bare pyzmq, HTTP and gRPC."""
-    from envbus.bench.bridge import measure_bridge  # the rest works without the bridge
+    # The rest works without the bridge.
+    from envbus.bench.bridge import WAYS, measure_bridge
 
-    environments = _with(["serving"], here=here)
-    _save(measure_bridge(_schedule(quick), environments, _say), out)
+    environments = _with(dict.fromkeys(way.library for way in WAYS.values()), here=here)
+    path = out / "bridge.json"
+    measure_bridge(
+        _requests(quick),
+        environments,
+        _say,
+        keep=lambda record: save(record, path),
+    )
+    _said(path)
 
 
 @app.command()
@@ -235,6 +255,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _schedule(quick: bool) -> Schedule:
     return QUICK if quick else FULL
+
+
+def _requests(quick: bool) -> Schedule:
+    return REQUESTS_QUICK if quick else REQUESTS
 
 
 def _variants(names: list[str] | None, *, startup: bool) -> list[Variant]:

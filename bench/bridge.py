@@ -1,143 +1,205 @@
 """Simulators that ask a policy server for actions: envbus beside bare pyzmq, HTTP and gRPC.
 
 Interleaved: in each round every way is timed once, in another order. Servers and clients are
-processes of their own.
+processes of their own. A way whose server or client fails is a row with the reason.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import IO, Any, cast
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from envbus.bench.bridge_servers import CASES, BridgeCase
 from envbus.bench.cases import Schedule
+from envbus.bench.child import Child, ChildError
 from envbus.bench.environments import Environments
 from envbus.bench.record import Record, new_record
 from envbus.bench.summary import spread_of
+from envbus.bench.vector import Keep, Say, forget
 
-__all__ = ["NUM_CLIENTS", "NUM_EPISODES", "WAYS", "measure_bridge"]
+__all__ = [
+    "NUM_CLIENTS",
+    "NUM_EPISODES",
+    "WAYS",
+    "Way",
+    "measure_bridge",
+]
 
 NUM_EPISODES, NUM_CLIENTS = 1000, 50
-#: Way -> its server, and which of the server's addresses it uses.
+#: Seconds for a process to import its library, and for an answer beyond the time that is measured:
+#: the first one waits until 50 clients are connected.
+START_TIMEOUT, ANSWER_TIMEOUT = 120.0, 90.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to ask for actions."""
+
+    #: In whose environment its server and its clients run.
+    library: str
+    server: str
+    #: Which of the server's addresses its clients use.
+    address: int = 0
+    #: Whether the message rate of many clients is measured, too.
+    rated: bool = True
+
+
 WAYS = {
-    "pyzmq": ("pyzmq", 0),
-    "envbus": ("envbus", 0),
-    "envbus, TCP": ("envbus", 1),
-    "envbus, WebSocket": ("envbus", 2),
-    "http": ("http", 0),
-    "grpc": ("grpc", 0),
+    "pyzmq": Way("serving", "pyzmq"),
+    "envbus": Way("serving", "envbus"),
+    "envbus, TCP": Way("serving", "envbus", 1, rated=False),
+    "envbus, WebSocket": Way("serving", "envbus", 2, rated=False),
+    "http": Way("serving", "http"),
+    "grpc": Way("grpc", "grpc"),
 }
-#: Ways whose message rate is measured.
-_RATED = ("pyzmq", "envbus", "http", "grpc")
-_VERSIONS = """
-import json
-from importlib import metadata
-found = {one.metadata["Name"]: one.version for one in metadata.distributions()}
-names = ("pyzmq", "grpcio", "requests", "numpy")
-print(json.dumps({name: found[name] for name in names if name in found}))
-"""
 
 
 @dataclass
-class _Measured:
-    """One way in one case."""
+class _Contender:
+    """One way in one case: its client, if it runs, or the reason why not."""
 
-    way: str
-    process: subprocess.Popen[str]
-    #: By what is measured.
+    name: str
+    way: Way
+    #: Measurements, by what is measured: "latency", "rate".
     results: dict[str, list[dict[str, float]]]
+    client: Child | None = None
+    failure: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def fail(self, reason: str) -> None:
+        """Take it out of the case, for the reason given."""
+        self.failure = reason
+        self.end()
+
+    def end(self) -> None:
+        """End its client."""
+        if self.client is not None:
+            self.client.kill()
+            self.client = None
 
     def measure(self, what: str, seconds: float) -> dict[str, float]:
-        """Have the client measure."""
+        """Have the client measure; `ChildError` if that fails."""
+        if self.client is None:
+            raise AssertionError("only those that run are measured")
         load = f" {NUM_EPISODES} {NUM_CLIENTS}" if what == "rate" else ""
-        cast("IO[str]", self.process.stdin).write(f"{what} {seconds}{load}\n")
-        cast("IO[str]", self.process.stdin).flush()
-        answer = cast("IO[str]", self.process.stdout).readline()
-        if not answer:
-            raise RuntimeError(f"the client of {self.way} has died; its error is above")
-        return cast("dict[str, float]", json.loads(answer))
+        answer = self.client.ask(f"{what} {seconds}{load}", seconds + ANSWER_TIMEOUT)
+        measured: dict[str, float] = json.loads(answer)
+        return measured
+
+    def row(self, case: BridgeCase) -> dict[str, Any]:
+        """Return the result row."""
+        row: dict[str, Any] = {"case": case.name, "way": self.name}
+        if self.failure:
+            return {**row, "status": "failed", "reason": self.failure}
+        row["status"] = "ok"
+        for results in self.results.values():
+            for key in results[0].keys() - {"n"}:
+                row[key] = asdict(spread_of([result[key] for result in results]))
+        return row
 
 
 def measure_bridge(
-    schedule: Schedule, environments: Environments, say: Callable[[str], None] = print
+    schedule: Schedule, environments: Environments, say: Say = print, keep: Keep = forget
 ) -> Record:
-    """Measure all cases; return the record with one row per case and way."""
-    python = str(environments.python("serving"))
-    versions = json.loads(subprocess.check_output([python, "-c", _VERSIONS], text=True))  # noqa: S603
-    record = new_record("bridge", schedule, {"serving": versions})
+    """Measure all cases; return the record with one row per case and way.
+
+    Args:
+        schedule: How long and how often.
+        environments: Where the libraries are installed.
+        say: Takes lines of progress.
+        keep: Takes the record after each case.
+    """
+    record = new_record("bridge", schedule, {})
     for case in CASES:
-        with ExitStack() as stack:
-            measured = _start(stack, python, environments, case)
-            turns = [(each, what) for each in measured for what in each.results]
-            order = random.Random(f"{schedule.seed} {case.name}")  # noqa: S311 - not for secrets
-            for _ in range(schedule.rounds):
-                order.shuffle(turns)
-                for each, what in turns:
-                    each.measure(what, schedule.warm_up)
-                    each.results[what].append(each.measure(what, schedule.seconds))
-        for each in measured:
-            row = _row(case, each)
+        for contender in _measure_case(case, schedule, environments):
+            if contender.versions:
+                record["versions"][contender.way.library] = contender.versions
+            row = contender.row(case)
             record["rows"].append(row)
             say(_line(row))
+        keep(record)
     return record
+
+
+def _measure_case(
+    case: BridgeCase, schedule: Schedule, environments: Environments
+) -> list[_Contender]:
+    contenders = list(_contenders(case))
+    order = random.Random(f"{schedule.seed} {case.name}")  # noqa: S311 - not for secrets
+    with ExitStack() as stack:
+        _start(stack, case, contenders, environments)
+        turns = [(each, what) for each in contenders for what in each.results]
+        for _ in range(schedule.rounds):
+            order.shuffle(turns)
+            for contender, what in turns:
+                _take_turn(contender, what, schedule)
+    return contenders
+
+
+def _contenders(case: BridgeCase) -> Iterator[_Contender]:
+    """Yield those that have something to measure."""
+    for name, way in WAYS.items():
+        results: dict[str, list[dict[str, float]]] = {
+            what: [] for what in case.measured if what != "rate" or way.rated
+        }
+        if results:
+            yield _Contender(name, way, results)
 
 
 def _start(
     stack: ExitStack,
-    python: str,
-    environments: Environments,
     case: BridgeCase,
-) -> list[_Measured]:
+    contenders: list[_Contender],
+    environments: Environments,
+) -> None:
     """Start each server once, and a client for each way."""
-    variables = environments.variables("serving")
-    ways: dict[str, dict[str, list[dict[str, float]]]] = {
-        way: {what: [] for what in case.measured if what != "rate" or way in _RATED} for way in WAYS
-    }
-
-    def start(module: str, *arguments: str) -> subprocess.Popen[str]:
-        process = stack.enter_context(
-            subprocess.Popen(  # noqa: S603 - our own modules
-                [python, "-m", f"envbus.bench.{module}", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=variables,
-            )
-        )
-        stack.callback(process.kill)
-        return process
-
-    addresses: dict[str, list[str]] = {}
-    for server in dict.fromkeys(WAYS[way][0] for way in ways if ways[way]):
-        process = start("bridge_servers", server, case.name)
-        addresses[server] = cast("IO[str]", process.stdout).readline().split()
-        if not addresses[server]:
-            raise RuntimeError(f"the server of {server} has died; its error is above")
-    measured = []
-    for way, results in ways.items():
-        if not results:
+    servers: dict[str, list[str] | ChildError] = {}
+    for contender in contenders:
+        way = contender.way
+        if way.server not in servers:
+            try:
+                servers[way.server] = _serve(stack, case, way, environments)
+            except ChildError as error:
+                servers[way.server] = error
+        found = servers[way.server]
+        if isinstance(found, ChildError):
+            contender.fail(str(found))
             continue
-        server, index = WAYS[way]
-        client = start("bridge_clients", way, case.name, addresses[server][index])
-        measured.append(_Measured(way, client, results))
-    return measured
+        versions, *addresses = found
+        contender.versions = json.loads(versions)
+        arguments = [contender.name, case.name, addresses[way.address]]
+        contender.client = Child(way.library, environments, "bridge_clients", arguments)
+        stack.callback(contender.end)
 
 
-def _row(case: BridgeCase, measured: _Measured) -> dict[str, Any]:
-    row: dict[str, Any] = {"case": case.name, "way": measured.way, "status": "ok"}
-    for results in measured.results.values():
-        for key in results[0].keys() - {"n"}:
-            row[key] = asdict(spread_of([result[key] for result in results]))
-    return row
+def _serve(stack: ExitStack, case: BridgeCase, way: Way, environments: Environments) -> list[str]:
+    """Start a server; return its versions and its addresses."""
+    status = environments.status(way.library)
+    if status is None:
+        raise ChildError(f"not installed: run `envbus bench install {way.library}`")
+    if status.failure:
+        raise ChildError(f"could not be installed: {status.failure}")
+    server = Child(way.library, environments, "bridge_servers", [way.server, case.name])
+    stack.callback(server.kill)
+    return [server.read_line(START_TIMEOUT), *server.read_line(START_TIMEOUT).split()]
+
+
+def _take_turn(contender: _Contender, what: str, schedule: Schedule) -> None:
+    if contender.failure:
+        return
+    try:
+        contender.measure(what, schedule.warm_up)
+        contender.results[what].append(contender.measure(what, schedule.seconds))
+    except ChildError as error:
+        contender.fail(str(error))
 
 
 def _line(row: dict[str, Any]) -> str:
-    told = []
+    told = [f"- ({row['reason']})"] if row["status"] != "ok" else []
     if "p50_us" in row:
         told += [f"p50 {row['p50_us']['median']:7.1f} us", f"p99 {row['p99_us']['median']:7.1f} us"]
     if "per_second" in row:

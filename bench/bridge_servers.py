@@ -1,12 +1,15 @@
-"""Policy servers to compare: `python -m envbus.bench.bridge_servers WAY CASE` prints an address.
+"""Policy servers to compare: `python -m envbus.bench.bridge_servers WAY CASE`.
 
-Runs in an environment that has envbus, grpcio and requests. All answer with an action of CartPole;
+Prints a line of JSON with versions, and one with its addresses. Runs in an environment that has
+envbus, and grpcio if that is the way. All answer with an action of CartPole;
 where the case says so a network chooses it, elsewhere it is always the same. Bare pyzmq looks at
 nothing, and answers with ready-made bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import pickle
 import sys
 import threading
@@ -14,6 +17,7 @@ from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -166,10 +170,19 @@ SERVERS: dict[str, Callable[[BridgeCase], None]] = {
 }
 
 
-def _say(address: str) -> None:
-    sys.stdout.write(address + "\n")
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("pyzmq", "msgspec", "numpy", "websockets", "requests", "grpcio"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
+    _say(json.dumps(_versions()))
     SERVERS[sys.argv[1]](case_named(sys.argv[2]))

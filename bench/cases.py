@@ -8,7 +8,17 @@ from typing import Any
 from envbus.bench.variants import Role, Variant
 from envbus.bench.workloads import TEAMS, WORKLOADS
 
-__all__ = ["ALL_CASES", "FULL", "QUICK", "QUICK_CASES", "Case", "Schedule", "parse_case"]
+__all__ = [
+    "ALL_CASES",
+    "FULL",
+    "QUICK",
+    "QUICK_CASES",
+    "REQUESTS",
+    "REQUESTS_QUICK",
+    "Case",
+    "Schedule",
+    "parse_case",
+]
 
 
 @dataclass(frozen=True)
@@ -84,3 +94,6 @@ class Schedule:
 #: together take half an hour.
 FULL = Schedule(rounds=5, seconds=0.5, warm_up=0.15, starts=3)
 QUICK = Schedule(rounds=3, seconds=0.3, warm_up=0.05, starts=2)
+#: For single requests: a second holds thousands, enough for a 99th percentile. Some minutes.
+REQUESTS = Schedule(rounds=7, seconds=1.0, warm_up=0.3, starts=0)
+REQUESTS_QUICK = Schedule(rounds=3, seconds=0.3, warm_up=0.1, starts=0)

@@ -13,11 +13,12 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +29,16 @@ from envbus.actors.blocks import BlockLayout
 from envbus.actors.protocol import MapBlocks
 from envbus.bench.adapters.base import Measurement, measurement_of
 from envbus.bench.cases import Schedule
+from envbus.bench.child import one_line
 from envbus.bench.record import Record, new_record
 from envbus.bench.summary import spread_of
+from envbus.bench.vector import Keep, Say, forget
 from envbus.bus.arena import Arena
 from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import BrokerConfig, Complete, PeerReady
 from envbus.bus.codec import decode, encode
+from envbus.bus.errors import EnvbusError
 from envbus.bus.lane import LaneEnd, LanePeer, LaneRouter
 from envbus.bus.messages import Hello, Tree
 from envbus.bus.serve import Worker
@@ -81,7 +85,11 @@ POLICY_CASES = (
 class Way(ABC):
     """One way to get actions."""
 
-    name: str
+    name: ClassVar[str]
+
+    @abstractmethod
+    def __init__(self, case: PolicyCase) -> None:
+        """Start what it takes."""
 
     @abstractmethod
     def ask(self) -> None:
@@ -221,45 +229,96 @@ class _PoolOfRows:
         return self.arena.fd, self.arena.size, self._layout
 
 
-WAYS: tuple[Callable[[PolicyCase], Way], ...] = (PolicyAlone, BusAlone, Workers, SharedRows)
+WAYS: tuple[type[Way], ...] = (PolicyAlone, BusAlone, Workers, SharedRows)
+
+
+@dataclass
+class _Contender:
+    """One way in one case, if it works, or the reason why not."""
+
+    name: str
+    way: Way | None = None
+    failure: str = ""
+    measured: list[Measurement] = field(default_factory=list)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Take it out of the case if anything in the context fails."""
+        try:
+            yield
+        except (EnvbusError, OSError, TimeoutError) as error:
+            self.failure = one_line(f"{type(error).__name__}: {error}")
+            self.close()
+
+    def close(self) -> None:
+        """End what was started."""
+        if self.way is not None:
+            self.way.close()
+            self.way = None
+
+    def row(self, case: PolicyCase) -> dict[str, Any]:
+        """Return the result row."""
+        row: dict[str, Any] = {"case": case.name, "way": self.name}
+        if self.failure:
+            return {**row, "status": "failed", "reason": self.failure}
+        return {
+            **row,
+            "status": "ok",
+            "p50_us": asdict(spread_of([one.latency_p50_us for one in self.measured])),
+            "p99_us": asdict(spread_of([one.latency_p99_us for one in self.measured])),
+        }
 
 
 def measure_policy(
     schedule: Schedule,
     cases: Sequence[PolicyCase] = POLICY_CASES,
-    say: Callable[[str], None] = print,
+    say: Say = print,
+    keep: Keep = forget,
 ) -> Record:
-    """Measure all cases; return the record with one row per case and way."""
+    """Measure all cases; return the record with one row per case and way.
+
+    Args:
+        schedule: How long and how often.
+        cases: In this order.
+        say: Takes lines of progress.
+        keep: Takes the record after each case.
+    """
     versions = {name: metadata.version(name) for name in ("msgspec", "numpy")}
     record = new_record("policy", schedule, {"policy": versions})
     for case in cases:
-        ways: list[Way] = []
-        try:
-            for make in WAYS:
-                ways.append(make(case))
-            found: dict[str, list[Measurement]] = {way.name: [] for way in ways}
-            order = random.Random(f"{schedule.seed} {case.name}")  # noqa: S311 - no secret
-            for _ in range(schedule.rounds):
-                for way in order.sample(ways, len(ways)):
-                    _time(way, schedule.warm_up)
-                    found[way.name].append(_time(way, schedule.seconds))
-        finally:
-            for way in ways:
-                way.close()
-        for name, measured in found.items():
-            row: dict[str, Any] = {
-                "case": case.name,
-                "way": name,
-                "status": "ok",
-                "p50_us": asdict(spread_of([one.latency_p50_us for one in measured])),
-                "p99_us": asdict(spread_of([one.latency_p99_us for one in measured])),
-            }
+        for contender in _measure_case(case, schedule):
+            row = contender.row(case)
             record["rows"].append(row)
-            say(
-                f"policy, {case.name:22} {name:27} p50 {row['p50_us']['median']:7.1f} us, "
-                f"p99 {row['p99_us']['median']:7.1f} us"
-            )
+            say(_line(row))
+        keep(record)
     return record
+
+
+def _measure_case(case: PolicyCase, schedule: Schedule) -> list[_Contender]:
+    contenders = [_Contender(make.name) for make in WAYS]
+    order = random.Random(f"{schedule.seed} {case.name}")  # noqa: S311 - not for secrets
+    try:
+        for make, contender in zip(WAYS, contenders, strict=True):
+            with contender.watched():
+                contender.way = make(case)
+        for _ in range(schedule.rounds):
+            for contender in order.sample(contenders, len(contenders)):
+                if contender.way is None:
+                    continue
+                with contender.watched():
+                    _time(contender.way, schedule.warm_up)
+                    contender.measured.append(_time(contender.way, schedule.seconds))
+    finally:
+        for contender in contenders:
+            contender.close()
+    return contenders
+
+
+def _line(row: dict[str, Any]) -> str:
+    name = f"policy, {row['case']:22} {row['way']:27}"
+    if row["status"] != "ok":
+        return f"{name} - ({row['reason']})"
+    return f"{name} p50 {row['p50_us']['median']:7.1f} us, p99 {row['p99_us']['median']:7.1f} us"
 
 
 def _time(way: Way, seconds: float) -> Measurement:

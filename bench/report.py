@@ -6,10 +6,12 @@ with spread and latency, and why a variant is missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from envbus.bench.markdown import conditions, microseconds, short, table
 from envbus.bench.record import Record
+from envbus.bench.request_tables import REQUEST_KINDS, requests_table
 from envbus.bench.sample_variants import OURS_TORCH, SAMPLE_VARIANTS
 from envbus.bench.targets import best_peer, check, render_verdicts, rows_by
 from envbus.bench.variants import BASELINE, OURS, VARIANTS, Role
@@ -36,19 +38,16 @@ def render_summary(records: Mapping[str, Record]) -> str:
     parts = []
     if "vector" in records:
         record = records["vector"]
-        parts += [_conditions(record), _vector_summary(record), _first_come_table(record)]
+        parts += [conditions(record), _vector_summary(record), _first_come_table(record)]
     if "sample" in records:
-        parts += [_conditions(records["sample"]), _sampling_table(records["sample"])]
+        parts += [conditions(records["sample"]), _sampling_table(records["sample"])]
     if "startup" in records:
         parts.append(_startup_table(records["startup"]))
     if "recovery" in records:
         parts.append(_recovery_table(records["recovery"]))
-    if "bus" in records:
-        parts.append(_bus_table(records["bus"]))
-    if "policy" in records:
-        parts.append(_policy_table(records["policy"]))
-    if "bridge" in records:
-        parts.append(_bridge_table(records["bridge"]))
+    for kind in REQUEST_KINDS:
+        if kind in records:
+            parts += [conditions(records[kind]), requests_table(records[kind])]
     if "profile" in records:
         parts.append(_profile_table(records["profile"]))
     return "\n".join(part for part in parts if part)
@@ -59,14 +58,18 @@ def render_details(records: Mapping[str, Record]) -> str:
     parts = ["# Benchmark details\n"]
     if "vector" in records:
         record = records["vector"]
-        parts.append(_conditions(record))
+        parts.append(conditions(record))
         workloads = dict.fromkeys(row["workload"] for row in record["rows"])
         parts += [_vector_details(record, workload) for workload in workloads]
     if "sample" in records:
         record = records["sample"]
-        parts += ["# Sampling\n", _conditions(record)]
+        parts += ["# Sampling\n", conditions(record)]
         workloads = dict.fromkeys(row["workload"] for row in record["rows"])
         parts += [_vector_details(record, workload, "one fragment") for workload in workloads]
+    for kind, title in REQUEST_KINDS.items():
+        if kind in records:
+            record = records[kind]
+            parts += [f"# {title}\n", conditions(record), requests_table(record, spread=True)]
     verdicts = [verdict for record in records.values() for verdict in check(record)]
     if verdicts:
         parts.append("## Targets\n\n" + render_verdicts(verdicts))
@@ -75,18 +78,8 @@ def render_details(records: Mapping[str, Record]) -> str:
         for record in records.values()
         for library, found in record["versions"].items()
     }
-    parts.append("## Versions\n\n" + _table(["environment", "versions"], _versions(versions)))
+    parts.append("## Versions\n\n" + table(["environment", "versions"], _versions(versions)))
     return "\n".join(parts)
-
-
-def _conditions(record: Record) -> str:
-    machine, schedule = record["machine"], record["schedule"]
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-        f"{machine['system']}, Python {machine['python']}; commit {record['commit']}, "
-        f"{record['date']}. Medians of {schedule['rounds']} interleaved rounds of "
-        f"{schedule['seconds']:g} s each; every library in its own process and environment.\n"
-    )
 
 
 def _vector_summary(record: Record) -> str:
@@ -121,7 +114,7 @@ def _vector_summary(record: Record) -> str:
         "SyncVectorEnv, one process",
     ]
     note = "In brackets: how many times as fast envbus is; below 1 it is slower.\n"
-    return _table(head, body) + "\n" + note
+    return table(head, body) + "\n" + note
 
 
 def _first_come_table(record: Record) -> str:
@@ -138,7 +131,7 @@ def _first_come_table(record: Record) -> str:
     if not body:
         return ""
     head = ["first come, first served: workload, envs", "", "env steps/s", "one batch p50 / p99"]
-    return _table(head, body)
+    return table(head, body)
 
 
 def _sampling_table(record: Record) -> str:
@@ -155,8 +148,8 @@ def _sampling_table(record: Record) -> str:
             name = _label(row["variant"])
             if row["role"] == Role.OURS.value:
                 name, ratio = f"**{name}**", ""
-            spread = f"{_short(rate['q1'])} to {_short(rate['q3'])}"
-            body.append([title, name, _short(rate["median"]), spread, ratio])
+            spread = f"{short(rate['q1'])} to {short(rate['q3'])}"
+            body.append([title, name, short(rate["median"]), spread, ratio])
             title = ""
     head = [
         "sampling with a policy: workload, envs",
@@ -168,7 +161,7 @@ def _sampling_table(record: Record) -> str:
     note = (
         "envbus, torch: how many times as fast it is with a torch policy, which the others have.\n"
     )
-    return _table(head, body) + "\n" + note
+    return table(head, body) + "\n" + note
 
 
 def _vector_details(record: Record, workload: str, step: str = "one vector step") -> str:
@@ -192,9 +185,9 @@ def _vector_details(record: Record, workload: str, step: str = "one vector step"
     columns = [_envs(n) for n in numbers]
     text = (
         f"## {_TITLES.get(workload, workload)}\n\n"
-        + _table(["env steps/s: median (quartiles), cores busy", *columns], rates)
+        + table(["env steps/s: median (quartiles), cores busy", *columns], rates)
         + "\n"
-        + _table([f"{step}, us: p50 / p99", *columns], latencies)
+        + table([f"{step}, us: p50 / p99", *columns], latencies)
     )
     return text + ("\nLeft out:\n\n" + "\n".join(missing) + "\n" if missing else "")
 
@@ -217,7 +210,7 @@ def _startup_table(record: Record) -> str:
             ]
         )
     head = ["CartPole envs", "", "s to first reset", "PSS MB", "USS MB", "RSS MB", "processes"]
-    return _table(head, body)
+    return table(head, body)
 
 
 def _recovery_table(record: Record) -> str:
@@ -237,7 +230,7 @@ def _recovery_table(record: Record) -> str:
         "until its envs step again: ms, p50 / p99",
         "the others, env steps/s: before, during; these envs not asked, and a core lost besides",
     ]
-    return _table(head, body)
+    return table(head, body)
 
 
 def _others(row: Row) -> str:
@@ -245,7 +238,7 @@ def _others(row: Row) -> str:
     if not rates:
         return "wait (lockstep)"
     before, during, not_asked, core_lost = (
-        _short(rates[phase]) for phase in ("before", "during", "not_asked", "core_lost")
+        short(rates[phase]) for phase in ("before", "during", "not_asked", "core_lost")
     )
     return f"{before}, {during}; {not_asked}, {core_lost}"
 
@@ -263,71 +256,16 @@ def _broken(row: Row) -> str:
     return text
 
 
-def _bus_table(record: Record) -> str:
-    body = [
-        [
-            row["case"],
-            row["carrier"],
-            f"{row['round_trip_p50_us']['median']:.1f}",
-            f"{row['round_trip_p99_us']['median']:.1f}",
-            f"{row['messages_per_second']['median']:,.0f}",
-        ]
-        for row in record["rows"]
-    ]
-    return _table(["bus: payload", "", "round trip p50 us", "p99 us", "messages/s"], body)
-
-
-def _policy_table(record: Record) -> str:
-    body = [
-        [
-            row["case"],
-            row["way"],
-            f"{row['p50_us']['median']:.1f}",
-            f"{row['p99_us']['median']:.1f}",
-        ]
-        for row in record["rows"]
-    ]
-    return _table(["actions of an MLP: observations", "", "p50 us", "p99 us"], body)
-
-
-def _bridge_table(record: Record) -> str:
-    def cell(row: Row, key: str, form: str) -> str:
-        return format(row[key]["median"], form) if key in row else "-"
-
-    names = {"http": "HTTP and pickle (stand-in for RLlib's PolicyServerInput)", "grpc": "gRPC"}
-    body = [
-        [
-            row["case"],
-            names.get(row["way"], row["way"]),
-            cell(row, "p50_us", ".1f"),
-            cell(row, "p99_us", ".1f"),
-            cell(row, "per_second", ",.0f"),
-        ]
-        for row in record["rows"]
-    ]
-    head = ["get_action: observation", "", "p50 us", "p99 us", "actions/s, 1,000 episodes"]
-    return _table(head, body)
-
-
 def _profile_table(record: Record) -> str:
     rows = record["rows"]
     cases = list(dict.fromkeys((row["workload"], row["num_envs"]) for row in rows))
     values = {(row["piece"], row["workload"], row["num_envs"]): row["us"] for row in rows}
     body = [
-        [piece, *(_microseconds(values.get((piece, *case))) for case in cases)]
+        [piece, *(microseconds(values.get((piece, *case))) for case in cases)]
         for piece in dict.fromkeys(row["piece"] for row in rows)
     ]
     head = ["one vector step, us", *(f"{workload}, {_envs(n)}" for workload, n in cases)]
-    return _table(head, body)
-
-
-def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    lines = [
-        "| " + " | ".join(head) + " |",
-        "|" + "|".join("---" if index == 0 else "---:" for index in range(len(head))) + "|",
-        *("| " + " | ".join(cells) + " |" for cells in body),
-    ]
-    return "\n".join(lines) + "\n"
+    return table(head, body)
 
 
 def _envs(number: int) -> str:
@@ -339,18 +277,10 @@ def _label(variant: str) -> str:
     return known[variant].label if variant in known else variant
 
 
-def _short(number: float) -> str:
-    """Return three significant digits: `9.87k`, `1.23M`."""
-    for limit, suffix in ((1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.3g}{suffix}"
-    return f"{number:.3g}"
-
-
 def _rate(row: Row | None) -> str:
     if row is None:
         return "-"
-    return _short(row["env_steps_per_second"]["median"])
+    return short(row["env_steps_per_second"]["median"])
 
 
 def _rate_with_spread(row: Row | None) -> str:
@@ -358,7 +288,7 @@ def _rate_with_spread(row: Row | None) -> str:
         return "-"
     rate = row["env_steps_per_second"]
     return (
-        f"{_short(rate['median'])} ({_short(rate['q1'])}-{_short(rate['q3'])}), "
+        f"{short(rate['median'])} ({short(rate['q1'])}-{short(rate['q3'])}), "
         f"{row['cores']['median']:.1f}"
     )
 
@@ -367,13 +297,7 @@ def _latency(row: Row | None) -> str:
     if row is None or row["status"] != "ok":
         return "-"
     p50, p99 = row["latency_p50_us"]["median"], row["latency_p99_us"]["median"]
-    return f"{_microseconds(p50)} / {_microseconds(p99)}"
-
-
-def _microseconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{microseconds(p50)} / {microseconds(p99)}"
 
 
 def _with_ratio(row: Row | None, ours: Row | None, *, label: bool = False) -> str:

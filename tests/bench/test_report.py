@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from envbus.bench.report import render_details, render_summary
 from tests.bench.results import (
+    bridge_row,
     broken_row,
     bus_row,
     failed_row,
@@ -95,3 +96,17 @@ def test_recovery_tells_what_happens_how_long_it_takes_and_what_it_costs_others(
         " | 250 by hand | - |",
         "| Ray actors, as RLlib's RemoteVectorEnv | - (not installed) |  |  |",
     ]
+
+
+def test_requests_are_told_with_where_they_were_measured_and_their_spread() -> None:
+    rows = [
+        bridge_row("4 floats", "envbus", p50_us=80.0, p99_us=100.0),
+        {"case": "4 floats", "way": "grpc", "status": "failed", "reason": "not installed"},
+    ]
+    records = {"bridge": record("bridge", rows)}
+    summary, details = render_summary(records), render_details(records)
+    assert "A CPU, 2 cores" in summary
+    assert "each server and each way's clients in processes of their own" in summary
+    assert "| 4 floats | envbus | 80.0 | 100.0 | - |" in summary
+    assert "- gRPC, 4 floats: not installed" in summary
+    assert "| 4 floats | envbus | 80.0 (80.0 to 80.0) | 100.0 (100.0 to 100.0) | - |" in details
