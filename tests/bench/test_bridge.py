@@ -9,7 +9,6 @@ from envbus.bench import bridge, bridge_servers
 from envbus.bench.bridge import Way, measure_bridge
 from envbus.bench.cases import Schedule
 from envbus.bench.environments import Environments
-from envbus.bench.record import Record
 from envbus.bench.report import render_details, render_summary
 from envbus.bench.targets import check
 
