@@ -53,7 +53,7 @@ def triples() -> Iterator[PolicyWorkers]:
 # --- batches --------------------------------------------------------------------------------
 
 
-def test_requests_of_several_runners_go_in_one_batch(triples: PolicyWorkers) -> None:
+def test_b_18_requests_of_several_runners_go_in_one_batch(triples: PolicyWorkers) -> None:
     askers = [triples.policy() for _ in range(3)]
     tickets = [asker.submit_actions(rows(i), None) for i, asker in enumerate(askers)]
     for i, (asker, ticket) in enumerate(zip(askers, tickets, strict=True)):
@@ -62,7 +62,7 @@ def test_requests_of_several_runners_go_in_one_batch(triples: PolicyWorkers) -> 
         assert out.extras["rows"].tolist() == [3]
 
 
-def test_answers_go_back_to_the_right_rows_even_if_a_batch_is_split(
+def test_b_18_answers_go_back_to_the_right_rows_even_if_a_batch_is_split(
     triples: PolicyWorkers,
 ) -> None:
     one, other = triples.policy(), triples.policy()
@@ -76,7 +76,7 @@ def test_answers_go_back_to_the_right_rows_even_if_a_batch_is_split(
     assert other.collect_actions(short).actions.tolist() == [100]
 
 
-def test_one_bad_observation_fails_only_its_own_request(triples: PolicyWorkers) -> None:
+def test_b_18_one_bad_observation_fails_only_its_own_request(triples: PolicyWorkers) -> None:
     askers = [triples.policy() for _ in range(3)]
     tickets = [
         asker.submit_actions(seen, None)

@@ -18,7 +18,7 @@ def batcher(max_batch: int = 4, max_wait: float = 1.0, max_rows_waiting: int = 1
     )
 
 
-def test_requests_of_one_policy_within_the_window_go_in_one_call() -> None:
+def test_b_18_requests_of_one_policy_within_the_window_go_in_one_call() -> None:
     waiting = batcher()
     waiting.add(1, "a", 1, now=0.0, deadline=FAR)
     waiting.add(2, "a", 2, now=0.9, deadline=FAR)
@@ -29,7 +29,7 @@ def test_requests_of_one_policy_within_the_window_go_in_one_call() -> None:
     assert waiting.wake_at() is None
 
 
-def test_a_full_batch_does_not_wait() -> None:
+def test_b_18_a_full_batch_does_not_wait() -> None:
     waiting = batcher()
     waiting.add(1, "a", 3, now=0.0, deadline=FAR)
     assert waiting.next_batch(0.0) is None
@@ -37,7 +37,7 @@ def test_a_full_batch_does_not_wait() -> None:
     assert waiting.next_batch(0.0) == Batch("a", [Piece(1, 0, 3), Piece(2, 0, 1)])
 
 
-def test_a_request_that_does_not_fit_is_split_and_its_rest_goes_at_once() -> None:
+def test_b_18_a_request_that_does_not_fit_is_split_and_its_rest_goes_at_once() -> None:
     waiting = batcher()
     waiting.add(1, "a", 3, now=0.0, deadline=FAR)
     waiting.add(2, "a", 7, now=0.0, deadline=FAR)
