@@ -210,6 +210,8 @@ class ForkServer:
             self._pause()
         for nursery in self._nurseries:
             _remove(nursery.directory)
+        with contextlib.suppress(EnvbusError):
+            self._remove_unattended()  # of a driver that was killed while this began
         deadline = time.monotonic() + _FLUSH_TIMEOUT
         for relay in self._relays:
             relay.finish()
@@ -386,10 +388,16 @@ class ForkServer:
 
     def _end_importing(self) -> None:
         """In the process on the lookout: the driver is gone, kill the server in its import."""
-        for message, _ in self._main.read():
+        self._remove_unattended()
+        kill_marked([self._token.encode()], _END_TIMEOUT)
+
+    def _remove_unattended(self) -> None:
+        """Remove the directories of nurseries that came too late to be served."""
+        for message, fds in self._main.read():
+            for fd in fds:
+                os.close(fd)
             if isinstance(message, Attach):
                 _remove(message.directory)
-        kill_marked([self._token.encode()], _END_TIMEOUT)
 
     def _orphans(self) -> list[Orphan]:
         return orphans(self._running, self._token.encode())
@@ -462,8 +470,9 @@ def _open_pidfd(pid: int) -> int:
         fd = os.pidfd_open(pid)
     except OSError:  # a sandbox or an old kernel
         return -1
-    if os.getppid() != pid:
-        os._exit(1)  # it is gone already, and `fd` may be somebody else's
+    if os.getppid() != pid:  # it is gone already, and `fd` may be somebody else's
+        os.close(fd)
+        return -1
     return fd
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.nursery_children import Driver, is_alive, traced, wait_until
+from tests.integration.nursery_children import PATIENCE, Driver, is_alive, traced, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -145,6 +145,24 @@ time.sleep(600)
         wait_until_nothing_is_left(driver, [server], tmp_path)
         _, _, err = driver.finish()
         assert err.count("Traceback") == (end == signal.SIGINT)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1])
+def test_a_driver_that_is_killed_while_its_server_starts_leaves_nothing(
+    delay: float, tmp_path: Path
+) -> None:
+    source = f"""
+import os, signal, time
+from envbus.bus.process import Nursery
+
+os.mkdir("bus")
+nursery = Nursery(directory="bus")
+time.sleep({delay})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with Driver(source, tmp_path) as driver:
+        driver.process.wait(PATIENCE)
+        wait_until_nothing_is_left(driver, [], tmp_path)
 
 
 def test_driver_and_server_killed_at_once_leave_no_children(tmp_path: Path) -> None:
