@@ -20,13 +20,23 @@ from zmq.utils.monitor import recv_monitor_message
 
 from envbus.bus.keys import BrokerKeys, PeerKeys
 
-__all__ = ["MONITOR_QUEUE", "Doorkeeper", "guard", "handshake_trouble", "introduce"]
+__all__ = [
+    "MONITOR_QUEUE",
+    "NOBODY",
+    "Doorkeeper",
+    "guard",
+    "handshake_trouble",
+    "introduce",
+    "unguard",
+]
 
 logger = logging.getLogger("envbus.bus.authentication")
 
 #: A domain that is enforced makes libzmq refuse everybody if nobody answers it; by default it would
 #: let everybody in.
 _DOMAIN = "envbus"
+#: User of a connection without keys that a `Doorkeeper` has let in; no key looks like that.
+NOBODY = "anonymous"
 #: Events that a socket's monitor keeps. libzmq's threads stand still when there is no room.
 MONITOR_QUEUE = 100_000
 #: Milliseconds that a client has for its handshake.
@@ -52,6 +62,14 @@ def guard(router: zmq.Socket[bytes], keys: BrokerKeys) -> None:
     router.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
     router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+
+
+def unguard(router: zmq.Socket[bytes]) -> None:
+    """Let endpoints that are bound from now on take clients without keys; no others.
+
+    A `Doorkeeper` is asked all the same, as a domain cannot be taken back, and lets them in.
+    """
+    router.setsockopt(zmq.CURVE_SERVER, 0)
 
 
 def introduce(dealer: zmq.Socket[bytes], keys: PeerKeys) -> None:

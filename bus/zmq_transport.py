@@ -21,10 +21,12 @@ from zmq.utils.monitor import recv_monitor_message
 
 from envbus.bus.authentication import (
     MONITOR_QUEUE,
+    NOBODY,
     Doorkeeper,
     guard,
     handshake_trouble,
     introduce,
+    unguard,
 )
 from envbus.bus.errors import (
     ClosedError,
@@ -100,12 +102,9 @@ class ZmqRouter:
         if not endpoints and not private:
             raise ConfigError("no endpoint to bind; name at least one")
         for endpoint in private:
-            check_endpoint(endpoint, has_keys=False, insecure=False)
+            _check(endpoint, has_keys=False, insecure=False)
         for endpoint in endpoints:
-            check_endpoint(endpoint, has_keys=keys is not None, insecure=insecure)
-        for endpoint in (*private, *endpoints):
-            _check_ipc_path(endpoint)
-            _check_ipc_unused(endpoint)
+            _check(endpoint, has_keys=keys is not None, insecure=insecure)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._extra = select.epoll() if hasattr(select, "epoll") else None
@@ -123,6 +122,7 @@ class ZmqRouter:
         # a peer whose former connection is dead unnoticed, and never frees what it sends.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         bound = [self._bind(endpoint) for endpoint in private]
+        self._keys = keys
         if keys is not None:
             guard(self._socket, keys)
             self._doorkeeper = Doorkeeper(self._socket, keys.allow)
@@ -132,6 +132,24 @@ class ZmqRouter:
     def endpoints(self) -> tuple[str, ...]:
         """What peers connect to; a `*` port is replaced by the real one."""
         return self._endpoints
+
+    def bind_private(self, endpoint: str) -> None:
+        """Bind an endpoint for the owner's own processes, as `private`; `endpoints` leaves it out.
+
+        Raises:
+            ConfigError: It is malformed, too long, or wider than this host.
+            TransportError: It cannot be bound; all of the socket is closed then.
+        """
+        _check(endpoint, has_keys=False, insecure=False)
+        if self._keys is None:
+            self._bind(endpoint)
+            return
+        unguard(self._socket)
+        try:
+            self._bind(endpoint)
+        finally:
+            if not self._closed:
+                guard(self._socket, self._keys)
 
     def send(self, peer: bytes, frames: Frames) -> None:
         """Queue `frames` for `peer`; never blocks. Large buffers are not copied: see `codec`."""
@@ -167,9 +185,10 @@ class ZmqRouter:
         if self._doorkeeper is None or not frames or not isinstance(frames[0], zmq.Frame):
             return ""  # the last: it came another way, and is given on by who wraps this
         try:
-            return str(frames[0].get("User-Id"))
+            user = str(frames[0].get("User-Id"))
         except zmq.ZMQError:  # over a private endpoint
             return ""
+        return "" if user == NOBODY else user
 
     @property
     def refused_connections(self) -> int:
@@ -428,6 +447,13 @@ def _set_limits(socket: zmq.Socket[bytes], max_frame_bytes: int) -> None:
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+
+
+def _check(endpoint: str, *, has_keys: bool, insecure: bool) -> None:
+    """Refuse an endpoint that must or can not be bound."""
+    check_endpoint(endpoint, has_keys=has_keys, insecure=insecure)
+    _check_ipc_path(endpoint)
+    _check_ipc_unused(endpoint)
 
 
 def _check_ipc_path(endpoint: str) -> None:

@@ -41,13 +41,14 @@ from envbus.bus.supervision import (
     SupervisionTick,
 )
 
-__all__ = ["Gateway"]
+__all__ = ["PRELOAD", "Gateway"]
 
 logger = logging.getLogger("envbus.bus.gateway")
 
 _NAME: Final = "gateway"
-#: What the fork server imports before it forks a gateway; the driver need not.
 _HOST: Final = "envbus.bus.gateway.host"
+#: What the fork server imports before it forks a gateway; the driver need not.
+PRELOAD: Final = (_HOST,)
 #: Connections that wait to be accepted, also while a dead gateway is started again.
 _BACKLOG: Final = 128
 
@@ -85,7 +86,7 @@ class Gateway:
         try:
             for address in (*config.tcp, *config.websocket):
                 self._listeners.append(_listen(address))
-            self._nursery = Nursery((_HOST,))
+            self._nursery = Nursery(PRELOAD)
         except BaseException:
             self._close_listeners()
             raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,8 +39,8 @@ from envbus.bus.broker_vocabulary import (
 )
 from envbus.bus.codec import decode
 from envbus.bus.errors import ClosedError, ConfigError, EncodeError, ProtocolError
-from envbus.bus.folders import make_folder
 from envbus.bus.gateway import Gateway, GatewayConfig
+from envbus.bus.gateway.gateway import PRELOAD
 from envbus.bus.keys import Allow, BrokerKeys, PathLike
 from envbus.bus.messages import Failed, FailureCode, Header, Kind, Reply
 from envbus.bus.serve import describe
@@ -51,6 +50,7 @@ from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.hosting import Hosts, Where
 from envbus.runner.bridge.models import Models
+from envbus.runner.bridge.private_door import PrivateDoor
 from envbus.runner.bridge.requests import VERBS, read
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import (
@@ -142,18 +142,11 @@ class ExternalEnvBridge:
             self._agreement = Agreement(observation_space, action_space)
         self.policy_ids = list(policy_ids)
         self._limits = limits or EpisodeLimits()
-        self._directory = make_folder()
-        self._private = f"ipc://{self._directory}/bridge"
-        try:
-            router = ZmqRouter(
-                [bind] if isinstance(bind, str) else list(bind),
-                private=[self._private],
-                keys=BrokerKeys.load(keys, allow),
-                insecure=insecure,
-            )
-        except BaseException:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            raise
+        router = ZmqRouter(
+            [bind] if isinstance(bind, str) else list(bind),
+            keys=BrokerKeys.load(keys, allow),
+            insecure=insecure,
+        )
         config = BrokerConfig(owner=BRIDGE, max_heartbeat=MAX_HEARTBEAT)
         self._router = router
         self._broker = Broker(router, BrokerCore(config))
@@ -169,14 +162,15 @@ class ExternalEnvBridge:
         self._names: dict[bytes, str] = {}
         #: Requests that were refused for what they hold, before any episode was asked.
         self._refused = 0
-        self._hosts = Hosts(self._private, self._broker.watch)
+        self._door = PrivateDoor(router.bind_private)
+        self._hosts = Hosts(self._door.open, self._broker.watch)
         self._ends: deque[SimulatorError] = deque()
         self._clock = time.monotonic
         self._stopped = False
         self.gateway: Gateway | None = None
         if gateway is not None:
             try:
-                self.gateway = Gateway(self._private, gateway)
+                self.gateway = Gateway(self._door.open(PRELOAD), gateway)
             except BaseException:
                 self.stop()
                 raise
@@ -187,7 +181,7 @@ class ExternalEnvBridge:
     @property
     def endpoints(self) -> tuple[str, ...]:
         """What simulators connect to; a `*` port is replaced by the real one."""
-        return tuple(e for e in self._broker.endpoints if e != self._private)
+        return self._broker.endpoints
 
     @property
     def address(self) -> str:
@@ -201,8 +195,14 @@ class ExternalEnvBridge:
 
     @property
     def private_endpoint(self) -> str:
-        """What processes of this user and host can connect to without keys."""
-        return self._private
+        """What processes of this user and host can connect to without keys; made when asked for.
+
+        Raises:
+            TransportError: It cannot be bound.
+            ClosedError: The bridge was stopped.
+        """
+        self._assert_usable()
+        return self._door.open()
 
     @property
     def observation_space(self) -> Space | None:
@@ -433,7 +433,7 @@ class ExternalEnvBridge:
         if self.gateway is not None:
             self.gateway.close()
         self._broker.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._door.close()
 
     def __enter__(self) -> ExternalEnvBridge:
         return self

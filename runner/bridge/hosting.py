@@ -8,7 +8,7 @@ import socket
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import cloudpickle
@@ -25,7 +25,7 @@ __all__ = ["Hosts", "Where"]
 #: Where a simulator runs.
 Where = Literal["thread", "process"]
 
-_MODULE = ENTRY.partition(":")[0]
+_PRELOAD = (ENTRY.partition(":")[0],)
 #: Seconds that threads get to end when the bridge is stopped.
 _END_TIMEOUT = 2.0
 
@@ -34,12 +34,14 @@ class Hosts:
     """The simulators of one bridge.
 
     Args:
-        endpoint: What they connect to.
+        open_door: Given what a fork server imports for them, returns what they connect to.
         watch: Lets the bridge's wait return when a descriptor is readable.
     """
 
-    def __init__(self, endpoint: str, watch: Callable[[int], object]) -> None:
-        self._endpoint = endpoint
+    def __init__(
+        self, open_door: Callable[[Sequence[str]], str], watch: Callable[[int], object]
+    ) -> None:
+        self._open_door = open_door
         self._watch = watch
         self._nursery: Nursery | None = None
         self._threads: list[_Thread] = []
@@ -107,7 +109,7 @@ class Hosts:
             self._bell[0].setblocking(False)
             self._bell[1].setblocking(False)
             self._watch(self._bell[0].fileno())
-        thread = _Thread(made, self._endpoint, name, self._on_thread_end)
+        thread = _Thread(made, self._open_door(()), name, self._on_thread_end)
         self._threads.append(thread)
         thread.start()
 
@@ -121,14 +123,15 @@ class Hosts:
 
     def _start_process(self, env: ExternalEnv | Callable[[], ExternalEnv], name: str) -> None:
         make = (lambda: env) if isinstance(env, ExternalEnv) else env
+        endpoint = self._open_door(_PRELOAD)
         try:
-            parcel = cloudpickle.dumps((self._endpoint, name, make))
+            parcel = cloudpickle.dumps((endpoint, name, make))
         except Exception as error:  # whatever an object says when it cannot be pickled
             raise ConfigError(
                 f"{name} cannot be sent to a process: {error}; give a function that makes it"
             ) from error
         if self._nursery is None:
-            self._nursery = Nursery((_MODULE,))
+            self._nursery = Nursery(_PRELOAD)
             self._watch(self._nursery.fileno())
         child = self._nursery.start(name, ENTRY)
         number = child.pipe.next_number()

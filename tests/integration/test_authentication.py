@@ -12,17 +12,26 @@ from typing import Any, NamedTuple
 
 import pytest
 import zmq
+from gymnasium import spaces
 
+from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.bus.authentication import guard
 from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import PeerReady
 from envbus.bus.client import Client
-from envbus.bus.errors import ConfigError, NoPeerError, ProtocolError, RequestTimeoutError
+from envbus.bus.errors import (
+    ConfigError,
+    EnvbusError,
+    NoPeerError,
+    ProtocolError,
+    RequestTimeoutError,
+)
 from envbus.bus.keys import BrokerKeys, PeerKeys, load_keys, new_keys
 from envbus.bus.messages import Hello
 from envbus.bus.serve import Worker
 from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter
+from envbus.runner import ExternalEnvBridge
 from tests.integration.bus_programs import Name, Named, RunningBroker, hello_frames
 from tests.integration.nursery_children import PATIENCE
 
@@ -235,6 +244,66 @@ def test_private_endpoints_need_no_key_and_others_do(ring: KeyRing, tmp_path: Pa
             assert not router.wait(SHORT)
     with pytest.raises(ConfigError, match="would let other hosts join"):
         ZmqRouter([], private=["tcp://0.0.0.0:*"], keys=ring.broker())
+
+
+def test_a_private_endpoint_that_is_bound_later_opens_no_other_door(
+    ring: KeyRing, tmp_path: Path
+) -> None:
+    private = f"ipc://{tmp_path}/private"
+    with contextlib.ExitStack() as stack:
+        router = stack.enter_context(
+            contextlib.closing(ZmqRouter(["tcp://127.0.0.1:*"], keys=ring.broker()))
+        )
+        (public,) = router.endpoints
+        early = stack.enter_context(contextlib.closing(ZmqPeer(public, b"early")))
+        early.send([b"hi"])
+        router.bind_private(private)
+        assert router.endpoints == (public,)
+        late = stack.enter_context(contextlib.closing(ZmqPeer(public, b"late")))
+        own = stack.enter_context(contextlib.closing(ZmqPeer(private, b"own")))
+        keeper = stack.enter_context(
+            contextlib.closing(ZmqPeer(public, b"keeper", keys=ring.peer()))
+        )
+        for peer in (late, own, keeper):
+            peer.send([b"hi"])
+        users = {}
+        while len(users) < 2:
+            assert router.wait(PATIENCE)
+            message = router.receive()
+            assert message is not None
+            users[message[0]] = router.user_of(message[1])
+        assert users == {b"own": "", b"keeper": load_keys(ring.client_secret).public.decode()}
+        assert not router.wait(SHORT)
+        with pytest.raises(ConfigError, match="would let other hosts join"):
+            router.bind_private("tcp://0.0.0.0:*")
+
+
+def test_a_bridge_with_keys_lets_its_own_processes_in_without_one(ring: KeyRing) -> None:
+    space = spaces.Discrete(3)
+    with ExternalEnvBridge(space, space, keys=ring.server_secret, allow=ring.clients) as bridge:
+        joined = threading.Event()
+        refused: list[BaseException] = []
+
+        def join(endpoint: str) -> None:
+            with ExternalEnvClient(endpoint) as client:
+                assert client.observation_space == space
+                joined.set()
+
+        def knock() -> None:
+            try:
+                ExternalEnvClient(bridge.address, timeouts=ClientTimeouts(connect=SHORT)).close()
+            except BaseException as error:
+                refused.append(error)
+
+        for target, arguments in ((join, (bridge.private_endpoint,)), (knock, ())):
+            thread = threading.Thread(target=target, args=arguments)
+            thread.start()
+            while thread.is_alive():
+                bridge.poll(0.02)
+        assert joined.is_set()
+        assert len(refused) == 1
+        assert isinstance(refused[0], EnvbusError)
+        assert bridge.statistics().clients_now <= 1
 
 
 def test_with_keys_a_wide_bind_is_made(ring: KeyRing) -> None:

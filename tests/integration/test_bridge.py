@@ -734,8 +734,12 @@ def test_values_of_the_wrong_kind_are_refused_by_name(
 
 
 def test_the_private_endpoint_is_a_second_door(bridge: ExternalEnvBridge) -> None:
+    endpoint = bridge.private_endpoint
+    assert endpoint == bridge.private_endpoint
+    assert endpoint not in bridge.endpoints
+
     def play() -> None:
-        with ExternalEnvClient(bridge.private_endpoint) as client:
+        with ExternalEnvClient(endpoint) as client:
             client.start_episode("e")
             assert client.get_action("e", seen(4)) == 4
 

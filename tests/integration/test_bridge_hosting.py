@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from envbus.actors import ExternalEnv, ExternalMultiAgentEnv, SimulatorError
 from envbus.bus.errors import ConfigError
 from envbus.runner import ExternalEnvBridge
 from envbus.runner.bridge.hosting import Where
-from tests.integration.nursery_children import is_alive, wait_until
+from tests.integration.nursery_children import Driver, is_alive, traced, wait_until
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, seen
 
 pytestmark = pytest.mark.timeout(120)
@@ -70,6 +72,49 @@ def test_x_15_a_process_that_dies_without_a_word_is_told_by_poll() -> None:
         bridge.host(Counting("exit"), where="process", name="robot")
         with pytest.raises(SimulatorError, match=r"simulator robot .*exit code 3"):
             Runner(bridge).serve(lambda: False)
+
+
+@pytest.mark.parametrize(
+    "use", ["", "bridge.private_endpoint", "host('thread')", "host('process')"]
+)
+def test_nothing_outlives_the_killed_process_of_a_bridge(
+    use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    source = f"""
+    import json, signal, time
+    from gymnasium import spaces
+    from envbus.actors import ExternalEnv
+    from envbus.bus.gateway import GatewayConfig
+    from envbus.runner import ExternalEnvBridge
+
+    SPACE = spaces.Discrete(3)
+
+    class Idle(ExternalEnv):
+        def __init__(self):
+            super().__init__(SPACE, SPACE)
+        def run(self):
+            self.start_episode()
+            time.sleep(600)
+
+    gateway = GatewayConfig(tcp=("127.0.0.1:0",)) if "process" in {use!r} else None
+    bridge = ExternalEnvBridge(SPACE, SPACE, gateway=gateway)
+    def host(where):
+        bridge.host(Idle, where=where)
+        while not bridge.statistics().episodes_now:
+            bridge.poll(0.02)
+    {use}
+    print(json.dumps(0), flush=True)
+    signal.pause()
+    """
+    with Driver(textwrap.dedent(source), tmp_path) as driver:
+        driver.read()
+        assert bool(use) == bool(list(temporary.iterdir()))
+        driver.kill()
+        wait_until(lambda: not traced(driver.trace), "the end of all that it has started")
+    wait_until(lambda: not list(temporary.iterdir()), "its folder to be removed")
 
 
 @BOTH

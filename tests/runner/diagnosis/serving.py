@@ -45,6 +45,7 @@ def bridge(
     def serve() -> None:
         try:
             with ExternalEnvBridge(observation_space, action_space, **settings) as server:
+                assert server.private_endpoint  # made by this thread, for `gateway`
                 ready.put(server)
                 while not stop.is_set():
                     result = server.poll(0.05)
