@@ -1,9 +1,9 @@
-"""Starts CartPoles in Node.js, C++, a browser and Python's real time, all at one bridge.
+"""Starts CartPoles in Node.js, C++, C#, a browser and Python's real time, all at one bridge.
 
     python examples/simulators/everybody.py [ADDRESS ...]
 
 Without addresses, at those where `examples/ppo_external.py` listens. Who lacks a tool (node, g++,
-chromium) is left out, and the output says so. Ends with Ctrl-C, or when all others have.
+mono, chromium) is left out, and the output says so. Ends with Ctrl-C, or when all others have.
 """
 
 from __future__ import annotations
@@ -50,31 +50,38 @@ def web_server() -> Iterator[str]:
         server.shutdown()
 
 
-def compiled(folder: Path) -> str:
-    program = str(folder / "cartpole")
-    source = str(CLIENTS / "cpp" / "cartpole.cpp")
-    command = ["g++", "-std=c++17", "-O2", "-pthread", source, "-o", program]
-    subprocess.run(command, check=True)  # noqa: S603
-    return program
+def compiled(*command: str | Path) -> None:
+    subprocess.run([str(part) for part in command], check=True)  # noqa: S603
 
 
 def commands(args: argparse.Namespace, folder: Path, pages: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the party and the command of each process."""
     by_scheme = {address.partition("://")[0]: address for address in args.addresses}
     stream = by_scheme["stream"]
+    endless = [EPISODES, "", str(args.games)]
+    here = [*stream.removeprefix("stream://").rsplit(":", 1), *endless]
     if shutil.which("node"):
         script = str(CLIENTS / "javascript" / "cartpole_node.mjs")
         for _ in range(args.processes):
-            yield "node", ["node", script, stream, EPISODES, "", str(args.games)]
+            yield "node", ["node", script, stream, *endless]
     else:
         print("left out: node is not installed", flush=True)
     if shutil.which("g++"):
-        program = compiled(folder)
-        host, port = stream.removeprefix("stream://").rsplit(":", 1)
+        program = str(folder / "cartpole")
+        source = CLIENTS / "cpp" / "cartpole.cpp"
+        compiled("g++", "-std=c++17", "-O2", "-pthread", source, "-o", program)
         for _ in range(args.processes):
-            yield "cpp", [program, host, port, EPISODES, "", str(args.games)]
+            yield "cpp", [program, *here]
     else:
         print("left out: g++ is not installed", flush=True)
+    if shutil.which("mcs") and shutil.which("mono"):
+        program = str(folder / "cartpole.exe")
+        sources = (CLIENTS / "csharp" / name for name in ("CartPole.cs", "Envbus.cs"))
+        compiled("mcs", f"-out:{program}", *sources)
+        for _ in range(args.processes):
+            yield "csharp", ["mono", program, *here]
+    else:
+        print("left out: mono is not installed", flush=True)
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser:
         # Root in a container has no user namespaces to make a sandbox of.
@@ -127,6 +134,8 @@ def main() -> None:
         except KeyboardInterrupt:
             pass
         finally:
+            for number in (signal.SIGTERM, signal.SIGINT):  # who is impatient leaves none behind
+                signal.signal(number, signal.SIG_IGN)
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
                     # A browser is many processes.

@@ -1,4 +1,4 @@
-"""Simulators of four kinds train one policy at one bridge, while parts are killed."""
+"""Simulators of five kinds train one policy at one bridge, while parts are killed."""
 
 from __future__ import annotations
 
