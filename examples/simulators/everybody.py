@@ -35,8 +35,6 @@ EPISODES = "1000000000"
 class Files(SimpleHTTPRequestHandler):
     """The folder of the page; says nothing."""
 
-    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}  # noqa: RUF012
-
     def log_message(self, *_: object) -> None:
         pass
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,7 +71,7 @@ class Serving:
         self.bridge = ExternalEnvBridge(*spaces, gateway=config)
         assert self.bridge.gateway is not None
         self.gateway = self.bridge.gateway
-        self.rewards: Counter[str] = Counter()
+        self.rewards: defaultdict[str, float] = defaultdict(float)
         self.ended: dict[str, str] = {}
         self.untrained: set[str] = set()
         self.off_policy: dict[str, list[Any]] = {}

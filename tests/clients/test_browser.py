@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -31,11 +31,6 @@ DRAWN = """
 
 
 class _Files(SimpleHTTPRequestHandler):
-    extensions_map: ClassVar = {
-        **SimpleHTTPRequestHandler.extensions_map,
-        ".mjs": "text/javascript",
-    }
-
     def log_message(self, format: str, *args: Any) -> None:
         pass
 

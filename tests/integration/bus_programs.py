@@ -39,6 +39,7 @@ __all__ = [
     "RawPeer",
     "RunningBroker",
     "Wait",
+    "free_port",
     "hello_frames",
     "serve_in_process",
     "worker",
@@ -253,6 +254,13 @@ def frames_of(kind: Kind, payload: Payload, request_id: int = 1, **header: Any) 
 def hello_frames(name: str, *, version: int = PROTOCOL_VERSION, **fields: Any) -> list[bytes]:
     hello = Hello(name=name, **fields)
     return frames_of(Kind.REQUEST, hello, version=version, ttl=10.0)
+
+
+def free_port() -> int:
+    """A TCP port of this host at which nobody listens; somebody else may."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def serve_in_process(pipe: Pipe) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -56,7 +55,7 @@ from envbus.bus.messages import (
 )
 from envbus.runner import DUMMY_AGENT, EpisodeLimits, ExternalEnvBridge
 from envbus.runner.faults import FaultCause
-from tests.integration.bus_programs import RawPeer, frames_of, hello_frames
+from tests.integration.bus_programs import RawPeer, frames_of, free_port, hello_frames
 from tests.integration.nursery_children import PATIENCE
 from tests.integration.simulators import (
     ACTION,
@@ -76,12 +75,6 @@ QUICK = EpisodeLimits(lease=1.0)
 def bridge() -> Iterator[ExternalEnvBridge]:
     with ExternalEnvBridge(OBSERVATION, ACTION) as made:
         yield made
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # --- steps ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ from envbus.actors import (
 )
 from envbus.bus.errors import ClosedError, ConfigError, PeerLostError, RequestTimeoutError
 from envbus.runner import ExternalEnvBridge
+from tests.integration.bus_programs import free_port
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
 
 pytestmark = pytest.mark.timeout(120)
@@ -113,6 +115,20 @@ def test_x_16_it_comes_back_to_a_bridge_that_was_started_again() -> None:
         first.stop()
         with ExternalEnvBridge(OBSERVATION, ACTION, bind=address) as second:
             Runner(second).serve(sim.over)
+
+
+def test_x_16_it_waits_for_a_bridge_that_is_not_there_yet() -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    async def play() -> None:
+        async with AsyncExternalEnvClient(address) as client:
+            await client.start_episode("e")
+            assert await client.get_action("e", seen(4)) == 4
+
+    with in_thread(lambda: asyncio.run(play())) as sim:
+        threading.Event().wait(0.3)
+        with ExternalEnvBridge(OBSERVATION, ACTION, bind=address) as bridge:
+            Runner(bridge).serve(sim.over)
 
 
 def test_x_16_a_bridge_that_is_not_there_is_a_clear_error() -> None:

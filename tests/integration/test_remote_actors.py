@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from envbus.bus.codec import Placeholder
 from envbus.bus.errors import ConfigError, EncodeError
 from envbus.bus.keys import new_keys
 from envbus.runner import ActorLostError, BusVectorEnv
+from tests.integration.bus_programs import free_port
 
 PATIENCE = 30.0
 
@@ -33,12 +33,6 @@ class ObjectEnv(InfoEnv):
 
     def get_self(self) -> object:
         return self
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextlib.contextmanager

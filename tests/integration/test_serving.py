@@ -22,6 +22,7 @@ import pytest
 from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.bus.errors import OverloadedError
 from envbus.runner.recordings import read_episodes
+from tests.integration.bus_programs import free_port
 from tests.integration.served_policies import FAILURE, SPACES
 from tests.sources import ROOT
 
@@ -64,12 +65,6 @@ class Server:
     def __exit__(self, *exc_info: object) -> None:
         self.process.kill()
         self.process.communicate(timeout=PATIENCE)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Simulator:
