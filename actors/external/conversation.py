@@ -58,6 +58,8 @@ GRACE = 1.0
 #: Seconds between the first two hellos while none is answered, and at most: it doubles.
 _HELLO_INTERVAL = 0.5
 _LONGEST_HELLO_INTERVAL = 8.0
+#: Seconds between looks at a connection that is lost: nothing tells when it is back.
+_LOST_INTERVAL = 0.05
 
 Outcome: TypeAlias = "Reply | Failed | EnvbusError"
 
@@ -109,9 +111,12 @@ class Conversation:
         self._patience = patience
         self._numbers = itertools.count(1)
         self._join_id = 0
+        #: When to say it, or to look whether it can be said.
         self._next_hello = 0.0
         self._interval = _HELLO_INTERVAL
         self._max_message_bytes = 0
+        #: Whether there was no connection when the clock was looked at last.
+        self._lost = False
         self.outgoing: list[Frames] = []
         self.calls: dict[int, Call] = {}
         self.session = ""
@@ -173,13 +178,15 @@ class Conversation:
         """
         if lost_for > 0.0:
             self.ready = False
-            self._next_hello = 0.0
+            self._next_hello = now + _LOST_INTERVAL
+            self._lost = True
             if lost_for > self._patience:
                 why = trouble or "look whether it runs"
                 text = f"the bridge has been out of reach for {lost_for:.1f} s; {why}"
                 for call in [c for c in self.calls.values() if now - c.begun > self._patience]:
                     self._end(call, PeerLostError(text, request_id=call.request_id, peer=BRIDGE))
-        elif not self.ready and self.refused is None and now >= self._next_hello:
+        elif not self.ready and self.refused is None and (self._lost or now >= self._next_hello):
+            self._lost = False
             self._say_hello(now)
         for call in [c for c in self.calls.values() if now >= c.deadline + GRACE]:
             text = f"no answer within {call.deadline - call.begun:g} s; {trouble or self._state()}"
@@ -187,7 +194,8 @@ class Conversation:
 
     def wake_at(self) -> float:
         """Return when to `tick` at the latest, if no message comes before; may be infinite."""
-        due = float("inf") if self.ready else self._next_hello
+        settled = self.ready or self.refused is not None
+        due = float("inf") if settled else self._next_hello
         for call in self.calls.values():
             due = min(due, call.deadline + GRACE)
         return due

@@ -202,6 +202,21 @@ def test_a_complaint_about_nothing_in_particular_is_the_same(talk: Talk) -> None
     assert talk.tick() == [("Hello", HELLO_ID)]
 
 
+def test_a_lost_connection_is_looked_at_again_soon_but_not_at_once(talk: Talk) -> None:
+    talk.call(timeout=100.0)
+    for lost_for in (0.1, 1.0, 9.0):
+        talk.tick(0.1, lost_for=lost_for)
+        assert talk.now < talk.core.wake_at() <= talk.now + 0.1
+    assert talk.tick(0.001) == [("Hello", HELLO_ID)], "it is back"
+
+
+def test_one_that_was_refused_has_nothing_to_wake_up_for() -> None:
+    talk = Talk()
+    talk.tick()
+    talk.hear(HELLO_ID, Failed(code=FailureCode.VERSION, message="2"))
+    assert talk.core.wake_at() == float("inf")
+
+
 def test_x_16_without_a_connection_requests_fail_after_the_patience(talk: Talk) -> None:
     call = talk.call(timeout=100.0)
     talk.tick(9.0, lost_for=9.0)
