@@ -178,6 +178,7 @@ class Conversation:
         """
         if lost_for > 0.0:
             self.ready = False
+            self.outgoing.clear()  # a new connection begins with hello, and all is said again
             self._next_hello = now + _LOST_INTERVAL
             self._lost = True
             if lost_for > self._patience:

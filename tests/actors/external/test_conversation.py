@@ -217,6 +217,18 @@ def test_one_that_was_refused_has_nothing_to_wake_up_for() -> None:
     assert talk.core.wake_at() == float("inf")
 
 
+def test_what_a_lost_connection_did_not_take_is_not_sent_ahead_of_the_hello(talk: Talk) -> None:
+    call = talk.call()
+    talk.core.beat(b"me")
+    assert len(talk.core.outgoing) == 2, "there was no room"
+    talk.tick(0.1, lost_for=0.1)
+    assert talk.tick(0.1) == [("Hello", HELLO_ID)]
+    talk.hear(HELLO_ID, WELCOME)
+    ((_, join),) = talk.sent()
+    talk.hear(join, joined())
+    assert talk.sent() == [("LogReturns", call.request_id)]
+
+
 def test_x_16_without_a_connection_requests_fail_after_the_patience(talk: Talk) -> None:
     call = talk.call(timeout=100.0)
     talk.tick(9.0, lost_for=9.0)
