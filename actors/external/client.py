@@ -53,6 +53,7 @@ class ExternalEnvClient:
     sent again: the bridge does nothing twice. If the bridge does not know this client any more, as
     it was started again or the lease is over, what was under way fails with `PeerLostError`, and
     the episodes that were open raise `EpisodeLostError`; new ones can be started.
+    The same holds when a bridge says that it stops, at once; `start_episode` waits for another one.
 
     Args:
         address: Of the bridge, e.g. `"tcp://127.0.0.1:5556"`.

@@ -13,6 +13,8 @@ any state ──refused──▶ REFUSED
 
 Requests that are unanswered when a connection comes back are sent again under their ids: the
 bridge answers each once. If the session is gone they fail, save those that begin an episode.
+A bridge that stops says so: all that is unanswered fails at once, and so does what is asked of its
+episodes later; a new episode waits for the next bridge.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from envbus.bus.messages import (
     Kind,
     Payload,
     Reply,
+    Shutdown,
     Welcome,
 )
 from envbus.bus.serve import HELLO_ID
@@ -117,6 +120,8 @@ class Conversation:
         self._max_message_bytes = 0
         #: Whether there was no connection when the clock was looked at last.
         self._lost = False
+        #: Whether the bridge of this session has stopped.
+        self._stopped = False
         self.outgoing: list[Frames] = []
         self.calls: dict[int, Call] = {}
         self.session = ""
@@ -128,6 +133,9 @@ class Conversation:
         call.request_id = next(self._numbers)
         if self.refused is not None:
             call.settle(self.refused)
+            return
+        if self._stopped and not isinstance(call.payload, StartEpisode):
+            call.settle(_stopped(call))
             return
         self.calls[call.request_id] = call
         if self.ready:
@@ -165,8 +173,12 @@ class Conversation:
             elif call is not None:
                 del self.calls[request_id]
                 call.settle(failed)
+                if failed.code is FailureCode.PEER_LOST and failed.peer == BRIDGE:
+                    self._on_stop(now)
             else:
                 self._on_failure(request_id, failed)
+        elif header.kind is Kind.NOTICE and header.payload_type == Shutdown.__name__:
+            self._on_stop(now)
 
     def tick(self, now: float, lost_for: float, trouble: str) -> None:
         """Look at the clock and at the connection.
@@ -254,6 +266,7 @@ class Conversation:
             return
         self.session = joined.session
         self.ready = True
+        self._stopped = False
         self._interval = _HELLO_INTERVAL
         for call in list(self.calls.values()):
             self._send_call(call, now)
@@ -280,6 +293,16 @@ class Conversation:
             if not isinstance(call.payload, StartEpisode):  # that is for a new session as well
                 self._end(call, PeerLostError(message, request_id=call.request_id, peer=BRIDGE))
         self._say_join()
+
+    def _on_stop(self, now: float) -> None:
+        """The bridge has said that it stops; it may have said so in an answer already."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.ready = False
+        self._next_hello = now + self._interval
+        for call in list(self.calls.values()):
+            self._end(call, _stopped(call))
 
     # --- calls --------------------------------------------------------------------------------
 
@@ -331,3 +354,7 @@ class Conversation:
         if self.ready:
             return "it does not look at its sockets: does its owner poll?"
         return "is it running, and is the address right?"
+
+
+def _stopped(call: Call) -> PeerLostError:
+    return PeerLostError("the bridge was stopped", request_id=call.request_id, peer=BRIDGE)

@@ -419,7 +419,7 @@ class ExternalEnvBridge:
     # --- end ------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Close the sockets; who waits for an action is told. Idempotent."""
+        """Close the sockets; all clients are told. Idempotent."""
         if self._stopped:
             return
         failed = Failed(code=FailureCode.PEER_LOST, message="the bridge was stopped", peer=BRIDGE)
@@ -428,6 +428,8 @@ class ExternalEnvBridge:
             self._perform(self._episodes.handle(GiveUp(episode_id, failed), now))
         for episode_id in self._episodes.unconfirmed_ids():
             self._perform(self._episodes.handle(Confirm(episode_id, failed), now))
+        for peer in self._names:
+            self._broker.shut_down(peer)
         self._stopped = True
         self._hosts.close()
         if self.gateway is not None:

@@ -580,6 +580,47 @@ def test_x_16_a_request_under_way_fails_when_the_bridge_stays_away() -> None:
         Runner(bridge).serve(lambda: bridge.statistics().waiting_now, act=False)
 
 
+def test_x_16_a_bridge_that_stops_tells_all_threads_of_a_client_at_once() -> None:
+    def play() -> None:
+        with ExternalEnvClient(bridge.address) as client:
+            for name in "abc":
+                client.start_episode(name)
+
+            def wait(name: str) -> None:
+                with pytest.raises(PeerLostError, match="stopped"):
+                    client.get_action(name, seen(1))
+
+            def talk() -> None:  # nobody takes these any more
+                ready.wait(PATIENCE)
+                with pytest.raises(PeerLostError, match="stopped"):
+                    client.log_returns("c", 1.0)
+
+            def begin() -> None:
+                ready.wait(PATIENCE)
+                with pytest.raises(PeerLostError, match="stopped"):
+                    client.start_episode("d")
+
+            with (
+                in_thread(lambda: wait("a")),
+                in_thread(lambda: wait("b")),
+                in_thread(talk),
+                in_thread(begin),
+            ):
+                pass
+            with pytest.raises(PeerLostError, match="stopped"):
+                client.get_action("c", seen(1))
+
+    ready = threading.Event()
+    bridge = ExternalEnvBridge(OBSERVATION, ACTION)
+    with in_thread(play) as sim:
+        Runner(bridge).serve(lambda: bridge.statistics().waiting_now == 2, act=False)
+        ready.set()
+        threading.Event().wait(0.2)  # for both to be under way
+        bridge.stop()
+        sim.thread.join(ClientTimeouts().patience / 2)
+        assert sim.over(), "a thread was not told"
+
+
 def test_closing_a_client_ends_the_waits_of_its_threads(bridge: ExternalEnvBridge) -> None:
     def play() -> None:
         client = ExternalEnvClient(bridge.address)

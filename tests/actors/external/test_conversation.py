@@ -10,6 +10,7 @@ import pytest
 from envbus.actors.external.conversation import GRACE, Call, Conversation
 from envbus.actors.external.errors import SessionLostError, SpaceMismatchError
 from envbus.actors.external.protocol import (
+    BRIDGE,
     BridgeJoined,
     EpisodeStarted,
     JoinBridge,
@@ -36,6 +37,7 @@ from envbus.bus.messages import (
     Hello,
     Kind,
     Payload,
+    Shutdown,
     Welcome,
 )
 from envbus.bus.serve import HELLO_ID
@@ -227,6 +229,43 @@ def test_what_a_lost_connection_did_not_take_is_not_sent_ahead_of_the_hello(talk
     ((_, join),) = talk.sent()
     talk.hear(join, joined())
     assert talk.sent() == [("LogReturns", call.request_id)]
+
+
+@pytest.mark.parametrize("says", ["Shutdown", "an answer", "both"])
+def test_x_16_a_bridge_that_stops_fails_all_that_is_under_way(talk: Talk, says: str) -> None:
+    calls = [talk.call(), talk.call(StartEpisode()), talk.call()]
+    talk.sent()
+    if says != "Shutdown":
+        why = Failed(code=FailureCode.PEER_LOST, message="stopped", peer=BRIDGE)
+        talk.hear(calls[0].request_id, why)
+        assert talk.ends.pop(calls[0].request_id) is not None
+        calls = calls[1:]
+    start = talk.call(StartEpisode()) if says == "both" else None
+    if says != "an answer":
+        talk.hear(0, Shutdown(), Kind.NOTICE)
+    for call in calls:
+        assert type(talk.ends.pop(call.request_id)) is PeerLostError
+    late = talk.call()
+    assert "stopped" in str(talk.ends.pop(late.request_id)), "its episode is gone"
+    assert talk.ends == {}
+    assert talk.tick() == [], "it would not be heard"
+    assert (start is not None) == (start in talk.core.calls.values()), "told once"
+
+
+def test_x_16_a_new_episode_waits_for_the_next_bridge(talk: Talk) -> None:
+    talk.hear(0, Shutdown(), Kind.NOTICE)
+    start = talk.call(StartEpisode())
+    assert talk.sent() == []
+    talk.tick(0.1, lost_for=0.1)
+    assert ("Hello", HELLO_ID) in talk.tick(1.0)
+    talk.hear(HELLO_ID, WELCOME)
+    ((_, join),) = talk.sent()
+    talk.hear(join, SessionLostError("another bridge").failed())
+    ((_, join),) = talk.sent()
+    talk.hear(join, joined("new"))
+    call = talk.call()
+    assert [number for _, number in talk.sent()] == [start.request_id, call.request_id]
+    assert not talk.ends
 
 
 def test_x_16_without_a_connection_requests_fail_after_the_patience(talk: Talk) -> None:
