@@ -8,6 +8,9 @@ from envbus.bench.cases import Case, Schedule
 from envbus.bench.variants import Role, Variant
 
 __all__ = [
+    "GROUP_NUMPY",
+    "GROUP_OF_ALL",
+    "GROUP_TORCH",
     "OURS_NUMPY",
     "OURS_TORCH",
     "PIPELINING",
@@ -20,6 +23,9 @@ __all__ = [
 
 #: Rows that are meant by "envbus", with the two policies.
 OURS_NUMPY, OURS_TORCH = "envbus_numpy", "envbus_torch"
+#: Several runners, each with its envs in its own process: of two, and one per env.
+GROUP_NUMPY, GROUP_TORCH = "envbus_group_numpy", "envbus_group_torch"
+GROUP_OF_ALL = "envbus_group_of_all"
 #: Envs that go on while slow ones are awaited: each contributes as much as without.
 RUN_AHEAD = "envbus_run_ahead"
 _COLLECTORS = ("cartpole", "pixels", "jitter")
@@ -58,6 +64,27 @@ SAMPLE_VARIANTS = {
     for variant in (
         _ours(OURS_NUMPY, "envbus EnvRunner, NumPy policy", *_COLLECTORS, "team"),
         _ours(OURS_TORCH, "envbus EnvRunner, torch policy", *_COLLECTORS, "team", policy="torch"),
+        _ours(
+            GROUP_NUMPY,
+            "envbus EnvRunnerGroup, 2 runners, envs in the runners, NumPy policy",
+            *_COMPUTING,
+            "team",
+            runners=2,
+        ),
+        _ours(
+            GROUP_TORCH,
+            "envbus EnvRunnerGroup, 2 runners, envs in the runners, torch policy",
+            *_COMPUTING,
+            "team",
+            policy="torch",
+            runners=2,
+        ),
+        _ours(
+            GROUP_OF_ALL,
+            "envbus EnvRunnerGroup, a runner per env, NumPy policy",
+            "jitter",
+            runners="num_envs",
+        ),
         _ours(
             "envbus_enough",
             "envbus EnvRunner, NumPy policy, the first env ends a fragment",

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbus.bench.record import Record
-from envbus.bench.sample_variants import OURS_NUMPY, OURS_TORCH, PIPELINING, RUN_AHEAD
+from envbus.bench.sample_variants import (
+    GROUP_NUMPY,
+    GROUP_OF_ALL,
+    GROUP_TORCH,
+    OURS_NUMPY,
+    OURS_TORCH,
+    PIPELINING,
+    RUN_AHEAD,
+)
 from envbus.bench.variants import BASELINE, OURS, Role
 from envbus.bench.workloads import TEAMS
 
@@ -179,11 +187,14 @@ def _burn(record: Record) -> Iterator[Verdict]:
             yield Verdict(f"burn:{num_envs}: times {other}", ratio, limit, at_least=True)
 
 
+_OURS_TO_SAMPLE = (OURS_NUMPY, OURS_TORCH, GROUP_NUMPY, GROUP_TORCH, GROUP_OF_ALL)
+
+
 def _sampling(record: Record) -> Iterator[Verdict]:
     rows = rows_by(record, "workload", "num_envs", "variant")
     for workload, num_envs in dict.fromkeys((workload, number) for workload, number, _ in rows):
         name = f"sample, {workload}:{num_envs}"
-        own = {v: rows.get((workload, num_envs, v)) for v in (OURS_NUMPY, OURS_TORCH)}
+        own = {v: rows.get((workload, num_envs, v)) for v in _OURS_TO_SAMPLE}
         rllib = best_peer(record, workload, num_envs, "rllib")
         limit = RLLIB_AGENTS_RATIO if workload in TEAMS else RLLIB_RATIO
         for variant, row in own.items():
@@ -195,16 +206,17 @@ def _sampling(record: Record) -> Iterator[Verdict]:
                     at_least=True,
                 )
         other = best_peer(record, workload, num_envs)
-        if other is not None and own[OURS_TORCH] is not None and workload not in TEAMS:
-            yield Verdict(
-                f"{name}: {OURS_TORCH}, times the fastest other library ({other['variant']})",
-                _ratio(own[OURS_TORCH], other),
-                1.0,
-                at_least=True,
-            )
+        for variant in (OURS_TORCH, GROUP_TORCH):
+            if other is not None and own[variant] is not None and workload not in TEAMS:
+                yield Verdict(
+                    f"{name}: {variant}, times the fastest other library ({other['variant']})",
+                    _ratio(own[variant], other),
+                    1.0,
+                    at_least=True,
+                )
         bound = rows.get((workload, num_envs, "independent"))
         if bound is not None:
-            for variant in (OURS_NUMPY, RUN_AHEAD, "envbus_enough"):
+            for variant in (OURS_NUMPY, RUN_AHEAD, "envbus_enough", GROUP_OF_ALL):
                 row = rows.get((workload, num_envs, variant))
                 target = f"{name}: {variant}, part of what independent envs reach"
                 yield Verdict(target, _ratio(row, bound), INDEPENDENT_RATIO, at_least=True)

@@ -14,11 +14,10 @@ import gymnasium
 import msgspec
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors import env_source, spaces
-from envbus.actors.blocks import BlockLayout, Blocks
+from envbus.actors import env_source
+from envbus.actors.blocks import Blocks
 from envbus.actors.protocol import Build, Built, Making, MapBlocks, Mapped
 from envbus.actors.remote import REMOTE_SERVICE
-from envbus.bus.arena import Arena
 from envbus.bus.broker_vocabulary import Notify, PeerReady
 from envbus.bus.codec import decode
 from envbus.bus.errors import DecodeError, EncodeError
@@ -30,8 +29,9 @@ from envbus.runner.faults import to_exception
 from envbus.runner.links import Links
 from envbus.runner.news import Answer, Lost
 from envbus.runner.requests import Requests
+from envbus.runner.row_map import RowMap
 
-__all__ = ["Building"]
+__all__ = ["Building", "raise_build_error"]
 
 logger = logging.getLogger("envbus.runner.fleet")
 
@@ -61,11 +61,8 @@ class Building:
         self._config = config
         self._autoreset_mode = autoreset_mode
         self._specs = env_source.local_registry()
-        self._arena: Arena | None = None
-        #: Where the rows of env 0 are; None until the first start is over.
-        self._map: MapBlocks | None = None
-        #: Whether they have a fixed size.
-        self._observations_shared = False
+        #: Where the rows are; None until the first start is over.
+        self._rows: RowMap | None = None
 
     def start(self, actor: Actor) -> None:
         """Start an actor, or wait for a remote one; all that follows comes by what it sends.
@@ -107,7 +104,7 @@ class Building:
 
         If not, it is for the caller, whose first start has failed.
         """
-        if self._map is None:
+        if self._rows is None:
             return False
         logger.error("%s did not come up: %s", lost.actor.describe(), lost.failed.message)
         self._links.kill(lost.actor)
@@ -122,48 +119,33 @@ class Building:
         """Make the arrays for all envs, and have them mapped by each actor from now on.
 
         Raises:
-            StartError: There is not enough shared memory.
+            ConfigError: There is not enough shared memory.
         """
-        layout = BlockLayout.of(observation_space, action_space, num_envs)
-        if self._config.shared_memory:
-            self._arena = Arena.create(layout.size)
-            blocks = layout.views(self._arena.buffer)
-        else:
-            blocks = layout.views(bytearray(layout.size))
-        self._observations_shared = layout.observations is not None
-        self._map = MapBlocks(
-            observation_space=Tree(spaces.to_plain(observation_space)),
-            action_space=Tree(spaces.to_plain(action_space)),
-            num_envs=num_envs,
-            first_row=0,
+        self._rows = RowMap(
+            observation_space, action_space, num_envs, shared=self._config.shared_memory
         )
-        return blocks
+        return self._rows.blocks
 
     def map(self, actor: Actor) -> None:
         """Have an actor whose envs are built map its rows."""
-        assert self._map is not None
-        request = msgspec.structs.replace(self._map, first_row=actor.env_ids.start)
-        if self._arena is not None and actor.child is not None:
+        assert self._rows is not None
+        request = msgspec.structs.replace(self._rows.request, first_row=actor.env_ids.start)
+        arena = self._rows.arena
+        if arena is not None and actor.child is not None:
             number = actor.child.pipe.next_number()
-            actor.child.pipe.send_fd(number, self._arena.fd)
+            actor.child.pipe.send_fd(number, arena.fd)
             request = msgspec.structs.replace(request, parcel=number)
         timeout = self._config.timeouts.start
         self._requests.ask(actor, request, timeout=timeout, tag=Stage.MAP)
 
     def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
-        """Return descriptor and bytes of the shared memory and what is where.
-
-        For another process of this host to read; the descriptor stays this object's. None: there
-        is none, or observations are not in it.
-        """
-        if self._arena is None or self._map is None or not self._observations_shared:
-            return None
-        return self._arena.fd, self._arena.size, self._map
+        """Return where the arrays are, for other processes: see `RowMap.shared_rows`."""
+        return None if self._rows is None else self._rows.shared_rows()
 
     def close(self) -> None:
         """Let go of the shared memory."""
-        if self._arena is not None:
-            self._arena.close()
+        if self._rows is not None:
+            self._rows.close()
 
     def _employ(self) -> None:
         """Give remote actors that have joined to those that wait for one."""
@@ -189,15 +171,15 @@ class Building:
     def _on_built(self, actor: Actor, built: Built) -> None:
         actor.making = -1
         if built.errors:
-            if self._map is None:
-                _raise_build_error(actor, built)
+            if self._rows is None:
+                raise_build_error(actor, built)
             logger.error("%s: %s", actor.describe(), built.errors[0].traceback)
             self._links.kill(actor)
             return
         actor.built = built
         actor.counts = built.counts
         actor.state = ActorState.BUILT
-        if self._map is not None:
+        if self._rows is not None:
             self.map(actor)
 
 
@@ -211,7 +193,8 @@ def _raise_for_unsendable(actor: Actor, build: Build) -> None:
             raise EncodeError(f"env {number} cannot be sent to its actor: {exc}") from exc
 
 
-def _raise_build_error(actor: Actor, built: Built) -> None:
+def raise_build_error(actor: Actor, built: Built) -> None:
+    """Raise what the constructor of an actor's env raised, as its own type where possible."""
     error = built.errors[0]
     env_error, original = to_exception(
         error,

@@ -45,7 +45,8 @@ class Timeouts:
 class FleetConfig:
     """How env actors are started and watched."""
 
-    #: Processes; `"auto"`: one per CPU core that this process may use, at most one per env.
+    #: Processes; `"auto"`: one per CPU core that this process may use, at most one per env; 0:
+    #: none, the envs are stepped in this one.
     num_actors: int | Literal["auto"] = "auto"
     #: Exchange arrays of fixed size through shared memory instead of messages.
     shared_memory: bool = True
@@ -89,8 +90,23 @@ class FleetConfig:
             raise ConfigError(f"remote_actors must not be negative, is {self.remote_actors}")
         if self.remote_actors and not self.bind:
             raise ConfigError("remote_actors need an endpoint to join at: pass bind='tcp://...'")
+        if self.is_local:
+            self._refuse_what_takes_processes()
         if not self.bind and (self.keys is not None or self.allow is not None):
             raise ConfigError("keys= and allow= guard an endpoint: pass bind='tcp://...' too")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether there are no actors."""
+        return type(self.num_actors) is int and self.num_actors == 0
+
+    def _refuse_what_takes_processes(self) -> None:
+        for name in ("remote_actors", "bind", "memory_limit_mb", "recycle", "context", "preload"):
+            if value := getattr(self, name):
+                told = "recycle_after" if name == "recycle" else name
+                raise ConfigError(
+                    f"{told}={value!r} is about actors, and num_actors=0 means that there are none"
+                )
 
 
 def choose_num_actors(
@@ -120,7 +136,10 @@ def choose_num_actors(
     if requested == "auto":
         chosen = min(cores + remote, num_sources)
     elif isinstance(requested, bool) or not isinstance(requested, int) or requested < 1:
-        raise ConfigError(f"num_actors must be 'auto' or a positive integer, not {requested!r}")
+        raise ConfigError(
+            f"num_actors must be 'auto' or a positive integer, not {requested!r}; envs without "
+            "actors are ActorPool(..., num_actors=0), or Gymnasium's SyncVectorEnv"
+        )
     elif requested > num_sources:
         raise ConfigError(
             f"num_actors={requested} is more than the {num_sources} env(s); each actor needs one"

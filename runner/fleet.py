@@ -23,7 +23,7 @@ from envbus.runner.crew import Crew, raise_if_failed
 from envbus.runner.links import Links, usable_cores
 from envbus.runner.requests import Requests
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "env_spaces"]
 
 
 class Fleet(Crew[Actor]):
@@ -78,16 +78,7 @@ class Fleet(Crew[Actor]):
 
     def env_spaces(self) -> list[tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
         """Return each env's observation and action space, once started."""
-        pairs: list[tuple[gymnasium.Space[Any], gymnasium.Space[Any]]] = []
-        for actor in self.actors:
-            assert actor.built is not None
-            distinct = [
-                (spaces.from_plain(observation), spaces.from_plain(action))
-                for observation, action in actor.built.spaces.value
-            ]
-            for count, which in zip(actor.counts, actor.built.space_of, strict=True):
-                pairs += [distinct[which]] * count
-        return pairs
+        return env_spaces(self.actors)
 
     def map_blocks(
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
@@ -111,3 +102,19 @@ class Fleet(Crew[Actor]):
     def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
         """Return where the arrays are, for other processes: see `Building.shared_rows`."""
         return self._building.shared_rows()
+
+
+def env_spaces(
+    actors: Sequence[Actor],
+) -> list[tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
+    """Return each env's observation and action space; all envs are built."""
+    pairs: list[tuple[gymnasium.Space[Any], gymnasium.Space[Any]]] = []
+    for actor in actors:
+        assert actor.built is not None
+        distinct = [
+            (spaces.from_plain(observation), spaces.from_plain(action))
+            for observation, action in actor.built.spaces.value
+        ]
+        for count, which in zip(actor.counts, actor.built.space_of, strict=True):
+            pairs += [distinct[which]] * count
+    return pairs

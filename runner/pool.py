@@ -26,7 +26,7 @@ from envbus.runner.actions import ActionStore
 from envbus.runner.config import FleetConfig, Timeouts
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog, Hooks
-from envbus.runner.fleet import Fleet
+from envbus.runner.local_fleet import make_fleet
 from envbus.runner.polling import DictSide
 from envbus.runner.pool_faults import PoolFaults
 from envbus.runner.pool_results import Batch, PoolResults
@@ -65,7 +65,10 @@ class ActorPool(DictSide):
         context: None, "fork", "forkserver" or "spawn".
         autoreset_mode: What happens at the end of an episode. DISABLED: reset the env yourself.
         max_concurrency: Most envs that step at one time.
-        num_actors: Processes; "auto": as many as there are usable CPU cores.
+        num_actors: Processes; "auto": as many as there are usable CPU cores. 0: none; the envs are
+            stepped in this process, by `recv` and `poll`, which takes no message, and no more than
+            a `breakpoint()` to look at. What ends an env's process ends this one then, and no
+            deadline ends an env that hangs.
         restart_failed_sub_environments: Make envs anew that raised, and start actors again that
             died or passed a deadline, while the others go on. Off, `recv` raises the env's
             error, an `ActorLostError` or a time-out.
@@ -131,7 +134,7 @@ class ActorPool(DictSide):
         policy = None
         if restart_failed_sub_environments:
             policy = restart_policy or RestartPolicy()
-        self._fleet = Fleet(
+        self._fleet = make_fleet(
             sources,
             self.autoreset_mode,
             FleetConfig(

@@ -17,7 +17,7 @@ from envbus.bus.messages import FailureCode, Tree
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.faults import FaultCause
-from envbus.runner.fleet import Fleet
+from envbus.runner.local_fleet import AnyFleet
 from envbus.runner.news import Answer, Gone, Lost, News, Ready
 from envbus.runner.pool_faults import PoolFaults
 from envbus.runner.pool_results import PoolResults
@@ -46,7 +46,7 @@ class PoolRounds:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: AnyFleet,
         roster: PoolRoster,
         states: EnvStates,
         results: PoolResults,

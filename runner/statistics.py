@@ -6,7 +6,7 @@ import msgspec
 
 from envbus.runner.crew import CrewStatistics
 from envbus.runner.fault_log import FaultLog
-from envbus.runner.fleet import Fleet
+from envbus.runner.local_fleet import AnyFleet
 from envbus.runner.recovery import Recovery
 
 __all__ = ["Statistics", "gather"]
@@ -23,7 +23,7 @@ class Statistics(CrewStatistics, frozen=True, kw_only=True):
     faults: dict[str, int]
 
 
-def gather(fleet: Fleet, log: FaultLog, recovery: Recovery | None, given_up: int) -> Statistics:
+def gather(fleet: AnyFleet, log: FaultLog, recovery: Recovery | None, given_up: int) -> Statistics:
     """Return the counts of a pool's parts."""
     return Statistics(
         **msgspec.structs.asdict(fleet.statistics()),

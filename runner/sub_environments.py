@@ -23,7 +23,7 @@ from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.config import Timeouts
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.faults import ActorLostError, raise_env_errors, to_exception
-from envbus.runner.fleet import Fleet
+from envbus.runner.local_fleet import AnyFleet
 from envbus.runner.news import Lost
 from envbus.runner.pool_faults import PoolFaults
 from envbus.runner.pool_roster import PoolRoster
@@ -93,7 +93,7 @@ class SubEnvironments:
     single_observation_space: gymnasium.Space[Any]
     single_action_space: gymnasium.Space[Any]
     timeouts: Timeouts
-    _fleet: Fleet
+    _fleet: AnyFleet
     _roster: PoolRoster
     _rounds: PoolRounds
     _faults: PoolFaults

@@ -1,12 +1,14 @@
 """envbus's EnvRunner.
 
 Options: `policy`: "numpy", "torch", or "burn", which costs as much per row as a step of `burn`
-does; `num_actors` as in `envbus_vector.py`; `config`: more
-settings of `RunnerConfig`; `vectorized=False` among them asks for the general path.
+does; `num_actors` as in `envbus_vector.py`; `config`: more settings of `RunnerConfig`;
+`vectorized=False` among them asks for the general path; `runners`: so many, or "num_envs", in an
+`EnvRunnerGroup`, each with its envs in its own process.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +21,15 @@ from envbus.bench.adapters.envbus_vector import DISTRIBUTIONS as _DISTRIBUTIONS
 from envbus.bench.adapters.envbus_vector import actors_of
 from envbus.bench.networks import NumpyNet, num_inputs, torch_net
 from envbus.bench.workloads import BURN_SECONDS, env_fns, is_multi_agent
-from envbus.runner import ActorPool, EnvRunner, Policy, PolicyOutput, RunnerConfig
+from envbus.runner import (
+    ActorPool,
+    EnvRunner,
+    EnvRunnerGroup,
+    GroupConfig,
+    Policy,
+    PolicyOutput,
+    RunnerConfig,
+)
 from envbus.runner.adapters.torch_policy import TorchPolicy
 
 __all__ = ["DISTRIBUTIONS", "open_stepper"]
@@ -83,10 +93,17 @@ def torch_policy(inputs: int, outputs: int) -> Policy:
     return TorchPolicy(Acting())
 
 
+_POLICIES: dict[str, Callable[[int, int], Policy]] = {
+    "numpy": NumpyPolicy,
+    "torch": torch_policy,
+    "burn": BurningPolicy,
+}
+
+
 class RunnerCollecting(Collecting):
     """Fragments of `sample()`."""
 
-    def __init__(self, runner: EnvRunner) -> None:
+    def __init__(self, runner: EnvRunner | EnvRunnerGroup) -> None:
         self._runner = runner
         runner.sample()
 
@@ -98,28 +115,40 @@ class RunnerCollecting(Collecting):
 
 
 def open_stepper(opening: Opening) -> Collecting:
-    several = is_multi_agent(opening.workload)
-    pool = ActorPool(
-        env_fns(opening.workload, opening.num_envs),
-        num_actors=actors_of(opening),
-        autoreset_mode="Disabled" if several else "NextStep",
-    )
-    agent_id = min(map(str, pool.get_agent_ids())) if several else None
-    spaces: tuple[Any, Any] = (
-        (pool.single_observation_space, pool.single_action_space)
-        if agent_id is None
-        else (pool.get_observation_space(agent_id), pool.get_action_space(agent_id))
-    )
-    inputs, outputs = num_inputs(spaces[0]), int(spaces[1].n)
-    makers: dict[str, Callable[[int, int], Policy]] = {
-        "numpy": NumpyPolicy,
-        "torch": torch_policy,
-        "burn": BurningPolicy,
-    }
-    make = makers[opening.options["policy"]]
+    options = opening.options
     config = RunnerConfig(
         rollout_fragment_length=fragment_of(opening.workload),
         seed=0,
-        **opening.options.get("config", {}),
+        **options.get("config", {}),
     )
-    return RunnerCollecting(EnvRunner(pool, make(inputs, outputs), config))
+    envs = env_fns(opening.workload, opening.num_envs)
+    settings: dict[str, Any] = {
+        "autoreset_mode": "Disabled" if is_multi_agent(opening.workload) else "NextStep"
+    }
+    runners = options.get("runners")
+    if not runners:
+        pool = ActorPool(envs, num_actors=actors_of(opening), **settings)
+        return RunnerCollecting(EnvRunner(pool, _policy_for(pool, options["policy"]), config))
+    group = EnvRunnerGroup(
+        opening.num_envs if runners == "num_envs" else runners,
+        envs,
+        config=config,
+        make_policies=functools.partial(_policy_of_runner, options["policy"]),
+        settings=GroupConfig(
+            pool_settings={"num_actors": 0, **settings},
+            preload=("torch",) if options["policy"] == "torch" else (),
+        ),
+    )
+    return RunnerCollecting(group)
+
+
+def _policy_for(pool: ActorPool, name: str) -> Policy:
+    """Return the policy of that name for one agent's spaces."""
+    agent_id = min(pool.get_agent_ids(), key=str)
+    space, actions = pool.get_observation_space(agent_id), pool.get_action_space(agent_id)
+    return _POLICIES[name](num_inputs(space), int(actions.n))
+
+
+def _policy_of_runner(name: str, pool: ActorPool, worker_index: int) -> Policy:
+    del worker_index
+    return _policy_for(pool, name)

@@ -34,13 +34,14 @@ def test_the_same_seed_gives_the_same_episodes_with_any_number_of_actors() -> No
 @pytest.mark.slow
 def test_an_actor_killed_half_way_comes_back() -> None:
     reports: list[Progress] = []
-    config = JobConfig(env="CartPole-v1", num_envs=4, num_actors=2, seconds=3, kill_one=True)
+    config = JobConfig(env="Pendulum-v1", num_envs=4, num_actors=2, seconds=3, kill_one=True)
     result = run_job(config, reports.append)
     (measured,) = result.measured
     assert result.killed in [report.killed for report in reports]
     assert result.killed is not None
     assert not psutil.pid_exists(result.killed)
-    assert (measured.restarts, measured.lost_episodes) == (1, 2)
+    assert measured.restarts == 1
+    assert measured.lost_episodes in (1, 2)  # one of the two may be between two episodes
 
 
 @pytest.mark.slow

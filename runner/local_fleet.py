@@ -1,0 +1,383 @@
+"""The envs of a pool in the pool's own process: no actor, no message.
+
+What they are asked is answered by the handlers of an actor (`actors/env_actor.py`), so that all
+rules hold that hold there; there is no isolation: what ends an env's process ends this one, and
+nothing ends an env that hangs. Leaves out processes (`fleet.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import gymnasium
+import msgspec
+from gymnasium.vector import AutoresetMode
+
+from envbus.actors import env_source
+from envbus.actors.blocks import Blocks
+from envbus.actors.copies import own, own_deeply
+from envbus.actors.env_actor import EnvActor
+from envbus.actors.protocol import Build, CallResult, MapBlocks, Rebuild, SlotError, StepResult
+from envbus.bus.errors import ClosedError
+from envbus.bus.forking import disown_in_forks
+from envbus.bus.interrupts import without_interrupts
+from envbus.bus.messages import Reply, Request, Tree
+from envbus.bus.serve import describe
+from envbus.runner.actor import Actor, ActorState
+from envbus.runner.building import raise_build_error
+from envbus.runner.config import FleetConfig
+from envbus.runner.crew import CrewStatistics
+from envbus.runner.faults import FaultCause
+from envbus.runner.fleet import Fleet, env_spaces
+from envbus.runner.news import Answer, Lost, News
+from envbus.runner.recycling import Recycling
+from envbus.runner.row_map import RowMap
+
+__all__ = ["AnyFleet", "LocalFleet", "make_fleet"]
+
+logger = logging.getLogger("envbus.runner.fleet")
+
+#: Seconds of one wait for nothing: what is due is known to those who poll.
+_LONGEST_WAIT = 1.0
+#: Number of the only thing that is handed over.
+_ARENA: Final = 1
+
+
+class _Asked(NamedTuple):
+    """A request that nobody has answered yet."""
+
+    request_id: int
+    request: Request[Any]
+    tag: Any
+    #: Whether its end is news.
+    is_awaited: bool = True
+
+
+class LocalFleet:
+    """Envs that are stepped by who polls. One thread creates, uses and closes it.
+
+    Offers a pool what a `Fleet` offers. What is asked is done in `poll`, one request at a time and
+    in order; no request has a deadline.
+
+    Args:
+        env_sources: As of a `Fleet`. Functions are called as they are, and made no copies of.
+        autoreset_mode: What happens at the end of an episode.
+        config: With `num_actors=0`.
+    """
+
+    #: Nobody is ever exchanged.
+    recycling: Recycling | None = None
+
+    def __init__(
+        self, env_sources: Sequence[object], autoreset_mode: AutoresetMode, config: FleetConfig
+    ) -> None:
+        self.config = config
+        sources = [env_source.to_plain(env_source.parse_source(source)) for source in env_sources]
+        self.actors = [_InThisProcess(sources, shared=config.shared_memory)]
+        self._autoreset_mode = autoreset_mode
+        self._rows: RowMap | None = None
+        self._env_actor = EnvActor(self._lend)
+        self._ids = itertools.count(1)
+        self._asked: deque[_Asked] = deque()
+        self._news: list[News[Actor]] = []
+        self._bell = _Bell()
+        #: An env is at work, in a call that this thread is in.
+        self._is_busy = False
+        self._closed = False
+        disown_in_forks(self)
+
+    def start(self) -> None:
+        """Make the envs, one after the other.
+
+        Raises:
+            Exception: What an env's constructor raised, as its own type where possible.
+        """
+        actor = self.actors[0]
+        actor.state = ActorState.BUILDING
+        built = self._env_actor.build(
+            Build(
+                sources=Tree(actor.sources),
+                autoreset_mode=self._autoreset_mode.value,
+                first_env_id=0,
+            )
+        )
+        _raise_interrupt(built.errors)
+        if built.errors:
+            raise_build_error(actor, built)
+        # Copies: who samples a pool's space must not move the env's own.
+        actor.built = msgspec.structs.replace(built, spaces=Tree(own_deeply(built.spaces.value)))
+        actor.counts = built.counts
+        actor.env_ids = range(sum(built.counts))
+        actor.state = ActorState.BUILT
+
+    @property
+    def num_envs(self) -> int:
+        """Envs, once started."""
+        return self.actors[0].env_ids.stop
+
+    def env_spaces(self) -> list[tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
+        """Return each env's observation and action space, once started."""
+        return env_spaces(self.actors)
+
+    def map_blocks(
+        self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    ) -> Blocks:
+        """Lay out the arrays that runner and envs exchange, and return the runner's views.
+
+        Without shared memory the envs have others, and what they write comes in replies.
+
+        Raises:
+            ConfigError: There is not enough shared memory.
+        """
+        shared = self.config.shared_memory
+        self._rows = RowMap(observation_space, action_space, self.num_envs, shared=shared)
+        request = self._rows.request
+        if shared:
+            request = msgspec.structs.replace(request, parcel=_ARENA)
+        self._env_actor.map_blocks(request)
+        self.actors[0].state = ActorState.READY
+        return self._rows.blocks
+
+    def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
+        """Return where the arrays are, for other processes: see `RowMap.shared_rows`."""
+        return None if self._rows is None else self._rows.shared_rows()
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """None: nobody joins."""
+        return ()
+
+    # --- ask ---------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        actor: Actor,  # noqa: ARG002 - there is only one
+        request: Request[Any],
+        *,
+        timeout: float | None,  # noqa: ARG002 - nothing could end it
+        tag: object,
+    ) -> int:
+        """Note a request; `poll` does it and returns its end, with `tag`.
+
+        Returns:
+            An id for `cancel`.
+
+        Raises:
+            ClosedError: As `poll`.
+        """
+        self._check_usable()
+        request_id = next(self._ids)
+        self._asked.append(_Asked(request_id, request, tag))
+        self._bell.ring()
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request, and do it only if it makes an env anew that has failed."""
+        for place, asked in enumerate(self._asked):
+            if asked.request_id == request_id:
+                if type(asked.request) is Rebuild:
+                    self._asked[place] = asked._replace(is_awaited=False)
+                else:
+                    del self._asked[place]
+                return
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable as long as something is to be done."""
+        return self._bell.fileno()
+
+    def poll(self, timeout: float) -> list[News[Actor]]:
+        """Do the oldest request and return its end; without any, wait for up to `timeout` seconds.
+
+        Raises:
+            ClosedError: It was closed, or belongs to the process that this one was forked from.
+            KeyboardInterrupt: Came while an env was at work, which cannot go on from there: the
+                next call tells that it has failed, and what the others returned.
+        """
+        self._check_usable()
+        if not self._news:
+            if self._asked:
+                self._do(self._asked.popleft())
+            elif timeout > 0.0:
+                time.sleep(min(timeout, _LONGEST_WAIT))
+        news, self._news = self._news, []
+        if not self._asked:
+            self._bell.hush()
+        return news
+
+    def kill(self, actor: Actor, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
+        """Do nothing: what would be killed is this process."""
+
+    def recycle(self, actor: Actor) -> None:
+        """Do nothing: there is no process to exchange."""
+
+    def why_gone(self, actor: Actor) -> str:
+        """Return what can be said of envs that cannot be asked."""
+        return f"{actor.describe()} is closed"
+
+    def statistics(self) -> CrewStatistics:
+        """Return counts since the start; there is no actor in them."""
+        return CrewStatistics(
+            actors=0,
+            actors_ready=0,
+            restarts=0,
+            recycled=0,
+            in_flight=len(self._asked),
+            late_replies=0,
+        )
+
+    # --- end ---------------------------------------------------------------------------------
+
+    def close(self, *, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs, however long they take. Idempotent.
+
+        From a signal's handler, while one is at work, once that is done.
+        """
+        del timeout, terminate  # there is nothing to be killed
+        if self._closed:
+            return
+        self._closed = True
+        if not self._is_busy:
+            self._let_go()
+
+    def abandon(self) -> None:
+        """Close the envs; what finalizers call. Not broken off by Ctrl-C."""
+        with without_interrupts():
+            self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or belongs to the process that this one was forked from."""
+        return self._closed
+
+    def disown(self) -> None:
+        """In a forked copy: be closed. The envs are the owner's, which goes on."""
+        self._closed = True
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _lend(self, number: int) -> int:
+        """Return a descriptor of the shared memory, for the envs' side to map."""
+        assert number == _ARENA
+        assert self._rows is not None
+        assert self._rows.arena is not None
+        return os.dup(self._rows.arena.fd)
+
+    def _do(self, asked: _Asked) -> None:
+        """Have a request answered, and tell its end."""
+        actor = self.actors[0]
+        self._is_busy = True
+        try:
+            reply = self._env_actor.handlers[type(asked.request)](asked.request)
+        except BaseException as exc:
+            if asked.is_awaited:
+                self._news.append(Lost(actor, asked.tag, describe(exc)))
+            if not isinstance(exc, Exception):
+                raise
+        else:
+            if asked.is_awaited:
+                self._news.append(Answer(actor, asked.tag, _own(reply)))
+            if isinstance(reply, StepResult | CallResult) and reply.errors:
+                _raise_interrupt(reply.errors)
+        finally:
+            self._is_busy = False
+            if self._closed:
+                self._let_go()
+        self._check_usable()
+
+    def _let_go(self) -> None:
+        self._asked.clear()
+        self._news.clear()
+        for error in self._env_actor.close():
+            logger.warning("env %d: closing it raised\n%s", error.slot, error.traceback)
+        if self._rows is not None:
+            self._rows.close()
+        self._bell.close()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError(
+                "these envs were closed, or belong to the process that this one was forked from; "
+                "make new ones here"
+            )
+
+
+AnyFleet: TypeAlias = Fleet | LocalFleet
+
+
+def make_fleet(
+    env_sources: Sequence[object], autoreset_mode: AutoresetMode, config: FleetConfig
+) -> AnyFleet:
+    """Return what steps the envs of a pool: actors, or, for `num_actors=0`, this process."""
+    kind = LocalFleet if config.is_local else Fleet
+    return kind(env_sources, autoreset_mode, config)
+
+
+class _InThisProcess(Actor):
+    """Stands where an actor would."""
+
+    def __init__(self, sources: list[object], *, shared: bool) -> None:
+        super().__init__(0, sources, 0, remote=False, shared=shared)
+        self.name = self.peer_name = "this process"
+
+    def describe(self) -> str:
+        return f"{self.name} ({', '.join(self._holds())})"
+
+
+class _Bell:
+    """Something that can be waited for by its descriptor, which is made when it is asked for."""
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, int] | None = None
+        self._rings = False
+        self._is_readable = False
+
+    def fileno(self) -> int:
+        if self._ends is None:
+            self._ends = os.pipe()
+            if self._rings:
+                self.ring()
+        return self._ends[0]
+
+    def ring(self) -> None:
+        self._rings = True
+        if self._ends is not None and not self._is_readable:
+            os.write(self._ends[1], b"!")
+            self._is_readable = True
+
+    def hush(self) -> None:
+        self._rings = False
+        if self._ends is not None and self._is_readable:
+            os.read(self._ends[0], 1)
+            self._is_readable = False
+
+    def close(self) -> None:
+        ends, self._ends = self._ends, None
+        for end in ends or ():
+            os.close(end)
+
+
+def _own(reply: Reply) -> Reply:
+    """Return a reply whose infos and observations are not the env's own, which goes on with its."""
+    if not isinstance(reply, StepResult) or (reply.infos is None and reply.observations is None):
+        return reply
+    return msgspec.structs.replace(
+        reply,
+        infos=None if reply.infos is None else Tree(own(reply.infos.value)),
+        observations=None if reply.observations is None else Tree(own(reply.observations.value)),
+    )
+
+
+def _raise_interrupt(errors: Sequence[SlotError]) -> None:
+    """Raise the Ctrl-C that was meant for the program, and not for the env that was at work.
+
+    Slots take whatever comes for their env's failure, which in an actor it is.
+    """
+    name = KeyboardInterrupt.__name__
+    if any(error.type_module == "builtins" and error.type_name == name for error in errors):
+        raise KeyboardInterrupt

@@ -1,0 +1,74 @@
+"""The arrays that a pool and those who step its envs exchange, and how they are told of.
+
+Leaves out what is where in them (`actors/blocks.py`) and who is told (`building.py`,
+`local_fleet.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+
+from envbus.actors import spaces
+from envbus.actors.blocks import BlockLayout
+from envbus.actors.protocol import MapBlocks
+from envbus.bus.arena import Arena
+from envbus.bus.messages import Tree
+
+__all__ = ["RowMap"]
+
+
+class RowMap:
+    """One row per env, in shared memory or in this process' own.
+
+    Args:
+        observation_space: The single one.
+        action_space: Likewise.
+        num_envs: Rows.
+        shared: Whether others map the same memory.
+
+    Attributes:
+        blocks: This process' views of all rows.
+        request: Maps the rows of env 0; what else is needed for those of others is theirs to add.
+        arena: The shared memory; None: there is none.
+
+    Raises:
+        ConfigError: There is not enough shared memory.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        num_envs: int,
+        *,
+        shared: bool,
+    ) -> None:
+        layout = BlockLayout.of(observation_space, action_space, num_envs)
+        self.arena = Arena.create(layout.size) if shared else None
+        self.blocks = layout.views(
+            bytearray(layout.size) if self.arena is None else self.arena.buffer
+        )
+        self.request = MapBlocks(
+            observation_space=Tree(spaces.to_plain(observation_space)),
+            action_space=Tree(spaces.to_plain(action_space)),
+            num_envs=num_envs,
+            first_row=0,
+        )
+        self._has_observations = layout.observations is not None
+
+    def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
+        """Return descriptor and bytes of the shared memory and what is where.
+
+        For another process of this host to read; the descriptor stays this object's. None: there
+        is none, or observations are not in it.
+        """
+        if self.arena is None or not self._has_observations:
+            return None
+        return self.arena.fd, self.arena.size, self.request
+
+    def close(self) -> None:
+        """Let go of the shared memory. Idempotent."""
+        if self.arena is not None:
+            self.arena.close()
