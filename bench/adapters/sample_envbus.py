@@ -145,8 +145,8 @@ def open_stepper(opening: Opening) -> Collecting:
 def _policy_for(pool: ActorPool, name: str) -> Policy:
     """Return the policy of that name for one agent's spaces."""
     agent_id = min(pool.get_agent_ids(), key=str)
-    space, actions = pool.get_observation_space(agent_id), pool.get_action_space(agent_id)
-    return _POLICIES[name](num_inputs(space), int(actions.n))
+    actions: Any = pool.get_action_space(agent_id)
+    return _POLICIES[name](num_inputs(pool.get_observation_space(agent_id)), int(actions.n))
 
 
 def _policy_of_runner(name: str, pool: ActorPool, worker_index: int) -> Policy:
