@@ -62,6 +62,7 @@ def test_the_targets_of_sampling_are_checked_within_one_result() -> None:
         "sample, jitter:16: envbus_numpy, part of what independent envs reach": (0.7, False),
         "sample, jitter:16: envbus_run_ahead, part of what independent envs reach": (0.85, False),
         "sample, jitter:16: envbus_enough, part of what independent envs reach": (0.95, True),
+        "sample, jitter:16: envbus_group_of_all, part of what independent envs reach": (None, None),
         "sample, team:16: envbus_numpy, times RLlib's runner": (4.0, True),
         "sample, burn:16: pipelined_1, times lockstep_1": (1.8, True),
     }

@@ -116,14 +116,17 @@ def test_a_killed_runners_share_is_lost_and_the_next_life_goes_on_with_weights_a
 
 def test_a_sample_goes_on_with_the_others_while_one_runner_is_down(make: Make) -> None:
     group = make(restart=RestartPolicy(max_restarts=2, backoff=3.0))
+    faults = []
     for _ in range(2):  # the first restart would be at once
         wait_until_ready(group)
         group.restart(1, "for a test")
         wait_until(lambda: group.probe(timeout=0.1)[1].state == "starting", "its end")
         sample = group.sample(30, timeout=PATIENCE)
+        faults += sample.runner_faults
     assert (sample.runners, sample.env_steps) == ((0,), 30)
-    assert [fault.cause for fault in sample.runner_faults] == [FaultCause.REQUEST]
-    assert "for a test" in sample.runner_faults[0].message
+    # The other may have delivered before the second one's end was told.
+    assert {(fault.runner, fault.cause) for fault in faults} == {(1, FaultCause.REQUEST)}
+    assert all("for a test" in fault.message for fault in faults)
 
 
 def test_a_hung_runner_is_killed_and_started_again(make: Make) -> None:
