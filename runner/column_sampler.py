@@ -141,6 +141,10 @@ class ColumnSampler:
             if batch.late:
                 late = tuple(env_id for env_id in batch.late if unmet[env_id])
                 break
+            if deadline is not None and time.monotonic() >= deadline:
+                # Some env may always be ready: the time is over all the same.
+                late = tuple(np.flatnonzero(self._rows.unmet()).tolist())
+                break
         self._send_answers()
         return self._rows.end(late, unroll_id)
 

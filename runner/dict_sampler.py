@@ -133,7 +133,8 @@ class DictSampler:
                 self._go_on(unmet, explore)
                 self._timers.end_iteration()
                 if overdue is not None:
-                    late = overdue
+                    # All may have answered in time, and be at their next step.
+                    late = overdue or sorted(self._stepping(self._awaited(unmet)))
                     break
         return self._end(demand, tuple(late), unroll_id)
 

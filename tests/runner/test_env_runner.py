@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,24 @@ def test_r_20_a_time_out_gives_what_is_there_and_names_the_late(
     batch = runner.sample(timeout=PATIENCE).single()
     assert batch["env_id"].tolist() == [0] * 4 + [1] * 4
     assert batch["t"].tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
+
+
+@BOTH
+def test_r_20_a_time_out_also_ends_a_sample_in_which_some_env_is_always_ready(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    never = threading.Event()
+
+    def slow(observations: Any) -> Any:
+        never.wait(0.01)  # the other env has stepped when this is over
+        return zeros(observations)
+
+    runner = make(counting(2, 1000), slow, mode, rollout_fragment_length=500, vectorized=vectorized)
+    sample = runner.sample(timeout=0.05)
+    assert 0 < sample.env_steps < 1000
+    assert sample.late == (0, 1)
+    rest = runner.sample(num_env_steps=10).single()
+    assert rest["t"][0] == np.count_nonzero(sample.single()["env_id"] == 0)
 
 
 @BOTH
