@@ -272,7 +272,9 @@ class Broker:
 
     def _handle(self, event: Event) -> None:
         for effect in self._core.handle(event, self._clock()):
-            if isinstance(effect, Send):
+            if type(effect) is Complete:  # first of all, as one comes with each reply
+                self._outcomes.append(effect)
+            elif isinstance(effect, Send):
                 self._send(effect)
             elif isinstance(effect, Accepted):
                 self._accepted = effect.wire_id
