@@ -36,6 +36,7 @@ __all__ = [
     "Outbox",
     "Placeholder",
     "Placeholders",
+    "constant",
     "decode",
     "decode_header",
     "encode",
@@ -60,6 +61,23 @@ _PLAIN_SCALARS = frozenset(t for t in SCALAR_TYPES if np.dtype(t).kind in "biufU
 _encode_plain = msgspec.msgpack.Encoder(enc_hook=_hook_needed).encode
 #: Decoders for payloads without trees and arrays, by class.
 _plain_decoders: dict[type[Payload], Callable[[Buffer], Payload]] = {}
+#: What `constant` was given, and its bytes, by id; never forgotten, so that no id comes again.
+_constants: dict[int, tuple[Payload, bytes]] = {}
+
+
+def constant(payload: P) -> P:
+    """Encode once what this process sends again and again, and return it.
+
+    For the few payloads that a module has as constants: plain ones that never change.
+
+    Raises:
+        EncodeError: It holds a tree or an array, or cannot be expressed.
+    """
+    try:
+        _constants[id(payload)] = (payload, _encode_plain(payload))
+    except Exception as exc:
+        raise EncodeError(f"{payload} cannot be a constant: {exc}") from exc
+    return payload
 
 
 def encode(
@@ -79,6 +97,9 @@ def encode(
         EncodeError: Something cannot be expressed, or is over a limit; names place and type.
             The outbox may have taken some objects before.
     """
+    known = _constants.get(id(payload))
+    if known is not None:
+        return [known[1]]
     data: bytes | None
     try:
         data = _encode_plain(payload)

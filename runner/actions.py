@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import gymnasium
 import numpy as np
@@ -11,8 +11,13 @@ import numpy.typing as npt
 from gymnasium.vector.utils import iterate
 
 from envbus.actors.copies import own
+from envbus.actors.protocol import Step
+from envbus.bus.codec import constant
 
-__all__ = ["ActionStore"]
+__all__ = ["STEP_ALL", "ActionStore"]
+
+#: What an actor is asked to advance all of its envs by actions that are in the arena.
+STEP_ALL: Final = constant(Step())
 
 
 class ActionStore:
@@ -40,13 +45,14 @@ class ActionStore:
         self._leaves = leaves
         #: The only array of a space that is one, e.g. Box or Discrete.
         self._only = leaves[0] if leaves is not None and not _is_nested(action_space) else None
+        self._only_shape = () if self._only is None else self._only.shape[1:]
 
-    def store(self, actions: Any, rows: Any = slice(None)) -> list[Any] | None:
+    def store(self, actions: Any, rows: npt.NDArray[np.int64] | None = None) -> list[Any] | None:
         """Write `actions` into `rows` of the blocks; if they do not fit, return them one by one.
 
         Args:
             actions: A batch, or a sequence of single actions.
-            rows: Slice or index array of as many rows as there are actions.
+            rows: As many as there are actions; None: all.
 
         Returns:
             None if all were written, else the list of single actions, which the caller may keep;
@@ -56,17 +62,18 @@ class ActionStore:
             ValueError: There is not one action per env.
             TypeError: `actions` is not a batch at all, e.g. a scalar.
         """
+        count = self._num_envs if rows is None else len(rows)
+        where = slice(None) if rows is None else rows
         only = self._only
         if (  # the usual case, on the path of every step
             only is not None
             and type(actions) is np.ndarray
             and actions.dtype == only.dtype
-            and actions.shape == only.shape
-            and type(rows) is slice
+            and actions.shape[:1] == (count,)
+            and actions.shape[1:] == self._only_shape
         ):
-            only[...] = actions
+            only[where] = actions
             return None
-        count = self._num_envs if isinstance(rows, slice) else len(rows)
         if self._leaves is not None:
             arrays: list[Any] = []
             if _collect(self._space, actions, arrays) and all(
@@ -76,7 +83,7 @@ class ActionStore:
                 for array, leaf in zip(arrays, self._leaves, strict=True)
             ):
                 for array, leaf in zip(arrays, self._leaves, strict=True):
-                    leaf[rows] = array
+                    leaf[where] = array
                 return None
         try:
             singles = list(iterate(self._space, actions))

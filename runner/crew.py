@@ -22,7 +22,6 @@ from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import without_interrupts
 from envbus.bus.messages import FailureCode, Request
 from envbus.bus.process import ExitStatus
-from envbus.bus.transport import Frames
 from envbus.bus.unix_sockets import wait_for
 from envbus.runner.actor import ActorState, Member
 from envbus.runner.config import FleetConfig
@@ -170,13 +169,6 @@ class Crew(Generic[M]):
         """
         self._check_usable()
         return self._requests.ask(actor, request, timeout=timeout, tag=tag)
-
-    def ask_encoded(
-        self, actor: M, frames: Frames, name: str, *, timeout: float | None, tag: object
-    ) -> int:
-        """Send a request that was encoded before; as `ask` else."""
-        self._check_usable()
-        return self._requests.ask_encoded(actor, frames, name, timeout=timeout, tag=tag)
 
     def cancel(self, request_id: int) -> None:
         """Forget a request; its reply will be dropped."""

@@ -66,6 +66,13 @@ class EnvStates:
         states = self._states
         return [states[env_id] for env_id in env_ids]
 
+    def idle(self, env_ids: list[int]) -> list[int]:
+        """Return those of some envs that are IDLE; the very list if all are."""
+        found = self.of(env_ids)
+        if found.count(EnvState.IDLE) == len(found):  # the usual case, without a loop
+            return env_ids
+        return [i for i, state in zip(env_ids, found, strict=True) if state is EnvState.IDLE]
+
     @property
     def num_ready(self) -> int:
         """How many results wait to be received."""

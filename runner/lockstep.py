@@ -15,23 +15,15 @@ import msgspec
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import EnvbusError, NoPeerError, RestartLimitError
 from envbus.bus.messages import FailureCode, Request
-from envbus.bus.transport import Frames
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.faults import ActorLostError, FaultCause, advise
 from envbus.runner.fleet import Fleet
 from envbus.runner.news import Answer, Gone, Lost, News, Ready
 
-__all__ = ["Encoded", "Lockstep", "Loss", "Round"]
+__all__ = ["Lockstep", "Loss", "Round"]
 
 #: Longest single wait, in seconds; a round without a time-out waits again.
 _LONGEST_WAIT = 3600.0
-
-
-class Encoded(msgspec.Struct, frozen=True):
-    """A request that was encoded once and is sent many times."""
-
-    name: str
-    frames: Frames
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -85,7 +77,7 @@ class Lockstep:
         self._restarts = fleet.config.restart is not None
         #: By actor index: id of the request in flight, or 0 while it waits for its actor.
         self._waiting: dict[int, int] = {}
-        self._held: dict[int, Request[Any] | Encoded] = {}
+        self._held: dict[int, Request[Any]] = {}
         self._timeout: float | None = None
         self._kill_late = False
         self._round = Round()
@@ -103,7 +95,7 @@ class Lockstep:
 
     def begin(
         self,
-        requests: Mapping[int, Request[Any] | Encoded],
+        requests: Mapping[int, Request[Any]],
         timeout: float | None,
         *,
         kill_late: bool = False,
@@ -204,7 +196,7 @@ class Lockstep:
         self._waiting.clear()
         self._held.clear()
 
-    def _send(self, actor: Actor, request: Request[Any] | Encoded) -> None:
+    def _send(self, actor: Actor, request: Request[Any]) -> None:
         """Send now, or once the actor is back."""
         index = actor.index
         self._asked[index] = actor.incarnation
@@ -213,14 +205,9 @@ class Lockstep:
             self._held[index] = request
             return
         try:
-            if isinstance(request, Encoded):
-                self._waiting[index] = self._fleet.ask_encoded(
-                    actor, request.frames, request.name, timeout=self._timeout, tag=self._number
-                )
-            else:
-                self._waiting[index] = self._fleet.ask(
-                    actor, request, timeout=self._timeout, tag=self._number
-                )
+            self._waiting[index] = self._fleet.ask(
+                actor, request, timeout=self._timeout, tag=self._number
+            )
         except NoPeerError:  # it left, and its exit has not been told yet
             life = actor.incarnation
             self._fault(actor, life, Loss(actor.cause, self._fleet.why_gone(actor)))

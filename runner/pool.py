@@ -22,7 +22,7 @@ from envbus.actors.protocol import MapBlocks, Step
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import Tree
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.actions import ActionStore
+from envbus.runner.actions import STEP_ALL, ActionStore
 from envbus.runner.config import FleetConfig, Timeouts
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog, Hooks
@@ -249,23 +249,20 @@ class ActorPool(DictSide):
         self._assert_open()
         chosen = self._check_env_ids(self._left() if env_ids is None else env_ids)
         self._roster.check_company(chosen)
-        index = np.asarray(chosen, np.int64)
-        rows = slice(None) if len(chosen) == self.num_envs and env_ids is None else index
+        rows: npt.NDArray[Any] | None = None
+        if env_ids is not None or len(chosen) < self.num_envs:
+            rows = env_ids if isinstance(env_ids, np.ndarray) else np.asarray(chosen, np.int64)
         singles = self._actions.store(actions, rows)
-        states = self._states.of(chosen)
-        active = chosen
-        if states.count(EnvState.IDLE) < len(states):
-            active = [i for i in chosen if self._states[i] is EnvState.IDLE]
         position: dict[int, int] = {}
         if singles is not None:
             position = {env_id: place for place, env_id in enumerate(chosen)}
-        for actor, members in self._roster.by_actor(active):
+        for actor, members in self._roster.by_actor(self._states.idle(chosen)):
             slots = slots_of(actor, members)
             if singles is not None:
                 picked = [singles[position[env_id]] for env_id in members]
                 request = Step(slots=slots, actions=Tree(picked))
             elif actor.reads_blocks:
-                request = Step(slots=slots)
+                request = STEP_ALL if slots is None else Step(slots=slots)
             else:
                 assert self._action_blocks is not None
                 arrays = [leaf[members] for leaf in self._action_blocks]
@@ -309,17 +306,14 @@ class ActorPool(DictSide):
         self._assert_awaited("recv")
         deadline = None if timeout is None else time.monotonic() + timeout
         timed_out = False
-        self._rounds.take_news(0.0)
-        states = self._states
-        while states.num_ready < min_envs and states.awaited():
-            if self._faults.any():
-                break
+        if not self._must_wait(min_envs):
+            self._rounds.take_news(0.0)
+        while self._must_wait(min_envs) and not timed_out:
             left = _LONGEST_WAIT if deadline is None else max(deadline - time.monotonic(), 0.0)
-            if deadline is not None and left <= 0:
-                timed_out = True
-                break
             self._rounds.take_news(min(left, _LONGEST_WAIT))
+            timed_out = left <= 0 and self._must_wait(min_envs)
         self._faults.raise_next()
+        states = self._states
         count = states.num_ready if max_envs is None else min(states.num_ready, max_envs)
         batch = self._results.batch(
             states.receive(count),
@@ -386,6 +380,11 @@ class ActorPool(DictSide):
 
     # --- private -----------------------------------------------------------------------------
 
+    def _must_wait(self, min_envs: int) -> bool:
+        """Return whether there are fewer results than asked, and more will come."""
+        states = self._states
+        return states.num_ready < min_envs and states.awaited() and not self._faults.any()
+
     def _assert_awaited(self, verb: str) -> None:
         """See that waiting for results will come to an end."""
         states = self._states
@@ -407,6 +406,8 @@ class ActorPool(DictSide):
         self, env_ids: Sequence[int] | range | npt.NDArray[np.integer[Any]]
     ) -> list[int]:
         chosen = self._roster.check_ids(env_ids)
+        if self._states.idle(chosen) is chosen:  # the usual case
+            return chosen
         states = self._states.of(chosen)
         if EnvState.PENDING in states or EnvState.READY in states:
             busy = [i for i in chosen if self._states[i] in (EnvState.PENDING, EnvState.READY)]

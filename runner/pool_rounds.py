@@ -255,7 +255,7 @@ class PoolRounds:
 
 
 def slots_of(actor: Actor, members: list[int]) -> list[int] | None:
-    """Return the slots of an actor's envs; None for all of them in their order."""
-    if members == list(actor.env_ids):
+    """Return the slots of an actor's envs, which are in order; None for all of them."""
+    if len(members) == len(actor.env_ids):
         return None
     return [env_id - actor.env_ids.start for env_id in members]

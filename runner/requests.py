@@ -13,7 +13,6 @@ from envbus.bus.broker import NO_DEADLINE
 from envbus.bus.broker_vocabulary import Complete, FailLocal
 from envbus.bus.errors import DecodeError, NoPeerError, TransportError
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
-from envbus.bus.transport import Frames
 from envbus.runner.actor import Member
 from envbus.runner.links import Links
 from envbus.runner.news import Answer, Lost
@@ -47,16 +46,12 @@ class Requests(Generic[M]):
             NoPeerError: The actor is not running.
         """
         assert actor.codec is not None
-        frames = actor.codec.encode(request)
-        return self.ask_encoded(actor, frames, type(request).__name__, timeout=timeout, tag=tag)
-
-    def ask_encoded(
-        self, actor: M, frames: Frames, name: str, *, timeout: float | None, tag: object
-    ) -> int:
-        """Send a request that was encoded before; as `ask` else."""
         try:
             request_id = self._broker.ask(
-                actor.identity, name, frames, timeout=NO_DEADLINE if timeout is None else timeout
+                actor.identity,
+                type(request).__name__,
+                actor.codec.encode(request),
+                timeout=NO_DEADLINE if timeout is None else timeout,
             )
         except NoPeerError:
             self._links.end(actor)

@@ -18,7 +18,6 @@ from envbus.actors.protocol import Call, CallResult, Exec, SetAttr
 from envbus.bus.messages import Request, Tree
 from envbus.runner.actor import Actor
 from envbus.runner.fleet import Fleet
-from envbus.runner.lockstep import Encoded
 from envbus.runner.vector_faults import NewLife, VectorFaults
 from envbus.runner.vector_rounds import Pending, VectorRounds, raise_errors_once
 
@@ -199,7 +198,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     ) -> None:
         self._rounds.check_free(verb)
         chosen = set(range(self.num_envs) if indices is None else indices)
-        requests: dict[int, Request[Any] | Encoded] = {}
+        requests: dict[int, Request[Any]] = {}
         for actor in self._fleet.actors:
             slots = [slot for slot, env_id in enumerate(actor.env_ids) if env_id in chosen]
             if slots:

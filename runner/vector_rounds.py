@@ -20,7 +20,7 @@ from envbus.bus.messages import Request
 from envbus.runner.actor import Actor
 from envbus.runner.faults import EnvError, as_cause, raise_env_errors, to_exception
 from envbus.runner.fleet import Fleet
-from envbus.runner.lockstep import Encoded, Lockstep, Round
+from envbus.runner.lockstep import Lockstep, Round
 
 __all__ = ["Pending", "VectorRounds", "errors_of", "raise_errors_once"]
 
@@ -85,7 +85,7 @@ class VectorRounds:
     def begin(
         self,
         pending: Pending,
-        requests: Mapping[int, Request[Any] | Encoded],
+        requests: Mapping[int, Request[Any]],
         timeout: float | None,
         *,
         kill_late: bool = False,

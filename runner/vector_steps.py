@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -13,11 +13,10 @@ from gymnasium.vector import AutoresetMode
 
 from envbus.actors.copies import own
 from envbus.actors.protocol import Rebuild, Reset, Step
-from envbus.bus.codec import encode
 from envbus.bus.messages import Request, Tree
-from envbus.runner.actions import ActionStore
+from envbus.runner.actions import STEP_ALL, ActionStore
 from envbus.runner.fleet import Fleet
-from envbus.runner.lockstep import Encoded, Round
+from envbus.runner.lockstep import Round
 from envbus.runner.seeding import spread_seeds
 from envbus.runner.vector_faults import NewLife, VectorFaults
 from envbus.runner.vector_recycling import VectorRecycling
@@ -26,9 +25,6 @@ from envbus.runner.vector_rounds import Pending, VectorRounds
 from envbus.runner.vector_spaces import check_reset_mask
 
 __all__ = ["VectorSteps"]
-
-#: What an actor is asked to advance all of its envs by actions that are in the arena.
-_STEP_ALL: Final = Encoded(Step.__name__, encode(Step()))
 
 
 class VectorSteps:
@@ -113,7 +109,7 @@ class VectorSteps:
             rounds.check_free(verb)
             faults.check_given_up()
         singles = self._actions.store(actions)
-        requests: dict[int, Request[Any] | Encoded] = {}
+        requests: dict[int, Request[Any]] = {}
         openings: dict[int, Reset | Rebuild] = {}
         fresh = None if self._recycling is None else self._recycling.before_step()
         if fresh is not None:
@@ -125,7 +121,7 @@ class VectorSteps:
             elif singles is not None:
                 requests[index] = Step(actions=Tree(singles[actor.rows]))
             elif actor.reads_blocks:
-                requests[index] = _STEP_ALL
+                requests[index] = STEP_ALL
             else:
                 assert self._blocks.actions is not None
                 rows = [leaf[actor.rows].copy() for leaf in self._blocks.actions]

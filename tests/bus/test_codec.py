@@ -11,7 +11,15 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 
-from envbus.bus.codec import OUT_OF_BAND_BYTES, CodecLimits, Ext, Placeholders, decode, encode
+from envbus.bus.codec import (
+    OUT_OF_BAND_BYTES,
+    CodecLimits,
+    Ext,
+    Placeholders,
+    constant,
+    decode,
+    encode,
+)
 from envbus.bus.errors import ClosedError, DecodeError, EncodeError
 from envbus.bus.messages import Failed, FailureCode, Goodbye, Heartbeat, Hello, Payload, Tree
 from tests.bus.codec_samples import Sample, arrays, identical, patient, values
@@ -54,6 +62,18 @@ def test_a_payload_without_arrays_is_one_frame(payload: Payload) -> None:
     (frame,) = encode(payload)
     assert decode(type(payload), [frame]) == payload
     assert decode(type(payload), [memoryview(frame)]) == payload
+
+
+def test_a_constant_is_sent_as_any_other_payload() -> None:
+    heartbeat = constant(Heartbeat(identity=b"a"))
+    assert encode(heartbeat) == encode(Heartbeat(identity=b"a"))
+    encode(heartbeat).append(b"changes nothing")
+    assert len(encode(heartbeat)) == 1
+
+
+def test_what_holds_an_array_cannot_be_a_constant() -> None:
+    with pytest.raises(EncodeError, match="constant"):
+        constant(Sample(array=BIG))
 
 
 def test_numpy_scalars_in_typed_fields_become_what_the_field_says() -> None:

@@ -32,6 +32,13 @@ def test_results_are_received_oldest_first() -> None:
     assert list(states) == [IDLE] * NUM_ENVS
 
 
+def test_idle_ones_are_told_from_others() -> None:
+    states = ready(2)
+    everybody, idle = [0, 2, 1], [3, 1]
+    assert states.idle(everybody) == [0, 1]
+    assert states.idle(idle) is idle
+
+
 def test_a_result_may_be_taken_out_of_turn() -> None:
     states = ready(2, 0, 3)
     states.take(0)
