@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 from gymnasium import Space
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
@@ -24,7 +24,7 @@ from envbus.runner.dict_sampler import DictSampler
 from envbus.runner.env_set import Envs, EnvSet
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.policy_map import Policies, PolicyMap
-from envbus.runner.runner_policies import RunnerPolicies
+from envbus.runner.runner_renewal import Factories, RunnerRenewal
 from envbus.runner.samplers import make_sampler
 from envbus.runner.sampling import Demand, RunnerConfig, Sample
 from envbus.runner.seeding import restart_seed
@@ -34,10 +34,8 @@ from envbus.runner.video import VideoRecorder
 
 __all__ = ["EnvRunner"]
 
-_Factories: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Policies]]
 
-
-class EnvRunner(RunnerPolicies):
+class EnvRunner(RunnerRenewal):
     """Samples envs with policies.
 
         pool = ActorPool(["CartPole-v1"] * 64)
@@ -75,7 +73,7 @@ class EnvRunner(RunnerPolicies):
         self.envs = envs
         self._envs = EnvSet(envs)
         self.config = config or RunnerConfig()
-        self._factories: _Factories | None = None
+        self._factories: Factories | None = None
         self._policies = PolicyMap(policies)
         self.metrics = SampleMetrics()
         self.timers = PerfTimers(self.config.ema_coef)
@@ -112,43 +110,6 @@ class EnvRunner(RunnerPolicies):
             raise
         runner._factories = (make_env, make_module)
         return runner
-
-    def make_env(self) -> None:
-        """Close the envs, whatever became of them, and make them anew; new episodes begin.
-
-        Policies, connectors, metrics and the numbers of episodes go on; seeds are derived from
-        the config's, so that no episode comes a second time.
-
-        Raises:
-            ConfigError: It does not know how: use `from_factories`.
-            Exception: What the factory raised; the runner is stopped then, and can try again.
-        """
-        make_env, _ = self._known_factories("make_env")
-        self.stop()
-        self.envs = make_env()
-        self._envs = EnvSet(self.envs)
-        try:
-            self._renew()
-        except BaseException:
-            self._envs.close(terminate=True)
-            raise
-
-    def make_module(self) -> None:
-        """Make the policies anew, with fresh weights of the next version; new episodes begin.
-
-        Raises:
-            ConfigError: It does not know how: use `from_factories`.
-            Exception: What the factory raised, or policies that do not fit; nothing has changed.
-        """
-        _, make_module = self._known_factories("make_module")
-        self._assert_open()
-        before = self._policies.by_id
-        self._policies.replace(make_module(self.envs))
-        try:
-            self._renew()
-        except BaseException:
-            self._policies.by_id = before
-            raise
 
     @property
     def is_vectorized(self) -> bool:
@@ -289,40 +250,6 @@ class EnvRunner(RunnerPolicies):
                 "pool's hooks and the log say why"
             )
 
-    def get_state(self) -> dict[str, Any]:
-        """Return weights, their versions, connectors' states and the counts of a lifetime.
-
-        Running episodes are no part of it: neither the envs' own state, nor their rows that have
-        not left, nor what policies and connectors keep of them. Who takes it over begins new
-        ones, under ids that were not used yet.
-        """
-        return {
-            "policies": self._policies.get_state(),
-            "connectors": {name: one.get_state() for name, one in self.config.connectors().items()},
-            "metrics": self.metrics.get_state(),
-            "num_samples": self._num_samples,
-            "next_eps_id": self._sampler.ids.following,
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned, of this runner or another; episodes go on.
-
-        Raises:
-            ConfigError: It has a policy that is not here, or lacks a connector that is. Nothing was
-                set.
-        """
-        connectors = self.config.connectors()
-        missing = sorted(connectors.keys() - state["connectors"].keys())
-        if missing:
-            raise ConfigError(f"the state has nothing of the connectors {missing}")
-        self._policies.set_state(state["policies"])
-        self._tell_policies()
-        for name, connector in connectors.items():
-            connector.set_state(state["connectors"][name])
-        self.metrics.set_state(state["metrics"])
-        self._num_samples = max(self._num_samples, int(state["num_samples"]))
-        self._sampler.ids.go_on_from(int(state["next_eps_id"]))
-
     def stop(self) -> None:
         """Close the envs, and finish videos. Idempotent."""
         self._finish_videos()
@@ -354,26 +281,6 @@ class EnvRunner(RunnerPolicies):
         return make_sampler(
             self._envs, config, lambda: self._policies.by_id, self.metrics, self.timers
         )
-
-    def _renew(self) -> None:
-        """Begin anew with other envs or policies, and go on counting."""
-        old = self._sampler
-        if isinstance(old, DictSampler):
-            old.abandon()
-        self._sampler = self._make_sampler()
-        self._sampler.ids.go_on_from(old.ids.following)
-        if isinstance(old, DictSampler):
-            self.policy_mapping_fn = old.policy_mapping_fn
-        self._begun = False
-        self._renewals += 1
-
-    def _known_factories(self, verb: str) -> _Factories:
-        if self._factories is None:
-            raise ConfigError(
-                f"{verb}: this runner was given its envs and policies ready-made; make it by "
-                "EnvRunner.from_factories(make_env, make_module)"
-            )
-        return self._factories
 
     def _finish_videos(self) -> None:
         if self._recorder is not None:
