@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from envbus.bus.errors import ProtocolError
+from envbus.bus.messages import PROTOCOL_VERSION, Failed, FailureCode, Header, Kind, Payload, Tree
+from envbus.bus.pipe import Pipe
+from envbus.runner.policies import Policy, PolicyOutput
+from envbus.runner.policy_batching import BatchingConfig
+from envbus.runner.policy_calls import Calls
+from envbus.runner.policy_protocol import ActionsChosen, ChooseActions
+from envbus.runner.policy_weights import HostedPolicies, HostedPolicy
+
+LATER = 60.0
+A, B = b"asker-a", b"asker-b"
+
+
+class Doubles(Policy):
+    """Acts by twice what it sees; notes how many rows it is asked about; dislikes 13."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        self.asked.append(len(observations))
+        if (observations == 13).any():
+            raise ValueError("unlucky")
+        return PolicyOutput(2 * observations[:, 0], states)
+
+
+class Bench:
+    """Calls with a policy, and what they have ended with."""
+
+    def __init__(self, **config: Any) -> None:
+        self.policy = Doubles()
+        self.hosted = HostedPolicy(self.policy)
+        policies = HostedPolicies({"default": self.hosted}, cast("Pipe", None), 1, lambda *_: None)
+        self.calls = Calls("worker", policies, BatchingConfig(**config), self._end)
+        self.ends: list[tuple[bytes, int, Payload]] = []
+
+    def ask(self, asker: bytes, number: int, *values: float, ttl: float = LATER) -> None:
+        """Add a request with a row for each value."""
+        header = Header(PROTOCOL_VERSION, Kind.REQUEST, number, "ChooseActions", ttl)
+        rows = np.asarray(values, np.float32).reshape(-1, 1)
+        self.calls.add(asker, header, request(rows))
+
+    def compute(self) -> None:
+        """Compute all that waits."""
+        while self.calls.rows_waiting:
+            self.calls.compute(hurry=True)
+
+    def actions(self) -> dict[tuple[bytes, int], list[float]]:
+        """Return the actions that were answered, by asker and number."""
+        return {
+            (asker, number): end.actions.value.tolist()
+            for asker, number, end in self.ends
+            if isinstance(end, ActionsChosen)
+        }
+
+    def failures(self) -> dict[tuple[bytes, int], Failed]:
+        """Return the failures, by asker and number."""
+        return {(asker, number): end for asker, number, end in self.ends if isinstance(end, Failed)}
+
+    def _end(self, asker: bytes, header: Header, answer: Payload) -> None:
+        self.ends.append((asker, header.request_id, answer))
+
+
+def request(rows: Any, **fields: Any) -> ChooseActions:
+    """Return a question about rows."""
+    return ChooseActions(
+        policy_id="default",
+        explore=True,
+        **{"num_rows": len(rows), "observations": Tree(rows), "states": Tree(None), **fields},
+    )
+
+
+def test_requests_that_wait_go_in_one_call_and_each_gets_its_own_rows() -> None:
+    bench = Bench()
+    bench.ask(A, 1, 1, 2)
+    bench.ask(B, 1, 3)
+    bench.ask(A, 2, 4)
+    bench.compute()
+    assert bench.policy.asked == [4]
+    assert bench.actions() == {(A, 1): [2, 4], (B, 1): [6], (A, 2): [8]}
+    assert all(end.crowded for _, _, end in bench.ends if isinstance(end, ActionsChosen))
+
+
+def test_an_asker_that_is_alone_is_not_told_of_a_crowd() -> None:
+    bench = Bench()
+    bench.ask(A, 1, 1)
+    bench.ask(A, 2, 2)
+    bench.compute()
+    assert not any(end.crowded for _, _, end in bench.ends if isinstance(end, ActionsChosen))
+
+
+def test_a_request_larger_than_a_batch_is_answered_once_and_whole() -> None:
+    bench = Bench(max_batch=2)
+    bench.ask(A, 1, 1, 2, 3, 4, 5)
+    bench.compute()
+    assert bench.policy.asked == [2, 2, 1]
+    assert bench.actions() == {(A, 1): [2, 4, 6, 8, 10]}
+
+
+def test_one_that_makes_the_policy_raise_fails_alone() -> None:
+    bench = Bench()
+    bench.ask(A, 1, 1)
+    bench.ask(B, 1, 13)
+    bench.ask(A, 2, 3)
+    bench.compute()
+    assert bench.actions() == {(A, 1): [2], (A, 2): [6]}
+    (failed,) = bench.failures().values()
+    assert failed.code is FailureCode.REMOTE
+    assert "unlucky" in failed.message
+    assert bench.hosted.counts().failures == 1
+
+
+def test_a_large_one_that_has_failed_is_computed_no_further() -> None:
+    bench = Bench(max_batch=1)
+    bench.ask(A, 1, 13, 1, 2)
+    bench.compute()
+    assert bench.policy.asked == [1]
+    assert len(bench.ends) == 1
+
+
+def test_what_exceeds_the_rows_that_may_wait_fails_at_once() -> None:
+    bench = Bench(max_rows_waiting=2)
+    bench.ask(A, 1, 1, 2)
+    bench.ask(B, 1, 3)
+    (failed,) = bench.failures().values()
+    assert failed.code is FailureCode.OVERLOADED
+    assert "max_rows_waiting" in failed.message
+    bench.compute()
+    assert bench.actions() == {(A, 1): [2, 4]}
+
+
+def test_what_is_too_late_is_neither_computed_nor_answered() -> None:
+    bench = Bench()
+    bench.ask(A, 1, 1, ttl=0.0)
+    bench.ask(A, 2, 2)
+    bench.compute()
+    assert bench.policy.asked == [1]
+    assert bench.actions() == {(A, 2): [4]}
+    assert bench.hosted.counts().expired == 1
+
+
+def test_an_asker_that_is_gone_gets_no_answer() -> None:
+    bench = Bench()
+    bench.ask(A, 1, 1)
+    bench.ask(B, 1, 2)
+    bench.calls.forget(A)
+    bench.compute()
+    assert bench.policy.asked == [1]
+    assert bench.actions() == {(B, 1): [4]}
+
+
+def test_states_come_back_with_the_rows() -> None:
+    bench = Bench()
+    header = Header(PROTOCOL_VERSION, Kind.REQUEST, 1, "ChooseActions", LATER)
+    rows = np.ones((2, 1), np.float32)
+    bench.calls.add(A, header, request(rows, states=Tree((np.array([5, 6]),))))
+    bench.compute()
+    ((_, _, end),) = bench.ends
+    assert isinstance(end, ActionsChosen)
+    assert end.states.value[0].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"num_rows": 0}, "has rows"),
+        ({"num_rows": 3}, "of 3 rows"),
+        ({"observations": Tree(None), "shared": "x:1"}, "no rows were shared"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(fields: dict[str, Any], why: str) -> None:
+    bench = Bench()
+    header = Header(PROTOCOL_VERSION, Kind.REQUEST, 1, "ChooseActions", LATER)
+    with pytest.raises(ProtocolError, match=why):
+        bench.calls.add(A, header, request(np.ones((2, 1)), **fields))
+    assert not bench.calls.rows_waiting
