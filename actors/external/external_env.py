@@ -34,7 +34,8 @@ class ExternalEnv(ABC):
         bridge.host(Robot(observation_space, action_space))
 
     `run` may start threads, and have several episodes open. Its verbs are those of
-    `ExternalEnvClient`; they can be called as soon as `run` is.
+    `ExternalEnvClient`, `terminateds` and `truncateds` for several agents; they can be called as
+    soon as `run` is.
 
     Args:
         observation_space: What it observes.
@@ -87,14 +88,32 @@ class ExternalEnv(ABC):
         self.client.log_action(episode_id, observation, action)
 
     def log_returns(
-        self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None
+        self,
+        episode_id: str,
+        reward: Any,
+        info: Mapping[Any, Any] | None = None,
+        *,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
     ) -> None:
         """As `ExternalEnvClient.log_returns`."""
-        self.client.log_returns(episode_id, reward, info)
+        self.client.log_returns(
+            episode_id, reward, info, terminateds=terminateds, truncateds=truncateds
+        )
 
-    def end_episode(self, episode_id: str, observation: Element, truncated: bool = False) -> None:
+    def end_episode(
+        self,
+        episode_id: str,
+        observation: Element,
+        truncated: bool = False,
+        *,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+    ) -> None:
         """As `ExternalEnvClient.end_episode`."""
-        self.client.end_episode(episode_id, observation, truncated)
+        self.client.end_episode(
+            episode_id, observation, truncated, terminateds=terminateds, truncateds=truncateds
+        )
 
 
 class ExternalMultiAgentEnv(ExternalEnv):
@@ -117,31 +136,3 @@ class ExternalMultiAgentEnv(ExternalEnv):
         if not Agreement(observation_space, action_space).multi_agent:
             raise ConfigError("the spaces of several agents are dicts by agent")
         super().__init__(observation_space, action_space)
-
-    def log_returns(  # type: ignore[override]  # by agent, as its observations
-        self,
-        episode_id: str,
-        reward: Mapping[Any, float],
-        info: Mapping[Any, Mapping[str, Any]] | None = None,
-        *,
-        terminateds: Mapping[Any, bool] | None = None,
-        truncateds: Mapping[Any, bool] | None = None,
-    ) -> None:
-        """As `ExternalEnvClient.log_returns`."""
-        self.client.log_returns(
-            episode_id, reward, info, terminateds=terminateds, truncateds=truncateds
-        )
-
-    def end_episode(
-        self,
-        episode_id: str,
-        observation: Mapping[Any, Element],
-        truncated: bool = False,
-        *,
-        terminateds: Mapping[Any, bool] | None = None,
-        truncateds: Mapping[Any, bool] | None = None,
-    ) -> None:
-        """As `ExternalEnvClient.end_episode`."""
-        self.client.end_episode(
-            episode_id, observation, truncated, terminateds=terminateds, truncateds=truncateds
-        )
