@@ -160,6 +160,8 @@ class ExternalEnvBridge:
         #: Peers that know no ext types.
         self._plain: set[bytes] = set()
         self._names: dict[bytes, str] = {}
+        #: Those of whom the log has told.
+        self._greeted: set[bytes] = set()
         #: Requests that were refused for what they hold, before any episode was asked.
         self._refused = 0
         self._door = PrivateDoor(router.bind_private)
@@ -491,6 +493,7 @@ class ExternalEnvBridge:
                 self._on_request(outcome.peer, outcome.header, outcome.frames)
         elif isinstance(outcome, PeerLeft):
             self._plain.discard(outcome.peer)
+            self._greeted.discard(outcome.peer)
             if (name := self._names.pop(outcome.peer, None)) is not None:
                 logger.info("client %s is gone: %s", name, outcome.reason)
             self._perform(
@@ -558,7 +561,9 @@ class ExternalEnvBridge:
         assert self._agreement is not None
         observation_space, action_space = self._agreement.wire
         name, held = self._names[effect.peer], len(effect.episodes)
-        logger.info("client %s has joined%s", name, f"; its episodes: {held}" if held else "")
+        if effect.peer not in self._greeted:  # it may ask again, for the spaces
+            self._greeted.add(effect.peer)
+            logger.info("client %s has joined%s", name, f"; its episodes: {held}" if held else "")
         return BridgeJoined(
             observation_space=observation_space,
             action_space=action_space,

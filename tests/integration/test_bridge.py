@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -733,6 +734,15 @@ def test_x_22_what_a_client_says_before_it_joins_or_that_nobody_knows_is_refused
     assert raw.hear()[1].code is FailureCode.PROTOCOL
     raw.say(6, GetAction(episode_id="e", observation=[0, 0]), ttl=0.0)
     assert "ttl" in raw.hear()[1].message
+
+
+def test_a_client_that_joins_again_is_logged_once(
+    raw: Raw, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "envbus.runner.bridge")
+    for number in (2, 3, 4):
+        raw.ask(number, JoinBridge(client="raw"))
+    assert [text for text in caplog.messages if "joined" in text] == ["client raw has joined"]
 
 
 def test_a_plain_client_sees_no_ext_types(raw: Raw) -> None:
