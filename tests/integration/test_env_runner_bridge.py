@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from envbus.runner import (
     EnvRunner,
     ExternalEnvBridge,
     MlpPolicy,
+    PolicyWorkers,
     RandomPolicy,
     RunnerConfig,
 )
@@ -108,6 +112,32 @@ def test_x_13_what_is_sampled_is_what_happened_though_simulators_are_killed() ->
             faulty |= {fault.message for fault in runner.sample(timeout=PATIENCE).faults}
         metrics = runner.get_metrics()
     assert 1 <= metrics["num_faulty_episodes"] <= 3
+    assert metrics["num_episodes"] > 8
+
+
+@pytest.mark.slow
+def test_policy_workers_that_are_killed_cost_simulators_no_episode() -> None:
+    spaces = gymnasium.make("CartPole-v1")
+    bridge = ExternalEnvBridge(spaces.observation_space, spaces.action_space)
+    config = RunnerConfig(batch_mode="complete_episodes", rollout_fragment_length=100)
+    seeds: dict[int, int] = {}
+    with (
+        PolicyWorkers(functools.partial(RandomPolicy, spaces.action_space, 0), n=2) as workers,
+        processes(bridge.address, 4),
+        EnvRunner(bridge, workers.policy(), config) as runner,
+    ):
+        victims = workers.pids()
+        for rounds in range(8):
+            if rounds in (1, 4):  # while all four wait for actions, or are about to
+                os.kill(victims.pop(), signal.SIGKILL)
+            sample = runner.sample(timeout=PATIENCE)
+            assert sample.faults == ()
+            assert sample.late == ()
+            seeds |= {e.eps_id: int(e.episode_id.split(".")[1]) for e in sample.episodes}
+            for rows in sample.single().split_by_episode():
+                assert_as_played_by_hand(rows, seeds[int(rows["eps_id"][0])])
+        metrics = runner.get_metrics()
+    assert metrics["num_faulty_episodes"] == metrics["num_dropped_rows"] == 0
     assert metrics["num_episodes"] > 8
 
 
