@@ -13,11 +13,10 @@ from importlib.metadata import version
 from typing import Annotated, Literal, TextIO
 
 import typer
-from rich.console import Console
 
 from envbus.bus.errors import ConfigError, TransportError
 from envbus.runner import cli_bridge, cli_bus, cli_serve
-from envbus.runner.console import log_to, refuse
+from envbus.runner.console import log_to, open_console, refuse
 
 __all__ = ["app", "main"]
 
@@ -150,14 +149,14 @@ def run(
         compare=compare,
     )
     with _result_stream(exclusive=as_json) as out:
-        console = Console(stderr=True)
+        console = open_console(stderr=True)
         log_to(console)
         with ProgressLine(console) as line:
             result = run_job(config, line)
         if as_json:
             out.write(msgspec.json.encode(result).decode() + "\n")
         elif result.measured:
-            print_result(Console(file=out), result)
+            print_result(open_console(out), result)
         elif result.interrupted:
             console.print("interrupted before the first step")
     if result.interrupted:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.console import read_token
+from envbus.runner.console import open_console, read_token
 
 if TYPE_CHECKING:
     from envbus.runner.diagnosis.address import Address
@@ -64,7 +64,7 @@ def doctor(
     from envbus.runner.diagnosis.address import Address
     from envbus.runner.diagnosis.doctor import examine
 
-    console = Console(highlight=False)
+    console = open_console()
     address = Address.parse(place)
     means = _means(address, token_file, ca, keys, server_key)
     well = True
@@ -108,7 +108,7 @@ def conformance(
     from envbus.runner.diagnosis.address import Address
 
     address = Address.parse(place)
-    console = Console(highlight=False)
+    console = open_console()
     if client:
         findings = _client_findings(console, address, env, token_file, timeout)
     else:
@@ -157,7 +157,7 @@ def replay(
         raise ConfigError("to replay episodes, install envbus[parquet]") from exc
     from envbus.actors import ExternalEnvClient
 
-    console = Console(highlight=False)
+    console = open_console()
     count = 0
     found: Iterator[Any] = (
         read_episodes(episodes) if Path(episodes).is_dir() else minari_episodes(episodes)

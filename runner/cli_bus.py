@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from envbus.bus.errors import ProtocolError, RequestTimeoutError
-from envbus.runner.console import log_to, refuse
+from envbus.runner.console import log_to, open_console, refuse
 
 __all__ = ["add_commands"]
 
@@ -87,7 +86,7 @@ def broker(
             sys.stdout.write(f"listening on {endpoint}\n")
         sys.stdout.flush()
 
-    log_to(Console(stderr=True))
+    log_to(open_console(stderr=True))
     config = BrokerConfig(max_message_bytes=max_message_bytes, blocked=frozenset(block or ()))
     serve_broker(bind, keys=keys, allow=allow, insecure=insecure, config=config, on_ready=say_where)
 
@@ -116,7 +115,7 @@ def actor(
     """
     from envbus.actors.remote import serve_remote
 
-    log_to(Console(stderr=True))
+    log_to(open_console(stderr=True))
     try:
         serve_remote(endpoint, name=name, timeout=timeout, keys=keys, server_key=server_key)
     except (RequestTimeoutError, ProtocolError) as exc:

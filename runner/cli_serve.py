@@ -17,10 +17,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.console import log_to, read_token
+from envbus.runner.console import log_to, open_console, read_token
 
 if TYPE_CHECKING:
     from envbus.bus.gateway import GatewayConfig
@@ -134,8 +133,8 @@ def serve(
         sys.path.insert(0, here)
     make = policy_maker(policy)
     gateway = _gateway(tcp, ws, origin, token_file, tls_cert, tls_key, insecure=insecure)
-    console = Console(highlight=False)
-    log_to(console if console.is_terminal else Console(stderr=True))
+    console = open_console()
+    log_to(console if console.is_terminal else open_console(stderr=True))
     logging.getLogger("envbus.runner").setLevel(logging.INFO)
     with ExitStack() as stack:
         writer = None if record is None else stack.enter_context(_writer(record))

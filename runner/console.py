@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 from envbus.bus.errors import ConfigError
 
-__all__ = ["log_to", "read_token", "refuse"]
+__all__ = ["log_to", "open_console", "read_token", "refuse"]
+
+#: Columns of what is no terminal.
+_UNWRAPPED = 10_000
 
 
 def refuse(message: str, *, code: int = 2) -> int:
@@ -20,12 +24,30 @@ def refuse(message: str, *, code: int = 2) -> int:
     return code
 
 
+def open_console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
+    """Return a console on standard output, standard error or `file`.
+
+    Off a terminal no line is wrapped: those who read it search for whole messages.
+    """
+    console = Console(file=file, stderr=stderr, highlight=False)
+    return (
+        console
+        if console.is_terminal
+        else Console(file=file, stderr=stderr, highlight=False, width=_UNWRAPPED)
+    )
+
+
 def log_to(console: Console) -> None:
     """Show warnings, a dead actor for example, without tearing the progress line."""
-    handler = RichHandler(
-        console=console, show_time=False, show_path=False, markup=False, highlighter=None
-    )
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s")
+    handler: logging.Handler
+    if console.is_terminal:
+        handler = RichHandler(
+            console=console, show_time=False, show_path=False, markup=False, highlighter=None
+        )
+        form = "%(message)s"
+    else:  # RichHandler would fill each line up with blanks
+        handler, form = logging.StreamHandler(console.file), "%(levelname)-8s %(message)s"
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format=form)
 
 
 def read_token(file: Path | None) -> str | None:

@@ -303,7 +303,7 @@ def _hello(talk: Talk, address: Address, means: Means) -> tuple[Step, Welcome | 
         return Step("hello", False, str(exc), "what listens there is no envbus broker"), None
     found = (
         f"welcome; silence is borne for {welcome.lease:.3g} s, messages up to "
-        f"{welcome.max_message_bytes / 2**20:.3g} MiB"
+        f"{welcome.max_message_bytes / 2**20:,.0f} MiB"
     )
     return Step("hello", True, found), welcome
 
