@@ -205,6 +205,8 @@ class AsyncExternalEnvClient:
         transport, self._transport = self._transport, None
         if transport is not None and self._loop is not None:
             self._loop.remove_reader(transport.fileno())
+            with contextlib.suppress(EnvbusError):  # without a connection nobody waits for it
+                self._flush(transport)  # the goodbye
             transport.close()
 
     async def __aenter__(self) -> AsyncExternalEnvClient:

@@ -41,6 +41,7 @@ from envbus.bus.messages import (
     PROTOCOL_VERSION,
     Failed,
     FailureCode,
+    Goodbye,
     Header,
     Heartbeat,
     Hello,
@@ -224,7 +225,10 @@ class Conversation:
         self._next_hello, self._interval = 0.0, _HELLO_INTERVAL
 
     def end(self, error: EnvbusError) -> None:
-        """Say no more; what is unsettled fails."""
+        """Say goodbye to a bridge that was joined, and no more; what is unsettled fails."""
+        if self.ready:
+            header = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, Goodbye.__name__)
+            self.outgoing.append([encode_header(header), *encode(Goodbye())])
         self._refuse(error)
 
     def _is_stranger(self, call: Call, failed: Failed) -> bool:

@@ -21,6 +21,7 @@ from envbus.actors.external.conversation import GRACE, Call, Conversation, Outco
 from envbus.actors.external.verbs import REPLY_TYPES
 from envbus.bus.errors import (
     ClosedError,
+    EnvbusError,
     ProtocolError,
     QueueFullError,
     RequestTimeoutError,
@@ -170,9 +171,9 @@ class Link:
             self._closed = True
             self._ring()
             alone = not self._led
+        self._heartbeats.stop()  # a sign of life after the goodbye would be a stranger's
         if alone:
             self._end()
-        self._heartbeats.stop()
 
     def _ring(self) -> None:
         """Let who leads look at the orders; the mutex is held."""
@@ -254,7 +255,10 @@ class Link:
             del outgoing[0]
 
     def _end(self) -> None:
-        """Close the socket; nobody leads, and nobody will."""
+        """Say goodbye, and close the socket; nobody leads, and nobody will."""
+        self._conversation.end(ClosedError("this client was closed"))
+        with contextlib.suppress(EnvbusError):  # without a connection nobody waits for it
+            self._flush()
         self._transport.close()
         self._waker.close()
         self._ear.close()

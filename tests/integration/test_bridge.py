@@ -646,6 +646,22 @@ def test_closing_a_client_ends_the_waits_of_its_threads(bridge: ExternalEnvBridg
         runner.serve(sim.over)
 
 
+def test_a_client_that_is_closed_says_goodbye(
+    bridge: ExternalEnvBridge, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "envbus.runner.bridge")
+
+    def play() -> None:
+        with ExternalEnvClient(bridge.address, name="sim") as client:
+            client.start_episode("left")
+
+    runner = Runner(bridge)
+    with in_thread(play) as sim:
+        runner.serve(lambda: sim.over() and not bridge.statistics().clients_now)
+    assert "client sim is gone: it said goodbye" in caplog.messages
+    assert bridge.statistics().episodes_now == 1  # for its lease
+
+
 def test_a_bridge_that_was_stopped_says_so_and_leaves_nothing() -> None:
     bridge = ExternalEnvBridge(OBSERVATION, ACTION)
     folder = Path(bridge.private_endpoint.removeprefix("ipc://")).parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -32,7 +33,9 @@ def bridge() -> Iterator[ExternalEnvBridge]:
         yield made
 
 
-def test_x_07_tasks_play_episodes_side_by_side(bridge: ExternalEnvBridge) -> None:
+def test_x_07_tasks_play_episodes_side_by_side(
+    bridge: ExternalEnvBridge, caplog: pytest.LogCaptureFixture
+) -> None:
     async def one(client: AsyncExternalEnvClient, name: str) -> None:
         await client.start_episode(name)
         for number in range(10):
@@ -48,9 +51,12 @@ def test_x_07_tasks_play_episodes_side_by_side(bridge: ExternalEnvBridge) -> Non
             assert client.action_space == ACTION
             await asyncio.gather(*[one(client, f"e{i}") for i in range(5)])
 
+    caplog.set_level(logging.INFO, "envbus.runner.bridge")
     runner = Runner(bridge)
     with in_thread(lambda: asyncio.run(play())) as sim:
         runner.serve(lambda: sim.over() and len(runner.ended) == 5)
+    runner.serve(lambda: not bridge.statistics().clients_now)
+    assert "client sim is gone: it said goodbye" in caplog.messages
     for i in range(5):
         rows = [(0.0, 0.0), *[(float(n), 1.0) for n in range(1, 11)], (11.0, 0.0)]
         assert runner.rows(f"e{i}") == rows

@@ -357,3 +357,15 @@ def test_the_end_fails_all_and_an_abandoned_call_hears_nothing(talk: Talk) -> No
     talk.core.end(ClosedError("closed"))
     assert set(talk.ends) == {call.request_id}
     assert type(talk.ends[call.request_id]) is ClosedError
+
+
+def test_who_has_joined_says_goodbye_once_and_others_nothing(talk: Talk) -> None:
+    talk.core.outgoing.clear()
+    talk.core.end(ClosedError("closed"))
+    talk.core.end(ClosedError("closed"))
+    (frames,) = talk.core.outgoing
+    header = decode_header(frames[0])
+    assert (header.kind, header.payload_type) == (Kind.NOTICE, "Goodbye")
+    stranger = Talk()
+    stranger.core.end(ClosedError("closed"))
+    assert stranger.core.outgoing == []
