@@ -43,6 +43,7 @@ PURE = CORE | {
     "actors/external/conversation.py",
     "actors/external/elements.py",
     "actors/external/fragments.py",
+    "actors/external/local_episodes.py",
     "actors/external/local_policy.py",
     "actors/packing.py",
     "bus/attention.py",

@@ -8,21 +8,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import secrets
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from envbus.actors.external.agreement import SpaceLike
 from envbus.actors.external.conversation import Call, Conversation, Outcome
+from envbus.actors.external.local_inference import (
+    AsyncLocalInference,
+    check_inference,
+    local_episodes,
+)
+from envbus.actors.external.local_policy import LocalSettings, PolicyOrFactory
 from envbus.actors.external.verbs import REPLY_TYPES, ClientTimeouts, Verbs
 from envbus.actors.spaces import Element, Space
 from envbus.bus.codec import encode
 from envbus.bus.errors import (
     ClosedError,
-    ConfigError,
     EnvbusError,
     ProtocolError,
     QueueFullError,
@@ -52,7 +56,10 @@ class AsyncExternalEnvClient:
     reached the bridge all the same: the next one of its episode takes its place.
 
     Args and errors are those of `ExternalEnvClient`; the errors of connecting come out of `connect`
-    or of `async with`.
+    or of `async with`. With `inference="client"` the loop stands still while the policy chooses.
+
+    Attributes:
+        local: What chooses here, once it is connected; None: nothing does.
     """
 
     def __init__(
@@ -66,9 +73,12 @@ class AsyncExternalEnvClient:
         heartbeat: float = 2.0,
         keys: PathLike | None = None,
         server_key: PathLike | None = None,
+        inference: Literal["server", "client"] = "server",
+        policy: PolicyOrFactory | None = None,
+        update_interval: float = 10.0,
+        local: LocalSettings | None = None,
     ) -> None:
-        if not 0.0 < heartbeat <= 60.0:
-            raise ConfigError(f"heartbeat must be over 0 and at most 60 s, not {heartbeat}")
+        check_inference(inference, policy, update_interval)
         self.address = address
         self._timeouts = timeouts or ClientTimeouts()
         self._heartbeat = heartbeat
@@ -81,6 +91,8 @@ class AsyncExternalEnvClient:
             self._verbs.on_joined,
             self._timeouts.patience,
         )
+        self._policy, self._update_interval, self._settings = policy, update_interval, local
+        self.local: AsyncLocalInference | None = None
         self._transport: ZmqPeer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -108,6 +120,7 @@ class AsyncExternalEnvClient:
 
         Raises:
             ClosedError: This client was connected before.
+            ConfigError: The bridge hands out no weights, and `inference` is `"client"`.
             RequestTimeoutError: No bridge has answered in time.
             EnvbusError: Why it refuses this client.
         """
@@ -132,6 +145,12 @@ class AsyncExternalEnvClient:
         except BaseException:
             await self.close()
             raise
+        if self._policy is not None:
+            try:
+                await self._start_local(self._policy)
+            except BaseException:
+                await self.close()
+                raise
 
     async def start_episode(
         self,
@@ -143,12 +162,16 @@ class AsyncExternalEnvClient:
         """As `ExternalEnvClient.start_episode`."""
         request = self._verbs.start_episode(episode_id, training_enabled)
         episode: str = await self._ask(request, timeout)
+        if self.local is not None:
+            self.local.begin(episode)
         return episode
 
     async def get_action(
         self, episode_id: str, observation: Element, *, timeout: float | None = None
     ) -> Element:
         """As `ExternalEnvClient.get_action`."""
+        if (local := await self._local(episode_id)) is not None:
+            return local.get_action(episode_id, observation)
         request = self._verbs.get_action(episode_id, observation)
         return await self._ask(request, self._timeouts.action if timeout is None else timeout)
 
@@ -161,6 +184,9 @@ class AsyncExternalEnvClient:
         timeout: float | None = None,
     ) -> None:
         """As `ExternalEnvClient.log_action`."""
+        if (local := await self._local(episode_id)) is not None:
+            local.log_action(episode_id, observation, action)
+            return
         await self._ask(self._verbs.log_action(episode_id, observation, action), timeout)
 
     async def log_returns(
@@ -174,6 +200,9 @@ class AsyncExternalEnvClient:
         timeout: float | None = None,
     ) -> None:
         """As `ExternalEnvClient.log_returns`."""
+        if (local := await self._local(episode_id)) is not None:
+            local.log_returns(episode_id, reward, info, terminateds, truncateds)
+            return
         request = self._verbs.log_returns(episode_id, reward, info, terminateds, truncateds)
         await self._ask(request, timeout)
 
@@ -191,12 +220,17 @@ class AsyncExternalEnvClient:
         request = self._verbs.end_episode(
             episode_id, observation, truncated, terminateds, truncateds
         )
+        if (local := await self._local(episode_id)) is not None:
+            await local.end(episode_id, request, self._timeouts.seconds(timeout))
+            return
         await self._ask(request, timeout)
 
     async def close(self) -> None:
         """Close the connection; who waits fails with `ClosedError`. Idempotent."""
         self._closed = True
         self._talk.end(ClosedError("this client was closed"))
+        if self.local is not None:
+            await self.local.stop()
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
@@ -221,14 +255,31 @@ class AsyncExternalEnvClient:
     ) -> None:
         await self.close()
 
-    async def _ask(self, payload: Payload, timeout: float | None) -> Any:
-        if timeout is None:
-            timeout = self._timeouts.other
-        elif not 0.0 < timeout < math.inf:
-            raise ConfigError(f"timeout must be positive and finite, not {timeout}")
+    async def _start_local(self, policy: PolicyOrFactory) -> None:
+        patience = self._timeouts.other
+        self.local = AsyncLocalInference(
+            local_episodes(self._verbs, policy, self._settings, self._update_interval, patience),
+            self._ask,
+        )
+        await self.local.start()
+
+    async def _local(self, episode_id: str) -> AsyncLocalInference | None:
+        """Return what chooses here, for an episode that is open; None: the bridge does."""
+        if self.local is None:
+            return None
+        await asyncio.sleep(0)  # others are to get on, too, though nothing here waits
+        self._running()
+        self._verbs.check_open(episode_id)
+        return self.local
+
+    def _running(self) -> asyncio.AbstractEventLoop:
         if self._transport is None or self._loop is None:
             raise ClosedError("this client is not connected, or was closed")
-        done: asyncio.Future[Outcome] = self._loop.create_future()
+        return self._loop
+
+    async def _ask(self, payload: Payload, timeout: float | None) -> Any:
+        timeout = self._timeouts.seconds(timeout)
+        done: asyncio.Future[Outcome] = self._running().create_future()
 
         def settle(outcome: Outcome) -> None:
             if not done.done():

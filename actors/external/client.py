@@ -14,17 +14,17 @@ from typing import Any, Literal
 
 from envbus.actors.external.agreement import SpaceLike
 from envbus.actors.external.conversation import Conversation
-from envbus.actors.external.fragments import Fragments
 from envbus.actors.external.link import Link
-from envbus.actors.external.local_inference import LocalInference
-from envbus.actors.external.local_policy import LocalPolicy, LocalSettings, PolicyOrFactory
+from envbus.actors.external.local_inference import (
+    LocalInference,
+    check_inference,
+    local_episodes,
+)
+from envbus.actors.external.local_policy import LocalSettings, PolicyOrFactory
 from envbus.actors.external.verbs import ClientTimeouts, Verbs
 from envbus.actors.spaces import Element, Space
 from envbus.bus.codec import encode
-from envbus.bus.errors import (
-    ClosedError,
-    ConfigError,
-)
+from envbus.bus.errors import ClosedError
 from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Payload
 from envbus.bus.serve import Heartbeats
@@ -104,29 +104,18 @@ class ExternalEnvClient:
         update_interval: float = 10.0,
         local: LocalSettings | None = None,
     ) -> None:
-        if inference not in ("server", "client"):
-            raise ConfigError(f'inference must be "server" or "client", not {inference!r}')
-        if (policy is None) != (inference == "server"):
-            raise ConfigError('policy belongs to inference="client", which needs one')
-        if not 0.0 < update_interval < 1e9:
-            raise ConfigError(f"update_interval must be positive and finite, not {update_interval}")
+        check_inference(inference, policy, update_interval)
         self._timeouts = timeouts or ClientTimeouts()
-        if not 0.0 < heartbeat <= 60.0:
-            raise ConfigError(f"heartbeat must be over 0 and at most 60 s, not {heartbeat}")
         self._verbs = Verbs(observation_space, action_space, name)
         self._placeholders = self._verbs.placeholders()
+        hello = self._verbs.hello(heartbeat)
         self.address = address
         peer_keys = PeerKeys.load(keys, server_key)
         identity = f"sim.{secrets.token_hex(8)}".encode()
         self._link = Link(
             address,
             ZmqPeer(address, identity, keys=peer_keys),
-            Conversation(
-                self._verbs.hello(heartbeat),
-                self._verbs.join,
-                self._verbs.on_joined,
-                self._timeouts.patience,
-            ),
+            Conversation(hello, self._verbs.join, self._verbs.on_joined, self._timeouts.patience),
             Heartbeats(
                 lambda: ZmqPeer(address, identity + b".heartbeat", keys=peer_keys),
                 identity,
@@ -140,7 +129,7 @@ class ExternalEnvClient:
             link.connect(self._timeouts.connect)
             self.local: LocalInference | None = None
             if inference == "client":
-                self.local = self._make_local(policy, update_interval, local or LocalSettings())
+                self.local = self._make_local(policy, update_interval, local)
                 self._finalizer.detach()
                 self._finalizer = weakref.finalize(self, _close, link, self.local)
         except BaseException:
@@ -298,7 +287,7 @@ class ExternalEnvClient:
         )
         if self.local is not None:
             self._assert_open()
-            self.local.end(episode_id, request, self._seconds(timeout))
+            self.local.end(episode_id, request, self._timeouts.seconds(timeout))
             return
         self._ask(request, timeout)
 
@@ -326,22 +315,15 @@ class ExternalEnvClient:
 
     def _ask(self, payload: Payload, timeout: float | None) -> Any:
         frames = encode(payload, self._placeholders)
-        outcome, request_id = self._link.request(payload, frames, self._seconds(timeout))
+        outcome, request_id = self._link.request(payload, frames, self._timeouts.seconds(timeout))
         return self._verbs.result(payload, outcome, request_id)
-
-    def _seconds(self, timeout: float | None) -> float:
-        if timeout is None:
-            return self._timeouts.other
-        if not 0.0 < timeout < 1e9:
-            raise ConfigError(f"timeout must be positive and finite, not {timeout}")
-        return timeout
 
     def _assert_open(self) -> None:
         if not self._finalizer.alive:
             raise ClosedError("this client was closed")
 
     def _make_local(
-        self, policy: PolicyOrFactory, update_interval: float, settings: LocalSettings
+        self, policy: PolicyOrFactory, update_interval: float, settings: LocalSettings | None
     ) -> LocalInference:
         link, verbs, placeholders = self._link, self._verbs, self._placeholders
 
@@ -349,22 +331,9 @@ class ExternalEnvClient:
             outcome, request_id = link.request(payload, encode(payload, placeholders), timeout)
             return verbs.result(payload, outcome, request_id)
 
-        policy_id = settings.policy_id or verbs.joined.policy_ids[0]
+        patience = self._timeouts.other
         return LocalInference(
-            verbs,
-            ask,
-            LocalPolicy(
-                policy, self.observation_space, self.action_space, explore=settings.explore
-            ),
-            policy_id,
-            Fragments(
-                policy_id,
-                settings.fragment_length,
-                settings.max_unsent,
-                multi_agent=verbs.joined.multi_agent,
-            ),
-            update_interval,
-            self._timeouts.other,
+            local_episodes(verbs, policy, settings, update_interval, patience), ask
         )
 
 

@@ -1,114 +1,105 @@
-"""What a client that chooses actions itself does beside its callers: pulls models, sends fragments.
+"""Clients that choose actions themselves: with threads, and with an event loop.
 
-One thread does both. Leaves out what is kept (`fragments.py`) and who chooses (`local_policy.py`).
+Leaves out what is kept, sent and asked for (`local_episodes.py`).
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
-from envbus.actors.external.elements import to_wire
-from envbus.actors.external.errors import EpisodeError, EpisodeFinishedError, RefusedError
 from envbus.actors.external.fragments import Fragments
-from envbus.actors.external.local_policy import LocalPolicy
-from envbus.actors.external.protocol import GetModel, Model
+from envbus.actors.external.local_episodes import LocalEpisodes, Wait, Work
+from envbus.actors.external.local_policy import LocalPolicy, LocalSettings, PolicyOrFactory
 from envbus.actors.external.verbs import Verbs
 from envbus.actors.spaces import Element
-from envbus.bus.errors import (
-    ClosedError,
-    ConfigError,
-    EnvbusError,
-    PeerLostError,
-    ProtocolError,
-    RemoteError,
-    RequestTimeoutError,
-)
+from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Payload
 
-__all__ = ["LocalInference"]
+__all__ = ["AsyncLocalInference", "LocalInference", "check_inference", "local_episodes"]
 
-logger = logging.getLogger("envbus.actors.external")
-
-#: Seconds until what could not be sent is tried again.
-_PAUSE = 0.2
+T = TypeVar("T")
 
 
-class LocalInference:
-    """The verbs of a client that acts with its own copy of a policy.
+def check_inference(inference: str, policy: object, update_interval: float) -> None:
+    """Raise `ConfigError` unless a client's settings fit each other."""
+    if inference not in ("server", "client"):
+        raise ConfigError(f'inference must be "server" or "client", not {inference!r}')
+    if (policy is None) != (inference == "server"):
+        raise ConfigError('policy belongs to inference="client", which needs one')
+    if not 0.0 < update_interval < 1e9:
+        raise ConfigError(f"update_interval must be positive and finite, not {update_interval}")
+
+
+def local_episodes(
+    verbs: Verbs,
+    policy: PolicyOrFactory,
+    settings: LocalSettings | None,
+    update_interval: float,
+    patience: float,
+) -> LocalEpisodes:
+    """Return the episodes of a client that has joined; raises `ConfigError`."""
+    settings = settings or LocalSettings()
+    policy_id = settings.policy_id or verbs.joined.policy_ids[0]
+    spaces = verbs.observation_space, verbs.action_space
+    return LocalEpisodes(
+        verbs,
+        LocalPolicy(policy, *spaces, explore=settings.explore),
+        policy_id,
+        Fragments(
+            policy_id,
+            settings.fragment_length,
+            settings.max_unsent,
+            multi_agent=verbs.joined.multi_agent,
+        ),
+        update_interval,
+        patience,
+        time.monotonic,
+    )
+
+
+class _Inference:
+    """What the verbs do that need not wait for the bridge.
 
     Args:
-        verbs: The client's; it has joined.
-        ask: `(request, seconds) -> reply`: sends and waits; may be called by any thread.
-        policy: The copy.
-        policy_id: Of which policy.
-        fragments: Where steps wait.
-        update_interval: Seconds between looks for a newer model.
-        patience: Seconds that one of these requests waits for its answer.
-
-    Raises:
-        ConfigError: The bridge hands out no models.
-        RequestTimeoutError: It has not answered in time.
-        Exception: What the policy raises when it takes the first weights.
+        episodes: Of the client.
+        guard: Held while anything of them is touched, except that they choose.
+        choosing: Held meanwhile.
     """
 
     def __init__(
         self,
-        verbs: Verbs,
-        ask: Callable[[Payload, float], Any],
-        policy: LocalPolicy,
-        policy_id: str,
-        fragments: Fragments,
-        update_interval: float,
-        patience: float,
+        episodes: LocalEpisodes,
+        guard: AbstractContextManager[Any],
+        choosing: AbstractContextManager[Any],
     ) -> None:
-        self._verbs, self._ask = verbs, ask
-        self._policy, self._policy_id = policy, policy_id
-        self._update_interval, self._patience = update_interval, patience
-        #: Guards what follows.
-        self._changed = threading.Condition()
-        self._fragments = fragments
-        self._fresh: Model | None = None
-        #: Of the newest model that has come.
-        self._version = -1
-        self._pull_now = False
-        self._dropped = 0
-        self._done: dict[str, dict[Any, bool]] = {}
-        #: Episodes whose end was sent, and not confirmed.
-        self._ending: set[str] = set()
-        self._stopped = False
-        #: Why the bridge is out of reach; None: it is not, as far as is known.
-        self._lost: PeerLostError | None = None
-        #: Policies need not be thread-safe.
-        self._choosing = threading.Lock()
-        self._policy.take(self._pull())
-        self._version = policy.version
-        self._thread = threading.Thread(target=self._run, name="envbus-fragments", daemon=True)
-        self._thread.start()
+        self._episodes = episodes
+        self._guard, self._choosing = guard, choosing
 
     @property
     def policy_version(self) -> int:
         """Of the weights that choose."""
-        return self._policy.version
+        return self._episodes.policy_version
 
     @property
     def num_unsent(self) -> int:
         """Steps that the bridge has not confirmed."""
-        with self._changed:
-            return self._fragments.num_waiting
+        return self._episodes.num_unsent
 
     @property
     def num_dropped(self) -> int:
         """Steps that became no rows, as their weights were too old."""
-        return self._dropped
+        return self._episodes.num_dropped
 
     def begin(self, episode_id: str) -> None:
         """The bridge has started an episode."""
-        with self._changed:
-            self._fragments.begin(episode_id)
+        with self._guard:
+            self._episodes.begin(episode_id)
 
     def get_action(self, episode_id: str, observation: Element) -> Element:
         """Choose an action, and keep the step.
@@ -119,31 +110,20 @@ class LocalInference:
             QueueFullError: Too many steps wait to be sent.
             Exception: What the policy raises.
         """
-        taken = self._observed(episode_id, observation)
+        with self._guard:
+            taken = self._episodes.observe(episode_id, observation)
         with self._choosing:
-            fresh, self._fresh = self._fresh, None
-            if fresh is not None:
-                self._take(fresh)
-            answered = self._policy.answer(episode_id, taken, self._done.get(episode_id, {}))
-        action = self._acted(episode_id, answered.action)
-        with self._changed:
-            self._fragments.add(
-                episode_id,
-                to_wire(taken),
-                to_wire(action),
-                policy_version=answered.policy_version,
-                extras=answered.extras,
-            )
-            self._changed.notify_all()
-        return action
+            with self._guard:
+                fresh = self._episodes.take_fresh()
+            chosen = self._episodes.choose(episode_id, taken, fresh)
+        with self._guard:
+            return self._episodes.act(episode_id, taken, chosen.action, chosen)
 
     def log_action(self, episode_id: str, observation: Element, action: Element) -> None:
         """Keep a step that was chosen elsewhere; raises as `get_action`."""
-        taken = self._observed(episode_id, observation)
-        acted = self._acted(episode_id, action)
-        with self._changed:
-            self._fragments.add(episode_id, to_wire(taken), to_wire(acted))
-            self._changed.notify_all()
+        with self._guard:
+            taken = self._episodes.observe(episode_id, observation)
+            self._episodes.act(episode_id, taken, action, None)
 
     def log_returns(
         self,
@@ -154,165 +134,125 @@ class LocalInference:
         truncateds: Mapping[Any, bool] | None,
     ) -> None:
         """Keep what the last action has led to; raises `EpisodeError`."""
-        with self._changed:
-            self._fragments.log(
-                episode_id,
-                to_wire(reward),
-                to_wire(info),
-                to_wire(terminateds),
-                to_wire(truncateds),
-            )
-            for flags in (terminateds, truncateds):
-                for agent, flag in (flags or {}).items():
-                    if flag:
-                        self._done.setdefault(episode_id, {})[agent] = True
+        with self._guard:
+            self._episodes.log_returns(episode_id, reward, info, terminateds, truncateds)
+
+
+class LocalInference(_Inference):
+    """For callers in any thread; a thread of its own sends fragments and pulls models.
+
+    Args:
+        episodes: Of the client; they belong to this one now.
+        ask: `(request, seconds) -> reply`: sends and waits; may be called by any thread.
+
+    Raises:
+        Exception: As `LocalEpisodes.start`.
+    """
+
+    def __init__(self, episodes: LocalEpisodes, ask: Callable[[Payload, float], Any]) -> None:
+        self._changed = threading.Condition()
+        super().__init__(episodes, self._changed, threading.Lock())
+        self._ask = ask
+        episodes.changed = self._changed.notify_all
+        self._do(episodes.start())
+        work = episodes.run()
+        threading.Thread(
+            target=self._do, args=(work,), name="envbus-fragments", daemon=True
+        ).start()
 
     def end(self, episode_id: str, request: Payload, timeout: float) -> None:
-        """Have all steps of an episode sent, then its end, and wait for both to be confirmed.
-
-        Raises:
-            RequestTimeoutError: Not in time. What was not sent waits; call it again.
-            PeerLostError: The bridge is out of reach. The same.
-            EpisodeError: The bridge refuses a step or the end.
-            EnvbusError: As `ExternalEnvClient.end_episode`.
-        """
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            try:
-                self._fragments.finish(episode_id)
-            except EpisodeError:  # refused for good: nothing of it is left to be sent
-                self._drop(episode_id)
-                raise
-            self._changed.notify_all()
-            while not self._fragments.is_sent(episode_id):
-                left = deadline - time.monotonic()
-                if self._stopped:
-                    raise ClosedError("this client was closed")
-                if self._lost is not None:
-                    lost, self._lost = self._lost, None
-                    raise lost
-                if left <= 0.0:
-                    raise RequestTimeoutError(
-                        f"episode {episode_id}: {self._fragments.num_waiting} steps wait to be "
-                        f"sent, and the bridge has not taken them within {timeout:g} s",
-                        request_id=0,
-                        peer="bridge",
-                    )
-                self._changed.wait(min(left, 1.0))
-        is_repeated = episode_id in self._ending
-        self._ending.add(episode_id)
-        try:
-            self._ask(request, max(deadline - time.monotonic(), 0.001))
-        except EpisodeFinishedError:
-            if not is_repeated:
-                raise
-        except RefusedError:
-            self._ending.discard(episode_id)
-            raise
-        self._forget(episode_id)
+        """As `LocalEpisodes.end`."""
+        self._do(self._episodes.end(episode_id, request, timeout))
 
     def stop(self) -> None:
         """End the thread. Idempotent."""
         with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+            self._episodes.stop()
 
-    # --- private -----------------------------------------------------------------------------
-
-    def _observed(self, episode_id: str, observation: Element) -> Element:
+    def _do(self, work: Work[T]) -> T:
+        """Do what work asks for; others come in while it asks or waits."""
+        outcome: Any = None
+        error: Exception | None = None
         with self._changed:
-            self._fragments.check(episode_id)
-        place = f"observation of episode {episode_id}"
-        return self._verbs.agreement.take_observation(to_wire(observation), place)
+            while True:
+                try:
+                    effect = work.send(outcome) if error is None else work.throw(error)
+                except StopIteration as stop:
+                    done: T = stop.value
+                    return done
+                outcome = error = None
+                if isinstance(effect, Wait):
+                    self._changed.wait(effect.seconds)
+                    continue
+                self._changed.release()
+                try:
+                    outcome = self._ask(*effect)
+                except Exception as exc:
+                    error = exc
+                finally:
+                    self._changed.acquire()
 
-    def _acted(self, episode_id: str, action: Element) -> Element:
-        place = f"action of episode {episode_id}"
-        return self._verbs.agreement.take_action(to_wire(action), place)
 
-    def _take(self, model: Model) -> None:
-        try:
-            self._policy.take(model)
-        except Exception:
-            logger.exception(
-                "version %d of policy %r cannot be taken over; version %d goes on",
-                model.version,
-                self._policy_id,
-                self._policy.version,
-            )
+class AsyncLocalInference(_Inference):
+    """For tasks of one event loop; one more sends fragments and pulls models.
 
-    def _drop(self, episode_id: str) -> None:
-        self._fragments.end(episode_id)
-        self._done.pop(episode_id, None)
-        self._ending.discard(episode_id)
+    Args:
+        episodes: Of the client; they belong to this one now.
+        ask: `(request, seconds) -> reply`: sends and waits.
+    """
 
-    def _forget(self, episode_id: str) -> None:
-        with self._changed:
-            self._drop(episode_id)
-        with self._choosing:
-            self._policy.end(episode_id)
+    def __init__(
+        self, episodes: LocalEpisodes, ask: Callable[[Payload, float], Awaitable[Any]]
+    ) -> None:
+        nobody = contextlib.nullcontext()  # else is there: nothing here waits while it works
+        super().__init__(episodes, nobody, nobody)
+        self._ask = ask
+        self._waiting: set[asyncio.Future[None]] = set()
+        episodes.changed = self._wake
+        self._task: asyncio.Task[None] | None = None
 
-    def _pull(self) -> Model:
-        try:
-            request = GetModel(policy_id=self._policy_id, have_version=self._version)
-            model: Model = self._ask(request, self._patience)
-        except RefusedError as exc:
-            raise ConfigError(
-                f'inference="client": {exc}; the bridge\'s owner publishes models by '
-                "bridge.publish, or by RunnerConfig(publish=True)"
-            ) from exc
-        return model
+    async def start(self) -> None:
+        """Get the first weights, and begin to send; raises as `LocalEpisodes.start`."""
+        await self._do(self._episodes.start())
+        self._task = asyncio.get_running_loop().create_task(self._do(self._episodes.run()))
 
-    def _run(self) -> None:
-        pull_at = time.monotonic() + self._update_interval
+    async def end(self, episode_id: str, request: Payload, timeout: float) -> None:
+        """As `LocalEpisodes.end`."""
+        await self._do(self._episodes.end(episode_id, request, timeout))
+
+    async def stop(self) -> None:
+        """End the task. Idempotent."""
+        self._episodes.stop()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _wake(self) -> None:
+        for one in self._waiting:
+            if not one.done():
+                one.set_result(None)
+
+    async def _do(self, work: Work[T]) -> T:
+        """Do what work asks for."""
+        outcome: Any = None
+        error: Exception | None = None
         while True:
-            with self._changed:
-                fragment = None if self._stopped else self._fragments.take()
-                left = pull_at - time.monotonic()
-                if not self._stopped and fragment is None and left > 0.0 and not self._pull_now:
-                    self._changed.wait(left)
-                    fragment = self._fragments.take()
-                if self._stopped:
-                    return
-                is_due = self._pull_now or time.monotonic() >= pull_at
-                self._pull_now = False
             try:
-                if fragment is not None:
-                    self._send(fragment)
-                if is_due:
-                    self._update()
-                    pull_at = time.monotonic() + self._update_interval
-            except ClosedError:
-                self.stop()
-            except EnvbusError as exc:
-                logger.debug("%s; tried again", exc)
-                with self._changed:
-                    if isinstance(exc, PeerLostError):
-                        self._lost = exc
-                        self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._stopped, _PAUSE)
-
-    def _send(self, fragment: Any) -> None:
-        try:
-            self._verbs.check_open(fragment.episode_id)
-            reply = self._ask(fragment, self._patience)
-        except (RefusedError, ProtocolError, RemoteError) as exc:
-            with self._changed:
-                self._fragments.fail(fragment.episode_id, exc)
-                self._changed.notify_all()
-            return
-        with self._changed:
-            self._lost = None
-            self._fragments.confirm(fragment)
-            self._changed.notify_all()
-            if reply.dropped:
-                self._dropped += reply.dropped
-                self._pull_now = True
-
-    def _update(self) -> None:
-        try:
-            model = self._pull()
-        except ConfigError as exc:
-            logger.warning("%s; version %d goes on", exc, self._version)
-            return
-        if model.weights is not None or model.onnx is not None:
-            self._version, self._fresh = model.version, model
+                effect = work.send(outcome) if error is None else work.throw(error)
+            except StopIteration as stop:
+                done: T = stop.value
+                return done
+            outcome = error = None
+            if isinstance(effect, Wait):
+                changed = asyncio.get_running_loop().create_future()
+                self._waiting.add(changed)
+                try:
+                    await asyncio.wait([changed], timeout=effect.seconds)
+                finally:
+                    self._waiting.discard(changed)
+                continue
+            try:
+                outcome = await self._ask(*effect)
+            except Exception as exc:
+                error = exc

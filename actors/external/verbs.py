@@ -75,6 +75,18 @@ class ClientTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     #: Without a connection, until verbs fail.
     patience: float = 15.0
 
+    def seconds(self, timeout: float | None) -> float:
+        """Return how long a verb may take that was told so; None: it was not.
+
+        Raises:
+            ConfigError: It is not positive and finite.
+        """
+        if timeout is None:
+            return self.other
+        if not 0.0 < timeout < 1e9:
+            raise ConfigError(f"timeout must be positive and finite, not {timeout}")
+        return timeout
+
 
 class Verbs:
     """One client's requests and answers.
@@ -103,7 +115,9 @@ class Verbs:
         self._lost: dict[str, None] = {}
 
     def hello(self, heartbeat: float) -> Hello:
-        """Return who this is, on the bus."""
+        """Return who this is, on the bus; raises `ConfigError`."""
+        if not 0.0 < heartbeat <= 60.0:
+            raise ConfigError(f"heartbeat must be over 0 and at most 60 s, not {heartbeat}")
         # The suffix: the same name may come back before its former self is missed.
         name = f"{self.name}-{secrets.token_hex(4)}"
         return Hello(name=name, pid=os.getpid(), heartbeat=heartbeat)

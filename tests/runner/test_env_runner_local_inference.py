@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
+from envbus.actors.external.aio import AsyncExternalEnvClient
 from envbus.actors.external.client import ExternalEnvClient
+from envbus.actors.external.errors import EpisodeError
 from envbus.actors.external.local_policy import LocalSettings
 from envbus.actors.external.verbs import ClientTimeouts
-from envbus.bus.errors import ConfigError
+from envbus.bus.errors import ClosedError, ConfigError, PeerLostError, RequestTimeoutError
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.vocabulary import EpisodeLimits
 from envbus.runner.client_policy import policy_from_weights
@@ -46,6 +51,51 @@ def simulators(address: str, *plays: Any, **more: Any) -> Any:
     )
 
 
+@contextmanager
+def tasks(
+    address: str, *plays: Callable[[AsyncExternalEnvClient], Awaitable[object]], **more: Any
+) -> Iterator[list[BaseException]]:
+    """As `simulators`, in tasks of one loop, which share a client. Yield what else went wrong."""
+    settings = {"inference": "client", "policy": more.pop("policy", policy_from_weights)}
+    errors: list[BaseException] = []
+
+    async def play_all() -> None:
+        local = LocalSettings(explore=False, **more)
+        async with AsyncExternalEnvClient(
+            address, timeouts=TIMEOUTS, update_interval=0.05, local=local, **settings
+        ) as client:
+            await asyncio.gather(*(play(client) for play in plays))
+
+    def run() -> None:
+        try:
+            asyncio.run(play_all())
+        except (ClosedError, PeerLostError, RequestTimeoutError, EpisodeError):
+            pass  # the bridge was stopped
+        except BaseException as exc:
+            errors.append(exc)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield errors
+    finally:
+        thread.join(PATIENCE)
+
+
+async def play_in_task(client: AsyncExternalEnvClient, length: int = 25) -> None:
+    """As `play_episode`."""
+    episode = await client.start_episode()
+    for t in range(length):
+        await client.get_action(episode, obs(t))
+        await client.log_returns(episode, float(t))
+    await client.end_episode(episode, obs(length))
+
+
+async def play_in_task_for_ever(client: AsyncExternalEnvClient) -> None:
+    while True:
+        await play_in_task(client)
+
+
 class Recurrent(Policy):
     """Acts by how often it was asked in this episode."""
 
@@ -64,14 +114,18 @@ def test_the_same_simulator_gives_the_same_batches_with_inference_on_either_side
     policy: Any,
 ) -> None:
     batches = []
-    for inference in ("server", "client"):
+    for inference in ("server", "client", "asyncio"):
         runner = make(policy)
-        local = {"policy": lambda *_: Recurrent()} if isinstance(policy, Recurrent) else {}
-        sims = (
-            _simulators(address(runner), for_ever(play_episode))
-            if inference == "server"
-            else simulators(address(runner), for_ever(play_episode), fragment_length=7, **local)
-        )
+        where = address(runner)
+        local: dict[str, Any] = {"fragment_length": 7}
+        if isinstance(policy, Recurrent):
+            local["policy"] = lambda *_: Recurrent()
+        if inference == "server":
+            sims: Any = _simulators(where, for_ever(play_episode))
+        elif inference == "client":
+            sims = simulators(where, for_ever(play_episode), **local)
+        else:
+            sims = tasks(where, play_in_task_for_ever, **local)
         with sims, runner:
             samples = [runner.sample(num_episodes=2, timeout=PATIENCE) for _ in range(2)]
             batches.append(
@@ -80,12 +134,53 @@ def test_the_same_simulator_gives_the_same_batches_with_inference_on_either_side
                     key=lambda part: int(part["eps_id"][0]),
                 )
             )
-    for one, other in zip(*batches, strict=True):
-        assert one.columns.keys() == other.columns.keys()
-        for name in one.columns.keys() - {"env_id", "unroll_id"}:  # their order is free
-            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    for one, *others in zip(*batches, strict=True):
+        for other in others:
+            assert one.columns.keys() == other.columns.keys()
+            for name in one.columns.keys() - {"env_id", "unroll_id"}:  # their order is free
+                np.testing.assert_array_equal(one[name], other[name], err_msg=name)
         assert one["policy_version"].tolist() == [0] * 25
         assert not one["off_policy"].any()
+
+
+def test_tasks_of_one_loop_play_side_by_side_and_by_new_weights() -> None:
+    policy = MlpPolicy(COUNTS, ACTIONS, seed=1)
+    runner = make(policy)
+    told: list[Any] = []
+
+    async def play_until_told(client: AsyncExternalEnvClient) -> None:
+        assert client.local is not None
+        while client.local.policy_version != 7:
+            await play_in_task(client, 200)
+        told.append(client.local.num_unsent)
+
+    async def look(client: AsyncExternalEnvClient) -> None:
+        waits = asyncio.create_task(play_until_told(client))
+        looks = 0
+        episode = await client.start_episode()
+        await client.get_action(episode, obs(0))
+        with pytest.raises(ValueError, match="expected Box"):
+            await client.get_action(episode, np.zeros(2, np.float32))
+        await client.log_action(episode, obs(1), 42)
+        await client.end_episode(episode, obs(2), truncated=True)
+        while not waits.done():
+            await asyncio.sleep(0)
+            looks += 1
+        await waits
+        await client.close()
+        with pytest.raises(ClosedError):
+            await client.get_action(episode, obs(0))
+        told.append(looks > 200)
+
+    with tasks(address(runner), look) as errors, runner:
+        batch = runner.sample(num_episodes=1, timeout=PATIENCE).single()
+        other = MlpPolicy(COUNTS, ACTIONS, seed=2).get_weights()
+        runner.set_weights({"default_policy": other}, version=7)
+        while len(told) < 2 and not errors:
+            runner.serve(0.05)
+    assert errors == []
+    assert told == [0, True]
+    assert {len(part) for part in batch.split_by_episode()} <= {2, 200}
 
 
 def test_new_weights_reach_the_simulator_and_its_rows_say_which_have_chosen() -> None:
@@ -224,10 +319,14 @@ def test_a_bridge_without_models_says_how_to_have_them() -> None:
     errors: list[Exception] = []
 
     def join() -> None:
+        settings: Any = {"policy": policy_from_weights, "timeouts": TIMEOUTS}
         try:
-            ExternalEnvClient(
-                address(runner), inference="client", policy=policy_from_weights, timeouts=TIMEOUTS
-            )
+            ExternalEnvClient(address(runner), inference="client", **settings)
+        except ConfigError as exc:
+            errors.append(exc)
+        client = AsyncExternalEnvClient(address(runner), inference="client", **settings)
+        try:
+            asyncio.run(client.connect())
         except ConfigError as exc:
             errors.append(exc)
 
@@ -236,7 +335,7 @@ def test_a_bridge_without_models_says_how_to_have_them() -> None:
         thread.start()
         while thread.is_alive():
             runner.serve(0.05)
-    assert "RunnerConfig(publish=True)" in str(errors[0])
+    assert ["RunnerConfig(publish=True)" in str(error) for error in errors] == [True, True]
 
 
 def test_a_model_in_onnx_is_handed_out_and_chooses_at_the_client() -> None:

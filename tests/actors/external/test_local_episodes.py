@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envbus.actors.external.agreement import Agreement
+from envbus.actors.external.errors import (
+    EpisodeError,
+    EpisodeFinishedError,
+    EpisodeLostError,
+    EpisodeNotFoundError,
+    RefusedError,
+)
+from envbus.actors.external.fragments import Fragments
+from envbus.actors.external.local_episodes import Ask, LocalEpisodes, Wait, Work
+from envbus.actors.external.local_policy import LocalPolicy
+from envbus.actors.external.protocol import (
+    BridgeJoined,
+    EndEpisode,
+    FragmentLogged,
+    GetModel,
+    LogFragment,
+    Model,
+)
+from envbus.actors.external.verbs import Verbs
+from envbus.bus.errors import ClosedError, ConfigError, PeerLostError, RequestTimeoutError
+
+BOX, MANY = spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(100)
+OBSERVATION = np.zeros(1, np.float32)
+END = EndEpisode(episode_id="e", observation=[0.0], truncated=False)
+GONE = PeerLostError("out of reach", request_id=1, peer="bridge")
+
+
+class Constant:
+    """Acts by its weight, which must not be negative."""
+
+    def set_weights(self, weights: Any, version: int) -> None:
+        if weights["w"] < 0:
+            raise ValueError("negative")
+        self.weight = weights["w"]
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool) -> Any:
+        return SimpleNamespace(actions=np.array([self.weight]), states=None, extras={})
+
+
+class Job:
+    """Work, and what it wants now."""
+
+    def __init__(self, work: Work[None]) -> None:
+        self._work = work
+        self.error: Exception | None = None
+        self.wants: Ask | Wait | None = None
+        self.resume(lambda: work.send(None))
+
+    def resume(self, step: Any) -> None:
+        try:
+            self.wants = step()
+        except StopIteration:
+            self.wants = None
+        except Exception as exc:
+            self.wants, self.error = None, exc
+
+    def go_on(self, outcome: Any = None) -> None:
+        self.resume(lambda: self._work.send(outcome))
+
+    def fail(self, error: Exception) -> None:
+        self.resume(lambda: self._work.throw(error))
+
+    @property
+    def asks(self) -> Any:
+        assert isinstance(self.wants, Ask), self.wants
+        return self.wants.payload
+
+    @property
+    def waits(self) -> float:
+        assert isinstance(self.wants, Wait), self.wants
+        return self.wants.seconds
+
+
+class Client:
+    """Episodes whose first weights, of version 3, have come; "e" has begun."""
+
+    def __init__(self, length: int = 2) -> None:
+        self.now = 0.0
+        self.changes = 0
+        self.verbs = Verbs(None, None, "sim")
+        self.join("e")
+        self.episodes = LocalEpisodes(
+            self.verbs,
+            LocalPolicy(Constant(), BOX, MANY),
+            "p",
+            Fragments("p", length, 100, multi_agent=False),
+            10.0,
+            5.0,
+            lambda: self.now,
+        )
+        self.episodes.changed = self.change
+        self.starting = Job(self.episodes.start())
+        self.starting.go_on(model(3, 7))
+        self.episodes.begin("e")
+
+    def change(self) -> None:
+        self.changes += 1
+
+    def join(self, *episodes: str) -> None:
+        observation_space, action_space = Agreement(BOX, MANY).wire
+        joined = BridgeJoined(
+            observation_space=observation_space,
+            action_space=action_space,
+            multi_agent=False,
+            policy_ids=["p"],
+            lease=1.0,
+            session="s",
+            inference=["client"],
+            episodes=list(episodes),
+        )
+        self.verbs.on_joined(joined)
+
+    def act(self, episode_id: str = "e") -> int:
+        taken = self.episodes.observe(episode_id, OBSERVATION)
+        chosen = self.episodes.choose(episode_id, taken, self.episodes.take_fresh())
+        return int(self.episodes.act(episode_id, taken, chosen.action, chosen))
+
+    def run(self) -> Job:
+        return Job(self.episodes.run())
+
+    def end(self, timeout: float = 5.0) -> Job:
+        return Job(self.episodes.end("e", END, timeout))
+
+
+def model(version: int, weight: int) -> Model:
+    return Model(policy_id="p", version=version, weights={"w": weight})
+
+
+def test_the_first_weights_choose() -> None:
+    client = Client()
+    assert client.starting.wants is None
+    assert client.starting.error is None
+    assert (client.act(), client.episodes.policy_version) == (7, 3)
+
+
+def test_a_bridge_without_models_refuses_the_client() -> None:
+    client = Client()
+    starting = Job(client.episodes.start())
+    assert starting.asks == GetModel(policy_id="p", have_version=3)
+    starting.fail(RefusedError("no models"))
+    assert isinstance(starting.error, ConfigError)
+    assert "no models; the bridge's owner publishes" in str(starting.error)
+
+
+def test_a_fragment_is_sent_when_it_is_long_enough_and_counts_when_it_is_confirmed() -> None:
+    client = Client(length=2)
+    run = client.run()
+    assert run.waits == 10.0
+    client.act()
+    run.go_on()
+    assert run.waits == 10.0
+    client.act()
+    run.go_on()
+    assert isinstance(run.asks, LogFragment)
+    assert client.episodes.num_unsent == len(run.asks.steps) == 2
+    run.go_on(FragmentLogged())
+    assert client.episodes.num_unsent == 0
+    assert run.waits == 10.0
+
+
+def test_an_end_is_told_when_all_steps_have_arrived() -> None:
+    client = Client(length=2)
+    for _ in range(3):
+        client.act()
+    run, end = client.run(), client.end()
+    for steps in (2, 1):
+        end.go_on()
+        assert end.waits == 1.0
+        assert len(run.asks.steps) == steps
+        run.go_on(FragmentLogged())
+    client.now = 2.0
+    end.go_on()
+    assert end.wants == Ask(END, 3.0)
+    end.go_on()
+    assert (end.wants, end.error) == (None, None)
+    with pytest.raises(EpisodeNotFoundError):
+        client.act()
+
+
+def test_an_end_that_comes_too_late_may_be_told_again() -> None:
+    client = Client()
+    client.act()
+    end = client.end(timeout=0.5)
+    assert end.waits == 0.5
+    client.now = 0.5
+    end.go_on()
+    assert isinstance(end.error, RequestTimeoutError)
+    assert "1 steps wait to be sent" in str(end.error)
+    assert client.end().waits == 1.0
+
+
+def test_an_end_whose_answer_was_lost_is_no_error_the_second_time() -> None:
+    client = Client()
+    client.end().fail(GONE)
+    again = client.end()
+    again.fail(EpisodeFinishedError("over"))
+    assert (again.wants, again.error) == (None, None)
+    other = Client().end()
+    other.fail(EpisodeFinishedError("over"))
+    assert isinstance(other.error, EpisodeFinishedError)
+
+
+def test_what_a_lost_bridge_did_not_get_is_sent_again_and_who_ends_is_told() -> None:
+    client = Client(length=1)
+    client.act()
+    run, end = client.run(), client.end()
+    sent = run.asks
+    run.fail(GONE)
+    assert 0.0 < run.waits < 1.0
+    end.go_on()
+    assert end.error is GONE
+    run.go_on()  # something else has changed: it is too early
+    assert run.waits > 0.0
+    client.now = 1.0
+    run.go_on()
+    assert run.asks == sent
+    run.go_on(FragmentLogged())
+    assert client.end().asks == END
+
+
+def test_what_the_bridge_refuses_is_given_up_and_the_others_go_on() -> None:
+    client = Client(length=1)
+    client.episodes.begin("f")
+    client.act("e")
+    client.act("f")
+    run = client.run()
+    assert run.asks.episode_id == "e"
+    run.fail(EpisodeError("no"))
+    assert run.asks.episode_id == "f"
+    with pytest.raises(EpisodeError, match="no"):
+        client.act("e")
+    assert isinstance(client.end().error, EpisodeError)
+    with pytest.raises(EpisodeNotFoundError):
+        client.act("e")
+    assert client.act("f") == 7
+
+
+def test_nothing_is_sent_of_an_episode_that_the_bridge_has_lost() -> None:
+    client = Client(length=1)
+    client.act()
+    client.join()
+    assert client.run().waits == 10.0
+    with pytest.raises(EpisodeLostError):
+        client.act()
+
+
+def test_a_newer_model_is_pulled_in_time_and_chooses_from_the_next_step_on() -> None:
+    client = Client()
+    run = client.run()
+    client.now = 10.0
+    run.go_on()
+    assert run.asks == GetModel(policy_id="p", have_version=3)
+    run.go_on(model(4, 8))
+    assert run.waits == 10.0
+    assert client.episodes.policy_version == 3
+    assert (client.act(), client.episodes.policy_version) == (8, 4)
+    client.now = 20.0
+    run.go_on()
+    assert run.asks.have_version == 4
+    run.go_on(Model(policy_id="p", version=4))
+    assert client.act() == 8
+
+
+def test_a_model_that_cannot_be_taken_over_changes_nothing() -> None:
+    client = Client()
+    run = client.run()
+    client.now = 10.0
+    run.go_on()
+    run.go_on(model(4, -1))
+    assert (client.act(), client.episodes.policy_version) == (7, 3)
+
+
+def test_steps_that_were_too_old_are_counted_and_a_newer_model_is_pulled_at_once() -> None:
+    client = Client(length=1)
+    client.act()
+    run = client.run()
+    run.go_on(FragmentLogged(dropped=1))
+    assert client.episodes.num_dropped == 1
+    assert isinstance(run.asks, GetModel)
+
+
+def test_who_waits_is_told_of_each_change() -> None:
+    client = Client(length=1)
+    client.act()
+    assert client.changes == 1
+    client.run().go_on(FragmentLogged())
+    assert client.changes == 2
+
+
+def test_a_stop_ends_all_work() -> None:
+    client = Client()
+    client.act()
+    run, end = client.run(), client.end()
+    client.episodes.stop()
+    run.go_on()
+    end.go_on()
+    assert (run.wants, run.error) == (None, None)
+    assert isinstance(end.error, ClosedError)
+
+
+def test_a_connection_that_was_closed_is_the_end() -> None:
+    client = Client(length=1)
+    client.act()
+    run = client.run()
+    run.fail(ClosedError("closed"))
+    assert (run.wants, run.error) == (None, None)
+    assert client.episodes.stopped
