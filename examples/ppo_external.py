@@ -115,6 +115,7 @@ def find_spaces(args: argparse.Namespace) -> tuple[gymnasium.Space, gymnasium.Sp
         return env.observation_space, env.action_space
     sys.path.insert(0, os.getcwd())
     module, _, name = args.spaces.partition(":")
+    args.env = module  # for the curve's title
     return getattr(importlib.import_module(module), name)
 
 

@@ -88,8 +88,9 @@ def conformance(
         bool,
         typer.Option(
             "--client",
-            help="Check a client instead: listen at HOST:PORT, and wait for it. It has to run "
-            "episodes in a loop. --timeout is how long each thing may take it; 60 is reasonable.",
+            help="Check a client instead: listen at HOST:PORT, for ZeroMQ unless it says stream:// "
+            "or ws://, and wait for it. It has to run episodes in a loop. --timeout is how long "
+            "each thing may take it; 60 is reasonable.",
         ),
     ] = False,
     env: Annotated[
