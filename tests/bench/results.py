@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from envbus.bench.record import Record
@@ -12,13 +13,15 @@ def spread(value: float) -> dict[str, float]:
     return {"min": value, "q1": value, "median": value, "q3": value, "max": value, "n": 3}
 
 
-def vector_row(workload: str, num_envs: int, variant: str, rate: float) -> dict[str, Any]:
+def vector_row(
+    workload: str, num_envs: int, variant: str, rate: float, variants: Mapping[str, Any] = VARIANTS
+) -> dict[str, Any]:
     return {
         "workload": workload,
         "num_envs": num_envs,
         "variant": variant,
-        "role": VARIANTS[variant].role.value,
-        "options": VARIANTS[variant].options,
+        "role": variants[variant].role.value,
+        "options": variants[variant].options,
         "status": "ok",
         "env_steps_per_second": spread(rate),
         "latency_p50_us": spread(12.5),

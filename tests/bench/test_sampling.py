@@ -15,22 +15,11 @@ from envbus.bench.sample_variants import PIPELINING, SAMPLE_CASES, SAMPLE_VARIAN
 from envbus.bench.sampling import measure_sampling
 from envbus.bench.targets import check
 from envbus.bench.workloads import TeamEnv
-from tests.bench.results import record, spread
+from tests.bench.results import record, vector_row
 
 
 def sample_row(workload: str, num_envs: int, variant: str, rate: float) -> dict[str, Any]:
-    return {
-        "workload": workload,
-        "num_envs": num_envs,
-        "variant": variant,
-        "role": SAMPLE_VARIANTS[variant].role.value,
-        "options": SAMPLE_VARIANTS[variant].options,
-        "status": "ok",
-        "env_steps_per_second": spread(rate),
-        "latency_p50_us": spread(1.0),
-        "latency_p99_us": spread(2.0),
-        "cores": spread(1.5),
-    }
+    return vector_row(workload, num_envs, variant, rate, SAMPLE_VARIANTS)
 
 
 ROWS = [
