@@ -39,6 +39,8 @@ _PLAIN_DTYPE = re.compile(
 _MAX_DIMENSIONS = 64
 #: Structured dtypes within structured dtypes; real ones have two or three.
 _MAX_DTYPE_DEPTH = 16
+#: Buffers that their sender, in this process, may still have.
+_MAY_BE_SHARED = frozenset({bytes, bytearray, memoryview, np.ndarray})
 #: Elements of an array whose items have no bytes, which no byte count bounds.
 _MAX_EMPTY_ITEMS = 2**31
 
@@ -158,8 +160,9 @@ def from_parts(
         shape: List of sizes as it came over the wire.
         order: `"C"` or `"F"`.
         data: Contiguous buffer of exactly the bytes that dtype and shape ask for.
-        writable: Return a copy that the caller owns. Otherwise the array is a read-only view,
-            or, where `data` is not aligned for the dtype, a read-only copy.
+        writable: Return an array that is the caller's own: over `data` if that is the receiver's
+            (see `transport.Buffer`), else a copy. Otherwise the array is a read-only view, or,
+            where `data` is not aligned for the dtype, a read-only copy.
 
     Raises:
         DecodeError: The parts do not fit each other.
@@ -171,7 +174,8 @@ def from_parts(
         array: Array = np.ndarray(sizes, dtype, data, order=order)
     except (TypeError, ValueError, OverflowError) as exc:
         raise DecodeError(f"no array of {dtype} has shape {_short(sizes)}: {exc}") from exc
-    if writable or not array.flags.aligned:
+    is_own = type(data) not in _MAY_BE_SHARED and array.flags.writeable
+    if (writable and not is_own) or not array.flags.aligned:
         array = array.copy(order="K")
     if not writable:
         array.flags.writeable = False

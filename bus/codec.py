@@ -196,8 +196,9 @@ def decode(
         inbox: Has the objects that came another way. None: a reference to one is an error,
             as it should be for whatever comes over a socket.
         limits: Bounds of this side.
-        writable: Arrays are copies that the caller owns. Otherwise they are read-only views
-            that keep their frame alive (small or unaligned ones are read-only copies).
+        writable: Arrays are the caller's own: over frames that nobody else has (see
+            `transport.Buffer`), else copies. Otherwise they are read-only views that keep their
+            frame alive (small or unaligned ones are read-only copies).
 
     Raises:
         DecodeError: The frames are malformed, over a limit, or not of this type.

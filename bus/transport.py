@@ -13,7 +13,8 @@ from envbus.bus.errors import ConfigError
 
 __all__ = ["Buffer", "Frames", "PeerTransport", "RouterTransport", "check_endpoint", "is_local"]
 
-#: One frame: bytes, or anything with the buffer protocol (a memoryview, a `zmq.Frame`).
+#: One frame: bytes, or anything with the buffer protocol (a memoryview, a `zmq.Frame`). One that
+#: was received, and whose type is not Python's or NumPy's own, is its receiver's to write into.
 Buffer: TypeAlias = Any
 #: Header, payload, then the raw buffers.
 Frames: TypeAlias = Sequence[Buffer]

@@ -46,3 +46,18 @@ def test_a_message_crosses_a_socket(
     assert identical(sample.tree.value["F"], value["F"])
     assert identical(sample.array, np.arange(1000))
     assert not sample.array.flags.writeable
+
+
+def test_an_array_that_may_be_written_into_is_not_copied() -> None:
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
+        two.rcvtimeo = 5000
+        one.connect(f"tcp://127.0.0.1:{two.bind_to_random_port('tcp://127.0.0.1')}")
+        sent = np.arange(5000)
+        one.send_multipart(encode(Sample(array=sent)), copy=False)
+        frames = two.recv_multipart(copy=False)
+        array = decode(Sample, frames, writable=True).array
+    assert array is not None
+    assert np.shares_memory(array, np.frombuffer(frames[1], np.uint8))
+    array += 1
+    assert identical(sent, np.arange(5000))
+    assert identical(array, np.arange(1, 5001))
