@@ -73,6 +73,10 @@ NO_DEADLINE = 1e9
 #: protocol never have as many under way: a queue holds 1000, a request is one message.
 _MAX_DRAINED = 10_000
 
+# Looking up a member of an enum costs as much as a method call; these are read per message.
+_REPLY = Kind.REPLY
+_FAILURE = Kind.FAILURE
+
 #: What `poll` returns: ends of local requests, and news of peers.
 Outcome: TypeAlias = Complete | FailLocal | PeerReady | PeerLeft | Notify
 
@@ -156,7 +160,7 @@ class Broker:
         Raises:
             EncodeError: The answer cannot be expressed. Nothing was sent.
         """
-        kind = Kind.FAILURE if isinstance(answer, Failed) else Kind.REPLY
+        kind = _FAILURE if type(answer) is Failed else _REPLY
         header = Header(PROTOCOL_VERSION, kind, request_id, type(answer).__name__)
         try:
             self._transport.send(peer, [encode_header(header), *encode(answer)])
@@ -272,7 +276,7 @@ class Broker:
 
     def _handle(self, event: Event) -> None:
         for effect in self._core.handle(event, self._clock()):
-            if type(effect) is Complete:  # first of all, as one comes with each reply
+            if type(effect) is Complete or type(effect) is Notify:  # most of all
                 self._outcomes.append(effect)
             elif isinstance(effect, Send):
                 self._send(effect)

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from envbus.actors.agent_spaces import AgentSpaces
-from envbus.actors.external.elements import taker
+from envbus.actors.external.elements import Take, taker
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import Value
 from envbus.actors.spaces import Element, Space, from_plain, to_plain
@@ -61,8 +61,8 @@ class Agreement:
         self.observation_space, self.action_space = observation_space, action_space
         #: How they are told to others.
         self.wire = _describe(observation_space), _describe(action_space)
-        self._observation = _takers(observation_space)
-        self._action = _takers(action_space)
+        self._observation = _taker(observation_space)
+        self._action = _taker(action_space)
 
     @classmethod
     def from_wire(cls, observation_space: Value, action_space: Value) -> Agreement:
@@ -97,29 +97,11 @@ class Agreement:
 
     def take_observation(self, value: Value, place: str) -> Element:
         """Return the observation, by agent where there are several; see `elements.taker`."""
-        return self._take(self._observation, value, place)
+        return self._observation(value, place)
 
     def take_action(self, value: Value, place: str) -> Element:
         """Return the action, by agent where there are several; see `elements.taker`."""
-        return self._take(self._action, value, place)
-
-    def _take(self, takers: Any, value: Value, place: str) -> Element:
-        if not self.multi_agent:
-            return takers(value, place)
-        if type(value) is Tree:
-            value = value.value
-        if not isinstance(value, Mapping):
-            raise SpaceMismatchError(
-                f"{place}: expected a map by agent, got a {type(value).__name__}"
-            )
-        taken = {}
-        for agent, element in value.items():
-            take = takers.get(agent)
-            if take is None:
-                known = ", ".join(map(str, takers))
-                raise SpaceMismatchError(f"{place}: no agent {agent!r}; the agents are {known}")
-            taken[agent] = take(element, f"{place}[{agent!r}]")
-        return taken
+        return self._action(value, place)
 
 
 def _by_agent(space: SpaceLike) -> dict[Any, Space] | None:
@@ -135,10 +117,28 @@ def _by_agent(space: SpaceLike) -> dict[Any, Space] | None:
     return spaces
 
 
-def _takers(space: Space) -> Any:
-    if isinstance(space, AgentSpaces):
-        return {agent: taker(sub) for agent, sub in space.spaces.items()}
-    return taker(space)
+def _taker(space: Space) -> Take:
+    if not isinstance(space, AgentSpaces):
+        return taker(space)
+    takers = {agent: taker(sub) for agent, sub in space.spaces.items()}
+
+    def take(value: Value, place: str) -> Element:
+        if type(value) is Tree:
+            value = value.value
+        if not isinstance(value, Mapping):
+            raise SpaceMismatchError(
+                f"{place}: expected a map by agent, got a {type(value).__name__}"
+            )
+        taken = {}
+        for agent, element in value.items():
+            take_one = takers.get(agent)
+            if take_one is None:
+                known = ", ".join(map(str, takers))
+                raise SpaceMismatchError(f"{place}: no agent {agent!r}; the agents are {known}")
+            taken[agent] = take_one(element, f"{place}[{agent!r}]")
+        return taken
+
+    return take
 
 
 def _describe(space: Space) -> Value:

@@ -171,7 +171,12 @@ def _discrete_taker(space: spaces.Discrete) -> Take:
     scalar: Any = np.dtype(space.dtype).type
 
     def take(value: Value, place: str) -> Element:
-        if type(value) is not int:
+        kind = type(value)
+        if kind is scalar:  # as policies choose them
+            if first <= value <= last:
+                return value
+            raise _mismatch(space, place, value)
+        if kind is not int:
             is_integer = isinstance(value, np.integer | np.ndarray) and value.dtype.kind in "iu"
             if not is_integer or value.shape:
                 raise _mismatch(space, place, value)

@@ -324,23 +324,24 @@ class ExternalEnvBridge:
             if agents is None:
                 given[episode_id] = {}
                 continue
-            missing = [agent for agent in agents if agent not in by_agent]
-            if missing:
-                raise ValueError(
-                    f"episode {episode_id}: no action for {', '.join(map(str, missing))}"
-                )
+            for agent in agents:
+                if agent not in by_agent:
+                    missing = [str(agent) for agent in agents if agent not in by_agent]
+                    raise ValueError(f"episode {episode_id}: no action for {', '.join(missing)}")
             try:
                 given[episode_id] = self._checked(episode_id, agents, by_agent)
             except SpaceMismatchError as mismatch:
                 given[episode_id] = mismatch
         error: SpaceMismatchError | None = None
+        handle, clock = self._episodes.handle, self._clock
         for episode_id, action in given.items():
-            if isinstance(action, SpaceMismatchError):
-                error = action
-                event: GiveUp | Chosen = GiveUp(episode_id, _told(error))
+            if type(action) is dict:
+                event: GiveUp | Chosen = Chosen(episode_id, action, policy_version)
             else:
-                event = Chosen(episode_id, action, policy_version)
-            self._perform(self._episodes.handle(event, self._clock()))
+                assert isinstance(action, SpaceMismatchError)
+                error = action
+                event = GiveUp(episode_id, _told(error))
+            self._perform(handle(event, clock()))
         if error is not None:
             raise error
 
@@ -542,8 +543,10 @@ class ExternalEnvBridge:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Act):
+                agreement = self._agreement
+                assert agreement is not None
                 action = effect.action
-                if not self.is_multi_agent:
+                if not agreement.multi_agent:
                     action = action[DUMMY_AGENT]
                 value = to_wire(action, plain=effect.peer in self._plain)
                 reply: Reply | Failed = ActionChosen(
@@ -588,7 +591,8 @@ class ExternalEnvBridge:
         assert self._agreement is not None
         take, place = self._agreement.take_action, f"action for episode {episode_id}"
         if not self._agreement.multi_agent:
-            return {agent: take(by_agent[agent], place) for agent in agents}
+            (agent,) = agents
+            return {agent: take(by_agent[agent], place)}
         taken: dict[Any, Any] = take({agent: by_agent[agent] for agent in agents}, place)
         return taken
 
@@ -596,38 +600,40 @@ class ExternalEnvBridge:
         records, effects = self._episodes.collect()
         if effects:
             self._perform(effects)
-        result = BridgeResult.empty()
-        for record in records:
-            _add(result, record)
-        return result
+        return _gathered(records)
 
     def _assert_usable(self) -> None:
         if self._stopped:
             raise ClosedError("this bridge was stopped")
 
 
-def _add(result: BridgeResult, record: Record) -> None:
-    episode_id, content = record.episode_id, record.content
-    if record.fault is not None:
-        result.faults.append(record.fault)
-    else:
-        result.observations[episode_id] = content["observations"]
-        result.rewards[episode_id] = content["rewards"]
-        result.terminateds[episode_id] = content["terminateds"]
-        result.truncateds[episode_id] = content["truncateds"]
-        result.infos[episode_id] = content["infos"]
-        if record.off_policy is not None:
-            result.off_policy_actions[episode_id] = record.off_policy
-            if record.choice is not None:
-                result.choices[episode_id] = record.choice
-        if record.first:
-            result.started.append(episode_id)
-    if record.last:
-        result.ended.append(episode_id)
-    if not record.training_enabled:
-        result.untrained.add(episode_id)
-    if record.unacted:
-        result.unacted.add(episode_id)
+def _gathered(records: Sequence[Record]) -> BridgeResult:
+    """Return what the runner is shown of `records`."""
+    result = BridgeResult.empty()
+    observations, rewards, terminateds, truncateds, infos, off_policy_actions = result
+    for record in records:
+        episode_id, content = record.episode_id, record.content
+        if record.fault is not None:
+            result.faults.append(record.fault)
+        else:
+            observations[episode_id] = content["observations"]
+            rewards[episode_id] = content["rewards"]
+            terminateds[episode_id] = content["terminateds"]
+            truncateds[episode_id] = content["truncateds"]
+            infos[episode_id] = content["infos"]
+            if record.off_policy is not None:
+                off_policy_actions[episode_id] = record.off_policy
+                if record.choice is not None:
+                    result.choices[episode_id] = record.choice
+            if record.first:
+                result.started.append(episode_id)
+        if record.last:
+            result.ended.append(episode_id)
+        if not record.training_enabled:
+            result.untrained.add(episode_id)
+        if record.unacted:
+            result.unacted.add(episode_id)
+    return result
 
 
 def _told(error: BaseException) -> Failed:

@@ -19,7 +19,7 @@ from envbus.runner.bridge.vocabulary import ByAgent, Record
 __all__ = ["Episode", "Waiting", "acting"]
 
 
-class Waiting(msgspec.Struct):
+class Waiting(msgspec.Struct, gc=False):
     """A client waits for the action of an episode."""
 
     request_id: int
@@ -90,35 +90,31 @@ class Episode:
             own[agent] = own[agent] + reward if agent in own else reward
         for agent, info in infos.items():
             self._infos[agent] = {**self._infos.get(agent, {}), **info}
-        for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
-            for agent, flag in flags.items():
-                if flag:
-                    self._flags.setdefault(name, {})[agent] = True
+        if terminateds or truncateds:
+            for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
+                for agent, flag in flags.items():
+                    if flag:
+                        self._flags.setdefault(name, {})[agent] = True
 
     def observe(
         self, observation: ByAgent, *, off_policy: ByAgent | None = None, held: int = 0
     ) -> Record:
         """Queue an observation with all that was logged since the one before."""
-        record = self._record(observation)
-        record.off_policy = off_policy
-        record.held = held
-        return self._append(record)
+        content = self._content(observation)
+        return self._append(content, off_policy=off_policy, held=held)
 
     def end(
         self, observation: ByAgent, terminateds: Mapping[Any, bool], truncateds: Mapping[Any, bool]
     ) -> Record:
         """Queue the last observation; `terminateds` and `truncateds` name `"__all__"`."""
         self.over = True
-        record = self._record(observation, terminateds, truncateds)
-        record.last = True
-        return self._append(record)
+        content = self._content(observation, terminateds, truncateds)
+        return self._append(content, last=True)
 
     def break_off(self, fault: EpisodeFault) -> Record:
         """Queue the end without a last observation."""
         self.over = True
-        record = Record(self.episode_id, {}, self.training_enabled)
-        record.last, record.fault = True, fault
-        return self._append(record)
+        return self._append({}, last=True, fault=fault)
 
     def withdraw(self) -> None:
         """The action for the last observation will not reach the simulator.
@@ -154,45 +150,85 @@ class Episode:
             waiting.shown = True
         return record
 
-    def _record(
+    def _content(
         self,
         observation: ByAgent,
         terminateds: Mapping[Any, bool] | None = None,
         truncateds: Mapping[Any, bool] | None = None,
-    ) -> Record:
-        rewards, infos, flags = self._rewards, self._infos, self._flags
-        self._rewards, self._infos = {}, {}
-        content = {
-            "observations": observation,
-            "rewards": {**dict.fromkeys(observation, 0.0), **rewards},
-            "terminateds": {**dict.fromkeys(observation, False), ALL: False},
-            "truncateds": {**dict.fromkeys(observation, False), ALL: False},
-            "infos": {**{agent: {} for agent in observation}, **infos},
-        }
+    ) -> dict[str, ByAgent]:
+        """Return an observation with what was logged since the one before."""
+        content = _blank(observation)
+        rewards, flags = self._rewards, self._flags
+        if rewards:
+            self._rewards = {}
+            content["rewards"].update(rewards)
+        if self._infos:
+            content["infos"].update(self._infos)
+            self._infos = {}
         if flags or terminateds is not None:
             self._flags = {}
             for name, given in (("terminateds", terminateds), ("truncateds", truncateds)):
                 content[name] |= {**(given or {}), **flags.get(name, {})}
         # A single agent has an observation each time: nothing of it is ever held back.
-        if self._held_back is not None or len(content["rewards"]) > len(observation) or flags:
+        if self._held_back is not None or flags or len(content["rewards"]) > len(observation):
             self._held_back = self._held_back or HeldBack()
             content = self._held_back.settle(content)
-        return Record(self.episode_id, content, self.training_enabled)
+        return content
 
-    def _append(self, record: Record) -> Record:
-        record.first = not self._known
-        record.unacted, self._unacted = self._unacted, False
+    def _append(
+        self,
+        content: dict[str, ByAgent],
+        *,
+        last: bool = False,
+        off_policy: ByAgent | None = None,
+        fault: EpisodeFault | None = None,
+        held: int = 0,
+    ) -> Record:
+        record = Record(
+            self.episode_id,
+            content,
+            self.training_enabled,
+            not self._known,
+            self._unacted,
+            last,
+            off_policy,
+            None,
+            fault,
+            held,
+        )
         self._known = True
+        self._unacted = False
         self._queue.append(record)
         return record
+
+
+def _blank(observation: ByAgent) -> dict[str, ByAgent]:
+    """Return the content of a record in which nothing has happened; all dicts are its own."""
+    if len(observation) == 1:  # as below, in a third of the time
+        (agent,) = observation
+        return {
+            "observations": observation,
+            "rewards": {agent: 0.0},
+            "terminateds": {agent: False, ALL: False},
+            "truncateds": {agent: False, ALL: False},
+            "infos": {agent: {}},
+        }
+    return {
+        "observations": observation,
+        "rewards": dict.fromkeys(observation, 0.0),
+        "terminateds": {**dict.fromkeys(observation, False), ALL: False},
+        "truncateds": {**dict.fromkeys(observation, False), ALL: False},
+        "infos": {agent: {} for agent in observation},
+    }
 
 
 def acting(record: Record) -> list[Any]:
     """Return the agents that an action is wanted of: those observed that are not done."""
     content = record.content
+    observations = content["observations"]
     terminateds, truncateds = content["terminateds"], content["truncateds"]
+    if True not in terminateds.values() and True not in truncateds.values():
+        return list(observations)
     return [
-        agent
-        for agent in content["observations"]
-        if not terminateds.get(agent) and not truncateds.get(agent)
+        agent for agent in observations if not terminateds.get(agent) and not truncateds.get(agent)
     ]

@@ -41,8 +41,9 @@ class Sessions:
         self._by_peer: dict[bytes, Session] = {}
         #: Those without a connection, the one that expires first comes first.
         self._lost: dict[str, Session] = {}
-        #: Look-up by peer, without the cost of a method.
+        #: Look-ups by peer and by secret, without the cost of a method.
         self.find = self._by_peer.get
+        self.by_secret = self._by_secret.get
 
     def __len__(self) -> int:
         return len(self._by_secret)
@@ -51,10 +52,6 @@ class Sessions:
     def num_lost(self) -> int:
         """Sessions whose client is gone and may come back."""
         return len(self._lost)
-
-    def by_secret(self, secret: str) -> Session | None:
-        """Return the session of that secret."""
-        return self._by_secret.get(secret)
 
     def open(self, peer: bytes, name: str) -> Session:
         """Begin a session; the peer must have none."""

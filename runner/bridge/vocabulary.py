@@ -45,6 +45,8 @@ __all__ = [
 
 ByAgent: TypeAlias = dict[Any, Any]
 
+# Without `gc`: no cycle goes through any of these, and many are made per second.
+
 # --- events ---------------------------------------------------------------------------------
 
 
@@ -67,7 +69,7 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     training_enabled: bool = True
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """A client has an observation and waits for an action."""
 
     peer: bytes
@@ -78,7 +80,7 @@ class Ask(msgspec.Struct, frozen=True):
     timeout: float
 
 
-class LogStep(msgspec.Struct, frozen=True):
+class LogStep(msgspec.Struct, frozen=True, gc=False):
     """A client has an observation, and has acted upon it."""
 
     peer: bytes
@@ -88,7 +90,7 @@ class LogStep(msgspec.Struct, frozen=True):
     action: ByAgent
 
 
-class LogReward(msgspec.Struct, frozen=True):
+class LogReward(msgspec.Struct, frozen=True, gc=False):
     """A client tells what the action before has led to."""
 
     peer: bytes
@@ -101,7 +103,7 @@ class LogReward(msgspec.Struct, frozen=True):
     truncateds: ByAgent
 
 
-class FragmentPart(msgspec.Struct, frozen=True):
+class FragmentPart(msgspec.Struct, frozen=True, gc=False):
     """One step of a fragment: what was logged, then what was seen and done; None: no more."""
 
     reward: LogReward | None
@@ -110,7 +112,7 @@ class FragmentPart(msgspec.Struct, frozen=True):
     choice: ClientChoice | None = None
 
 
-class Fragment(msgspec.Struct, frozen=True):
+class Fragment(msgspec.Struct, frozen=True, gc=False):
     """A client has acted by itself for some steps."""
 
     peer: bytes
@@ -122,7 +124,7 @@ class Fragment(msgspec.Struct, frozen=True):
     parts: list[FragmentPart]
 
 
-class End(msgspec.Struct, frozen=True):
+class End(msgspec.Struct, frozen=True, gc=False):
     """A client ends an episode."""
 
     peer: bytes
@@ -134,7 +136,7 @@ class End(msgspec.Struct, frozen=True):
     truncateds: ByAgent
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class Chosen(msgspec.Struct, frozen=True, gc=False):
     """The runner has actions for an episode."""
 
     episode_id: str
@@ -142,14 +144,14 @@ class Chosen(msgspec.Struct, frozen=True):
     policy_version: int = 0
 
 
-class GiveUp(msgspec.Struct, frozen=True):
+class GiveUp(msgspec.Struct, frozen=True, gc=False):
     """The runner has no action for what it was shown: whoever waits is told why."""
 
     episode_id: str
     failed: Failed
 
 
-class Confirm(msgspec.Struct, frozen=True):
+class Confirm(msgspec.Struct, frozen=True, gc=False):
     """The runner has made sure of an episode that was ended; or could not."""
 
     episode_id: str
@@ -191,7 +193,7 @@ Event: TypeAlias = (
 # --- effects --------------------------------------------------------------------------------
 
 
-class Welcome(msgspec.Struct, frozen=True):
+class Welcome(msgspec.Struct, frozen=True, gc=False):
     """The peer is a client now: tell it the spaces, and this."""
 
     peer: bytes
@@ -202,7 +204,7 @@ class Welcome(msgspec.Struct, frozen=True):
     episodes: list[str]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """Send a reply."""
 
     peer: bytes
@@ -210,7 +212,7 @@ class Answer(msgspec.Struct, frozen=True):
     reply: Reply
 
 
-class Act(msgspec.Struct, frozen=True):
+class Act(msgspec.Struct, frozen=True, gc=False):
     """Reply with an action."""
 
     peer: bytes
@@ -219,7 +221,7 @@ class Act(msgspec.Struct, frozen=True):
     policy_version: int
 
 
-class Refuse(msgspec.Struct, frozen=True):
+class Refuse(msgspec.Struct, frozen=True, gc=False):
     """Send a failure."""
 
     peer: bytes
@@ -232,7 +234,7 @@ Effect: TypeAlias = Welcome | Answer | Act | Refuse
 # --- what is delivered to the runner ----------------------------------------------------------
 
 
-class Record(msgspec.Struct):
+class Record(msgspec.Struct, gc=False):
     """One observation of an episode, with what came before it; or its end without one."""
 
     episode_id: str
