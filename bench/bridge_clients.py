@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent import futures
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -50,11 +51,11 @@ def ask_pyzmq(case: BridgeCase, address: str) -> Ask:
     return ask
 
 
-def ask_envbus(case: BridgeCase, address: str) -> Ask:
+def ask_envbus(case: BridgeCase, address: str, *, lanes: bool = True) -> Ask:
     """The client that simulators use."""
     from envbus.actors import ExternalEnvClient
 
-    client = ExternalEnvClient(address)
+    client = ExternalEnvClient(address, lanes=lanes)
     episode_id = client.start_episode()
     observation = case.observation()
     return lambda: client.get_action(episode_id, observation)
@@ -164,6 +165,7 @@ def rate_threads(ask: Callable[[BridgeCase, str], Ask]) -> Callable[..., Ask]:
 CLIENTS: dict[str, Callable[[BridgeCase, str], Ask]] = {
     "pyzmq": ask_pyzmq,
     "envbus": ask_envbus,
+    "envbus, ZeroMQ": partial(ask_envbus, lanes=False),
     "envbus, TCP": ask_gateway,
     "envbus, WebSocket": ask_gateway,
     "http": ask_http,

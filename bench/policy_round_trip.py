@@ -39,7 +39,8 @@ from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import BrokerConfig, Complete, PeerReady
 from envbus.bus.codec import decode, encode
 from envbus.bus.errors import EnvbusError
-from envbus.bus.lane import LaneEnd, LanePeer, LaneRouter
+from envbus.bus.lane import LaneEnd, LanePeer
+from envbus.bus.lane_router import LaneRouter
 from envbus.bus.messages import Hello, Tree
 from envbus.bus.serve import Worker
 from envbus.runner.links import usable_cores

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envbus.actors.protocol import Step
-from envbus.bus.lane import LanePeer, LaneRouter
+from envbus.bus.lane import LanePeer
+from envbus.bus.lane_router import LaneRouter
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.transport import PeerTransport, RouterTransport
 from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter

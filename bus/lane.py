@@ -1,38 +1,27 @@
 """A faster carriage between a broker and the children of its own process: one socketpair each.
 
 The same messages as over ROUTER and DEALER, without libzmq's I/O threads: a message costs one
-wake-up instead of three. Leaves out what frames mean, and how a child gets its end.
+wake-up instead of three. Leaves out what frames mean, how a child gets its end, and the broker's
+side (`lane_router.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import select
 import socket
 import struct
 import time
-from collections import deque
 from typing import Final
 
-from envbus.bus.errors import (
-    ClosedError,
-    DecodeError,
-    QueueFullError,
-    TransportError,
-    UnknownPeerError,
-)
+from envbus.bus.errors import ClosedError, DecodeError
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.limits import DEFAULT_LIMITS
+from envbus.bus.packets import pack, table_of
 from envbus.bus.pipe import Pipe
-from envbus.bus.spinning import BROKER_SPIN_SECONDS, CHILD_SPIN_SECONDS, SpinBudget
+from envbus.bus.spinning import CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.transport import Buffer, Frames
-from envbus.bus.zmq_transport import ZmqRouter
 
-__all__ = ["LANES_EXIST", "LaneEnd", "LanePeer", "LaneRouter"]
-
-logger = logging.getLogger("envbus.bus.lane")
+__all__ = ["LANES_EXIST", "LaneEnd", "LanePeer", "usable_cores"]
 
 #: Whether this platform has sockets that keep message boundaries and report a hang-up.
 LANES_EXIST: Final = hasattr(socket, "SOCK_SEQPACKET") and hasattr(select, "epoll")
@@ -41,15 +30,11 @@ DONT_WAIT: Final = getattr(socket, "MSG_DONTWAIT", 0)
 #: Largest message that goes through the socket; a larger one is handed over as a parcel. A
 #: socket's buffer holds some 200 kB, and copying 32 kB costs less than a parcel does.
 INLINE_BYTES: Final = 32 * 1024
-#: Messages waiting for room in the socket, per peer; as many as the ROUTER's queue holds.
-QUEUE_LIMIT: Final = 1000
 #: Seconds to wait for a parcel that was sent before the packet that names it.
 _PARCEL_TIMEOUT: Final = 30.0
 #: Number of frames; a parcel's number follows if it is 0, else each frame's length.
 _COUNT: Final = struct.Struct("<I")
 _PARCEL: Final = struct.Struct("<IQ")
-#: Layouts of the usual counts; two is a message without arrays.
-_TABLES: Final = {count: struct.Struct(f"<{count + 1}I") for count in range(1, 9)}
 
 
 class LaneEnd:
@@ -100,12 +85,11 @@ class LaneEnd:
         Raises:
             TransportError: The pipe failed.
         """
-        lengths = [_size(frame) for frame in frames]
-        table = _table(len(frames))
-        if table.size + sum(lengths) <= INLINE_BYTES:
-            return b"".join((table.pack(len(frames), *lengths), *frames))
+        packet = pack(frames)
+        if len(packet) <= INLINE_BYTES:
+            return packet
         number = self._pipe.next_number()
-        self._pipe.send_bytes(number, b"".join((table.pack(len(frames), *lengths), *frames)))
+        self._pipe.send_bytes(number, packet)
         return _PARCEL.pack(0, number)
 
     def unpack(self, packet: bytes) -> list[Buffer]:
@@ -121,9 +105,9 @@ class LaneEnd:
                 number = _PARCEL.unpack(packet)[1]
                 packet = self._pipe.receive_bytes(number, _PARCEL_TIMEOUT)
                 (count,) = _COUNT.unpack_from(packet)
-            table = _table(count)
+            table = table_of(count)
             _, *lengths = table.unpack_from(packet)
-        except (struct.error, KeyError) as exc:
+        except struct.error as exc:
             raise DecodeError(f"a packet of {len(packet)} bytes has no readable table") from exc
         view, start, frames = memoryview(packet), table.size, []
         for length in lengths:
@@ -165,6 +149,31 @@ class LaneEnd:
         if not packet:
             raise ClosedError("the other side of the lane is gone")
         return packet
+
+    def receive(self) -> list[Buffer] | None:
+        """Return the next message, or None if there is none now.
+
+        Raises:
+            ClosedError: The other side is gone.
+            DecodeError: What came is no message.
+            TransportError: The pipe failed.
+        """
+        packet = self.read()
+        return None if packet is None else self.unpack(packet)
+
+    @property
+    def has_more(self) -> bool:
+        """False: what has come is in the socket."""
+        return False
+
+    @property
+    def has_begun(self) -> bool:
+        """False: packets are written whole."""
+        return False
+
+    def finish(self) -> bool:
+        """Return True: see `has_begun`."""
+        return True
 
     def close(self) -> None:
         """Close this end. Idempotent."""
@@ -242,231 +251,8 @@ class LanePeer:
             self._timeout = timeout
 
 
-class LaneRouter:
-    """The broker's side: a lane per child, and, if there is one, a router for other peers.
-
-    Args:
-        router: Carries the messages of all peers that have no lane; closed with this.
-        spin: Whether there is a core to spare for short waits.
-        spin_seconds: Longest spin, if there is.
-    """
-
-    def __init__(
-        self,
-        router: ZmqRouter | None = None,
-        *,
-        spin: bool = False,
-        spin_seconds: float = BROKER_SPIN_SECONDS,
-    ) -> None:
-        self._router = router
-        self._spinning = SpinBudget(spin_seconds if spin else 0.0)
-        self._poller = select.epoll()
-        self._lanes: dict[bytes, LaneEnd] = {}
-        self._by_fd: dict[int, bytes] = {}
-        self._unsent: dict[bytes, deque[bytes]] = {}
-        #: Lanes that the last look found readable.
-        self._ready: list[int] = []
-        #: Whether `wait` has just looked: then `receive` need not look again.
-        self._looked = False
-        #: Peers whose lanes hung up, until they are dropped.
-        self._hung_up: set[bytes] = set()
-        self._watched: set[int] = set()
-        #: Whether a watched file descriptor was found readable, until somebody asks.
-        self._beside = False
-        self._closed = False
-        if router is not None:
-            self._poller.register(router.fileno(), select.EPOLLIN)
-        disown_in_forks(self)
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """What peers without a lane connect to."""
-        return self._router.endpoints if self._router is not None else ()
-
-    def add_lane(self, peer: bytes, end: LaneEnd) -> None:
-        """Carry a child's messages over `end` from now on; takes it over."""
-        end.set_timeout(None)
-        self._lanes[peer] = end
-        self._by_fd[end.fileno()] = peer
-        self._poller.register(end.fileno(), select.EPOLLIN)
-
-    def drop_lane(self, peer: bytes) -> None:
-        """Forget a child that has ended; what it sent and nobody received is lost."""
-        end = self._lanes.pop(peer, None)
-        self._unsent.pop(peer, None)
-        self._hung_up.discard(peer)
-        if end is not None:
-            self._forget(end.fileno())
-            end.close()
-
-    def hung_up(self) -> list[bytes]:
-        """Return the peers that are gone and all of whose messages were received."""
-        return list(self._hung_up) if self._hung_up else []
-
-    def send(self, peer: bytes, frames: Frames) -> None:
-        """Queue `frames` for `peer`; never blocks. Errors as `RouterTransport.send`.
-
-        What is sent to a child that has ended is lost, until `drop_lane`.
-        """
-        end = self._lanes.get(peer)
-        if end is None:
-            if self._router is None:
-                raise UnknownPeerError(f"no peer {peer!r} is connected")
-            self._router.send(peer, frames)
-            return
-        waiting = self._unsent.get(peer)
-        if waiting is not None and len(waiting) >= QUEUE_LIMIT:
-            raise QueueFullError(f"the queue to {peer!r} holds {QUEUE_LIMIT} messages")
-        try:
-            packet = end.pack(frames)
-            if waiting is None and end.write(packet):
-                return
-        except ClosedError:
-            return  # lost, as in a ROUTER's queue: the news of its process' end says why
-        if waiting is None:
-            waiting = self._unsent[peer] = deque()
-            self._poller.modify(end.fileno(), select.EPOLLIN | select.EPOLLOUT)
-        waiting.append(packet)
-
-    def receive(self) -> tuple[bytes, list[Buffer]] | None:
-        """Return the next message and who sent it, or None if there is none now."""
-        while True:
-            if not self._ready:
-                if not self._looked:
-                    self._look(0.0)
-                self._looked = False
-                if not self._ready:
-                    return self._router.receive() if self._router is not None else None
-            fd = self._ready.pop()
-            peer = self._by_fd.get(fd)
-            if peer is None:
-                continue
-            end = self._lanes[peer]
-            try:
-                packet = end.read()
-                if packet is not None:
-                    return peer, end.unpack(packet)
-            except ClosedError:
-                self._forget(fd)  # its process' end is told by whoever watches over it
-                self._hung_up.add(peer)
-            except (DecodeError, TransportError) as exc:
-                logger.error("what %r sent is unreadable: %s", peer, exc)
-                return peer, []  # no header: counted, and answered as malformed
-
-    def user_of(self, frames: Frames) -> str:
-        """Return who sent a message, by their key; "" for a child, which needs none."""
-        return "" if self._router is None else self._router.user_of(frames)
-
-    @property
-    def refused_connections(self) -> int:
-        """Connections that the router refused."""
-        return 0 if self._router is None else self._router.refused_connections
-
-    def wait(self, timeout: float) -> bool:
-        """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
-        # The router's descriptor tells of changes only, and sending may have used one up.
-        if self._ready or (self._router is not None and self._router.wait(0.0)):
-            return True
-        if timeout <= 0:
-            return self._look(0.0)
-        start = time.perf_counter()
-        found = False
-        if spin := self._spinning.seconds():
-            give_up = start + min(spin, timeout)
-            while not (found := self._look(0.0)) and time.perf_counter() < give_up:
-                os.sched_yield()
-        found = found or self._look(timeout)
-        self._spinning.observe(time.perf_counter() - start)
-        return found
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when `wait(0.0)` is worth a call."""
-        return self._poller.fileno()
-
-    def watch(self, fd: int) -> None:
-        """Let `wait` also return when `fd` is readable or hung up."""
-        if fd not in self._watched:
-            self._watched.add(fd)
-            self._poller.register(fd, select.EPOLLIN | select.EPOLLHUP)
-
-    def unwatch(self, fd: int) -> None:
-        """Forget `fd`; no error if it was not watched."""
-        if fd in self._watched:
-            self._watched.discard(fd)
-            self._forget(fd)
-
-    def take_beside(self) -> bool:
-        """Return whether a watched file descriptor was found readable since the last call."""
-        found, self._beside = self._beside, False
-        return found
-
-    def close(self) -> None:
-        """Send what is waiting, as far as there is room, and close all. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        for peer in list(self._lanes):
-            self._flush(peer)
-            self.drop_lane(peer)
-        self._poller.close()
-        if self._router is not None:
-            self._router.close()
-
-    def disown(self) -> None:
-        """In a forked copy: be closed, and leave the owner's epoll, which both share, alone."""
-        self._closed = True
-        self._lanes.clear()
-        self._by_fd.clear()
-        self._unsent.clear()
-        self._ready.clear()
-        self._poller.close()
-
-    def _look(self, timeout: float) -> bool:
-        """Note which lanes are readable and write to those that have room again."""
-        if self._closed:
-            raise ClosedError("the broker's transport is closed")
-        found = self._poller.poll(timeout)
-        self._looked = True
-        for fd, events in found:
-            peer = self._by_fd.get(fd)
-            if peer is None:
-                self._beside = True
-                continue
-            if events & ~select.EPOLLOUT:
-                self._ready.append(fd)
-            if events & select.EPOLLOUT:
-                self._flush(peer)
-        return bool(found)
-
-    def _flush(self, peer: bytes) -> None:
-        waiting, end = self._unsent.get(peer), self._lanes[peer]
-        if waiting is None:
-            return
-        try:
-            while waiting and end.write(waiting[0]):
-                waiting.popleft()
-        except ClosedError:
-            waiting.clear()
-        if not waiting:
-            del self._unsent[peer]
-            with contextlib.suppress(OSError, ValueError):  # hung up, and forgotten already
-                self._poller.modify(end.fileno(), select.EPOLLIN)
-
-    def _forget(self, fd: int) -> None:
-        self._by_fd.pop(fd, None)
-        with contextlib.suppress(OSError, ValueError):  # closed by its owner, or never there
-            self._poller.unregister(fd)
-
-
-def _table(count: int) -> struct.Struct:
-    """Return the layout of a packet's table; KeyError for a count that no message has."""
-    table = _TABLES.get(count)
-    if table is None:
-        if not 0 < count <= DEFAULT_LIMITS.max_frames + 1:
-            raise KeyError(count)
-        table = struct.Struct(f"<{count + 1}I")
-    return table
-
-
-def _size(frame: Buffer) -> int:
-    return len(frame) if type(frame) is bytes else memoryview(frame).nbytes
+def usable_cores() -> int:
+    """Return how many CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -311,6 +311,7 @@ class ZmqPeer:
         self._timeout_ms = -1
         self._closed = False
         self._lost_since: float | None = None
+        self._is_connected = False
         self._watched: list[tuple[Any, int]] = [(self._socket, _POLLIN)]
         _set_limits(self._socket, max_frame_bytes)
         if endpoint.startswith("tcp:"):  # a cable can be pulled; a process of this host cannot
@@ -383,6 +384,11 @@ class ZmqPeer:
         self._take_news()
         return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection, as `lost_for` has last seen it."""
+        return self._is_connected
+
     def trouble(self) -> str:
         """Return, for people, why there is no connection; "" if there is one, or none tells.
 
@@ -406,9 +412,10 @@ class ZmqPeer:
             news = recv_monitor_message(self._monitor)
             event = news["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._lost_since, self._trouble = None, ""
+                self._lost_since, self._trouble, self._is_connected = None, "", True
                 continue
             now = time.monotonic()
+            self._is_connected = False
             self._lost_since = self._lost_since or now
             if event != zmq.EVENT_DISCONNECTED:
                 self._trouble = handshake_trouble(event, news["value"], self._keys)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
-import os
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -23,7 +22,8 @@ from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig
 from envbus.bus.folders import make_folder
 from envbus.bus.keys import BrokerKeys
-from envbus.bus.lane import LANES_EXIST, LaneEnd, LaneRouter
+from envbus.bus.lane import LANES_EXIST, LaneEnd, usable_cores
+from envbus.bus.lane_router import LaneRouter
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.process import Nursery
 from envbus.bus.serve import PlainCodec
@@ -230,10 +230,3 @@ class Links(Generic[M]):
             self._lanes = LaneRouter(router, spin=self._num_local <= usable_cores() > 1)
             return self._lanes
         return router
-
-
-def usable_cores() -> int:
-    """Return how many CPU cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

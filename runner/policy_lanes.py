@@ -29,7 +29,8 @@ from envbus.bus.errors import (
     OverloadedError,
 )
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.lane import LANES_EXIST, LaneRouter
+from envbus.bus.lane import LANES_EXIST
+from envbus.bus.lane_router import LaneRouter
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
 from envbus.bus.spinning import CHILD_SPIN_SECONDS
 from envbus.bus.transport import Frames

@@ -19,7 +19,8 @@ from envbus.bus.broker import Broker
 from envbus.bus.broker_vocabulary import PeerReady
 from envbus.bus.codec import encode
 from envbus.bus.errors import ClosedError, EnvbusError, RestartLimitError
-from envbus.bus.lane import LaneEnd, LaneRouter
+from envbus.bus.lane import LaneEnd
+from envbus.bus.lane_router import LaneRouter
 from envbus.runner.policy_board import BoardEntry, door_of, read_board
 from envbus.runner.policy_door import knock
 from envbus.runner.policy_protocol import OpenLane, ShareRows

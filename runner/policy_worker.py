@@ -12,7 +12,8 @@ from typing import Final
 
 from envbus.bus.codec import decode, decode_header, encode, encode_header
 from envbus.bus.errors import ProtocolError, TransportError
-from envbus.bus.lane import LaneEnd, LaneRouter
+from envbus.bus.lane import LaneEnd
+from envbus.bus.lane_router import LaneRouter
 from envbus.bus.messages import PROTOCOL_VERSION, Failed, Header, Hello, Kind, Payload, Tree
 from envbus.bus.serve import HELLO_ID, describe
 from envbus.bus.spinning import CHILD_SPIN_SECONDS

@@ -52,6 +52,8 @@ PURE = CORE | {
     "bus/gateway/door.py",
     "bus/gateway/framing.py",
     "bus/gateway/session.py",
+    "bus/lane_address.py",
+    "bus/packets.py",
     "bus/thread_dump.py",
     "runner/bridge/episode.py",
     "runner/bridge/episodes.py",

@@ -34,7 +34,7 @@ from envbus.bus.errors import (
 )
 from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Payload
-from envbus.bus.zmq_transport import ZmqPeer
+from envbus.bus.near_peer import NearPeer
 
 __all__ = ["AsyncExternalEnvClient"]
 
@@ -77,11 +77,13 @@ class AsyncExternalEnvClient:
         policy: PolicyOrFactory | None = None,
         update_interval: float = 10.0,
         local: LocalSettings | None = None,
+        lanes: bool = True,
     ) -> None:
         check_inference(inference, policy, update_interval)
         self.address = address
         self._timeouts = timeouts or ClientTimeouts()
         self._heartbeat = heartbeat
+        self._lanes = lanes
         self._keys = PeerKeys.load(keys, server_key)
         self._verbs = Verbs(observation_space, action_space, name)
         self._placeholders = self._verbs.placeholders()
@@ -93,7 +95,7 @@ class AsyncExternalEnvClient:
         )
         self._policy, self._update_interval, self._settings = policy, update_interval, local
         self.local: AsyncLocalInference | None = None
-        self._transport: ZmqPeer | None = None
+        self._transport: NearPeer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._joined: asyncio.Future[None] | None = None
@@ -128,7 +130,7 @@ class AsyncExternalEnvClient:
             raise ClosedError("a client connects once")
         self._loop = asyncio.get_running_loop()
         identity = f"sim.{secrets.token_hex(8)}".encode()
-        self._transport = ZmqPeer(self.address, identity, keys=self._keys)
+        self._transport = NearPeer(self.address, identity, keys=self._keys, lanes=self._lanes)
         self._joined = self._loop.create_future()
         self._loop.add_reader(self._transport.fileno(), self._look)
         self._keeper = self._loop.create_task(self._keep())
@@ -337,7 +339,7 @@ class AsyncExternalEnvClient:
             elif talk.ready:
                 joined.set_result(None)
 
-    def _flush(self, transport: ZmqPeer) -> None:
+    def _flush(self, transport: NearPeer) -> None:
         outgoing = self._talk.outgoing
         while outgoing:
             try:

@@ -27,6 +27,7 @@ from envbus.bus.codec import encode
 from envbus.bus.errors import ClosedError
 from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Payload
+from envbus.bus.near_peer import NearPeer
 from envbus.bus.serve import Heartbeats
 from envbus.bus.zmq_transport import ZmqPeer
 
@@ -76,6 +77,7 @@ class ExternalEnvClient:
             agents, which have the same spaces.
         local: Settings of that; None: the defaults.
         update_interval: Seconds between two looks for newer weights.
+        lanes: Whether to reach a bridge of this user and host without ZeroMQ, if it can be.
 
     Attributes:
         local: What chooses here; None: nothing does.
@@ -103,6 +105,7 @@ class ExternalEnvClient:
         policy: PolicyOrFactory | None = None,
         update_interval: float = 10.0,
         local: LocalSettings | None = None,
+        lanes: bool = True,
     ) -> None:
         check_inference(inference, policy, update_interval)
         self._timeouts = timeouts or ClientTimeouts()
@@ -114,7 +117,7 @@ class ExternalEnvClient:
         identity = f"sim.{secrets.token_hex(8)}".encode()
         self._link = Link(
             address,
-            ZmqPeer(address, identity, keys=peer_keys),
+            NearPeer(address, identity, keys=peer_keys, lanes=lanes),
             Conversation(hello, self._verbs.join, self._verbs.on_joined, self._timeouts.patience),
             Heartbeats(
                 lambda: ZmqPeer(address, identity + b".heartbeat", keys=peer_keys),

@@ -27,8 +27,8 @@ from envbus.bus.errors import (
     RequestTimeoutError,
 )
 from envbus.bus.messages import Payload
+from envbus.bus.near_peer import NearPeer
 from envbus.bus.serve import Heartbeats
-from envbus.bus.zmq_transport import ZmqPeer
 
 __all__ = ["Link"]
 
@@ -66,7 +66,7 @@ class Link:
     def __init__(
         self,
         address: str,
-        transport: ZmqPeer,
+        transport: NearPeer,
         conversation: Conversation,
         heartbeats: Heartbeats,
     ) -> None:

@@ -42,6 +42,7 @@ from envbus.bus.errors import ClosedError, ConfigError, EncodeError, ProtocolErr
 from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.gateway.gateway import PRELOAD
 from envbus.bus.keys import Allow, BrokerKeys, PathLike
+from envbus.bus.lane_router import with_lanes
 from envbus.bus.messages import Failed, FailureCode, Header, Kind, Reply
 from envbus.bus.serve import describe
 from envbus.bus.transport import Frames
@@ -111,6 +112,8 @@ class ExternalEnvBridge:
         gateway: Lets simulators without ZeroMQ in, over plain TCP and WebSocket; None: none.
         confirm_ends: Tell a client that its episode has ended only when `confirm` says that it is
             safe: in a file, for example.
+        lanes: Whether Python clients of this user and host may come without ZeroMQ, where that can
+            be: beside loopback and `ipc://` endpoints of a bridge without keys.
 
     Attributes:
         gateway: Where those connect: `gateway.tcp`, `gateway.websocket`; None: nowhere.
@@ -134,6 +137,7 @@ class ExternalEnvBridge:
         limits: EpisodeLimits | None = None,
         gateway: GatewayConfig | None = None,
         confirm_ends: bool = False,
+        lanes: bool = True,
     ) -> None:
         if (observation_space is None) != (action_space is None):
             raise ConfigError("give both spaces, or neither: then the first client's are taken")
@@ -148,8 +152,8 @@ class ExternalEnvBridge:
             insecure=insecure,
         )
         config = BrokerConfig(owner=BRIDGE, max_heartbeat=MAX_HEARTBEAT)
-        self._router = router
-        self._broker = Broker(router, BrokerCore(config))
+        self._router = with_lanes(router) if lanes and keys is None else router
+        self._broker = Broker(self._router, BrokerCore(config))
         self._models = Models(self._limits.max_version_lag)
         self._episodes = Episodes(
             self._limits,
@@ -164,7 +168,7 @@ class ExternalEnvBridge:
         self._greeted: set[bytes] = set()
         #: Requests that were refused for what they hold, before any episode was asked.
         self._refused = 0
-        self._door = PrivateDoor(router.bind_private)
+        self._door = PrivateDoor(self._router.bind_private)
         self._hosts = Hosts(self._door.open, self._broker.watch)
         self._ends: deque[SimulatorError] = deque()
         self._clock = time.monotonic

@@ -72,9 +72,9 @@ pytestmark = pytest.mark.timeout(120)
 QUICK = EpisodeLimits(lease=1.0)
 
 
-@pytest.fixture
-def bridge() -> Iterator[ExternalEnvBridge]:
-    with ExternalEnvBridge(OBSERVATION, ACTION) as made:
+@pytest.fixture(params=[True, False], ids=["lane", "zmq"])
+def bridge(request: pytest.FixtureRequest) -> Iterator[ExternalEnvBridge]:
+    with ExternalEnvBridge(OBSERVATION, ACTION, lanes=request.param) as made:
         yield made
 
 

@@ -27,9 +27,9 @@ from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread,
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture
-def bridge() -> Iterator[ExternalEnvBridge]:
-    with ExternalEnvBridge(OBSERVATION, ACTION) as made:
+@pytest.fixture(params=[True, False], ids=["lane", "zmq"])
+def bridge(request: pytest.FixtureRequest) -> Iterator[ExternalEnvBridge]:
+    with ExternalEnvBridge(OBSERVATION, ACTION, lanes=request.param) as made:
         yield made
 
 

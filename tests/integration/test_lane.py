@@ -14,11 +14,10 @@ from envbus.bus.errors import ClosedError, DecodeError, QueueFullError, UnknownP
 from envbus.bus.lane import (
     INLINE_BYTES,
     LANES_EXIST,
-    QUEUE_LIMIT,
     LaneEnd,
     LanePeer,
-    LaneRouter,
 )
+from envbus.bus.lane_router import QUEUE_LIMIT, LaneRouter
 from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter
 from tests.integration.nursery_children import PATIENCE, wait_until
 

@@ -1,0 +1,356 @@
+"""The broker's side of lanes: one per child or near peer, and a router for all others.
+
+Leaves out how messages become packets (`lane.py`, `stream_end.py`), and who may come in
+(`lane_listener.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import time
+from collections import deque
+from typing import Final
+
+from envbus.bus.errors import (
+    ClosedError,
+    DecodeError,
+    QueueFullError,
+    TransportError,
+    UnknownPeerError,
+)
+from envbus.bus.forking import disown_in_forks
+from envbus.bus.lane import LANES_EXIST, LaneEnd, usable_cores
+from envbus.bus.lane_listener import LaneListener
+from envbus.bus.spinning import BROKER_SPIN_SECONDS, SpinBudget
+from envbus.bus.stream_end import StreamEnd
+from envbus.bus.transport import Buffer, Frames
+from envbus.bus.zmq_transport import ZmqRouter
+
+__all__ = ["QUEUE_LIMIT", "LaneRouter", "with_lanes"]
+
+logger = logging.getLogger("envbus.bus.lane_router")
+
+#: Messages waiting for room in the socket, per peer; as many as the ROUTER's queue holds.
+QUEUE_LIMIT: Final = 1000
+#: Lanes at one time; who comes later is cut off, and uses ZeroMQ.
+_MAX_NEAR: Final = 1024
+
+
+class LaneRouter:
+    """A lane per child and near peer, and, if there is one, a router for other peers.
+
+    Args:
+        router: Carries the messages of all peers that have no lane; closed with this.
+        listener: Where peers come in that are no children of this process; closed with this.
+        spin: Whether there is a core to spare for short waits.
+        spin_seconds: Longest spin, if there is.
+    """
+
+    def __init__(
+        self,
+        router: ZmqRouter | None = None,
+        *,
+        listener: LaneListener | None = None,
+        spin: bool = False,
+        spin_seconds: float = BROKER_SPIN_SECONDS,
+    ) -> None:
+        self._router = router
+        self._listener = listener
+        #: Whether the router's descriptor, which tells of changes only, will tell of the next one:
+        #: nothing was there at the last look, and nothing was sent, which may use one up.
+        self._is_armed = False
+        #: Whether lanes were served since the router had its turn.
+        self._owed = False
+        self._spinning = SpinBudget(spin_seconds if spin else 0.0)
+        self._poller = select.epoll()
+        self._lanes: dict[bytes, LaneEnd | StreamEnd] = {}
+        #: Peers that have come in: nobody watches over their process.
+        self._near: set[bytes] = set()
+        #: Lanes to other processes; who spins for one of this process holds it up.
+        self._elsewhere: set[bytes] = set()
+        self._by_fd: dict[int, bytes] = {}
+        self._unsent: dict[bytes, deque[bytes]] = {}
+        #: Lanes that the last look found readable.
+        self._ready: list[int] = []
+        #: Whether `wait` has just looked: then `receive` need not look again.
+        self._looked = False
+        #: Peers whose lanes hung up, until they are dropped.
+        self._hung_up: set[bytes] = set()
+        self._watched: set[int] = set()
+        #: Whether a watched file descriptor was found readable, until somebody asks.
+        self._beside = False
+        self._closed = False
+        if router is not None:
+            self._poller.register(router.fileno(), select.EPOLLIN)
+        self._listening = -1 if listener is None else listener.fileno()
+        if listener is not None:
+            self._poller.register(self._listening, select.EPOLLIN)
+        disown_in_forks(self)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """What peers without a lane connect to."""
+        return self._router.endpoints if self._router is not None else ()
+
+    def bind_private(self, endpoint: str) -> None:
+        """Bind an endpoint of the router for the owner's own processes, with a lane beside it.
+
+        Raises:
+            ConfigError: It is malformed, too long, or wider than this host.
+            TransportError: It cannot be bound.
+        """
+        if self._router is None:
+            raise TransportError(f"cannot bind {endpoint}: this broker has lanes only")
+        self._router.bind_private(endpoint)
+        if self._listener is not None:
+            self._listener.offer(endpoint)
+
+    def add_lane(self, peer: bytes, end: LaneEnd) -> None:
+        """Carry a child's messages over `end` from now on; takes it over."""
+        end.set_timeout(None)
+        self._add(peer, end)
+        self._elsewhere.add(peer)
+
+    def drop_lane(self, peer: bytes) -> None:
+        """Forget a peer that has ended; what it sent and nobody received is lost."""
+        end = self._lanes.pop(peer, None)
+        self._unsent.pop(peer, None)
+        self._hung_up.discard(peer)
+        self._near.discard(peer)
+        self._elsewhere.discard(peer)
+        if end is not None:
+            self._forget(end.fileno())
+            end.close()
+
+    def hung_up(self) -> list[bytes]:
+        """Return the children that are gone and all of whose messages were received."""
+        return list(self._hung_up) if self._hung_up else []
+
+    def send(self, peer: bytes, frames: Frames) -> None:
+        """Queue `frames` for `peer`; never blocks. Errors as `RouterTransport.send`.
+
+        What is sent to a child that has ended is lost, until `drop_lane`.
+        """
+        end = self._lanes.get(peer)
+        if end is None:
+            if self._router is None:
+                raise UnknownPeerError(f"no peer {peer!r} is connected")
+            self._is_armed = False
+            self._router.send(peer, frames)
+            return
+        waiting = self._unsent.get(peer)
+        if waiting is not None and len(waiting) >= QUEUE_LIMIT:
+            raise QueueFullError(f"the queue to {peer!r} holds {QUEUE_LIMIT} messages")
+        try:
+            packet = end.pack(frames)
+            written = waiting is None and end.write(packet)
+        except ClosedError:
+            return  # lost, as in a ROUTER's queue: `receive` finds out, and who watches over it
+        if written and not end.has_begun:
+            return
+        if waiting is None:
+            waiting = self._unsent[peer] = deque()
+            self._poller.modify(end.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        if not written:
+            waiting.append(packet)
+
+    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+        """Return the next message and who sent it, or None if there is none now."""
+        while True:
+            if not self._ready:
+                # Lanes that always have something must not keep the router's peers waiting.
+                if self._owed:
+                    self._owed = False
+                    if (message := self._receive_far()) is not None:
+                        return message
+                    if self._looked:
+                        self._looked = False
+                        return None
+                if not self._looked:
+                    self._look(0.0)
+                self._looked = False
+                if not self._ready:
+                    return self._receive_far()
+            fd = self._ready.pop()
+            peer = self._by_fd.get(fd)
+            if peer is None:
+                continue
+            self._owed = True
+            end = self._lanes[peer]
+            try:
+                frames = end.receive()
+                if end.has_more:
+                    self._ready.append(fd)
+                if frames is not None:
+                    return peer, frames
+            except ClosedError:
+                self._lose(peer, fd)
+            except (DecodeError, TransportError) as exc:
+                logger.error("what %r sent is unreadable: %s", peer, exc)
+                if peer in self._near:
+                    self.drop_lane(peer)
+                return peer, []  # no header: counted, and answered as malformed
+
+    def user_of(self, frames: Frames) -> str:
+        """Return who sent a message, by their key; "" for a child, which needs none."""
+        return "" if self._router is None else self._router.user_of(frames)
+
+    @property
+    def refused_connections(self) -> int:
+        """Connections that the router refused."""
+        return 0 if self._router is None else self._router.refused_connections
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
+        if self._ready:
+            return True
+        if not self._is_armed and self._router is not None and self._router.wait(0.0):
+            return True
+        if timeout <= 0:
+            return self._look(0.0)
+        start = time.perf_counter()
+        found = False
+        if self._elsewhere and (spin := self._spinning.seconds()):
+            give_up = start + min(spin, timeout)
+            while not (found := self._look(0.0)) and time.perf_counter() < give_up:
+                os.sched_yield()
+        found = found or self._look(timeout)
+        self._spinning.observe(time.perf_counter() - start)
+        return found
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `wait(0.0)` is worth a call."""
+        return self._poller.fileno()
+
+    def watch(self, fd: int) -> None:
+        """Let `wait` also return when `fd` is readable or hung up."""
+        if fd not in self._watched:
+            self._watched.add(fd)
+            self._poller.register(fd, select.EPOLLIN | select.EPOLLHUP)
+
+    def unwatch(self, fd: int) -> None:
+        """Forget `fd`; no error if it was not watched."""
+        if fd in self._watched:
+            self._watched.discard(fd)
+            self._forget(fd)
+
+    def take_beside(self) -> bool:
+        """Return whether a watched file descriptor was found readable since the last call."""
+        found, self._beside = self._beside, False
+        return found
+
+    def close(self) -> None:
+        """Send what is waiting, as far as there is room, and close all. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for peer in list(self._lanes):
+            self._flush(peer)
+            self.drop_lane(peer)
+        self._poller.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._router is not None:
+            self._router.close()
+
+    def disown(self) -> None:
+        """In a forked copy: be closed, and leave the owner's epoll, which both share, alone."""
+        self._closed = True
+        self._lanes.clear()
+        self._by_fd.clear()
+        self._unsent.clear()
+        self._ready.clear()
+        self._poller.close()
+
+    def _look(self, timeout: float) -> bool:
+        """Note which lanes are readable and write to those that have room again."""
+        if self._closed:
+            raise ClosedError("the broker's transport is closed")
+        found = self._poller.poll(timeout)
+        self._looked = True
+        for fd, events in found:
+            peer = self._by_fd.get(fd)
+            if peer is None:
+                if fd == self._listening:
+                    self._let_in()
+                else:
+                    self._beside = True
+                continue
+            if events & ~select.EPOLLOUT:
+                self._ready.append(fd)
+            if events & select.EPOLLOUT:
+                self._flush(peer)
+        return bool(found)
+
+    def _flush(self, peer: bytes) -> None:
+        waiting, end = self._unsent.get(peer), self._lanes[peer]
+        if waiting is None:
+            return
+        try:
+            while waiting and end.write(waiting[0]):
+                waiting.popleft()
+            finished = end.finish() and not waiting
+        except ClosedError:
+            finished = True
+        if finished:
+            del self._unsent[peer]
+            with contextlib.suppress(OSError, ValueError):  # hung up, and forgotten already
+                self._poller.modify(end.fileno(), select.EPOLLIN)
+
+    def _receive_far(self) -> tuple[bytes, list[Buffer]] | None:
+        if self._router is None:
+            return None
+        message = self._router.receive()
+        self._is_armed = message is None
+        return message
+
+    def _let_in(self) -> None:
+        """Take over those who have come in and said who they are; the newest of a name counts."""
+        assert self._listener is not None
+        for peer, end in self._listener.arrivals():
+            if peer in self._lanes and peer not in self._near:  # a child's name is not to be had
+                end.close()
+                continue
+            self.drop_lane(peer)
+            if len(self._near) >= _MAX_NEAR:
+                end.close()
+                continue
+            self._near.add(peer)
+            if not end.is_of_this_process():
+                self._elsewhere.add(peer)
+            self._add(peer, end)
+            if end.has_more:
+                self._ready.append(end.fileno())
+
+    def _add(self, peer: bytes, end: LaneEnd | StreamEnd) -> None:
+        self._lanes[peer] = end
+        self._by_fd[end.fileno()] = peer
+        self._poller.register(end.fileno(), select.EPOLLIN)
+
+    def _lose(self, peer: bytes, fd: int) -> None:
+        """The other side of a lane is gone."""
+        if peer in self._near:
+            self.drop_lane(peer)  # it may come back, by this way or another
+            return
+        self._forget(fd)  # its process' end is told by whoever watches over it
+        self._hung_up.add(peer)
+        self._elsewhere.discard(peer)
+
+    def _forget(self, fd: int) -> None:
+        self._by_fd.pop(fd, None)
+        with contextlib.suppress(OSError, ValueError):  # closed by its owner, or never there
+            self._poller.unregister(fd)
+
+
+def with_lanes(router: ZmqRouter) -> LaneRouter | ZmqRouter:
+    """Return what also lets peers of this user and host in without ZeroMQ, if that can be.
+
+    For a router without keys only: a lane does not ask for any.
+    """
+    if not LANES_EXIST:
+        return router
+    listener = LaneListener(router.endpoints)
+    return LaneRouter(router, listener=listener, spin=usable_cores() > 1)

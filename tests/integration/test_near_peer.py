@@ -1,0 +1,381 @@
+"""Peers of one host that reach their broker without ZeroMQ, and those that have to do with it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envbus.bus import lane_listener, stream_end
+from envbus.bus.errors import QueueFullError
+from envbus.bus.lane_address import ADDRESSES_EXIST, INTRODUCTION
+from envbus.bus.lane_listener import address_of
+from envbus.bus.lane_router import LaneRouter, with_lanes
+from envbus.bus.near_peer import NearPeer
+from envbus.bus.packets import pack
+from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter
+from tests.integration.nursery_children import PATIENCE, wait_until
+from tests.sources import ROOT
+
+pytestmark = [
+    pytest.mark.skipif(not ADDRESSES_EXIST, reason="no sockets without a file here"),
+    pytest.mark.timeout(60),
+]
+
+
+@pytest.fixture
+def router() -> Iterator[LaneRouter]:
+    made = with_lanes(ZmqRouter(["tcp://127.0.0.1:*"]))
+    assert isinstance(made, LaneRouter)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def peer(router: LaneRouter) -> Iterator[NearPeer]:
+    made = NearPeer(router.endpoints[0], b"near")
+    yield made
+    made.close()
+
+
+def heard(router: LaneRouter, timeout: float = 0.05) -> tuple[bytes, list[bytes]] | None:
+    router.wait(timeout)
+    message = router.receive()
+    return None if message is None else (message[0], [bytes(frame) for frame in message[1]])
+
+
+def hears(router: LaneRouter) -> tuple[bytes, list[bytes]]:
+    """Return the router's next message."""
+    found: list[tuple[bytes, list[bytes]]] = []
+
+    def look() -> bool:
+        message = heard(router)
+        if message is not None:
+            found.append(message)
+        return bool(found)
+
+    wait_until(look, "a message")
+    return found[0]
+
+
+def gets(peer: NearPeer) -> list[bytes]:
+    """Return the peer's next message."""
+    frames = peer.receive(PATIENCE)
+    assert frames is not None
+    return [bytes(frame) for frame in frames]
+
+
+def stranger(router: LaneRouter) -> socket.socket:
+    """Somebody at the door."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(PATIENCE)
+    address = address_of(router.endpoints[0])
+    assert address is not None
+    sock.connect(address)
+    return sock
+
+
+def is_cut_off(sock: socket.socket, router: LaneRouter) -> bool:
+    """Whether the router closes this connection."""
+
+    def look() -> bool:
+        heard(router, 0.01)
+        return bool(select.select([sock], [], [], 0)[0])
+
+    wait_until(look, "the end")
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_messages_go_both_ways_without_zmq(router: LaneRouter, peer: NearPeer) -> None:
+    assert peer.is_near
+    for number in range(3):
+        peer.send([b"%d" % number, b"", memoryview(b"view")])
+    for number in range(3):
+        assert hears(router) == (b"near", [b"%d" % number, b"", b"view"])
+    router.send(b"near", [b"a", b"b"])
+    router.send(b"near", [b"c"])
+    assert gets(peer) == [b"a", b"b"]
+    assert peer.wait(0.0)
+    assert gets(peer) == [b"c"]
+    assert not peer.wait(0.01)
+    assert peer.receive(0.0) is None
+    assert peer.lost_for() == 0.0
+
+
+def test_a_broker_at_a_file_has_a_lane_too(tmp_path: Path) -> None:
+    router = with_lanes(ZmqRouter([f"ipc://{tmp_path}/bus"]))
+    assert isinstance(router, LaneRouter)
+    peer = NearPeer(router.endpoints[0], b"near")
+    assert peer.is_near
+    peer.send([b"x"])
+    assert hears(router) == (b"near", [b"x"])
+    peer.close()
+    router.close()
+
+
+def test_large_messages_arrive_whole_in_pieces(router: LaneRouter, peer: NearPeer) -> None:
+    large = bytes(3_000_000)
+    peer.send([b"up", large])
+    with pytest.raises(QueueFullError):
+        peer.send([b"behind it"])
+    came: list[tuple[bytes, list[bytes]]] = []
+
+    def look() -> bool:
+        peer.wait(0.0)  # sends on
+        message = heard(router, 0.0)
+        if message is not None:
+            came.append(message)
+        return bool(came)
+
+    wait_until(look, "the message")
+    assert came == [(b"near", [b"up", large])]
+    for _ in range(3):
+        router.send(b"near", [b"down", large])
+
+    def look_down() -> bool:
+        heard(router, 0.0)
+        frames = peer.receive(0.0)
+        if frames is not None:
+            got.append([bytes(frame) for frame in frames])
+        return len(got) == 3
+
+    got: list[list[bytes]] = []
+    wait_until(look_down, "three messages")
+    assert got == [[b"down", large]] * 3
+
+
+def test_both_kinds_of_peers_get_their_turn(router: LaneRouter, peer: NearPeer) -> None:
+    far = ZmqPeer(router.endpoints[0], b"far")
+    far.send([b"far"])
+    wait_until(lambda: router._router is not None and router._router.wait(0.05), "the far one")
+    for _ in range(100):
+        peer.send([b"near"])
+    came = [hears(router)[0] for _ in range(20)]
+    assert {b"near", b"far"} == set(came), "neither kept the other waiting"
+    router.send(b"far", [b"back"])
+    assert far.receive(PATIENCE) is not None
+    far.close()
+
+
+def test_without_a_listener_it_is_zmq() -> None:
+    router = LaneRouter(ZmqRouter(["tcp://127.0.0.1:*"]))
+    peer = NearPeer(router.endpoints[0], b"p")
+    assert not peer.is_near
+    peer.send([b"x"])
+    assert hears(router) == (b"p", [b"x"])
+    router.send(b"p", [b"y"])
+    assert gets(peer) == [b"y"]
+    peer.close()
+    router.close()
+
+
+def test_it_may_be_switched_off(router: LaneRouter) -> None:
+    peer = NearPeer(router.endpoints[0], b"p", lanes=False)
+    assert not peer.is_near
+    assert peer.lost_for() == 0.0
+    assert not peer.is_near
+    peer.close()
+
+
+def test_a_router_that_goes_is_noticed_at_once_and_found_again() -> None:
+    first = with_lanes(ZmqRouter(["tcp://127.0.0.1:*"]))
+    assert isinstance(first, LaneRouter)
+    (endpoint,) = first.endpoints
+    peer = NearPeer(endpoint, b"p")
+    assert peer.is_near
+    peer.send([b"x"])
+    hears(first)
+    first.send(b"p", [b"y"])
+    gets(peer)
+    first.close()
+    assert not peer.wait(0.0) or peer.receive(0.0) is None
+    assert not peer.wait(PATIENCE), "it does not wait for what cannot come"
+    wait_until(lambda: peer.lost_for() > 0.1, "the loss")
+    second = with_lanes(ZmqRouter([endpoint]))
+    assert isinstance(second, LaneRouter)
+    wait_until(lambda: peer.lost_for() == 0.0 and peer.is_near, "the next one")
+    peer.send([b"again"])
+    while hears(second) != (b"p", [b"again"]):
+        pass
+    peer.close()
+    second.close()
+
+
+def test_a_lost_lane_is_told_once_and_the_router_forgets_it(
+    router: LaneRouter, peer: NearPeer
+) -> None:
+    peer.send([b"x"])
+    hears(router)
+    router.send(b"near", [b"y"])
+    gets(peer)
+    router.drop_lane(b"near")
+    assert not peer.wait(0.5) or peer.receive(0.0) is None
+    assert peer.lost_for() > 0.0
+    wait_until(lambda: peer.lost_for() == 0.0 and peer.is_near, "another lane")
+    peer.send([b"z"])
+    assert hears(router) == (b"near", [b"z"])
+    assert router.hung_up() == []
+
+
+def test_the_newest_connection_of_a_name_counts(router: LaneRouter, peer: NearPeer) -> None:
+    peer.send([b"old"])
+    hears(router)
+    newer = NearPeer(router.endpoints[0], b"near")
+    newer.send([b"new"])
+    assert hears(router) == (b"near", [b"new"])
+    router.send(b"near", [b"for the newer"])
+    assert gets(newer) == [b"for the newer"]
+    newer.close()
+
+
+def test_the_name_of_a_child_is_not_to_be_had(router: LaneRouter) -> None:
+    from envbus.bus.lane import LaneEnd, LanePeer
+
+    ours, theirs = LaneEnd.pair()
+    router.add_lane(b"child", ours)
+    child = LanePeer(theirs, b"child")
+    with stranger(router) as sock:
+        sock.sendall(pack([INTRODUCTION, b"child"]))
+        assert is_cut_off(sock, router)
+    child.send([b"x"])
+    assert hears(router) == (b"child", [b"x"])
+    child.close()
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 64,
+        b"\0" * 64,
+        pack([b"envbus lane 0", b"p"]),
+        pack([INTRODUCTION]),
+        pack([INTRODUCTION, b""]),
+        pack([INTRODUCTION, b"p" * 256]),
+        pack([INTRODUCTION, b"\0p"]),
+    ],
+    ids=lambda nonsense: repr(nonsense[:24]),
+)
+def test_who_does_not_say_who_they_are_is_cut_off(router: LaneRouter, nonsense: bytes) -> None:
+    with stranger(router) as sock:
+        sock.sendall(nonsense)
+        assert is_cut_off(sock, router)
+    assert not router._lanes
+
+
+def test_nonsense_behind_a_good_introduction_is_counted_and_cut_off(
+    router: LaneRouter, peer: NearPeer
+) -> None:
+    with stranger(router) as sock:
+        sock.sendall(pack([INTRODUCTION, b"bad"]) + pack([b"good"]))
+        assert hears(router) == (b"bad", [b"good"])
+        sock.sendall(b"\xff" * 64)
+        assert hears(router) == (b"bad", []), "malformed"
+        assert is_cut_off(sock, router)
+    peer.send([b"x"])
+    assert hears(router) == (b"near", [b"x"])
+
+
+def test_strangers_who_say_nothing_are_few(
+    router: LaneRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_listener, "_MAX_STRANGERS", 2)
+    socks = [stranger(router) for _ in range(4)]
+    assert is_cut_off(socks[0], router)
+    assert is_cut_off(socks[1], router)
+    socks[3].sendall(pack([INTRODUCTION, b"p"])[:7])
+    heard(router)
+    socks[3].sendall(pack([INTRODUCTION, b"p"])[7:] + pack([b"x"]))
+    assert hears(router) == (b"p", [b"x"])
+    for sock in socks:
+        sock.close()
+
+
+def test_another_users_processes_are_kept_out_on_either_side(
+    router: LaneRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_end.StreamEnd, "is_of_this_user", lambda self: False)
+    with stranger(router) as sock:
+        assert is_cut_off(sock, router)
+    peer = NearPeer(router.endpoints[0], b"p")
+    assert not peer.is_near, "a broker of somebody else is none"
+    peer.close()
+
+
+def test_one_lane_too_many_goes_by_zmq(router: LaneRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envbus.bus.lane_router._MAX_NEAR", 0)
+    peer = NearPeer(router.endpoints[0], b"p")
+
+    def cut_off() -> bool:
+        heard(router, 0.01)
+        return peer.receive(0.01) is None and peer.lost_for() > 0.0
+
+    wait_until(cut_off, "the end")
+    assert not peer.is_near, "nor does it come again at once"
+    peer.send([b"x"])
+    assert hears(router) == (b"p", [b"x"])
+    peer.close()
+
+
+def test_a_slow_reader_does_not_hold_the_broker_up(router: LaneRouter, peer: NearPeer) -> None:
+    peer.send([b"x"])
+    hears(router)
+    frame = bytes(10_000)
+    assert any(is_full(router, frame) for _ in range(2000))
+    count = 0
+    while count < 1000:
+        heard(router, 0.0)
+        count += peer.receive(0.01) is not None
+
+
+def is_full(router: LaneRouter, frame: bytes) -> bool:
+    try:
+        router.send(b"near", [frame])
+    except QueueFullError as exc:
+        return "near" in str(exc)
+    return False
+
+
+CHILD = """
+import sys, time
+from envbus.bus.near_peer import NearPeer
+peer = NearPeer(sys.argv[1], b"child")
+for number in range(10**9):
+    peer.send([b"%d" % number])
+    assert peer.receive(30.0) is not None
+"""
+
+
+def test_a_peer_that_is_killed_is_forgotten(router: LaneRouter) -> None:
+    command = [sys.executable, "-c", CHILD, router.endpoints[0]]
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        for number in range(50):
+            assert hears(router) == (b"child", [b"%d" % number])
+            router.send(b"child", [b"go on"])
+        os.kill(process.pid, signal.SIGKILL)
+
+    def gone() -> bool:
+        heard(router, 0.01)
+        return b"child" not in router._lanes
+
+    wait_until(gone, "the end")
+    assert router.hung_up() == []
+
+
+def test_a_forked_copy_leaves_lanes_alone(router: LaneRouter, peer: NearPeer) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    peer.send([b"x"])
+    assert hears(router) == (b"near", [b"x"])
