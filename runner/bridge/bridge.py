@@ -1,85 +1,49 @@
 """`ExternalEnvBridge`: makes simulators that call us look like envs to a runner.
 
-Owns the sockets and performs what `episodes.py` decides. Leaves out what is asked for and how it is
-checked (`requests.py`), and simulators that this process starts itself (`hosting.py`).
+Owns the sockets, and is what a runner sees. Leaves out how clients are served (`reception.py`),
+what is decided (`episodes.py`), and simulators that this process starts (`hosting.py`).
 """
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from envbus.actors.external.agreement import Agreement, SpaceLike
-from envbus.actors.external.elements import to_wire
-from envbus.actors.external.errors import RefusedError, SimulatorError, SpaceMismatchError
 from envbus.actors.external.external_env import ExternalEnv
-from envbus.actors.external.protocol import (
-    BRIDGE,
-    ActionChosen,
-    BridgeJoined,
-    GetModel,
-    JoinBridge,
-)
+from envbus.actors.external.protocol import BRIDGE
 from envbus.actors.spaces import Space
-from envbus.bus.broker import Broker, Outcome
+from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
-from envbus.bus.broker_vocabulary import (
-    MAX_HEARTBEAT,
-    BrokerConfig,
-    BrokerStatistics,
-    Notify,
-    PeerLeft,
-)
-from envbus.bus.codec import decode
-from envbus.bus.errors import ClosedError, ConfigError, EncodeError, ProtocolError
+from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig, BrokerStatistics
+from envbus.bus.errors import ClosedError, ConfigError
 from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.gateway.gateway import PRELOAD
 from envbus.bus.keys import Allow, BrokerKeys, PathLike
 from envbus.bus.lane_router import with_lanes
-from envbus.bus.messages import Failed, FailureCode, Header, Kind, Reply
-from envbus.bus.serve import describe
-from envbus.bus.transport import Frames
+from envbus.bus.messages import Failed, FailureCode
 from envbus.bus.zmq_transport import ZmqRouter
-from envbus.runner.agent_results import DUMMY_AGENT
+from envbus.runner.bridge.actions import checked, told
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.hosting import Hosts, Where
 from envbus.runner.bridge.models import Models
 from envbus.runner.bridge.private_door import PrivateDoor
-from envbus.runner.bridge.requests import VERBS, read
+from envbus.runner.bridge.reception import Reception
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import (
-    Act,
-    Answer,
     BridgeStatistics,
-    Chosen,
-    ClientLost,
     Confirm,
     Drain,
-    Effect,
     EpisodeLimits,
     GiveUp,
-    Join,
-    Record,
-    Refuse,
-    Tick,
-    Welcome,
 )
 from envbus.runner.latency import LatencyHistogram
 
 __all__ = ["ExternalEnvBridge"]
 
-logger = logging.getLogger("envbus.runner.bridge")
-
-#: Messages that are taken at one go. Whoever sends the next ones does so while the owner acts upon
-#: these; taking all there are would have both wait for each other by turns.
-_MOST_TAKEN = 256
 #: Seconds that a `poll` without a time-out waits.
 _PATIENCE = 300.0
 
@@ -117,7 +81,6 @@ class ExternalEnvBridge:
 
     Attributes:
         gateway: Where those connect: `gateway.tcp`, `gateway.websocket`; None: nowhere.
-        policy_ids: As above; those who join later are told of changes.
 
     Raises:
         ConfigError: Spaces, endpoints, keys, limits or the gateway's settings cannot be used.
@@ -141,10 +104,9 @@ class ExternalEnvBridge:
     ) -> None:
         if (observation_space is None) != (action_space is None):
             raise ConfigError("give both spaces, or neither: then the first client's are taken")
-        self._agreement: Agreement | None = None
+        agreement: Agreement | None = None
         if observation_space is not None and action_space is not None:
-            self._agreement = Agreement(observation_space, action_space)
-        self.policy_ids = list(policy_ids)
+            agreement = Agreement(observation_space, action_space)
         self._limits = limits or EpisodeLimits()
         router = ZmqRouter(
             [bind] if isinstance(bind, str) else list(bind),
@@ -161,16 +123,12 @@ class ExternalEnvBridge:
             is_stale=self._models.is_stale,
             confirm_ends=confirm_ends,
         )
-        #: Peers that know no ext types.
-        self._plain: set[bytes] = set()
-        self._names: dict[bytes, str] = {}
-        #: Those of whom the log has told.
-        self._greeted: set[bytes] = set()
-        #: Requests that were refused for what they hold, before any episode was asked.
-        self._refused = 0
+        self._reception = Reception(
+            self._broker, self._episodes, self._models, agreement, self._limits.lease
+        )
+        self.policy_ids = list(policy_ids)
         self._door = PrivateDoor(self._router.bind_private)
         self._hosts = Hosts(self._door.open, self._broker.watch)
-        self._ends: deque[SimulatorError] = deque()
         self._clock = time.monotonic
         self._stopped = False
         self.gateway: Gateway | None = None
@@ -211,19 +169,31 @@ class ExternalEnvBridge:
         return self._door.open()
 
     @property
+    def policy_ids(self) -> list[str]:
+        """Who may act, as clients are told; those who join later are told of changes."""
+        return self._reception.policy_ids
+
+    @policy_ids.setter
+    def policy_ids(self, policy_ids: list[str]) -> None:
+        self._reception.policy_ids = policy_ids
+
+    @property
     def observation_space(self) -> Space | None:
         """Of the agent, or an `AgentSpaces`; None until the first client has told it."""
-        return None if self._agreement is None else self._agreement.observation_space
+        agreement = self._reception.agreement
+        return None if agreement is None else agreement.observation_space
 
     @property
     def action_space(self) -> Space | None:
         """As `observation_space`."""
-        return None if self._agreement is None else self._agreement.action_space
+        agreement = self._reception.agreement
+        return None if agreement is None else agreement.action_space
 
     @property
     def is_multi_agent(self) -> bool:
         """Whether the spaces are given by agent; else the one agent is `"agent0"`."""
-        return self._agreement is not None and self._agreement.multi_agent
+        agreement = self._reception.agreement
+        return agreement is not None and agreement.multi_agent
 
     @property
     def closed(self) -> bool:
@@ -288,19 +258,19 @@ class ExternalEnvBridge:
         episodes, clock = self._episodes, self._clock
         now = clock()
         deadline = now + timeout
-        self._raise_end()
+        self._hosts.raise_end()
         while True:
-            if self._has_enough(min_envs):
+            if episodes.has_enough(min_envs):
                 self._serve(0.0)  # what has come meanwhile goes with it
                 break
             wake_at = episodes.wake_at()
             until = deadline if wake_at is None else min(deadline, wake_at)
             self._serve(max(until - now, 0.0))
-            self._raise_end()
+            self._hosts.raise_end()
             now = clock()
-            if now >= deadline or self._has_enough(min_envs):
+            if now >= deadline or episodes.has_enough(min_envs):
                 break
-        return self._collect()
+        return self._reception.collect()
 
     def send_actions(
         self, actions: Mapping[str, Mapping[Any, Any]], *, policy_version: int = 0
@@ -321,31 +291,12 @@ class ExternalEnvBridge:
             ClosedError: The bridge was stopped.
         """
         self._assert_usable()
-        awaited = self._episodes.awaited
-        given: dict[str, dict[Any, Any] | SpaceMismatchError] = {}
-        for episode_id, by_agent in actions.items():
-            agents = awaited(episode_id)
-            if agents is None:
-                given[episode_id] = {}
-                continue
-            for agent in agents:
-                if agent not in by_agent:
-                    missing = [str(agent) for agent in agents if agent not in by_agent]
-                    raise ValueError(f"episode {episode_id}: no action for {', '.join(missing)}")
-            try:
-                given[episode_id] = self._checked(episode_id, agents, by_agent)
-            except SpaceMismatchError as mismatch:
-                given[episode_id] = mismatch
-        error: SpaceMismatchError | None = None
-        handle, clock = self._episodes.handle, self._clock
-        for episode_id, action in given.items():
-            if type(action) is dict:
-                event: GiveUp | Chosen = Chosen(episode_id, action, policy_version)
-            else:
-                assert isinstance(action, SpaceMismatchError)
-                error = action
-                event = GiveUp(episode_id, _told(error))
-            self._perform(handle(event, clock()))
+        reception = self._reception
+        events, error = checked(
+            actions, self._episodes.awaited, reception.agreement, policy_version
+        )
+        for event in events:
+            reception.handle(event)
         if error is not None:
             raise error
 
@@ -356,9 +307,9 @@ class ExternalEnvBridge:
         exception as what it is, if they know its class.
         """
         self._assert_usable()
-        failed, now = _told(error), self._clock()
+        failed = told(error)
         for episode_id in episode_ids:
-            self._perform(self._episodes.handle(GiveUp(episode_id, failed), now))
+            self._reception.handle(GiveUp(episode_id, failed))
 
     def confirm(self, episode_ids: Iterable[str], error: BaseException | None = None) -> None:
         """Tell clients that their episodes, which were in `ended`, are over; see `confirm_ends`.
@@ -368,9 +319,9 @@ class ExternalEnvBridge:
             error: Why they are not safe, for the clients to raise.
         """
         self._assert_usable()
-        failed, now = None if error is None else _told(error), self._clock()
+        failed = None if error is None else told(error)
         for episode_id in episode_ids:
-            self._perform(self._episodes.handle(Confirm(episode_id, failed), now))
+            self._reception.handle(Confirm(episode_id, failed))
 
     def publish(
         self,
@@ -402,7 +353,7 @@ class ExternalEnvBridge:
     def drain(self) -> None:
         """Let no more episodes begin; those that are open go on. Clients are told when they try."""
         self._assert_usable()
-        self._perform(self._episodes.handle(Drain(), self._clock()))
+        self._reception.handle(Drain())
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when `poll(0)` is worth a call."""
@@ -411,7 +362,7 @@ class ExternalEnvBridge:
     def statistics(self) -> BridgeStatistics:
         """Return counts since the start."""
         counts = self._episodes.statistics()
-        counts.refused += self._refused
+        counts.refused += self._reception.refused
         return counts
 
     @property
@@ -430,13 +381,7 @@ class ExternalEnvBridge:
         if self._stopped:
             return
         failed = Failed(code=FailureCode.PEER_LOST, message="the bridge was stopped", peer=BRIDGE)
-        now = self._clock()
-        for episode_id in self._episodes.open_ids():
-            self._perform(self._episodes.handle(GiveUp(episode_id, failed), now))
-        for episode_id in self._episodes.unconfirmed_ids():
-            self._perform(self._episodes.handle(Confirm(episode_id, failed), now))
-        for peer in self._names:
-            self._broker.shut_down(peer)
+        self._reception.dismiss(failed)
         self._stopped = True
         self._hosts.close()
         if self.gateway is not None:
@@ -466,183 +411,15 @@ class ExternalEnvBridge:
 
     # --- private ----------------------------------------------------------------------------------
 
-    def _has_enough(self, min_envs: int) -> bool:
-        ready = self._episodes.num_ready
-        return ready >= min_envs or (0 < ready >= self._episodes.num_open)
-
     def _serve(self, timeout: float) -> None:
-        """Wait for messages and take those that are there; then judge deadlines."""
+        """Wait for messages and take those that are there; look after the gateway."""
         if self.gateway is not None:
             self.gateway.check()
             restart_at = self.gateway.wake_at()
             if restart_at is not None:
                 timeout = min(timeout, max(restart_at - self._clock(), 0.0))
-        for outcome in self._broker.poll(timeout, most=_MOST_TAKEN):
-            self._take(outcome)
-        wake_at = self._episodes.wake_at()
-        if wake_at is not None and wake_at <= self._clock():
-            for outcome in self._broker.poll(0.0):  # all that is there counts
-                self._take(outcome)
-            self._perform(self._episodes.handle(Tick(), self._clock()))
-
-    def _raise_end(self) -> None:
-        """Raise what became of one simulator that has ended."""
-        if self._hosts.is_used:
-            self._ends += self._hosts.take_ends()
-            if self._ends:
-                raise self._ends.popleft()
-
-    def _take(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Notify):
-            if outcome.header.kind is Kind.REQUEST:
-                self._on_request(outcome.peer, outcome.header, outcome.frames)
-        elif isinstance(outcome, PeerLeft):
-            self._plain.discard(outcome.peer)
-            self._greeted.discard(outcome.peer)
-            if (name := self._names.pop(outcome.peer, None)) is not None:
-                logger.info("client %s is gone: %s", name, outcome.reason)
-            self._perform(
-                self._episodes.handle(ClientLost(outcome.peer, outcome.reason), self._clock())
-            )
-
-    def _on_request(self, peer: bytes, header: Header, frames: Frames) -> None:
-        try:
-            if header.payload_type in VERBS:
-                if self._agreement is None:
-                    raise ProtocolError("join the bridge first, by a JoinBridge")
-                event: Any = read(header, frames, peer, self._agreement)
-            elif header.payload_type == GetModel.__name__:
-                self._answer(peer, header.request_id, self._models.answer(decode(GetModel, frames)))
-                return
-            elif header.payload_type == JoinBridge.__name__:
-                event = self._join(peer, header, decode(JoinBridge, frames))
-            else:
-                known = ", ".join((JoinBridge.__name__, GetModel.__name__, *VERBS))
-                raise ProtocolError(f"a bridge answers no {header.payload_type}; it does: {known}")
-        except RefusedError as error:
-            self._refused += 1
-            self._answer(peer, header.request_id, error.failed())
-        except ProtocolError as error:
-            self._refused += 1
-            failed = Failed(code=FailureCode.PROTOCOL, message=str(error), peer=BRIDGE)
-            self._answer(peer, header.request_id, failed)
-        else:
-            self._perform(self._episodes.handle(event, self._clock()))
-
-    def _join(self, peer: bytes, header: Header, payload: JoinBridge) -> Join:
-        spaces = payload.observation_space, payload.action_space
-        if (spaces[0] is None) != (spaces[1] is None):
-            raise SpaceMismatchError("tell both spaces, or neither")
-        if spaces[0] is not None:
-            announced = Agreement.from_wire(*spaces)
-            if self._agreement is None:
-                self._agreement = announced
-            self._agreement.check_equal(announced)
-        elif self._agreement is None:
-            raise SpaceMismatchError("the bridge has no spaces yet: tell yours")
-        (self._plain.add if payload.plain else self._plain.discard)(peer)
-        self._names[peer] = payload.client
-        return Join(peer, header.request_id, payload.client, payload.resume)
-
-    def _perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Act):
-                agreement = self._agreement
-                assert agreement is not None
-                action = effect.action
-                if not agreement.multi_agent:
-                    action = action[DUMMY_AGENT]
-                value = to_wire(action, plain=effect.peer in self._plain)
-                reply: Reply | Failed = ActionChosen(
-                    action=value, policy_version=effect.policy_version
-                )
-            elif isinstance(effect, Answer):
-                reply = effect.reply
-            elif isinstance(effect, Refuse):
-                reply = effect.failed
-            else:
-                reply = self._welcome(effect)
-            self._answer(effect.peer, effect.request_id, reply)
-
-    def _welcome(self, effect: Welcome) -> BridgeJoined:
-        assert self._agreement is not None
-        observation_space, action_space = self._agreement.wire
-        name, held = self._names[effect.peer], len(effect.episodes)
-        if effect.peer not in self._greeted:  # it may ask again, for the spaces
-            self._greeted.add(effect.peer)
-            logger.info("client %s has joined%s", name, f"; its episodes: {held}" if held else "")
-        return BridgeJoined(
-            observation_space=observation_space,
-            action_space=action_space,
-            multi_agent=self._agreement.multi_agent,
-            policy_ids=self.policy_ids,
-            lease=self._limits.lease,
-            session=effect.session,
-            inference=["server", "client"] if self._models else ["server"],
-            episodes=effect.episodes,
-        )
-
-    def _answer(self, peer: bytes, request_id: int, answer: Reply | Failed) -> None:
-        try:
-            self._broker.answer(peer, request_id, answer)
-        except EncodeError as error:
-            failed = Failed(code=FailureCode.PROTOCOL, message=str(error), peer=BRIDGE)
-            self._broker.answer(peer, request_id, failed)
-
-    def _checked(
-        self, episode_id: str, agents: Sequence[Any], by_agent: Mapping[Any, Any]
-    ) -> dict[Any, Any]:
-        assert self._agreement is not None
-        take, place = self._agreement.take_action, f"action for episode {episode_id}"
-        if not self._agreement.multi_agent:
-            (agent,) = agents
-            return {agent: take(by_agent[agent], place)}
-        taken: dict[Any, Any] = take({agent: by_agent[agent] for agent in agents}, place)
-        return taken
-
-    def _collect(self) -> BridgeResult:
-        records, effects = self._episodes.collect()
-        if effects:
-            self._perform(effects)
-        return _gathered(records)
+        self._reception.serve(timeout)
 
     def _assert_usable(self) -> None:
         if self._stopped:
             raise ClosedError("this bridge was stopped")
-
-
-def _gathered(records: Sequence[Record]) -> BridgeResult:
-    """Return what the runner is shown of `records`."""
-    result = BridgeResult.empty()
-    observations, rewards, terminateds, truncateds, infos, off_policy_actions = result
-    for record in records:
-        episode_id, content = record.episode_id, record.content
-        if record.fault is not None:
-            result.faults.append(record.fault)
-        else:
-            observations[episode_id] = content["observations"]
-            rewards[episode_id] = content["rewards"]
-            terminateds[episode_id] = content["terminateds"]
-            truncateds[episode_id] = content["truncateds"]
-            infos[episode_id] = content["infos"]
-            if record.off_policy is not None:
-                off_policy_actions[episode_id] = record.off_policy
-                if record.choice is not None:
-                    result.choices[episode_id] = record.choice
-            if record.first:
-                result.started.append(episode_id)
-        if record.last:
-            result.ended.append(episode_id)
-        if not record.training_enabled:
-            result.untrained.add(episode_id)
-        if record.unacted:
-            result.unacted.add(episode_id)
-    return result
-
-
-def _told(error: BaseException) -> Failed:
-    """Return what a client is told of an exception here: its type, text and traceback."""
-    if isinstance(error, RefusedError):
-        return error.failed()
-    failed = describe(error)
-    return msgspec.structs.replace(failed, code=FailureCode.REMOTE, peer=BRIDGE)

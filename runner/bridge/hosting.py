@@ -45,15 +45,12 @@ class Hosts:
         self._watch = watch
         self._nursery: Nursery | None = None
         self._threads: list[_Thread] = []
+        #: What is to be raised.
+        self._ends: deque[SimulatorError] = deque()
         #: What ended in threads: appended there, taken by the owner.
         self._ended: deque[SimulatorError] = deque()
         self._bell: tuple[socket.socket, socket.socket] | None = None
         self._count = 0
-
-    @property
-    def is_used(self) -> bool:
-        """Whether a simulator was ever started."""
-        return self._count > 0
 
     def start(
         self, env: ExternalEnv | Callable[[], ExternalEnv], where: Where, name: str | None
@@ -69,8 +66,18 @@ class Hosts:
             raise ConfigError(f"a simulator runs in a 'thread' or a 'process', not in {where!r}")
         return name
 
-    def take_ends(self) -> list[SimulatorError]:
-        """Return what has become of simulators that have ended since the last call."""
+    def raise_end(self) -> None:
+        """Raise what has become of a simulator that has ended: of one at a time, once for each.
+
+        Raises:
+            SimulatorError: Says how, with its traceback.
+        """
+        if self._count:
+            self._ends += self._take_ends()
+            if self._ends:
+                raise self._ends.popleft()
+
+    def _take_ends(self) -> list[SimulatorError]:
         ends: list[SimulatorError] = []
         if self._bell is not None:
             with contextlib.suppress(BlockingIOError):

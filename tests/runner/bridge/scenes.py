@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from envbus.actors.external.protocol import EpisodeStarted
@@ -35,11 +36,21 @@ A = b"a"
 class Scene:
     """One machine, a clock, and clients that number their requests."""
 
-    def __init__(self, *peers: bytes, confirm_ends: bool = False, **limits: Any) -> None:
+    def __init__(
+        self,
+        *peers: bytes,
+        confirm_ends: bool = False,
+        is_stale: Callable[[str, int], bool] = lambda _policy_id, _version: False,
+        **limits: Any,
+    ) -> None:
         made = itertools.count()
         self.episodes = Episodes(
-            EpisodeLimits(**limits), lambda: f"made-{next(made)}", confirm_ends=confirm_ends
+            EpisodeLimits(**limits),
+            lambda: f"made-{next(made)}",
+            is_stale=is_stale,
+            confirm_ends=confirm_ends,
         )
+        self.book = self.episodes._book
         self.now = 0.0
         self.numbers = {peer: itertools.count(1) for peer in (A, *peers)}
         self.sessions = {peer: self.join(peer) for peer in self.numbers}

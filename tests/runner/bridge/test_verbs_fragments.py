@@ -66,8 +66,7 @@ def test_a_gap_is_refused_and_the_episode_goes_on() -> None:
 
 
 def test_choices_go_with_their_steps_and_steps_of_old_weights_are_acted_upon_by_nobody() -> None:
-    scene = Scene()
-    scene.episodes._is_stale = lambda policy_id, version: (policy_id, version) == ("p", 1)
+    scene = Scene(is_stale=lambda policy_id, version: (policy_id, version) == ("p", 1))
     scene.start("e")
     answer = fragment(scene, 0, part(0, version=1), part(1, version=2), part(2, version=None))
     assert answer.reply == FragmentLogged(dropped=1)

@@ -1,0 +1,146 @@
+"""What a bridge knows of its clients' episodes, and the steps that several rules share. Pure.
+
+Which event leads to which step is decided in `verbs.py` and `episodes.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from envbus.actors.external.errors import (
+    EpisodeFinishedError,
+    EpisodeLostError,
+    EpisodeNotFoundError,
+    RefusedError,
+)
+from envbus.actors.external.protocol import EpisodeEnded, Logged
+from envbus.bus.invariants import expect
+from envbus.bus.messages import Failed, FailureCode
+from envbus.bus.pending import PendingRequests
+from envbus.runner.bridge.episode import Episode
+from envbus.runner.bridge.sessions import Session, Sessions
+from envbus.runner.bridge.vocabulary import (
+    Act,
+    Answer,
+    BridgeStatistics,
+    Effect,
+    EpisodeLimits,
+    Refuse,
+)
+
+__all__ = ["ENDED", "LOGGED", "Book"]
+
+LOGGED = Logged()
+ENDED = EpisodeEnded()
+
+
+class Book:
+    """The episodes of one bridge, whose they are, and who waits for what.
+
+    Args:
+        limits: Of all that is kept here.
+        make_secret: Of a session; see `Sessions`.
+
+    Attributes:
+        sessions: The clients, and what they were answered.
+        open: Episodes that are not over.
+        finished: Ids that are used up, oldest first, and whether the episode was lost.
+        unconfirmed: By episode that has ended: session and request that wait for the confirmation.
+        ready: Episodes with records for the runner, in the order in which they got them.
+        pending: Deadlines of those who wait for an action.
+        counts: Since the start.
+        draining: Whether no more episodes begin.
+    """
+
+    def __init__(self, limits: EpisodeLimits, make_secret: Callable[[], str]) -> None:
+        self.limits = limits
+        self.sessions = Sessions(make_secret, limits.lease, limits.max_answers)
+        self.open: dict[str, Episode] = {}
+        self.finished: dict[str, bool] = {}
+        self.unconfirmed: dict[str, tuple[str, int]] = {}
+        self.ready: dict[Episode, None] = {}
+        self.pending = PendingRequests()
+        self.counts = BridgeStatistics()
+        self.draining = False
+
+    def close(self, session: Session, episode: Episode, *, lost: bool) -> None:
+        """An episode is over; its id is used up."""
+        episode.over = True
+        del self.open[episode.episode_id], session.episodes[episode.episode_id]
+        self.finished[episode.episode_id] = lost
+        if len(self.finished) > self.limits.max_finished:
+            del self.finished[next(iter(self.finished))]
+
+    def release(self, session: Session, episode: Episode, failed: Failed) -> list[Effect]:
+        """Fail who waits for an action, and take back or mark the observation."""
+        waiting = episode.waiting
+        assert waiting is not None, f"nobody waits in episode {episode.episode_id}"
+        self.pending.settle(waiting.number, b"")
+        episode.withdraw()
+        if not episode.num_queued:
+            self.ready.pop(episode, None)
+        return self.answer(session, Refuse(session.peer, waiting.request_id, failed))
+
+    def answer(self, session: Session, answer: Answer | Act | Refuse) -> list[Effect]:
+        """Remember an answer, and send it if its client is there."""
+        self.sessions.note(session, answer.request_id, answer)
+        if not session.peer:
+            return []
+        if answer.peer != session.peer:
+            answer = msgspec.structs.replace(answer, peer=session.peer)
+        return [answer]
+
+    def refuse(self, peer: bytes, request_id: int, error: RefusedError) -> list[Effect]:
+        """Answer a request that was not done, and is not remembered."""
+        self.counts.refused += 1
+        return [Refuse(peer, request_id, error.failed())]
+
+    def fail(self, peer: bytes, request_id: int, code: FailureCode, text: str) -> list[Effect]:
+        """As `refuse`, for what is not about an episode."""
+        self.counts.refused += 1
+        return [Refuse(peer, request_id, Failed(code=code, message=text, peer="bridge"))]
+
+    def unknown(self, episode_id: str) -> RefusedError:
+        """Return why a client cannot use an id."""
+        if episode_id in self.finished:
+            return self.finished_error(episode_id)
+        if episode_id in self.open:
+            text = f"Episode {episode_id} not found: it belongs to another client."
+            return EpisodeNotFoundError(text)
+        return EpisodeNotFoundError(f"Episode {episode_id} not found.")
+
+    def finished_error(self, episode_id: str) -> RefusedError:
+        """Return what became of an episode whose id is used up."""
+        if self.finished[episode_id]:
+            return EpisodeLostError(
+                f"Episode {episode_id} has been given up: its client was gone for over "
+                f"{self.limits.lease:g} s."
+            )
+        return EpisodeFinishedError(f"Episode {episode_id} has already completed.")
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the parts disagree. For tests: takes time."""
+        self.sessions.check_invariants()
+        self.pending.check_invariants()
+        waiting = set()
+        for episode_id, episode in self.open.items():
+            session = self.sessions.by_secret(episode.session)
+            expect(session is not None, f"episode {episode_id} belongs to nobody")
+            expect(
+                session is not None and session.episodes.get(episode_id) is episode,
+                f"episode {episode_id} is not its client's",
+            )
+            expect(not episode.over, f"episode {episode_id} is open and over")
+            expect(episode_id not in self.finished, f"episode {episode_id} is open and finished")
+            expect((episode in self.ready) == bool(episode.num_queued), "a record is forgotten")
+            if episode.waiting is not None:
+                waiting.add(episode.waiting.number)
+        expect(
+            waiting == {pending.wire_id for pending in self.pending.unsettled()},
+            "an episode waits without a deadline, or the other way round",
+        )
+        expect(all(episode.num_queued for episode in self.ready), "nothing is ready")
+        expect(len(self.finished) <= self.limits.max_finished, "too many ids are remembered")
+        expect(not self.unconfirmed.keys() & self.open.keys(), "an episode is open and ended")

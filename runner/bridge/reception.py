@@ -1,0 +1,220 @@
+"""Where clients' messages become events of the rules, and effects become answers.
+
+Performs what `episodes.py` decides, over the bridge's broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from envbus.actors.external.agreement import Agreement
+from envbus.actors.external.elements import to_wire
+from envbus.actors.external.errors import RefusedError, SpaceMismatchError
+from envbus.actors.external.protocol import (
+    BRIDGE,
+    ActionChosen,
+    BridgeJoined,
+    GetModel,
+    JoinBridge,
+)
+from envbus.bus.broker import Broker, Outcome
+from envbus.bus.broker_vocabulary import Notify, PeerLeft
+from envbus.bus.codec import decode
+from envbus.bus.errors import EncodeError, ProtocolError
+from envbus.bus.messages import Failed, FailureCode, Header, Kind, Reply
+from envbus.bus.transport import Frames
+from envbus.runner.agent_results import DUMMY_AGENT
+from envbus.runner.bridge.episodes import Episodes
+from envbus.runner.bridge.gathering import gathered
+from envbus.runner.bridge.models import Models
+from envbus.runner.bridge.requests import VERBS, read
+from envbus.runner.bridge.results import BridgeResult
+from envbus.runner.bridge.vocabulary import (
+    Act,
+    Answer,
+    ClientLost,
+    Confirm,
+    Effect,
+    Event,
+    GiveUp,
+    Join,
+    Refuse,
+    Tick,
+    Welcome,
+)
+
+__all__ = ["Reception"]
+
+logger = logging.getLogger("envbus.runner.bridge")
+
+#: Messages that are taken at one go. Whoever sends the next ones does so while the owner acts upon
+#: these; taking all there are would have both wait for each other by turns.
+_MOST_TAKEN = 256
+
+
+class Reception:
+    """Between the broker of a bridge and its rules.
+
+    Args:
+        broker: Has the connections.
+        episodes: The rules.
+        models: What clients are handed to choose by themselves.
+        agreement: The spaces; None: the first client tells them.
+        lease: As clients are told.
+
+    Attributes:
+        agreement: As above; None until the first client has told it.
+        policy_ids: What clients are told of who may act.
+        refused: Requests that were refused for what they hold, before any episode was asked.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        episodes: Episodes,
+        models: Models,
+        agreement: Agreement | None,
+        lease: float,
+    ) -> None:
+        self._broker = broker
+        self._episodes = episodes
+        self._models = models
+        self._lease = lease
+        self.agreement = agreement
+        self.policy_ids: list[str] = []
+        self.refused = 0
+        #: Peers that know no ext types.
+        self._plain: set[bytes] = set()
+        self._names: dict[bytes, str] = {}
+        #: Those of whom the log has told.
+        self._greeted: set[bytes] = set()
+        self._clock = time.monotonic
+
+    def serve(self, timeout: float) -> None:
+        """Wait for messages and take those that are there; then judge deadlines."""
+        for outcome in self._broker.poll(timeout, most=_MOST_TAKEN):
+            self._take(outcome)
+        wake_at = self._episodes.wake_at()
+        if wake_at is not None and wake_at <= self._clock():
+            for outcome in self._broker.poll(0.0):  # all that is there counts
+                self._take(outcome)
+            self.handle(Tick())
+
+    def handle(self, event: Event) -> None:
+        """Have the rules decide about an event, and send what they say."""
+        self.perform(self._episodes.handle(event, self._clock()))
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """Send what was decided."""
+        for effect in effects:
+            if isinstance(effect, Act):
+                agreement = self.agreement
+                assert agreement is not None
+                action = effect.action
+                if not agreement.multi_agent:
+                    action = action[DUMMY_AGENT]
+                value = to_wire(action, plain=effect.peer in self._plain)
+                reply: Reply | Failed = ActionChosen(
+                    action=value, policy_version=effect.policy_version
+                )
+            elif isinstance(effect, Answer):
+                reply = effect.reply
+            elif isinstance(effect, Refuse):
+                reply = effect.failed
+            else:
+                reply = self._welcome(effect)
+            self._answer(effect.peer, effect.request_id, reply)
+
+    def collect(self) -> BridgeResult:
+        """Return what the episodes have for the runner: the oldest record of each."""
+        records, effects = self._episodes.collect()
+        if effects:
+            self.perform(effects)
+        return gathered(records)
+
+    def dismiss(self, failed: Failed) -> None:
+        """Tell all clients that the bridge ends, and those who wait for something why."""
+        for episode_id in self._episodes.open_ids():
+            self.handle(GiveUp(episode_id, failed))
+        for episode_id in self._episodes.unconfirmed_ids():
+            self.handle(Confirm(episode_id, failed))
+        for peer in self._names:
+            self._broker.shut_down(peer)
+
+    def _take(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Notify):
+            if outcome.header.kind is Kind.REQUEST:
+                self._on_request(outcome.peer, outcome.header, outcome.frames)
+        elif isinstance(outcome, PeerLeft):
+            self._plain.discard(outcome.peer)
+            self._greeted.discard(outcome.peer)
+            if (name := self._names.pop(outcome.peer, None)) is not None:
+                logger.info("client %s is gone: %s", name, outcome.reason)
+            self.handle(ClientLost(outcome.peer, outcome.reason))
+
+    def _on_request(self, peer: bytes, header: Header, frames: Frames) -> None:
+        try:
+            if header.payload_type in VERBS:
+                if self.agreement is None:
+                    raise ProtocolError("join the bridge first, by a JoinBridge")
+                event: Any = read(header, frames, peer, self.agreement)
+            elif header.payload_type == GetModel.__name__:
+                self._answer(peer, header.request_id, self._models.answer(decode(GetModel, frames)))
+                return
+            elif header.payload_type == JoinBridge.__name__:
+                event = self._join(peer, header, decode(JoinBridge, frames))
+            else:
+                known = ", ".join((JoinBridge.__name__, GetModel.__name__, *VERBS))
+                raise ProtocolError(f"a bridge answers no {header.payload_type}; it does: {known}")
+        except RefusedError as error:
+            self.refused += 1
+            self._answer(peer, header.request_id, error.failed())
+        except ProtocolError as error:
+            self.refused += 1
+            failed = Failed(code=FailureCode.PROTOCOL, message=str(error), peer=BRIDGE)
+            self._answer(peer, header.request_id, failed)
+        else:
+            self.handle(event)
+
+    def _join(self, peer: bytes, header: Header, payload: JoinBridge) -> Join:
+        spaces = payload.observation_space, payload.action_space
+        if (spaces[0] is None) != (spaces[1] is None):
+            raise SpaceMismatchError("tell both spaces, or neither")
+        if spaces[0] is not None:
+            announced = Agreement.from_wire(*spaces)
+            if self.agreement is None:
+                self.agreement = announced
+            self.agreement.check_equal(announced)
+        elif self.agreement is None:
+            raise SpaceMismatchError("the bridge has no spaces yet: tell yours")
+        (self._plain.add if payload.plain else self._plain.discard)(peer)
+        self._names[peer] = payload.client
+        return Join(peer, header.request_id, payload.client, payload.resume)
+
+    def _welcome(self, effect: Welcome) -> BridgeJoined:
+        assert self.agreement is not None
+        observation_space, action_space = self.agreement.wire
+        name, held = self._names[effect.peer], len(effect.episodes)
+        if effect.peer not in self._greeted:  # it may ask again, for the spaces
+            self._greeted.add(effect.peer)
+            logger.info("client %s has joined%s", name, f"; its episodes: {held}" if held else "")
+        return BridgeJoined(
+            observation_space=observation_space,
+            action_space=action_space,
+            multi_agent=self.agreement.multi_agent,
+            policy_ids=self.policy_ids,
+            lease=self._lease,
+            session=effect.session,
+            inference=["server", "client"] if self._models else ["server"],
+            episodes=effect.episodes,
+        )
+
+    def _answer(self, peer: bytes, request_id: int, answer: Reply | Failed) -> None:
+        try:
+            self._broker.answer(peer, request_id, answer)
+        except EncodeError as error:
+            failed = Failed(code=FailureCode.PROTOCOL, message=str(error), peer=BRIDGE)
+            self._broker.answer(peer, request_id, failed)

@@ -1,0 +1,88 @@
+"""What a bridge remembers of its episodes, group X of the behaviours."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbus.runner.bridge.vocabulary import (
+    Ask,
+    Start,
+)
+from tests.runner.bridge.scenes import A, Scene, action_of, by_agent, refusal
+
+B = b"b"
+
+
+def test_x_01_an_id_is_made_up_or_taken_once_and_strange_ones_are_refused() -> None:
+    scene = Scene()
+    assert scene.start() != scene.start()
+    assert scene.start("mine") == "mine"
+    again = scene.do(Start(A, scene.number(A), "mine"))
+    assert refusal(again) == "EpisodeAlreadyStarted: Episode mine is already started."
+    scene.end("mine", 1)
+    once_more = scene.do(Start(A, scene.number(A), "mine"))
+    assert refusal(once_more) == "EpisodeFinished: Episode mine has already completed."
+    for effect in (
+        scene.do(Ask(A, 100, "no", by_agent(1), 1.0)),
+        scene.log("no", 1, 2),
+        scene.reward("no", 1.0),
+        scene.end("no", 1)[0],
+    ):
+        assert refusal(effect) == "EpisodeNotFound: Episode no not found."
+    assert refusal(scene.reward("mine", 1.0)).endswith("Episode mine has already completed.")
+    assert scene.episodes.statistics().refused == 7
+
+
+@pytest.mark.parametrize("episode_id", ["", "x" * 257])
+def test_an_id_has_a_sensible_length(episode_id: str) -> None:
+    scene = Scene()
+    assert "256" in refusal(scene.do(Start(A, 50, episode_id)))
+
+
+def test_x_24_finished_ids_are_remembered_within_bounds_and_old_ones_still_fail() -> None:
+    scene = Scene(max_finished=3)
+    for i in range(1000):
+        scene.start(f"e{i}")
+        scene.end(f"e{i}", 1)
+    assert scene.episodes.statistics().finished_now == 3
+    assert refusal(scene.reward("e999", 1.0)).startswith("EpisodeFinished")
+    assert refusal(scene.reward("e0", 1.0)).startswith("EpisodeNotFound")
+
+
+def test_too_many_episodes_are_refused_by_number() -> None:
+    scene = Scene(max_episodes=1)
+    scene.start("a")
+    assert refusal(scene.do(Start(A, 50, "b"))).startswith("overloaded: 1 episodes are open")
+    scene.end("a", 1)
+    scene.start("b")
+
+
+def test_a_client_reaches_its_own_episodes_only() -> None:
+    scene = Scene(B)
+    scene.start("e", A)
+    assert "belongs to another client" in refusal(scene.reward("e", 1.0, peer=B))
+    assert refusal(scene.do(Start(B, 50, "e"))).startswith("EpisodeAlreadyStarted")
+
+
+def test_who_did_not_join_is_told_so() -> None:
+    assert "JoinBridge" in refusal(Scene().do(Start(b"stranger", 1, None)))
+
+
+def test_answers_are_remembered_within_bounds() -> None:
+    scene = Scene(max_answers=2)
+    scene.start("e")
+    for _ in range(10):
+        scene.reward("e", 1.0)
+    session = scene.book.sessions.find(A)
+    assert session is not None
+    assert len(session.answers) == 2
+
+
+def test_x_07_ten_thousand_ids_may_be_taken_beforehand() -> None:
+    scene = Scene()
+    for i in range(10_000):
+        scene.episodes.handle(Start(A, scene.number(A), f"e{i}"), 0.0)
+    assert len(scene.book.open) == 10_000
+    number = scene.ask("e7777", "o")
+    assert scene.seen("e7777") == ("o", 0.0)
+    assert action_of(scene.choose("e7777", 1)) == (A, number, 1)
