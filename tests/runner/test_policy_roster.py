@@ -9,7 +9,7 @@ from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import PeerReady
 from envbus.bus.errors import ClosedError, RestartLimitError
-from envbus.bus.lane import LaneRouter
+from envbus.bus.lane_router import LaneRouter
 from envbus.bus.messages import Hello
 from envbus.runner.policy_board import Board, BoardEntry, door_of, write_board
 from envbus.runner.policy_door import Door, Knock, close_all
