@@ -29,8 +29,9 @@ from tests.sources import ROOT
 
 PATIENCE = 90.0
 
+#: Arguments: address, first seed, and in which of its episodes it is killed, or -1.
 SIMULATOR = """
-import itertools, sys
+import itertools, os, signal, sys
 import gymnasium
 from envbus.actors import ExternalEnvClient
 
@@ -41,7 +42,11 @@ with ExternalEnvClient(sys.argv[1], heartbeat=0.5) as client:
         observation, _ = env.reset(seed=seed)
         episode = client.start_episode(f"{sys.argv[2]}.{seed}")
         over = False
-        while not over:
+        for t in itertools.count():
+            if over:
+                break
+            if number == int(sys.argv[3]) and t == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
             action = client.get_action(episode, observation)
             observation, reward, terminated, truncated, _ = env.step(action)
             client.log_returns(episode, float(reward))
@@ -51,19 +56,22 @@ with ExternalEnvClient(sys.argv[1], heartbeat=0.5) as client:
 
 
 @contextmanager
-def processes(address: str, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Simulators; number i plays the seeds from 1000 * i."""
+def processes(address: str, *killed_in: int) -> Iterator[None]:
+    """Simulators, and in which of their episodes they are killed; number i plays seeds from 1000 i.
+
+    Killed by themselves: from outside it may be between two episodes, when that costs none.
+    """
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", SIMULATOR, address, str(1000 * (index + 1))],
+            [sys.executable, "-c", SIMULATOR, address, str(1000 * number), str(episode)],
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for index in range(count)
+        for number, episode in enumerate(killed_in, start=1)
     ]
     try:
-        yield children
+        yield
     finally:
         for child in children:
             child.kill()
@@ -90,28 +98,23 @@ def test_x_13_what_is_sampled_is_what_happened_though_simulators_are_killed() ->
     config = RunnerConfig(batch_mode="complete_episodes", rollout_fragment_length=100)
     faulty: set[str] = set()
     seeds: dict[int, int] = {}
-    doomed = {"1000": 0, "2000": 1, "3000": 2}
     with (
-        processes(bridge.address, 4) as children,
+        processes(bridge.address, 2, 4, 6, -1),
         EnvRunner(bridge, RandomPolicy(space.action_space, 0), config) as runner,
     ):
         rounds = 0
-        while doomed or rounds < 8:
+        while len(faulty) < 3 or rounds < 8:
             sample = runner.sample(timeout=PATIENCE)
             rounds += 1
             assert sample.env_steps >= 100
             # Rows that were more than asked for come with a later sample than their episode's end.
             seeds |= {e.eps_id: int(e.episode_id.split(".")[1]) for e in sample.episodes}
-            faulty |= {e.episode_id.split(".")[0] for e in sample.episodes if e.faulty}
+            faulty |= {e.episode_id for e in sample.episodes if e.faulty}
             for rows in sample.single().split_by_episode():
                 assert_as_played_by_hand(rows, seeds[int(rows["eps_id"][0])])
-            there = {e.episode_id.split(".")[0] for e in sample.episodes}
-            for name in sorted(doomed.keys() & there)[:1]:
-                children[doomed.pop(name)].kill()
-        while not faulty:  # killed in the middle of an episode, as good as always
-            faulty |= {fault.message for fault in runner.sample(timeout=PATIENCE).faults}
         metrics = runner.get_metrics()
-    assert 1 <= metrics["num_faulty_episodes"] <= 3
+    assert faulty == {"1000.1002", "2000.2004", "3000.3006"}
+    assert metrics["num_faulty_episodes"] == 3
     assert metrics["num_episodes"] > 8
 
 
@@ -123,7 +126,7 @@ def test_policy_workers_that_are_killed_cost_simulators_no_episode() -> None:
     seeds: dict[int, int] = {}
     with (
         PolicyWorkers(functools.partial(RandomPolicy, spaces.action_space, 0), n=2) as workers,
-        processes(bridge.address, 4),
+        processes(bridge.address, -1, -1, -1, -1),
         EnvRunner(bridge, workers.policy(), config) as runner,
     ):
         victims = workers.pids()
@@ -147,7 +150,7 @@ def test_simulators_beside_a_pool_of_actors() -> None:
     bridge = ExternalEnvBridge(pool.single_observation_space, pool.single_action_space)
     config = RunnerConfig(rollout_fragment_length=64, envs_per_bridge=2, seed=0)
     policy = RandomPolicy(pool.single_action_space, 0)
-    with processes(bridge.address, 2), EnvRunner([pool, bridge], policy, config) as runner:
+    with processes(bridge.address, -1, -1), EnvRunner([pool, bridge], policy, config) as runner:
         batches = [runner.sample(timeout=PATIENCE).single() for _ in range(5)]
         assert [len(batch) for batch in batches] == [4 * 64] * 5
         for batch in batches:
@@ -175,7 +178,7 @@ def test_x_13_a_killed_client_that_chooses_itself_loses_no_episode_that_it_has_e
     faulty: list[str] = []
     with EnvRunner(bridge, policy, RunnerConfig(publish=True)) as runner:
         child = subprocess.Popen(
-            [sys.executable, "-c", program, bridge.address, "1000"],
+            [sys.executable, "-c", program, bridge.address, "1000", "-1"],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
