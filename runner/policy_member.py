@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from envbus.bus.errors import ClosedError, EnvbusError
+from envbus.bus.probing import Probing, Verdict
 from envbus.bus.process import Child, ExitStatus, Nursery
 from envbus.bus.restart import Exit
 from envbus.runner.policy_batching import BatchingConfig
@@ -24,7 +25,6 @@ from envbus.runner.policy_host import (
     WorkerReport,
     read_report,
 )
-from envbus.runner.policy_probing import Probing, Verdict
 from envbus.runner.policy_pushes import Pushes
 from envbus.runner.policy_weights import PROBE
 

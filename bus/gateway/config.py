@@ -17,11 +17,14 @@ import msgspec
 from envbus.bus.errors import ConfigError
 from envbus.bus.transport import is_local
 
-__all__ = ["BOOTSTRAP_PARCEL", "Bootstrap", "GatewayConfig", "split_address"]
+__all__ = ["BOOTSTRAP_PARCEL", "PROBE", "STOP", "Bootstrap", "GatewayConfig", "split_address"]
 
 #: Number of the first parcel on the pipe to a gateway's process, a `Bootstrap`. The listening
-#: sockets follow, those for TCP first; at the end, any that says to stop.
+#: sockets follow, those for TCP first; then any number of `PROBE`; at the end, `STOP`. From the
+#: process comes a parcel, of no bytes, when it serves, and one for each `PROBE`.
 BOOTSTRAP_PARCEL: Final = 1
+PROBE: Final = b"probe"
+STOP: Final = b"stop"
 
 #: What fits into an HTTP header and into a URL as it is.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}")
@@ -64,6 +67,10 @@ class GatewayConfig:
     #: Seconds of silence until a connection is probed (a ping, or TCP's keepalive); after twice
     #: that time without a sign of life it is closed.
     keepalive: float = 20.0
+    #: Seconds within which the gateway's process has to give a sign of life when it is asked for
+    #: one; else it is killed, and started again as one that died. It hangs for up to one and a half
+    #: of it then, which should be well within the patience of clients (15 s). None: never.
+    hang_timeout: float | None = 5.0
 
     def __post_init__(self) -> None:
         if not self.tcp and not self.websocket:
@@ -104,8 +111,10 @@ class GatewayConfig:
                 raise ConfigError(f"{setting.name} must be a positive int, not {value!r}")
         if self.max_message_bytes >= 2**32:
             raise ConfigError("max_message_bytes must be below 4 GiB: 4 bytes tell the length")
-        for name in ("handshake_timeout", "keepalive"):
+        for name in ("handshake_timeout", "keepalive", "hang_timeout"):
             value = getattr(self, name)
+            if value is None and name == "hang_timeout":
+                continue
             if not 0.0 < value < math.inf:
                 raise ConfigError(f"{name} must be a positive, finite number of seconds: {value}")
 

@@ -1,13 +1,14 @@
 """The driver's hold on a gateway: its listening sockets, and the process that serves them.
 
-Leaves out what that process does (`host.py`) and when a dead one is started again
-(`supervision.py`).
+Leaves out what that process does (`host.py`), whether it hangs (`probing.py`) and when a dead one
+is started again (`supervision.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import random
 import socket
@@ -26,11 +27,15 @@ from envbus.bus.errors import (
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.gateway.config import (
     BOOTSTRAP_PARCEL,
+    PROBE,
+    STOP,
     Bootstrap,
     GatewayConfig,
     split_address,
 )
-from envbus.bus.process import Child, Nursery
+from envbus.bus.pipe import Pipe
+from envbus.bus.probing import Probing, Verdict
+from envbus.bus.process import Child, ExitStatus, Nursery
 from envbus.bus.restart import Exit, RestartPolicy
 from envbus.bus.supervision import (
     ChildExited,
@@ -51,6 +56,9 @@ _HOST: Final = "envbus.bus.gateway.host"
 PRELOAD: Final = (_HOST,)
 #: Connections that wait to be accepted, also while a dead gateway is started again.
 _BACKLOG: Final = 128
+#: Seconds for a process' first sign of life, on a busy machine, and between looks for it.
+_START_TIMEOUT: Final = 30.0
+_START_LOOK: Final = 0.2
 
 
 class Gateway:
@@ -58,7 +66,8 @@ class Gateway:
 
     A process of its own does the work; it ends with this one, however that ends. This one keeps
     the listening sockets, so that a process that died is followed by one at the same ports, and
-    who connects meanwhile just waits. Connections are lost with it: clients connect again.
+    who connects meanwhile just waits. Connections are lost with it: clients connect again. A
+    process that hangs (`hang_timeout`) is killed, and followed likewise.
 
     Used by one thread, which calls `check` now and then, and soon after `fileno` is readable.
 
@@ -81,6 +90,14 @@ class Gateway:
         self._owner = os.getpid()
         self._supervision = Supervision(random.random)
         self._child: Child | None = None
+        self._hang_timeout = config.hang_timeout
+        #: Of the process that serves; None: it is not asked for signs of life (any more).
+        self._probing: Probing | None = None
+        #: When to look for signs of life. Not with each `check`, which is called for each message.
+        self._look_at = math.inf
+        #: Number of the next parcel from it.
+        self._next_parcel = 1
+        self._hung = False
         self._closed = False
         self._listeners: list[socket.socket] = []
         try:
@@ -128,10 +145,14 @@ class Gateway:
 
     def wake_at(self) -> float | None:
         """Return by when `check` is due, in seconds of `time.monotonic`; None: not by itself."""
-        return self._supervision.wake_at()
+        restart_at = self._supervision.wake_at()
+        at = self._look_at if restart_at is None else min(self._look_at, restart_at)
+        return None if at == math.inf else at
 
     def check(self) -> None:
-        """Start the process again if it has ended and its turn has come. Never waits.
+        """Kill the process if it hangs; start it again if it has ended and its turn has come.
+
+        Never waits, save for the stacks of one that hangs (0.3 s).
 
         Raises:
             RestartLimitError: It ended too often; how it ended last is in the message.
@@ -140,13 +161,11 @@ class Gateway:
         if self._closed:
             raise ClosedError("this gateway was closed")
         now = time.monotonic()
+        if now >= self._look_at:
+            self._look(now)
         for child, status in self._nursery.exits():
             if child is self._child:
-                child.pipe.close()
-                logger.warning("the gateway's process ended with %s", status.describe())
-                life = self._supervision.incarnation(_NAME)
-                ended = ChildExited(_NAME, life, Exit.CRASH, status.report())
-                self._perform(self._supervision.handle(ended, now))
+                self._on_exit(status, now)
         self._perform(self._supervision.handle(SupervisionTick(), now))
 
     def close(self, timeout: float = 2.0) -> None:
@@ -162,7 +181,7 @@ class Gateway:
         if self._child is not None and self._child.exit_status is None:
             pipe = self._child.pipe
             with contextlib.suppress(EnvbusError):  # it is dead
-                pipe.send_bytes(pipe.next_number(), b"stop")
+                pipe.send_bytes(pipe.next_number(), STOP)
         self._nursery.close(timeout)
 
     def disown(self) -> None:
@@ -180,6 +199,50 @@ class Gateway:
         places = [f"tcp {a}" for a in self.tcp] + [f"websocket {a}" for a in self.websocket]
         return f"<Gateway {', '.join(places)}{', closed' if self._closed else ''}>"
 
+    def _look(self, now: float) -> None:
+        """Look for signs of life; ask for one at times, and kill a process that gives none."""
+        assert self._child is not None
+        assert self._probing is not None
+        self._take_signs(self._child.pipe, now)
+        verdict = self._probing.look(now)
+        if verdict is Verdict.HUNG:
+            self._hung, self._look_at = True, math.inf
+            (stack,) = self._nursery.stacks([self._child])
+            logger.warning("the gateway's process hangs and is killed:\n%s", stack)
+            self._nursery.kill(self._child)
+            return
+        if verdict is Verdict.ASK:
+            pipe = self._child.pipe
+            with contextlib.suppress(EnvbusError):  # it is dead already
+                pipe.send_bytes(pipe.next_number(), PROBE)
+        self._look_at = self._probing.wake_at()
+        if self._next_parcel == 1:
+            self._look_at = min(self._look_at, now + _START_LOOK)
+
+    def _take_signs(self, pipe: Pipe, now: float) -> None:
+        try:
+            while True:
+                pipe.receive_bytes(self._next_parcel, 0.0)
+                if self._next_parcel == 1:  # it serves
+                    assert self._hang_timeout is not None
+                    self._probing = Probing(self._hang_timeout, now)
+                elif self._probing is not None:
+                    self._probing.alive(now)
+                self._next_parcel += 1
+        except EnvbusError:
+            return  # nothing more now; that it has ended is told elsewhere
+
+    def _on_exit(self, status: ExitStatus, now: float) -> None:
+        assert self._child is not None
+        self._child.pipe.close()
+        self._look_at = math.inf
+        how, cause = status.report(), Exit.CRASH
+        if self._hung:
+            how, cause = f"a hang, for which it was killed ({status.describe()})", Exit.HANG
+        logger.warning("the gateway's process ended with %s", how)
+        life = self._supervision.incarnation(_NAME)
+        self._perform(self._supervision.handle(ChildExited(_NAME, life, cause, how), now))
+
     def _perform(self, effects: list[SupervisionEffect]) -> None:
         for effect in effects:
             match effect:
@@ -193,6 +256,11 @@ class Gateway:
 
     def _start(self) -> None:
         self._child = self._nursery.start(_NAME, f"{_HOST}:main")
+        self._next_parcel, self._hung = 1, False
+        if self._hang_timeout is not None:
+            now = time.monotonic()
+            self._probing = Probing(max(self._hang_timeout, _START_TIMEOUT), now)
+            self._look_at = now + _START_LOOK
         pipe = self._child.pipe
         number = pipe.next_number()
         assert number == BOOTSTRAP_PARCEL

@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 import zmq
 
-from envbus.bus.errors import ClosedError, TransportError
+from envbus.bus.errors import ClosedError, EnvbusError, TransportError
 from envbus.bus.gateway.carriage import Carriage, StreamCarriage, WebSocketCarriage
-from envbus.bus.gateway.config import BOOTSTRAP_PARCEL, Bootstrap, GatewayConfig
+from envbus.bus.gateway.config import BOOTSTRAP_PARCEL, PROBE, Bootstrap, GatewayConfig
 from envbus.bus.gateway.connection import Connection
 from envbus.bus.gateway.dealer import Dealer
 from envbus.bus.gateway.session import Session
@@ -55,7 +55,7 @@ def main(pipe: Pipe) -> None:
 
 
 async def _serve(
-    bootstrap: Bootstrap, listeners: list[socket.socket], pipe: Pipe, stop_parcel: int
+    bootstrap: Bootstrap, listeners: list[socket.socket], pipe: Pipe, next_parcel: int
 ) -> None:
     config = bootstrap.config
     loop = asyncio.get_running_loop()
@@ -83,7 +83,9 @@ async def _serve(
         for index, listener in enumerate(listeners)
     ]
     stopped = asyncio.Event()
-    loop.add_reader(pipe.fileno(), _look_at_pipe, pipe, stop_parcel, stopped)
+    orders = _Orders(pipe, next_parcel, stopped)
+    loop.add_reader(pipe.fileno(), orders.take)
+    orders.give_sign()
     interval = min(config.handshake_timeout, config.keepalive, 2.0) / 2
     while not stopped.is_set():
         for connection in list(connections):
@@ -101,15 +103,31 @@ async def _serve(
     context.destroy(linger=int(_END_TIMEOUT * 1000))
 
 
-def _look_at_pipe(pipe: Pipe, stop_parcel: int, stopped: asyncio.Event) -> None:
-    try:
-        pipe.receive_bytes(stop_parcel, 0.0)
-    except ClosedError:
-        pass  # the driver is gone, and its watchdog about to end this process
-    except TransportError:
-        return  # no complete parcel yet
-    asyncio.get_running_loop().remove_reader(pipe.fileno())
-    stopped.set()
+class _Orders:
+    """What comes over the pipe: questions whether this loop goes round, and the end."""
+
+    def __init__(self, pipe: Pipe, next_parcel: int, stopped: asyncio.Event) -> None:
+        self._pipe = pipe
+        self._next_parcel = next_parcel
+        self._stopped = stopped
+
+    def give_sign(self) -> None:
+        """Say that this loop goes round."""
+        with contextlib.suppress(EnvbusError):  # the driver is gone, or about to be heard of
+            self._pipe.send_bytes(self._pipe.next_number(), b"")
+
+    def take(self) -> None:
+        """The pipe is readable."""
+        try:
+            while self._pipe.receive_bytes(self._next_parcel, 0.0) == PROBE:
+                self._next_parcel += 1
+                self.give_sign()
+        except ClosedError:
+            pass  # the driver is gone, and its watchdog about to end this process
+        except TransportError:
+            return  # no complete parcel yet
+        asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+        self._stopped.set()
 
 
 async def _wait(event: asyncio.Event, timeout: float) -> None:

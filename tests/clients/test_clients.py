@@ -94,12 +94,13 @@ def test_several_agents_are_maps_by_agent(checks: list[str]) -> None:
         assert serving.infos["team"] == [{"left": {"hit": True}}]
 
 
-def test_an_episode_survives_the_death_of_the_gateway(checks: list[str]) -> None:
-    with Serving() as serving:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["death", "hang"])
+def test_an_episode_survives_the_death_of_the_gateway(checks: list[str], how: int) -> None:
+    with Serving(hang_timeout=0.5) as serving:
 
         def kill(line: str) -> None:
             if line == "ready":
-                os.kill(serving.gateway.pid, signal.SIGKILL)
+                os.kill(serving.gateway.pid, how)
 
         check(serving, checks, "reconnect", on_line=kill)
         assert serving.rewards["survivor"] == 3.0

@@ -72,6 +72,7 @@ def test_a_wide_address_is_allowed_with_both_or_on_request() -> None:
         ({"max_message_bytes": 2**32}, "below 4 GiB"),
         ({"handshake_timeout": 0.0}, "handshake_timeout must be"),
         ({"keepalive": float("inf")}, "keepalive must be"),
+        ({"hang_timeout": 0.0}, "hang_timeout must be"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], why: str) -> None:

@@ -294,6 +294,20 @@ def test_a_gateway_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
             wait_until(gateway.check, "it is given up")
 
 
+def test_a_gateway_that_hangs_again_and_again_is_given_up(tmp_path: Path) -> None:
+    config = GatewayConfig(tcp=("127.0.0.1:0",), hang_timeout=0.2)
+    with Gateway(f"ipc://{tmp_path}/bus", config, RestartPolicy(max_restarts=1)) as gateway:
+        for last in (False, True):
+            with TcpClient(gateway.tcp[0]) as client:
+                client.send([b"nonsense"])
+                assert drained(client), "it serves"
+            os.kill(gateway.pid, signal.SIGSTOP)
+            if not last:
+                wait_until(lambda: gateway.check() or gateway.restarts == 1, "a restart")
+        with pytest.raises(RestartLimitError, match=r"2 times in a row, last with a hang"):
+            wait_until(gateway.check, "it is given up")
+
+
 def test_clients_are_told_of_an_orderly_end(bus: Bus) -> None:
     with client_of(bus, "tcp") as client, client_of(bus, "websocket") as other:
         joined(bus, client, "sim-1")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from envbus.runner.policy_probing import Probing, Verdict
+from envbus.bus.probing import Probing, Verdict
 
 
 def test_a_worker_that_gives_no_sign_of_life_after_a_question_hangs() -> None:
@@ -39,3 +39,12 @@ def test_who_was_away_judges_in_the_end() -> None:
     while probing.look(now) is not Verdict.HUNG:
         now = probing.wake_at()
         assert now < 1020.0
+
+
+def test_who_is_away_again_and_again_finds_out_as_well() -> None:
+    probing = Probing(5.0, now=0.0)
+    assert probing.look(2.5) is Verdict.ASK
+    now = 2.5
+    while probing.look(now) is not Verdict.HUNG:
+        now += 10.5  # a short look, and a long absence
+        assert now < 60.0

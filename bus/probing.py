@@ -1,7 +1,7 @@
-"""Whether a policy worker hangs: it is asked for a sign of life, which it gives between two calls.
+"""Whether a child process hangs: it is asked for a sign of life, which it gives when it can.
 
 Pure: times are handed in, in seconds of a clock that never goes back. Leaves out how it is asked
-and killed (`policy_processes.py`).
+and killed: `gateway/gateway.py`, `runner/policy_member.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 __all__ = ["Probing", "Verdict"]
 
-#: Questions per `timeout`: a worker is noticed after one to one and a half of it.
+#: Questions per `timeout`: a hang is noticed after one to one and a half of it.
 _PER_TIMEOUT: Final = 2
 #: Seconds by which a look may be late; one that is later says that nobody ran meanwhile.
 _SLACK: Final = 1.0
@@ -26,10 +26,10 @@ class Verdict(enum.Enum):
 
 
 class Probing:
-    """One life of one worker, from the time that it is up.
+    """One life of one child, from the time that it is up.
 
-    Time in which this side did not run itself does not count: who is stopped, or suspended,
-    together with its workers does not kill them when it wakes up.
+    Time in which this side did not look does not count: who is stopped, or suspended, together with
+    its children does not kill them when it wakes up.
 
     Args:
         timeout: Seconds without a sign of life after a question; positive.
@@ -42,6 +42,7 @@ class Probing:
         self._ask_at = now + timeout / _PER_TIMEOUT
         #: When it hangs; None: it was not asked since its last sign of life.
         self._hung_at: float | None = None
+        self._was_given_grace = False
 
     def wake_at(self) -> float:
         """Return when `look` is worth a call."""
@@ -56,10 +57,14 @@ class Probing:
         if self._hung_at is None:
             if now < self._ask_at:
                 return Verdict.NOTHING
-            self._hung_at = now + self._timeout
+            self._hung_at, self._was_given_grace = now + self._timeout, False
             return Verdict.ASK
         if away > 0.0:
-            self._hung_at = max(self._hung_at + away, now + _SLACK)
+            self._hung_at += away
+            if not self._was_given_grace:  # it may have been away, too; once, or nobody who often
+                # is away would ever find out
+                self._hung_at = max(self._hung_at, now + _SLACK)
+                self._was_given_grace = True
         return Verdict.HUNG if now >= self._hung_at else Verdict.NOTHING
 
     def alive(self, now: float) -> None:
