@@ -65,6 +65,21 @@ class Agreement:
         self._action = _taker(action_space)
 
     @classmethod
+    def of(
+        cls, observation_space: SpaceLike | None, action_space: SpaceLike | None
+    ) -> Agreement | None:
+        """Return that of spaces that need not be given; None: they are not.
+
+        Raises:
+            ConfigError: Only one is given; or as the class.
+        """
+        if observation_space is not None and action_space is not None:
+            return cls(observation_space, action_space)
+        if observation_space is None and action_space is None:
+            return None
+        raise ConfigError("give both spaces, or neither: then those of the other side are taken")
+
+    @classmethod
     def from_wire(cls, observation_space: Value, action_space: Value) -> Agreement:
         """Return what `wire` of another one says.
 

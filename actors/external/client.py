@@ -81,6 +81,7 @@ class ExternalEnvClient:
 
     Attributes:
         local: What chooses here; None: nothing does.
+        identity: By which the bus knows this client, over all its connections.
 
     Raises:
         ConfigError: A setting or a key file cannot be used, or the bridge hands out no weights.
@@ -114,7 +115,7 @@ class ExternalEnvClient:
         hello = self._verbs.hello(heartbeat)
         self.address = address
         peer_keys = PeerKeys.load(keys, server_key)
-        identity = f"sim.{secrets.token_hex(8)}".encode()
+        self.identity = identity = f"sim.{secrets.token_hex(8)}".encode()
         self._link = Link(
             address,
             NearPeer(address, identity, keys=peer_keys, lanes=lanes),

@@ -13,12 +13,14 @@ from envbus.actors.external.verbs import ClientTimeouts
 from envbus.bus.errors import ConfigError, RequestTimeoutError
 from envbus.bus.pipe import Pipe
 
-__all__ = ["ENTRY", "ENV_PARCEL", "main", "run_env"]
+__all__ = ["ENTRY", "ENV_PARCEL", "IDENTITY_PARCEL", "main", "run_env"]
 
 #: What the fork server runs in the child.
 ENTRY: Final = f"{__name__}:main"
 #: Number of the parcel on the pipe with the endpoint and what makes the env.
 ENV_PARCEL: Final = 1
+#: Number of the parcel that comes back once it has connected: under which identity.
+IDENTITY_PARCEL: Final = 1
 #: Seconds to wait for the parcel.
 _HANDOVER_TIMEOUT: Final = 30.0
 #: A bridge of this host is there: what it does not answer for so long it is training. Seconds.
@@ -72,4 +74,10 @@ def main(pipe: Pipe) -> None:
     env = make()
     if not isinstance(env, ExternalEnv):
         raise ConfigError(f"expected an ExternalEnv, got {env!r}")
-    run_env(env, endpoint, name)
+
+    def tell(client: ExternalEnvClient) -> None:
+        number = pipe.next_number()
+        assert number == IDENTITY_PARCEL
+        pipe.send_bytes(number, client.identity)
+
+    run_env(env, endpoint, name, on_connected=tell)

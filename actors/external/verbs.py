@@ -103,11 +103,7 @@ class Verbs:
         action_space: SpaceLike | None,
         name: str | None,
     ) -> None:
-        if (observation_space is None) != (action_space is None):
-            raise ConfigError("give both spaces, or neither")
-        self._own: Agreement | None = None
-        if observation_space is not None and action_space is not None:
-            self._own = Agreement(observation_space, action_space)
+        self._own = Agreement.of(observation_space, action_space)
         self.name = name or f"sim-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._joined: BridgeJoined | None = None
         self._agreement: Agreement | None = None

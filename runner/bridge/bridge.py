@@ -7,30 +7,25 @@ what is decided (`episodes.py`), and simulators that this process starts (`hosti
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.protocol import BRIDGE
 from envbus.actors.spaces import Space
-from envbus.bus.broker import Broker
-from envbus.bus.broker_core import BrokerCore
-from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig, BrokerStatistics
-from envbus.bus.errors import ClosedError, ConfigError
+from envbus.bus.broker_vocabulary import BrokerStatistics
+from envbus.bus.errors import ClosedError
 from envbus.bus.gateway import Gateway, GatewayConfig
-from envbus.bus.gateway.gateway import PRELOAD
-from envbus.bus.keys import Allow, BrokerKeys, PathLike
-from envbus.bus.lane_router import with_lanes
+from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import Failed, FailureCode
-from envbus.bus.zmq_transport import ZmqRouter
+from envbus.bus.restart import RestartPolicy
 from envbus.runner.bridge.actions import checked, told
+from envbus.runner.bridge.attendants import Attendants
 from envbus.runner.bridge.episodes import Episodes
-from envbus.runner.bridge.hosting import Hosts, Where
+from envbus.runner.bridge.hosting import Where
+from envbus.runner.bridge.listening import listen
 from envbus.runner.bridge.models import Models
-from envbus.runner.bridge.private_door import PrivateDoor
 from envbus.runner.bridge.reception import Reception
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import (
@@ -79,9 +74,6 @@ class ExternalEnvBridge:
         lanes: Whether Python clients of this user and host may come without ZeroMQ, where that can
             be: beside loopback and `ipc://` endpoints of a bridge without keys.
 
-    Attributes:
-        gateway: Where those connect: `gateway.tcp`, `gateway.websocket`; None: nowhere.
-
     Raises:
         ConfigError: Spaces, endpoints, keys, limits or the gateway's settings cannot be used.
         TransportError: An endpoint or address cannot be bound.
@@ -102,20 +94,11 @@ class ExternalEnvBridge:
         confirm_ends: bool = False,
         lanes: bool = True,
     ) -> None:
-        if (observation_space is None) != (action_space is None):
-            raise ConfigError("give both spaces, or neither: then the first client's are taken")
-        agreement: Agreement | None = None
-        if observation_space is not None and action_space is not None:
-            agreement = Agreement(observation_space, action_space)
+        agreement = Agreement.of(observation_space, action_space)
         self._limits = limits or EpisodeLimits()
-        router = ZmqRouter(
-            [bind] if isinstance(bind, str) else list(bind),
-            keys=BrokerKeys.load(keys, allow),
-            insecure=insecure,
+        self._broker, bind_private = listen(
+            bind, keys=keys, allow=allow, insecure=insecure, lanes=lanes
         )
-        config = BrokerConfig(owner=BRIDGE, max_heartbeat=MAX_HEARTBEAT)
-        self._router = with_lanes(router) if lanes and keys is None else router
-        self._broker = Broker(self._router, BrokerCore(config))
         self._models = Models(self._limits.max_version_lag)
         self._episodes = Episodes(
             self._limits,
@@ -127,20 +110,21 @@ class ExternalEnvBridge:
             self._broker, self._episodes, self._models, agreement, self._limits.lease
         )
         self.policy_ids = list(policy_ids)
-        self._door = PrivateDoor(self._router.bind_private)
-        self._hosts = Hosts(self._door.open, self._broker.watch)
-        self._clock = time.monotonic
+        self._attendants = Attendants(self._broker, bind_private, self._reception.end_client)
         self._stopped = False
-        self.gateway: Gateway | None = None
         if gateway is not None:
             try:
-                self.gateway = Gateway(self._door.open(PRELOAD), gateway)
+                self._attendants.open_gateway(gateway)
             except BaseException:
                 self.stop()
                 raise
-            self._broker.watch(self.gateway.fileno())
 
     # --- what it is ---------------------------------------------------------------------------
+
+    @property
+    def gateway(self) -> Gateway | None:
+        """Where those without ZeroMQ connect: `gateway.tcp`, `gateway.websocket`."""
+        return self._attendants.gateway
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -166,7 +150,7 @@ class ExternalEnvBridge:
             ClosedError: The bridge was stopped.
         """
         self._assert_usable()
-        return self._door.open()
+        return self._attendants.door.open()
 
     @property
     def policy_ids(self) -> list[str]:
@@ -211,24 +195,29 @@ class ExternalEnvBridge:
         *,
         where: Where = "thread",
         name: str | None = None,
+        restart: RestartPolicy | None = None,
     ) -> str:
         """Run a simulator here, beside others that connect, and return its name.
 
-        When its `run` raises or returns, or its process ends, the next `poll` raises that.
+        When its `run` raises or returns, or its process ends, its open episodes end faulty at once,
+        and the next `poll` raises how, unless it is started again.
 
         Args:
             env: It, or a function that makes it. For a process it is pickled by cloudpickle.
             where: `"thread"`, of this process; or `"process"`, one of its own, which ends with this
                 one whatever happens.
             name: For people; None: a new one.
+            restart: When, and how often, it is started again, as an actor of a pool is: by default
+                not after its `run` has returned. `poll` raises when it is given up. None: never.
 
         Raises:
-            ConfigError: It is no `ExternalEnv`, or cannot be pickled.
+            ConfigError: It is no `ExternalEnv`, cannot be pickled, or is not given by a function
+                though it is to be made again in a thread.
             StartError: The process did not come up.
             ClosedError: The bridge was stopped.
         """
         self._assert_usable()
-        return self._hosts.start(env, where, name)
+        return self._attendants.hosts.start(env, where, name, restart)
 
     # --- the dict side --------------------------------------------------------------------------
 
@@ -247,29 +236,16 @@ class ExternalEnvBridge:
 
         Raises:
             ValueError: `min_envs` is not positive, or `timeout` is negative.
-            SimulatorError: A simulator that `host` runs has ended; says how, with its traceback.
-                Told once for each; nothing is lost by it.
+            SimulatorError: A simulator that `host` runs has ended for good; says how, with its
+                traceback. Told once for each; nothing is lost by it.
+            RestartLimitError: The gateway died, or hung, too often.
             ClosedError: The bridge was stopped.
         """
         timeout = _PATIENCE if timeout is None else timeout
         if min_envs < 1 or not timeout >= 0.0:
             raise ValueError(f"min_envs={min_envs} must be 1 or more, timeout={timeout} 0 or more")
         self._assert_usable()
-        episodes, clock = self._episodes, self._clock
-        now = clock()
-        deadline = now + timeout
-        self._hosts.raise_end()
-        while True:
-            if episodes.has_enough(min_envs):
-                self._serve(0.0)  # what has come meanwhile goes with it
-                break
-            wake_at = episodes.wake_at()
-            until = deadline if wake_at is None else min(deadline, wake_at)
-            self._serve(max(until - now, 0.0))
-            self._hosts.raise_end()
-            now = clock()
-            if now >= deadline or episodes.has_enough(min_envs):
-                break
+        self._reception.serve_until(min_envs, timeout, self._attendants)
         return self._reception.collect()
 
     def send_actions(
@@ -357,12 +333,13 @@ class ExternalEnvBridge:
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when `poll(0)` is worth a call."""
-        return self._router.fileno()
+        return self._broker.fileno()
 
     def statistics(self) -> BridgeStatistics:
         """Return counts since the start."""
         counts = self._episodes.statistics()
         counts.refused += self._reception.refused
+        counts.host_restarts = self._attendants.hosts.restarts
         return counts
 
     @property
@@ -383,21 +360,14 @@ class ExternalEnvBridge:
         failed = Failed(code=FailureCode.PEER_LOST, message="the bridge was stopped", peer=BRIDGE)
         self._reception.dismiss(failed)
         self._stopped = True
-        self._hosts.close()
-        if self.gateway is not None:
-            self.gateway.close()
+        self._attendants.close()
         self._broker.close()
-        self._door.close()
+        self._attendants.door.close()
 
     def __enter__(self) -> ExternalEnvBridge:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -410,15 +380,6 @@ class ExternalEnvBridge:
         )
 
     # --- private ----------------------------------------------------------------------------------
-
-    def _serve(self, timeout: float) -> None:
-        """Wait for messages and take those that are there; look after the gateway."""
-        if self.gateway is not None:
-            self.gateway.check()
-            restart_at = self.gateway.wake_at()
-            if restart_at is not None:
-                timeout = min(timeout, max(restart_at - self._clock(), 0.0))
-        self._reception.serve(timeout)
 
     def _assert_usable(self) -> None:
         if self._stopped:

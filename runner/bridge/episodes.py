@@ -204,7 +204,12 @@ class Episodes:
         return [Welcome(peer, event.request_id, present.secret, list(present.episodes))]
 
     def _on_client_lost(self, event: ClientLost, now: float) -> list[Effect]:
-        self._book.sessions.lose(event.peer, now)
+        if event.cause is None:
+            self._book.sessions.lose(event.peer, now)
+            return []
+        session = self._book.sessions.end(event.peer)
+        if session is not None:
+            self._give_up_session(session, event.cause, event.reason)
         return []
 
     # --- the runner and the clock -----------------------------------------------------------
@@ -271,10 +276,11 @@ class Episodes:
             effects += book.release(session, episode, failed)
             book.counts.timeouts += 1
         for session in book.sessions.expire(now):
-            self._give_up_session(session)
+            why = f"its client {session.name} was gone for over {book.limits.lease:g} s"
+            self._give_up_session(session, FaultCause.LOST, why)
         return effects
 
-    def _give_up_session(self, session: Session) -> None:
+    def _give_up_session(self, session: Session, cause: FaultCause, why: str) -> None:
         book = self._book
         for episode in list(session.episodes.values()):
             episode_id = episode.episode_id
@@ -286,10 +292,7 @@ class Episodes:
             if not episode.num_queued:
                 book.ready.pop(episode, None)
             if episode.known:
-                text = (
-                    f"episode {episode_id}: its client {session.name} was gone for over "
-                    f"{book.limits.lease:g} s"
-                )
-                fault = EpisodeFault(episode_id=episode_id, cause=FaultCause.LOST, message=text)
+                text = f"episode {episode_id}: {why}"
+                fault = EpisodeFault(episode_id=episode_id, cause=cause, message=text)
                 episode.break_off(fault)
                 book.ready[episode] = None

@@ -1,26 +1,41 @@
-"""Simulators that a bridge runs itself, in threads and in processes, and their ends."""
+"""Simulators that a bridge runs itself, in threads and in processes, and their ends.
+
+Leaves out the thread itself (`hosted_thread.py`), the process itself (`actors/external/hosting.py`)
+and whether one that ended is started again (`bus/supervision.py`).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
+import random
 import socket
-import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import cloudpickle
 
-from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.external.errors import SimulatorError
 from envbus.actors.external.external_env import ExternalEnv
-from envbus.actors.external.hosting import ENTRY, ENV_PARCEL, run_env
-from envbus.bus.errors import ClosedError, ConfigError
-from envbus.bus.process import Nursery
+from envbus.actors.external.hosting import ENTRY, ENV_PARCEL, IDENTITY_PARCEL
+from envbus.bus.errors import ConfigError, EnvbusError
+from envbus.bus.process import Child, ExitStatus, Nursery
+from envbus.bus.restart import ChildState, Exit, Restart, RestartPolicy
+from envbus.bus.supervision import (
+    ChildExited,
+    ChildGivenUp,
+    StartChild,
+    Supervision,
+    SupervisionEffect,
+    SupervisionTick,
+)
+from envbus.runner.bridge.hosted_thread import HostedThread
+from envbus.runner.faults import FaultCause
 
 __all__ = ["Hosts", "Where"]
+
+logger = logging.getLogger("envbus.runner.bridge")
 
 #: Where a simulator runs.
 Where = Literal["thread", "process"]
@@ -28,6 +43,25 @@ Where = Literal["thread", "process"]
 _PRELOAD = (ENTRY.partition(":")[0],)
 #: Seconds that threads get to end when the bridge is stopped.
 _END_TIMEOUT = 2.0
+#: Of a simulator that is not to be started again.
+_ONCE = RestartPolicy(restart=Restart.TEMPORARY)
+
+
+class _Simulator:
+    """One that is hosted, over its lives."""
+
+    def __init__(
+        self, key: str, name: str, where: Where, env: ExternalEnv | Callable[[], ExternalEnv]
+    ) -> None:
+        #: Of the supervision: unlike names no two are equal.
+        self.key = key
+        self.name = name
+        self.where = where
+        self.env = env
+        #: Of one in a process: what that is sent.
+        self.parcel = b""
+        self.thread: HostedThread | None = None
+        self.child: Child | None = None
 
 
 class Hosts:
@@ -36,78 +70,108 @@ class Hosts:
     Args:
         open_door: Given what a fork server imports for them, returns what they connect to.
         watch: Lets the bridge's wait return when a descriptor is readable.
+        on_gone: Told of each client that has ended with its simulator: under which id it was
+            connected, why, and that in words.
+
+    Attributes:
+        restarts: How often simulators were started again.
     """
 
     def __init__(
-        self, open_door: Callable[[Sequence[str]], str], watch: Callable[[int], object]
+        self,
+        open_door: Callable[[Sequence[str]], str],
+        watch: Callable[[int], object],
+        on_gone: Callable[[bytes, FaultCause, str], object],
     ) -> None:
+        self.restarts = 0
         self._open_door = open_door
         self._watch = watch
+        self._on_gone = on_gone
+        self._supervision = Supervision(random.random)
         self._nursery: Nursery | None = None
-        self._threads: list[_Thread] = []
+        self._simulators: dict[str, _Simulator] = {}
         #: What is to be raised.
         self._ends: deque[SimulatorError] = deque()
         #: What ended in threads: appended there, taken by the owner.
-        self._ended: deque[SimulatorError] = deque()
+        self._ended: deque[HostedThread] = deque()
         self._bell: tuple[socket.socket, socket.socket] | None = None
         self._count = 0
 
     def start(
-        self, env: ExternalEnv | Callable[[], ExternalEnv], where: Where, name: str | None
+        self,
+        env: ExternalEnv | Callable[[], ExternalEnv],
+        where: Where,
+        name: str | None,
+        restart: RestartPolicy | None,
     ) -> str:
         """Run a simulator and return its name; see `ExternalEnvBridge.host`."""
         self._count += 1
         name = name or f"simulator-{self._count}"
+        simulator = _Simulator(f"{self._count}", name, where, env)
         if where == "thread":
-            self._start_thread(env, name)
+            if restart is not None and isinstance(env, ExternalEnv):
+                raise ConfigError(
+                    f"{name} is to be started again: give a function that makes it anew"
+                )
+            self._start_thread(simulator)
         elif where == "process":
-            self._start_process(env, name)
+            make = (lambda: env) if isinstance(env, ExternalEnv) else env
+            try:
+                simulator.parcel = cloudpickle.dumps((self._open_door(_PRELOAD), name, make))
+            except EnvbusError:
+                raise
+            except Exception as error:  # whatever an object says when it cannot be pickled
+                raise ConfigError(
+                    f"{name} cannot be sent to a process: {error}; give a function that makes it"
+                ) from error
+            self._start_process(simulator)
         else:
             raise ConfigError(f"a simulator runs in a 'thread' or a 'process', not in {where!r}")
+        self._simulators[simulator.key] = simulator
+        self._supervision.add(simulator.key, restart or _ONCE)
         return name
 
-    def raise_end(self) -> None:
-        """Raise what has become of a simulator that has ended: of one at a time, once for each.
+    def wake_at(self) -> float | None:
+        """Return by when `look_after` is due, in seconds of `time.monotonic`."""
+        return self._supervision.wake_at()
+
+    def look_after(self, now: float) -> None:
+        """Take in who has ended, and start again who is to be.
 
         Raises:
-            SimulatorError: Says how, with its traceback.
+            SimulatorError: What has become of one that is not started again: of one at a time, once
+                for each.
         """
-        if self._count:
-            self._ends += self._take_ends()
-            if self._ends:
-                raise self._ends.popleft()
-
-    def _take_ends(self) -> list[SimulatorError]:
-        ends: list[SimulatorError] = []
-        if self._bell is not None:
-            with contextlib.suppress(BlockingIOError):
-                self._bell[0].recv(64)
-        while self._ended:
-            ends.append(self._ended.popleft())
-        if self._nursery is not None:
-            for child, status in self._nursery.exits():
-                what = "run() returned" if status.code == 0 else f"ended with {status.report()}"
-                ends.append(SimulatorError(f"simulator {child.name} (process {child.pid}): {what}"))
-                child.pipe.close()
-        return ends
+        if not self._count:
+            return
+        self._take_threads(now)
+        self._take_processes(now)
+        if self._supervision.wake_at() is not None:
+            self._perform(self._supervision.handle(SupervisionTick(), now), now)
+        if self._ends:
+            raise self._ends.popleft()
 
     def close(self) -> None:
         """End all simulators: those in threads by closing their clients, processes by a kill."""
-        for thread in self._threads:
+        threads = [one.thread for one in self._simulators.values() if one.thread is not None]
+        for thread in threads:
             thread.end()
         if self._nursery is not None:
             for child in self._nursery.children:
                 self._nursery.kill(child)
             self._nursery.close(_END_TIMEOUT)
             self._nursery = None
-        for thread in self._threads:
+        for thread in threads:
             thread.join(_END_TIMEOUT)
         if self._bell is not None:
             bell, self._bell = self._bell, None
             for end in bell:
                 end.close()
 
-    def _start_thread(self, env: ExternalEnv | Callable[[], ExternalEnv], name: str) -> None:
+    # --- starts -------------------------------------------------------------------------------
+
+    def _start_thread(self, simulator: _Simulator) -> None:
+        env = simulator.env
         made = env if isinstance(env, ExternalEnv) else env()
         if not isinstance(made, ExternalEnv):
             raise ConfigError(f"expected an ExternalEnv, got {made!r}")
@@ -116,80 +180,104 @@ class Hosts:
             self._bell[0].setblocking(False)
             self._bell[1].setblocking(False)
             self._watch(self._bell[0].fileno())
-        thread = _Thread(made, self._open_door(()), name, self._on_thread_end)
-        self._threads.append(thread)
-        thread.start()
+        simulator.thread = HostedThread(
+            made, self._open_door(()), simulator.name, self._on_thread_end
+        )
+        simulator.thread.start()
 
-    def _on_thread_end(self, end: SimulatorError) -> None:
+    def _on_thread_end(self, thread: HostedThread) -> None:
         """Called in the thread of the simulator."""
-        self._ended.append(end)
+        self._ended.append(thread)
         bell = self._bell
         if bell is not None:
             with contextlib.suppress(OSError):  # closed meanwhile, or rung enough
                 bell[1].send(b".")
 
-    def _start_process(self, env: ExternalEnv | Callable[[], ExternalEnv], name: str) -> None:
-        make = (lambda: env) if isinstance(env, ExternalEnv) else env
-        endpoint = self._open_door(_PRELOAD)
-        try:
-            parcel = cloudpickle.dumps((endpoint, name, make))
-        except Exception as error:  # whatever an object says when it cannot be pickled
-            raise ConfigError(
-                f"{name} cannot be sent to a process: {error}; give a function that makes it"
-            ) from error
+    def _start_process(self, simulator: _Simulator) -> None:
         if self._nursery is None:
             self._nursery = Nursery(_PRELOAD)
             self._watch(self._nursery.fileno())
-        child = self._nursery.start(name, ENTRY)
+        child = simulator.child = self._nursery.start(simulator.name, ENTRY)
         number = child.pipe.next_number()
         assert number == ENV_PARCEL
-        child.pipe.send_bytes(number, parcel)
+        with contextlib.suppress(EnvbusError):  # it is dead already, which will be heard
+            child.pipe.send_bytes(number, simulator.parcel)
 
-
-class _Thread(threading.Thread):
-    """A simulator in a thread of this process."""
-
-    def __init__(
-        self,
-        env: ExternalEnv,
-        endpoint: str,
-        name: str,
-        on_end: Callable[[SimulatorError], None],
-    ) -> None:
-        super().__init__(name=f"envbus-{name}", daemon=True)
-        self._env = env
-        self._endpoint = endpoint
-        self._label = name
-        self._on_end = on_end
-        self._unwanted = threading.Event()
-        self._client: ExternalEnvClient | None = None
-
-    def run(self) -> None:
-        """Run the simulator, and say how it ended, unless that was asked for."""
-        what = f"simulator {self._label} (thread of process {os.getpid()})"
+    def _start_again(self, simulator: _Simulator, now: float) -> None:
+        self.restarts += 1
+        simulator.child = simulator.thread = None
         try:
-            run_env(
-                self._env,
-                self._endpoint,
-                self._label,
-                is_wanted=lambda: not self._unwanted.is_set(),
-                on_connected=self._take,
-            )
-            end = SimulatorError(f"{what}: run() returned")
-        except BaseException as error:  # SystemExit, too, ends the simulator only
-            end = SimulatorError(f"{what} raised:\n{traceback.format_exc()}")
+            if simulator.where == "thread":
+                self._start_thread(simulator)
+            else:
+                self._start_process(simulator)
+        except Exception as error:  # no process, no memory, or what its maker raises
+            what = f"simulator {simulator.name} was not started again: {error}"
+            end = SimulatorError(what)
             end.__cause__ = error
-        if not self._unwanted.is_set():
-            self._on_end(end)
+            self._supervise(simulator, Exit.CRASH, end, now)
+        else:
+            logger.info("simulator %s runs again", simulator.name)
 
-    def end(self) -> None:
-        """Close its client, so that it ends with its next verb."""
-        self._unwanted.set()
-        client = self._client
-        if client is not None:
-            client.close()
+    # --- ends ---------------------------------------------------------------------------------
 
-    def _take(self, client: ExternalEnvClient) -> None:
-        self._client = client
-        if self._unwanted.is_set():
-            raise ClosedError("the bridge was stopped")
+    def _take_threads(self, now: float) -> None:
+        if self._bell is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._bell[0].recv(64)
+        while self._ended:
+            thread = self._ended.popleft()
+            assert thread.outcome is not None
+            returned = thread.outcome.__cause__ is None
+            cause = FaultCause.LOST if returned else FaultCause.ERROR
+            self._on_gone(thread.identity, cause, str(thread.outcome))
+            for simulator in self._simulators.values():
+                if simulator.thread is thread:
+                    why = Exit.NORMAL if returned else Exit.CRASH
+                    self._supervise(simulator, why, thread.outcome, now)
+                    break
+
+    def _take_processes(self, now: float) -> None:
+        if self._nursery is None:
+            return
+        for child, status in self._nursery.exits():
+            for simulator in self._simulators.values():
+                if simulator.child is child:
+                    self._on_exit(simulator, child, status, now)
+                    break
+
+    def _on_exit(self, simulator: _Simulator, child: Child, status: ExitStatus, now: float) -> None:
+        returned = status.code == 0
+        how = "run() returned" if returned else f"ended with {status.report()}"
+        end = SimulatorError(f"simulator {simulator.name} (process {child.pid}): {how}")
+        with contextlib.suppress(EnvbusError):  # it had not connected
+            peer = child.pipe.receive_bytes(IDENTITY_PARCEL, 0.0)
+            self._on_gone(peer, FaultCause.LOST if returned else FaultCause.CRASH, str(end))
+        child.pipe.close()
+        self._supervise(simulator, Exit.NORMAL if returned else Exit.CRASH, end, now)
+
+    def _supervise(self, simulator: _Simulator, why: Exit, end: SimulatorError, now: float) -> None:
+        """One has ended: start it again, now or later, or have `look_after` tell of it."""
+        supervision, key = self._supervision, simulator.key
+        life = supervision.incarnation(key)
+        effects = supervision.handle(ChildExited(key, life, why, str(end)), now)
+        if supervision.state(key) is ChildState.STOPPED:
+            self._forget(simulator, end)
+        else:
+            logger.warning("%s", end)
+            self._perform(effects, now)
+
+    def _perform(self, effects: Sequence[SupervisionEffect], now: float) -> None:
+        for effect in effects:
+            simulator = self._simulators[effect.name]
+            match effect:
+                case StartChild():
+                    self._start_again(simulator, now)
+                case ChildGivenUp(_, restarts, cause):
+                    what = f"simulator {simulator.name} failed again after {restarts} restarts"
+                    self._forget(simulator, SimulatorError(f"{what}: {cause}"))
+
+    def _forget(self, simulator: _Simulator, end: SimulatorError) -> None:
+        self._ends.append(end)
+        self._supervision.remove(simulator.key)
+        del self._simulators[simulator.key]

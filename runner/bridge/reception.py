@@ -27,6 +27,7 @@ from envbus.bus.errors import EncodeError, ProtocolError
 from envbus.bus.messages import Failed, FailureCode, Header, Kind, Reply
 from envbus.bus.transport import Frames
 from envbus.runner.agent_results import DUMMY_AGENT
+from envbus.runner.bridge.attendants import Attendants
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.gathering import gathered
 from envbus.runner.bridge.models import Models
@@ -45,6 +46,7 @@ from envbus.runner.bridge.vocabulary import (
     Tick,
     Welcome,
 )
+from envbus.runner.faults import FaultCause
 
 __all__ = ["Reception"]
 
@@ -99,9 +101,37 @@ class Reception:
             self._take(outcome)
         wake_at = self._episodes.wake_at()
         if wake_at is not None and wake_at <= self._clock():
-            for outcome in self._broker.poll(0.0):  # all that is there counts
-                self._take(outcome)
+            self._take_all()
             self.handle(Tick())
+
+    def serve_until(self, min_envs: int, timeout: float, attendants: Attendants) -> None:
+        """Serve until so many episodes have something for the runner, or the time is over.
+
+        Raises what `Attendants.look_after` does.
+        """
+        episodes, clock = self._episodes, self._clock
+        now = clock()
+        deadline = now + timeout
+        attendants.look_after(now)
+        if episodes.has_enough(min_envs):
+            self.serve(0.0)  # what has come meanwhile goes with it
+            return
+        while True:
+            until = deadline
+            for wake_at in (episodes.wake_at(), attendants.wake_at()):
+                if wake_at is not None and wake_at < until:
+                    until = wake_at
+            self.serve(max(until - now, 0.0))
+            now = clock()
+            attendants.look_after(now)
+            if now >= deadline or episodes.has_enough(min_envs):
+                return
+
+    def end_client(self, peer: bytes, cause: FaultCause, why: str) -> None:
+        """A client's process has ended: nobody comes back for its episodes."""
+        self._take_all()
+        self._broker.peer_gone(peer, why)
+        self.handle(ClientLost(peer, why, cause))
 
     def handle(self, event: Event) -> None:
         """Have the rules decide about an event, and send what they say."""
@@ -143,6 +173,11 @@ class Reception:
             self.handle(Confirm(episode_id, failed))
         for peer in self._names:
             self._broker.shut_down(peer)
+
+    def _take_all(self) -> None:
+        """Take all messages that are there: what was said before counts."""
+        for outcome in self._broker.poll(0.0):
+            self._take(outcome)
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, Notify):

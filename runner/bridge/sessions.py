@@ -20,6 +20,8 @@ class Session(msgspec.Struct, eq=False):
     name: str
     #: Its present connection; b"": it has none.
     peer: bytes
+    #: Its last connection, if it has none.
+    left: bytes = b""
     #: When it is given up, if it has none.
     expires_at: float = 0.0
     #: Its open episodes.
@@ -81,9 +83,23 @@ class Sessions:
         session = self._by_peer.pop(peer, None)
         if session is None:
             return
-        session.peer = b""
+        session.peer, session.left = b"", peer
         session.expires_at = now + self._lease
         self._lost[session.secret] = session
+
+    def end(self, peer: bytes) -> Session | None:
+        """Forget and return the session of a peer that will not come back, if it has one.
+
+        Its connection may have been lost before.
+        """
+        session = self._by_peer.pop(peer, None)
+        if session is None:
+            session = next((one for one in self._lost.values() if one.left == peer), None)
+            if session is None:
+                return None
+            del self._lost[session.secret]
+        del self._by_secret[session.secret]
+        return session
 
     def expire(self, now: float) -> list[Session]:
         """Forget and return the sessions whose lease is over."""

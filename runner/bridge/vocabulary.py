@@ -15,6 +15,7 @@ import msgspec
 from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Failed, Reply
 from envbus.runner.bridge.results import ClientChoice, EpisodeFault
+from envbus.runner.faults import FaultCause
 
 __all__ = [
     "Act",
@@ -168,6 +169,9 @@ class ClientLost(msgspec.Struct, frozen=True, gc=False):
 
     peer: bytes
     reason: str
+    #: Nobody comes back for its episodes, as its process has ended: what their faults say. None:
+    #: somebody may, until the lease is over.
+    cause: FaultCause | None = None
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
@@ -335,3 +339,5 @@ class BridgeStatistics(msgspec.Struct, kw_only=True):
     resent: int = 0
     #: Clients that came back to their session.
     resumed: int = 0
+    #: How often simulators that the bridge hosts were started again.
+    host_restarts: int = 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ import pytest
 
 from envbus.actors import ExternalEnv, ExternalMultiAgentEnv, SimulatorError
 from envbus.bus.errors import ConfigError
+from envbus.bus.restart import Restart, RestartPolicy
 from envbus.runner import ExternalEnvBridge
 from envbus.runner.bridge.hosting import Where
+from envbus.runner.bridge.vocabulary import EpisodeLimits
+from envbus.runner.faults import FaultCause
 from tests.integration.nursery_children import Driver, is_alive, traced, wait_until
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, seen
 
@@ -141,6 +146,137 @@ def test_a_simulator_waits_for_an_owner_that_does_not_poll_yet() -> None:
             runner.serve(lambda: False)
 
 
+class Playing(ExternalEnv):
+    """Plays episodes of three steps for ever, or what its function says."""
+
+    def __init__(self, ending: Callable[[], object] = lambda: None) -> None:
+        super().__init__(OBSERVATION, ACTION)
+        self.ending = ending
+
+    def run(self) -> None:
+        while True:
+            episode = self.start_episode()
+            for number in range(3):
+                self.get_action(episode, seen(number))
+                self.log_returns(episode, 1.0, {"pid": os.getpid()})
+            self.end_episode(episode, seen(9))
+            self.ending()
+
+
+def pids(runner: Runner) -> set[int]:
+    """The processes of hosted simulators that were seen so far."""
+    infos = (agents["agent0"] for result in runner.results for agents in result.infos.values())
+    return {info["pid"] for info in infos if "pid" in info}
+
+
+def kill_in_an_episode(runner: Runner, pid: int) -> str:
+    """Kill a simulator that waits for an action, and return its episode."""
+    while True:
+        result = runner.once(act=False)
+        (episode,) = result.observations or [""]
+        info = result.infos.get(episode, {}).get("agent0", {})
+        if info.get("pid") == pid and episode not in result.ended:
+            os.kill(pid, signal.SIGKILL)
+            return episode
+        actions = {i: {"agent0": 0} for i in result.observations if i not in result.ended}
+        runner.bridge.send_actions(actions)
+
+
+def test_x_13_x_15_a_killed_process_is_told_and_its_episode_ends_faulty_at_once() -> None:
+    limits = EpisodeLimits(lease=600.0)  # nobody comes back: it is not waited for
+    with ExternalEnvBridge(OBSERVATION, ACTION, limits=limits) as bridge:
+        runner = Runner(bridge)
+        bridge.host(Playing, where="process", name="robot")
+        runner.serve(lambda: pids(runner))
+        episode = kill_in_an_episode(runner, pids(runner).pop())
+        with pytest.raises(SimulatorError, match=r"simulator robot .*signal SIGKILL"):
+            runner.serve(lambda: False)
+        runner.serve(lambda: runner.faults)
+        (fault,) = runner.faults
+        assert (fault.episode_id, fault.cause) == (episode, FaultCause.CRASH)
+        assert "simulator robot" in fault.message
+        assert "signal SIGKILL" in fault.message
+        assert episode in runner.ended
+        assert bridge.statistics().clients_now == bridge.statistics().lost_clients_now == 0
+
+
+def test_x_15_a_killed_process_is_started_again_where_that_is_asked_for() -> None:
+    limits = EpisodeLimits(lease=600.0)
+    with ExternalEnvBridge(OBSERVATION, ACTION, limits=limits) as bridge:
+        runner = Runner(bridge)
+        bridge.host(Playing, where="process", restart=RestartPolicy(backoff=0.01))
+        killed: set[int] = set()
+        for _ in range(2):
+            runner.serve(lambda: pids(runner) - killed)
+            (pid,) = pids(runner) - killed
+            killed.add(pid)
+            kill_in_an_episode(runner, pid)
+        runner.serve(lambda: pids(runner) - killed)
+        runner.serve(lambda: len(runner.faults) == 2)
+        assert {fault.cause for fault in runner.faults} == {FaultCause.CRASH}
+        assert bridge.statistics().host_restarts == 2
+        assert {fault.episode_id for fault in runner.faults} <= set(runner.ended)
+
+
+@BOTH
+def test_x_15_a_simulator_that_fails_again_and_again_is_given_up(where: Where) -> None:
+    def fail() -> None:
+        if where == "process":
+            os._exit(3)
+        raise RuntimeError("the motor is hot")
+
+    restart = RestartPolicy(max_restarts=2, backoff=0.01)
+    with ExternalEnvBridge(OBSERVATION, ACTION) as bridge:
+        runner = Runner(bridge)
+        name = bridge.host(lambda: Playing(fail), where=where, restart=restart)
+        with pytest.raises(SimulatorError) as info:
+            runner.serve(lambda: False)
+        assert f"simulator {name} failed again after 2 restarts" in str(info.value)
+        how = "exit code 3" if where == "process" else "RuntimeError: the motor is hot"
+        assert how in str(info.value)
+        assert len(runner.ended) == 3
+        assert runner.faults == []
+        assert bridge.statistics().host_restarts == 2
+
+
+@BOTH
+@pytest.mark.parametrize("kind", [Restart.TRANSIENT, Restart.PERMANENT])
+def test_a_run_that_returns_is_started_again_only_if_that_is_asked_for(
+    where: Where, kind: Restart
+) -> None:
+    restart = RestartPolicy(restart=kind, max_restarts=1)
+    lives = 2 if kind is Restart.PERMANENT else 1
+    with ExternalEnvBridge(OBSERVATION, ACTION) as bridge:
+        runner = Runner(bridge)
+        bridge.host(lambda: Counting("return", os.urandom(4).hex()), where=where, restart=restart)
+        with pytest.raises(SimulatorError, match=r"run\(\) returned"):
+            runner.serve(lambda: False)
+        runner.serve(lambda: len(runner.ended) == lives)
+        assert bridge.statistics().host_restarts == lives - 1
+
+
+@BOTH
+def test_x_13_episodes_that_a_run_leaves_open_end_faulty_at_once(where: Where) -> None:
+    with ExternalEnvBridge(OBSERVATION, ACTION, limits=EpisodeLimits(lease=600.0)) as bridge:
+        runner = Runner(bridge)
+        bridge.host(Leaving, where=where)
+        with pytest.raises(SimulatorError, match=r"run\(\) returned"):
+            runner.serve(lambda: False)
+        runner.serve(lambda: runner.faults)
+        assert [(f.episode_id, f.cause) for f in runner.faults] == [("left", FaultCause.LOST)]
+
+
+class Leaving(ExternalEnv):
+    """Leaves an episode open."""
+
+    def __init__(self) -> None:
+        super().__init__(OBSERVATION, ACTION)
+
+    def run(self) -> None:
+        self.start_episode("left")
+        self.get_action("left", seen(1))
+
+
 class Two(ExternalMultiAgentEnv):
     """Two agents, one of which leaves."""
 
@@ -169,6 +305,8 @@ def test_what_cannot_be_run_is_refused() -> None:
     with ExternalEnvBridge() as bridge:
         with pytest.raises(ConfigError, match="expected an ExternalEnv"):
             bridge.host(lambda: 3)  # type: ignore[arg-type, return-value]  # on purpose
+        with pytest.raises(ConfigError, match="a function that makes it anew"):
+            bridge.host(Counting("return"), restart=RestartPolicy())
         with pytest.raises(ConfigError, match="'thread' or a 'process'"):
             bridge.host(Counting("return"), where="moon")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ConfigError, match="not being run"):

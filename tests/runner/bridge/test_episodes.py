@@ -10,6 +10,7 @@ from envbus.bus.messages import Failed, FailureCode
 from envbus.runner.bridge.vocabulary import (
     Answer,
     Ask,
+    ClientLost,
     Confirm,
     Drain,
     EpisodeLimits,
@@ -155,6 +156,24 @@ def test_x_13_a_client_that_stays_away_ends_its_episodes_as_faulty() -> None:
     assert scene.choose("other", 1) is not None
     assert scene.join(A) not in scene.sessions.values()
     assert refusal(scene.reward("seen", 1.0)).startswith("EpisodeLost")
+
+
+def test_x_13_episodes_of_a_process_that_has_ended_are_faulty_at_once() -> None:
+    scene = Scene(B, lease=30.0)
+    scene.start("e")
+    scene.start("other", B)
+    scene.ask("e", "o0")
+    scene.take()
+    scene.lose(A)  # its connection broke before its end was heard of
+    scene.do(ClientLost(A, "simulator x: signal SIGKILL", FaultCause.CRASH))
+    record = scene.take()["e"]
+    assert record.last
+    assert record.fault is not None
+    assert record.fault.cause is FaultCause.CRASH
+    assert record.fault.message == "episode e: simulator x: signal SIGKILL"
+    assert scene.join(B, scene.sessions[A]) == "SessionLost"
+    assert list(scene.book.open) == ["other"]
+    assert scene.do(ClientLost(A, "again", FaultCause.CRASH)) is None
 
 
 def test_x_13_what_nobody_has_seen_of_a_lost_episode_is_dropped() -> None:

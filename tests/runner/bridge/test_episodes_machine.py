@@ -31,6 +31,7 @@ from envbus.runner.bridge.vocabulary import (
     Tick,
     Welcome,
 )
+from envbus.runner.faults import FaultCause
 
 CLIENTS = st.sampled_from(["p", "q", "r"])
 NAMES = st.sampled_from(["e0", "e1", "e2"])
@@ -80,9 +81,9 @@ class EpisodesMachine(RuleBasedStateMachine):
             if isinstance(effect, Welcome):
                 self.secrets[client] = effect.session
 
-    @rule(client=CLIENTS)
-    def lose(self, client: str) -> None:
-        self.do(ClientLost(self.peer(client), "gone"))
+    @rule(client=CLIENTS, cause=st.sampled_from([None, None, FaultCause.CRASH]))
+    def lose(self, client: str, cause: FaultCause | None) -> None:
+        self.do(ClientLost(self.peer(client), "gone", cause))
         self.lives[client] += 1
 
     @rule(client=CLIENTS, name=NAMES, training=st.booleans())

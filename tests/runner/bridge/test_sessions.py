@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from envbus.actors.external.protocol import Logged
 from envbus.runner.bridge.sessions import Sessions
 from envbus.runner.bridge.vocabulary import Answer
@@ -61,6 +63,21 @@ def test_a_session_that_moves_leaves_its_former_peer() -> None:
     sessions.lose(b"p", 0.0)  # late news of the former connection
     assert sessions.num_lost == 0
     sessions.check_invariants()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_x_13_a_session_whose_client_cannot_come_back_ends_at_once(lost: bool) -> None:
+    sessions = made()
+    session, other = sessions.open(b"p", "sim"), sessions.open(b"q", "other")
+    if lost:
+        sessions.lose(b"p", 0.0)
+        sessions.lose(b"q", 0.0)
+    assert sessions.end(b"p") is session
+    assert sessions.end(b"p") is None
+    sessions.check_invariants()
+    assert sessions.by_secret(session.secret) is None
+    assert sessions.by_secret(other.secret) is other
+    assert sessions.num_lost == lost
 
 
 def test_the_oldest_answers_are_forgotten_first() -> None:
