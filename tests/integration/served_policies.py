@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from gymnasium import spaces
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.bus.errors import EnvbusError
+from envbus.runner import FunctionPolicy, PolicyWorkers
 
 #: What each simulator tells: whoever is first at a server.
 SPACES: dict[str, Any] = {
@@ -31,6 +34,26 @@ def echo(action_space: Any) -> Callable[[Any], Any]:
         return observations[:, 0].astype(action_space.dtype)
 
     return policy
+
+
+class InWorker(FunctionPolicy):
+    """`echo` in a policy worker, whose process id is the name of a file."""
+
+    def __init__(self) -> None:
+        super().__init__(echo(SPACES["action_space"]))
+        (Path(os.environ[WORKERS]) / str(os.getpid())).touch()
+
+
+#: The variable of the environment that names the folder of those files.
+WORKERS = "ENVBUS_TEST_WORKERS"
+_workers: list[PolicyWorkers] = []
+
+
+def echo_in_workers(action_space: Any) -> Any:
+    """`echo`, chosen by two processes of their own; they end with this one."""
+    del action_space
+    _workers.append(PolicyWorkers(InWorker, n=2))
+    return _workers[-1].policy()
 
 
 def play(address: str, name: str, episodes: int, steps: int) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,12 @@ STEPS = 8
 
 
 class Server:
-    """`envbus serve` with the policy `echo`."""
+    """`envbus serve` with the policy `echo`, or another function of that file."""
 
-    def __init__(self, *options: str) -> None:
-        policy = ("--policy", "tests.integration.served_policies:echo")
+    def __init__(self, *options: str, policy: str = "echo") -> None:
+        served = ("--policy", f"tests.integration.served_policies:{policy}")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "envbus.runner.cli", "serve", *policy, *options],
+            [sys.executable, "-m", "envbus.runner.cli", "serve", *served, *options],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -90,6 +90,13 @@ class Simulator:
     def line(self) -> str:
         """Wait for the end of an episode."""
         return self._lines.get(timeout=PATIENCE)
+
+    def fresh_line(self) -> str:
+        """Wait for the end of an episode that was not told yet."""
+        with suppress(queue.Empty):
+            while True:
+                self._lines.get_nowait()
+        return self.line()
 
     def kill(self) -> set[str]:
         """Return all episodes whose end it was told; those in its last words, too."""
