@@ -10,7 +10,9 @@ import contextlib
 import fcntl
 import mmap
 import os
+from typing import Any
 
+import numpy as np
 import psutil
 
 from envbus.bus.anonymous import anonymous_file
@@ -31,7 +33,10 @@ class Arena:
         self.size = size
         self._fd = fd
         self._map: mmap.mmap | None = mmap.mmap(fd, size)
-        self._buffer: memoryview | None = memoryview(self._map)
+        # Through an array, which holds on to the mapping: of a plain memoryview `np.ndarray` only
+        # remembers whose it is, and the mapping could be closed under its feet.
+        memory: Any = np.frombuffer(self._map, np.uint8)
+        self._buffer: memoryview | None = memoryview(memory)
 
     @classmethod
     def create(cls, size: int) -> Arena:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import psutil
@@ -70,9 +72,17 @@ def test_less_memory_than_announced_is_refused() -> None:
         assert open_descriptors() == before
 
 
-def test_arrays_outlive_the_arena_that_they_look_into() -> None:
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda buffer: np.frombuffer(buffer, np.float64),
+        lambda buffer: np.ndarray((10,), np.float64, buffer),
+        lambda buffer: np.ndarray((5, 2), np.float64, buffer)[:],
+    ],
+)
+def test_arrays_outlive_the_arena_that_they_look_into(view: Callable[[memoryview], Any]) -> None:
     arena = Arena.create(80)
-    array = np.frombuffer(arena.buffer, np.float64)
+    array = view(arena.buffer)
     array[:] = 1.5
     arena.close()
     arena.close()
