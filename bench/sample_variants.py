@@ -15,6 +15,7 @@ __all__ = [
     "OURS_TORCH",
     "PIPELINING",
     "RUN_AHEAD",
+    "RUN_AHEAD_TORCH",
     "SAMPLE_CASES",
     "SAMPLE_QUICK",
     "SAMPLE_SCHEDULE",
@@ -27,7 +28,7 @@ OURS_NUMPY, OURS_TORCH = "envbus_numpy", "envbus_torch"
 GROUP_NUMPY, GROUP_TORCH = "envbus_group_numpy", "envbus_group_torch"
 GROUP_OF_ALL = "envbus_group_of_all"
 #: Envs that go on while slow ones are awaited: each contributes as much as without.
-RUN_AHEAD = "envbus_run_ahead"
+RUN_AHEAD, RUN_AHEAD_TORCH = "envbus_run_ahead", "envbus_run_ahead_torch"
 _COLLECTORS = ("cartpole", "pixels", "jitter")
 _COMPUTING = ("cartpole", "pixels")
 #: Of these rows each is compared with the one that does the same without pipelining.
@@ -95,6 +96,13 @@ SAMPLE_VARIANTS = {
             RUN_AHEAD,
             "envbus EnvRunner, NumPy policy, envs run ahead",
             "jitter",
+            config={"run_ahead": 256},
+        ),
+        _ours(
+            RUN_AHEAD_TORCH,
+            "envbus EnvRunner, torch policy, envs run ahead",
+            "jitter",
+            policy="torch",
             config={"run_ahead": 256},
         ),
         _peer(

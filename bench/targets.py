@@ -18,6 +18,7 @@ from envbus.bench.sample_variants import (
     OURS_TORCH,
     PIPELINING,
     RUN_AHEAD,
+    RUN_AHEAD_TORCH,
 )
 from envbus.bench.variants import BASELINE, OURS, Role
 from envbus.bench.workloads import TEAMS
@@ -187,7 +188,17 @@ def _burn(record: Record) -> Iterator[Verdict]:
             yield Verdict(f"burn:{num_envs}: times {other}", ratio, limit, at_least=True)
 
 
-_OURS_TO_SAMPLE = (OURS_NUMPY, OURS_TORCH, GROUP_NUMPY, GROUP_TORCH, GROUP_OF_ALL)
+_OURS_TO_SAMPLE = (
+    OURS_NUMPY,
+    OURS_TORCH,
+    RUN_AHEAD,
+    RUN_AHEAD_TORCH,
+    GROUP_NUMPY,
+    GROUP_TORCH,
+    GROUP_OF_ALL,
+)
+#: Of these there is a verdict against independent envs, also if there is no such row.
+_BESIDE_INDEPENDENT = (OURS_NUMPY, RUN_AHEAD, RUN_AHEAD_TORCH, "envbus_enough", GROUP_OF_ALL)
 
 
 def _sampling(record: Record) -> Iterator[Verdict]:
@@ -216,7 +227,7 @@ def _sampling(record: Record) -> Iterator[Verdict]:
                 )
         bound = rows.get((workload, num_envs, "independent"))
         if bound is not None:
-            for variant in (OURS_NUMPY, RUN_AHEAD, "envbus_enough", GROUP_OF_ALL):
+            for variant in _BESIDE_INDEPENDENT:
                 row = rows.get((workload, num_envs, variant))
                 target = f"{name}: {variant}, part of what independent envs reach"
                 yield Verdict(target, _ratio(row, bound), INDEPENDENT_RATIO, at_least=True)
