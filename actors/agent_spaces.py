@@ -68,8 +68,6 @@ class AgentSpaces(gymnasium.Space[Any]):
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.spaces == other.spaces
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.spaces})"
 

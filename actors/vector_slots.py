@@ -92,8 +92,7 @@ class VectorSlots:
             all_seeds[slot] = all_seeds[slot] if seed is None else seed
 
         def run(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
-            # Typed as `int | None`, but Gymnasium's own classes take lists.
-            observations, infos = env.reset(seed=_seed(all_seeds), options=options)  # type: ignore[arg-type]
+            observations, infos = env.reset(seed=_seed(all_seeds), options=options)
             self._first_seeds = None
             self._write(exchange, observations)
             return infos
@@ -386,8 +385,11 @@ def _check_env(env: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> None:
         raise ValueError(f"{type(env).__qualname__} has num_envs={env.num_envs}, expected >= 1")
 
 
-def _seed(seeds: list[int | None]) -> int | list[int | None] | None:
-    """`seeds` in the shortest form, which vector envs that take no list understand too."""
+def _seed(seeds: list[int | None]) -> Any:
+    """`seeds` in the shortest form, which vector envs that take no list understand too.
+
+    A list for the others: it is not in Gymnasium's annotations, but its own classes take it.
+    """
     first = seeds[0]
     if first is None and not any(seed is not None for seed in seeds):
         return None

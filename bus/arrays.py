@@ -115,7 +115,7 @@ def _parse_map(fields: dict[Any, Any], depth: int) -> np.dtype[Any]:
         return np.dtype((parse_dtype(fields["base"], depth + 1), _checked_shape(fields["shape"])))
     if not fields.keys() <= {"names", "formats", "offsets", "itemsize", "aligned", "titles"}:
         raise ValueError("unknown keys")
-    spec: dict[str, Any] = {
+    spec: Any = {  # typed as several TypedDicts, none of which has optional keys
         "names": [_checked(str, name) for name in _checked(list, fields["names"])],
         "formats": [parse_dtype(f, depth + 1) for f in _checked(list, fields["formats"])],
         "offsets": [_checked(int, offset) for offset in _checked(list, fields["offsets"])],
@@ -127,7 +127,7 @@ def _parse_map(fields: dict[Any, Any], depth: int) -> np.dtype[Any]:
         spec["titles"] = [None if t is None else _checked(str, t) for t in titles]
     if any(offset < 0 for offset in spec["offsets"]) or spec["itemsize"] < 0:
         raise ValueError("negative offset or size")
-    dtype: np.dtype[Any] = np.dtype(spec)  # type: ignore[call-overload]  # wants a TypedDict
+    dtype: np.dtype[Any] = np.dtype(spec)
     return dtype
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -60,7 +60,7 @@ _PLAIN_SCALARS = frozenset(t for t in SCALAR_TYPES if np.dtype(t).kind in "biufU
 
 _encode_plain = msgspec.msgpack.Encoder(enc_hook=_hook_needed).encode
 #: Decoders for payloads without trees and arrays, by class.
-_plain_decoders: dict[type[Payload], Callable[[Buffer], Payload]] = {}
+_plain_decoders: dict[type[Payload], Callable[[Buffer], Any]] = {}
 #: What `constant` was given, and its bytes, by id; never forgotten, so that no id comes again.
 _constants: dict[int, tuple[Payload, bytes]] = {}
 
@@ -212,7 +212,8 @@ def decode(
             _plain_decoders[payload_type] = decoder
         if _size(frames[0]) <= limits.max_frame_bytes:
             try:  # `contextlib.suppress` would double the time
-                return decoder(frames[0])  # type: ignore[return-value]  # keyed by its class
+                payload: P = decoder(frames[0])
+                return payload
             except Exception:  # noqa: S110  a tree, an array or an error: the slow path tells
                 pass
     return _decode_with_hooks(payload_type, frames, inbox, limits, writable)

@@ -50,11 +50,11 @@ from envbus.bus.reaping import KillExplainer, kill, reap_one
 from envbus.bus.stacks import STACK_SIGNAL
 from envbus.bus.stderr_relay import StderrRelay
 
-__all__ = ["BOOTSTRAP", "ForkServer", "main"]
+__all__ = ["ForkServer", "interpreter_command", "main"]
 
 #: First code of a fresh interpreter: `argv[1]` is an open file that says where to look for
 #: modules, so that envbus is found wherever the driver found it. `{module}` is filled in.
-BOOTSTRAP: Final = """\
+_BOOTSTRAP: Final = """\
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]
 import json
@@ -135,6 +135,16 @@ class _Nursery:
     @property
     def ended(self) -> bool:
         return self.control.ended
+
+
+def interpreter_command(module: str) -> list[str]:
+    """A fresh interpreter that runs `main` of this module of the bus.
+
+    It wants one more argument: the descriptor of the open file that `_BOOTSTRAP` reads.
+    """
+    # What multiprocessing passes on too: -W, -X, -E, -I and their like.
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-c", _BOOTSTRAP.format(module=module)]
 
 
 class ForkServer:
@@ -325,7 +335,7 @@ class ForkServer:
                 self._let_go()
                 relay.close_server_fds()
                 os.close(stderr_fd)
-                become_child(start, place, _spawn_command())
+                become_child(start, place, interpreter_command("child"))
         relay.close_child_fd()
         self._relays.append(relay)
         child = _Child(nursery, start.number, pid, mark.encode(), relay)
@@ -450,12 +460,6 @@ def _never_returning() -> Iterator[None]:
         yield
     finally:
         os._exit(1)
-
-
-def _spawn_command() -> list[str]:
-    # What multiprocessing passes on too: -W, -X, -E, -I and their like.
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [sys.executable, *flags, "-c", BOOTSTRAP.format(module="child")]
 
 
 def _if_unsent(channel: Channel) -> int:

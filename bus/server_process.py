@@ -23,7 +23,7 @@ from envbus.bus.channel import Attach, Channel
 from envbus.bus.descendants import MARK_VARIABLE, kill_marked
 from envbus.bus.errors import ConfigError, EnvbusError, StartError
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.forkserver import BOOTSTRAP
+from envbus.bus.forkserver import interpreter_command
 from envbus.bus.interrupts import without_interrupts
 
 __all__ = ["ServerProcess", "current_directory", "module_path", "server_for"]
@@ -160,15 +160,12 @@ class ServerProcess:
             "driver_pid": self._owner,
             "token": self._token,
         }
-        # What multiprocessing passes on too: -W, -X, -E, -I and their like.
-        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with tempfile.TemporaryFile() as file:
             file.write(json.dumps(config).encode())
             file.flush()
             file.seek(0)
-            code = BOOTSTRAP.format(module="forkserver")
             return subprocess.Popen(  # noqa: S603 (our own interpreter)
-                [sys.executable, *flags, "-c", code, str(file.fileno())],
+                [*interpreter_command("forkserver"), str(file.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,

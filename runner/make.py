@@ -65,6 +65,7 @@ def _wrapped(
         env: Any = make(source)
         for wrapper in wrappers:
             env = wrapper(env)
-        return env  # type: ignore[no-any-return]
+        wrapped: AnyEnv = env
+        return wrapped
 
     return factory

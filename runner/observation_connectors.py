@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from envbus.runner.trajectory import AgentID
 
 __all__ = ["Flatten", "FrameStack", "Normalize", "OneHot"]
 
+_Whole: TypeAlias = spaces.Discrete | spaces.MultiDiscrete
 #: Spaces whose elements Gymnasium flattens, and that have one shape.
 _FLAT = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -192,18 +193,18 @@ class Normalize(Connector):
         return boxes
 
 
-def _is_discrete(space: Space) -> bool:
+def _is_discrete(space: Space) -> TypeGuard[_Whole]:
     return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
 
 
-def _one_hot(space: Space, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+def _one_hot(space: _Whole, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Return `(rows, n)`, each number of a row a vector of its own, side by side.
 
     Raises:
         ValueError: A number is outside the space.
     """
-    sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)  # type: ignore[attr-defined]
-    starts = np.ravel(space.start)  # type: ignore[attr-defined]
+    sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    starts = np.ravel(space.start)
     indices = np.asarray(values).reshape(-1, len(sizes)) - starts
     if ((indices < 0) | (indices >= sizes)).any():
         raise ValueError(f"a value of {np.unique(values)} is outside {space}")

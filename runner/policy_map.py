@@ -95,7 +95,8 @@ def _by_id(given: Policies) -> dict[str, Policy]:
 
 def _as_policy(name: str, policy: Any) -> Policy:
     if hasattr(policy, "compute_actions"):
-        return policy  # type: ignore[no-any-return]
+        found: Policy = policy
+        return found
     if callable(policy):
         return FunctionPolicy(policy)
     raise ConfigError(
