@@ -15,7 +15,7 @@ from envbus.actors.testing import CountingEnv, SpaceEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner.action_connectors import ClipActions
 from envbus.runner.callbacks import CallbackError, Callbacks
-from envbus.runner.connectors import Pipeline
+from envbus.runner.connectors import Connector, Pipeline
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.mlp import MlpPolicy
 from envbus.runner.observation_connectors import FrameStack, Normalize
@@ -301,6 +301,41 @@ def test_rows_say_which_weights_chose_them(make: Make, mode: str, vectorized: bo
     assert versions == [0] * 6 + [4] * 6
     with pytest.raises(ConfigError, match=r"no policy 'x'; there are \['default_policy'\]"):
         runner.set_weights({"x": {}})
+
+
+class Negated(Connector):
+    def __init__(self, space: Any) -> None:
+        self.space = space
+
+    def __call__(self, batch: Any, keys: Any) -> Any:
+        return -batch
+
+
+@BOTH
+def test_the_batch_has_what_the_policy_saw_and_gave_and_the_env_gets_the_converted_action(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    seen: list[Any] = []
+
+    def sevens(observations: Any) -> Any:
+        seen.append(observations.copy())
+        return np.full(len(observations), 7)
+
+    runner = make(
+        counting(2, 10),
+        sevens,
+        mode,
+        min_envs=2,
+        rollout_fragment_length=4,
+        vectorized=vectorized,
+        observation_connector=Negated(CountingEnv.observation_space),
+        action_connector=Modulo(CountingEnv.action_space),
+    )
+    batch = runner.sample().single()
+    assert batch["actions"].tolist() == [7] * 8
+    # The env tells its step and what action it got, here 7 % 2; the policy sees these negated.
+    assert batch["next_obs"][:, 1:3].tolist() == [[-step, -1] for step in (1, 2, 3, 4)] * 2
+    assert batch["obs"].tolist() == [rows[env].tolist() for env in (0, 1) for rows in seen]
 
 
 class Log(Callbacks):
