@@ -19,6 +19,7 @@ from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.callbacks import naming
 from envbus.runner.column_fragments import ColumnFragments
 from envbus.runner.column_policy import Asked, ColumnPolicy
+from envbus.runner.endless import EndlessEpisodes
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import Policy, RowReader, zero_action
@@ -83,6 +84,7 @@ class ColumnSampler:
         self._defers = config.pipelined and self._policy.works_elsewhere
         #: What the policy has been asked and has not been asked to answer, if it works elsewhere.
         self._asked: Asked | None = None
+        self._endless = EndlessEpisodes(config)
 
     @property
     def live(self) -> _Bools:
@@ -138,6 +140,9 @@ class ColumnSampler:
             self._timers.add("env_wait", time.perf_counter() - begin)
             self._take(batch, explore)
             self._timers.end_iteration()
+            if demand.complete and self._endless.is_due():
+                running = np.where(self._phase > _ENDED, self._rows.episodes.length, 0)
+                self._endless.look(dict(enumerate(running.tolist())))
             if batch.late:
                 late = tuple(env_id for env_id in batch.late if unmet[env_id])
                 break

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from envbus.actors.external.errors import SimulatorError
 from envbus.bus.errors import EnvbusError
 from envbus.runner.batch import MultiAgentBatch
+from envbus.runner.endless import EndlessEpisodes
 from envbus.runner.episodes import Episodes
 from envbus.runner.inference import Inference
 from envbus.runner.metrics import PerfTimers, SampleMetrics
@@ -58,6 +59,7 @@ class DictSampler:
         self._open = [share for share in self._shares if isinstance(share, OpenShare)]
         self._inference = Inference(config, timers, self._is_ragged, off_policy=bool(self._open))
         self._episodes = Episodes(self._shares, config, policies, metrics, self._is_ragged)
+        self._endless = EndlessEpisodes(config)
 
     @property
     def ids(self) -> EpisodeIds:
@@ -132,6 +134,8 @@ class DictSampler:
                 unmet = self._unmet(demand)
                 self._go_on(unmet, explore)
                 self._timers.end_iteration()
+                if demand.complete and self._endless.is_due():
+                    self._endless.look(self._lengths())
                 if overdue is not None:
                     # All may have answered in time, and be at their next step.
                     late = overdue or sorted(self._stepping(self._awaited(unmet)))
@@ -188,6 +192,15 @@ class DictSampler:
 
     def _stepping(self, shares: Sequence[Share]) -> list[int]:
         return [s.env_id for share in shares for s in share.slots.values() if s.is_awaited]
+
+    def _lengths(self) -> dict[int, int]:
+        """Return the env steps so far of the episodes that run and are kept, by env."""
+        return {
+            slot.env_id: slot.episode.length
+            for share in self._shares
+            for slot in share.slots.values()
+            if slot.episode and slot.is_kept and not slot.episode.done
+        }
 
     def _poll(
         self, awaited: Sequence[Share], deadline: float | None, wanted: int

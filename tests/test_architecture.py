@@ -72,6 +72,7 @@ PURE = CORE | {
     "runner/recovery.py",
     "runner/column_fragments.py",
     "runner/columns.py",
+    "runner/endless.py",
     "runner/episode.py",
     "runner/fragment.py",
     "runner/group/config.py",
