@@ -26,16 +26,13 @@ import msgspec
 
 from envbus.bus.admission import objection, services_of
 from envbus.bus.broker_vocabulary import (
-    Accepted,
     Ask,
     BrokerConfig,
     BrokerStatistics,
     Cancel,
-    Complete,
     Effect,
     Event,
     Expect,
-    FailLocal,
     Log,
     Malformed,
     Notify,
@@ -62,30 +59,7 @@ from envbus.bus.messages import (
 from envbus.bus.peers import Peer, Peers, PeerState
 from envbus.bus.pending import LOCAL
 
-__all__ = [
-    "Accepted",
-    "Ask",
-    "BrokerConfig",
-    "BrokerCore",
-    "BrokerStatistics",
-    "Cancel",
-    "Complete",
-    "Effect",
-    "Event",
-    "Expect",
-    "FailLocal",
-    "Log",
-    "Malformed",
-    "Notify",
-    "PeerGone",
-    "PeerLeft",
-    "PeerReady",
-    "Received",
-    "Refused",
-    "Send",
-    "Tick",
-    "Unsendable",
-]
+__all__ = ["BrokerCore"]
 
 # Looking up a member of an enum costs as much as a method call; these are read per message.
 _REQUEST = Kind.REQUEST

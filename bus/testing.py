@@ -9,7 +9,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from envbus.bus.broker_core import BrokerCore, Effect, Event, Received
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import (
+    Effect,
+    Event,
+    Received,
+)
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     Failed,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from envbus.bus.broker_core import (
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import (
     Ask,
     BrokerConfig,
-    BrokerCore,
     Effect,
     FailLocal,
     Send,

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from envbus.bus.broker_core import (
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import (
     BrokerConfig,
-    BrokerCore,
     Expect,
     Log,
     PeerLeft,

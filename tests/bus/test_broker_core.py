@@ -4,10 +4,10 @@ import gc
 
 import pytest
 
-from envbus.bus.broker_core import (
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import (
     Ask,
     BrokerConfig,
-    BrokerCore,
     Expect,
     Log,
     Malformed,

@@ -6,11 +6,11 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from envbus.bus.broker_core import (
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import (
     Accepted,
     Ask,
     BrokerConfig,
-    BrokerCore,
     Cancel,
     Complete,
     Event,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from envbus.bus.broker_core import (
+from envbus.bus.broker_vocabulary import (
     BrokerConfig,
 )
 from envbus.bus.errors import ConfigError

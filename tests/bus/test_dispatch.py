@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from envbus.bus.broker_core import (
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import (
     Accepted,
     BrokerConfig,
-    BrokerCore,
     Cancel,
     Complete,
     Event,

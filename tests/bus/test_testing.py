@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from envbus.bus.broker_core import BrokerCore, PeerReady
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import (
+    PeerReady,
+)
 from envbus.bus.testing import FakeClock, drive, hello_from
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from envbus.actors.protocol import Build, CallResult, Step, StepResult
-from envbus.bus.broker_core import (
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import (
     BrokerConfig,
-    BrokerCore,
     Malformed,
     Received,
     Send,
