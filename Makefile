@@ -26,6 +26,8 @@ SYSTEM_TOOLS := node:nodejs g++:g++ mcs:mono-mcs mono:mono-runtime chromium:chro
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := bus actors runner bench
+FOR_EXAMPLES := .[test,torch,plot]
+FOR_BENCH := .[mujoco,atari,plot]
 
 # Settings of the surrounding shell that would send pip or Python to other places.
 unexport PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
@@ -71,7 +73,8 @@ define make_venv
 	$(BIN)/python -c "$$identity" > $(VENV)/.identity
 endef
 
-# $(call install,NAME,WHAT): installs unless it was done with this very pyproject.toml.
+# $(call install,NAME,WHAT): installs unless it was done with this very pyproject.toml. Several
+# extras must come in a variable: a comma in WHAT would end it.
 define install
 	@set -e; \
 	if ! cmp -s pyproject.toml $(VENV)/.installed-$(1); then \
@@ -156,7 +159,7 @@ install-test:
 	$(call install,test,.[test])
 
 install-examples: install-test
-	$(call install,examples,.[test,torch,plot])
+	$(call install,examples,$(FOR_EXAMPLES))
 
 # Without atheris, which is not built for every Python, the command says so.
 install-fuzz: install-test
@@ -164,4 +167,4 @@ install-fuzz: install-test
 
 install-bench:
 	$(make_venv)
-	$(call install,bench,.[mujoco,atari,plot])
+	$(call install,bench,$(FOR_BENCH))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from email.parser import Parser
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,23 @@ def test_no_folder_of_the_project_lacks_its_package_marker() -> None:
 
 def has_marker(folder: Path) -> bool:
     return (folder / "__init__.py").is_file()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_installs_this_folder_with_extras_that_there_are() -> None:
+    targets = ["run", "test", "fuzz", "bench", "chaos", "examples"]
+    done = subprocess.run(
+        ["make", "--dry-run", *targets],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    installed = re.findall(r"pip install .*--editable '(.*?)'", done.stdout)
+    assert {".", ".[test]", ".[fuzz]"} <= set(installed)
+    extras = metadata("envbus").get_all("Provides-Extra") or []
+    for what in installed:
+        matched = re.fullmatch(r"\.(?:\[([\w,]+)\])?", what)
+        assert matched, what
+        assert set((matched[1] or "test").split(",")) <= set(extras)
