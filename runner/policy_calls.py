@@ -6,10 +6,11 @@ Leaves out how they come and how answers leave (`policy_worker.py`), when a batc
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from envbus.bus.errors import ProtocolError
 from envbus.bus.messages import Failed, FailureCode, Header, Payload, Tree
@@ -35,21 +36,18 @@ __all__ = ["Calls", "End"]
 End = Callable[[bytes, Header, Payload], None]
 
 
-class _Call:
+class _Call(msgspec.Struct, eq=False):
     """A request that waits for its answer."""
 
-    __slots__ = ("answers", "arrived", "asker", "failed", "header", "request")
-
-    def __init__(
-        self, asker: bytes, header: Header, request: ChooseActions, arrived: float
-    ) -> None:
-        self.asker = asker
-        self.header = header
-        self.request = request
-        self.arrived = arrived
-        #: To its first pieces.
-        self.answers: list[Answer] = []
-        self.failed = False
+    asker: bytes
+    header: Header
+    request: ChooseActions
+    hosted: HostedPolicy
+    arrived: float
+    #: To its first pieces.
+    answers: list[Answer] = msgspec.field(default_factory=list)
+    #: Nobody waits for its answer, or it has one: that it failed.
+    is_over: bool = False
 
 
 class Calls:
@@ -68,10 +66,8 @@ class Calls:
     ) -> None:
         self._worker = worker
         self._policies = policies
-        self._batcher = Batcher(config)
+        self._batcher: Batcher[_Call] = Batcher(config)
         self._end = end
-        self._numbers = itertools.count(1)
-        self._calls: dict[int, _Call] = {}
         self._shared: dict[str, SharedRows] = {}
         self._memory = RowMemory()
         self._clock = time.monotonic
@@ -97,10 +93,9 @@ class Calls:
         hosted = self._policies[request.policy_id]
         now = self._clock()
         key = (request.policy_id, request.explore, self._form_of(request))
-        number = next(self._numbers)
+        call = _Call(asker, header, request, hosted, now)
         deadline = now + header.ttl
-        if self._batcher.add(number, key, request.num_rows, now=now, deadline=deadline):
-            self._calls[number] = _Call(asker, header, request, now)
+        if self._batcher.add(call, key, request.num_rows, now=now, deadline=deadline):
             return
         hosted.counting.overloaded += 1
         text = (
@@ -121,9 +116,9 @@ class Calls:
     def forget(self, asker: bytes) -> None:
         """An asker is gone: nobody waits for its answers."""
         self._unshare(asker.decode(errors="replace"))
-        for call in self._calls.values():
+        for call in self._batcher.requests():
             if call.asker == asker:
-                call.failed = True
+                call.is_over = True
 
     def _unshare(self, asker: str) -> None:
         for name in [name for name in self._shared if name.startswith(f"{asker}:")]:
@@ -148,65 +143,70 @@ class Calls:
 
     def compute(self, *, hurry: bool = False) -> None:
         """Compute one batch, if there is one that is due, or with `hurry` one at all."""
+        batcher = self._batcher
+        if not batcher.rows_waiting:
+            return
         now = self._clock()
-        for number in self._batcher.expire(now):
-            call = self._calls.pop(number)
-            self._policies[call.request.policy_id].counting.expired += 1
-        batch = self._batcher.next_batch(math.inf if hurry else now)
+        for call in batcher.expire(now):
+            call.hosted.counting.expired += 1
+        batch = batcher.next_batch(math.inf if hurry else now)
         if batch is None:
             return
-        pieces: Sequence[Piece] = batch.pieces
-        if any(self._calls[piece.request].failed for piece in pieces):
-            pieces = [piece for piece in pieces if not self._calls[piece.request].failed]
-            self._drop(batch.pieces)
+        pieces = [piece for piece in batch.pieces if not piece.request.is_over]
         if pieces:
             self._compute(pieces)
-            self._batcher.observe(batch.key, self._clock() - now)
+            batcher.observe(batch.key, self._clock() - now)
 
-    def _compute(self, pieces: Sequence[Piece]) -> None:
-        first = self._calls[pieces[0].request]
-        hosted = self._policies[first.request.policy_id]
+    def _compute(self, pieces: Sequence[Piece[_Call]]) -> None:
+        first = pieces[0].request
+        hosted = first.hosted
+        rows = 0
+        for piece in pieces:
+            rows += piece.stop - piece.start
         try:
-            answer = self._ask_policy(hosted, pieces, explore=first.request.explore)
+            answer, seconds = self._ask_policy(hosted, pieces, rows)
         except Exception as exc:  # the border: the policy is the user's
             if len(pieces) > 1:  # one of them may be to blame: each by itself
                 for piece in pieces:
                     self._compute([piece])
                 return
-            first.failed = True
+            first.is_over = True
             hosted.counting.failures += 1
             self._end(first.asker, first.header, describe(exc))
-            self._drop(pieces)
             return
-        start = 0
         crowded = self._batcher.rows_waiting > 0 or (
-            len(pieces) > 1 and len({self._calls[piece.request].asker for piece in pieces}) > 1
+            len(pieces) > 1 and len({piece.request.asker for piece in pieces}) > 1
         )
+        start = 0
         for piece in pieces:
-            call = self._calls[piece.request]
             stop = start + piece.stop - piece.start
-            call.answers.append(split(answer, start, stop))
+            self._take(piece, split(answer, start, stop), crowded=crowded)
             start = stop
+        # Counted when the answers are on their way: nobody waits for that.
+        hosted.counting.add_batch(rows, seconds)
+        now = self._clock()
+        for piece in pieces:
+            call = piece.request
             if piece.stop == call.request.num_rows:
-                del self._calls[piece.request]
-                self._answer(hosted, call, crowded=crowded)
+                hosted.counting.add_request(piece.stop, now - call.arrived)
 
     def _ask_policy(
-        self, hosted: HostedPolicy, pieces: Sequence[Piece], *, explore: bool
-    ) -> Answer:
-        observations = gather([self._observations(piece) for piece in pieces], self._memory)
+        self, hosted: HostedPolicy, pieces: Sequence[Piece[_Call]], rows: int
+    ) -> tuple[Answer, float]:
+        """Return what the policy says, and the seconds that it took."""
+        memory, policy = self._memory, hosted.policy
+        observations = gather([self._observations(piece) for piece in pieces], memory)
         states = gather(
-            [cut(self._calls[piece.request].request.states.value, piece) for piece in pieces],
-            self._memory,
+            [cut(piece.request.request.states.value, piece) for piece in pieces], memory
         )
-        rows = sum(piece.stop - piece.start for piece in pieces)
+        explore = pieces[0].request.request.explore
         begin = time.perf_counter()
-        out = hosted.policy.compute_actions(observations, states, explore=explore)
-        hosted.counting.add_batch(rows, time.perf_counter() - begin)
-        return Answer.of(out, rows, hosted.policy.policy_version)
+        out = policy.compute_actions(observations, states, explore=explore)
+        seconds = time.perf_counter() - begin
+        return Answer.of(out, rows, policy.policy_version), seconds
 
-    def _observations(self, piece: Piece) -> Nested:
-        request = self._calls[piece.request].request
+    def _observations(self, piece: Piece[_Call]) -> Nested:
+        request = piece.request.request
         if not request.shared:
             return cut(request.observations.value, piece)
         shared = self._shared.get(request.shared)
@@ -215,11 +215,14 @@ class Calls:
         assert request.rows is not None
         return shared.rows(request.rows[piece.start : piece.stop])
 
-    def _answer(self, hosted: HostedPolicy, call: _Call, *, crowded: bool) -> None:
-        if call.failed:
+    def _take(self, piece: Piece[_Call], answer: Answer, *, crowded: bool) -> None:
+        """A piece was computed; with its last one, a call is answered."""
+        call = piece.request
+        if piece.stop < call.request.num_rows:
+            call.answers.append(answer)
             return
-        answer = join(call.answers)
-        hosted.counting.add_request(call.request.num_rows, self._clock() - call.arrived)
+        if call.answers:
+            answer = join([*call.answers, answer])
         self._end(
             call.asker,
             call.header,
@@ -230,14 +233,7 @@ class Calls:
                 extras=Tree(answer.extras),
                 versions=answer.versions,
                 version=answer.version,
-                push=hosted.push,
+                push=call.hosted.push,
                 crowded=crowded,
             ),
         )
-
-    def _drop(self, pieces: Iterable[Piece]) -> None:
-        """Forget calls that have failed, with their last rows."""
-        for piece in pieces:
-            call = self._calls.get(piece.request)
-            if call is not None and call.failed and piece.stop == call.request.num_rows:
-                del self._calls[piece.request]

@@ -49,21 +49,18 @@ _ALL_HELLOS_TIMEOUT: Final = 0.05
 _MAX_ASKS: Final = 3
 
 
-class Asking:
+class Asking(msgspec.Struct, eq=False):
     """A request, from `ask` until its end was taken."""
 
-    __slots__ = ("asks", "deadline", "end", "frames", "timeout", "to", "type_name", "wire_id")
-
-    def __init__(self, to: str, type_name: str, frames: Frames, timeout: float) -> None:
-        self.to = to
-        self.type_name = type_name
-        self.frames = frames
-        self.timeout = timeout
-        self.deadline = time.monotonic() + timeout
-        self.asks = 0
-        self.wire_id = 0
-        #: None until it ends: its reply, or what is to be raised.
-        self.end: Complete | Exception | None = None
+    to: str
+    type_name: str
+    frames: Frames
+    timeout: float
+    deadline: float
+    asks: int = 0
+    wire_id: int = 0
+    #: None until it ends: its reply, or what is to be raised.
+    end: Complete | Exception | None = None
 
     def is_over(self) -> bool:
         """Return whether its time has passed."""
@@ -123,7 +120,8 @@ class PolicyLanes:
                 request_id=0,
                 peer=to,
             )
-        asking = Asking(to, type(request).__name__, encode(request), timeout)
+        deadline = time.monotonic() + timeout
+        asking = Asking(to, type(request).__name__, encode(request), timeout, deadline)
         if self._roster.somebody_is_missing:
             self._look_for_workers()
         if self._roster.silent:
@@ -145,7 +143,7 @@ class PolicyLanes:
         """
         while asking.end is None:
             self._check_usable()
-            self._poll(max(asking.deadline - time.monotonic(), 0.0) + 1.0)
+            self._poll(asking.timeout)
         if isinstance(asking.end, Exception):
             raise asking.end
         reply_type = Payload.registry.get(asking.end.header.payload_type)

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -60,7 +60,7 @@ class RowMemory:
         return found[:size].view(dtype).reshape(shape)
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True, eq=False):
     """What a policy returned for some rows, in arrays."""
 
     #: A batch, or a list, where `listed`.
@@ -149,12 +149,12 @@ def join(answers: Sequence[Answer]) -> Answer:
     )
 
 
-def cut(tree: Tree, piece: Piece) -> Tree:
+def cut(tree: Tree, piece: Piece[Any]) -> Tree:
     """Return the rows of a piece: of a batch, of a list of single observations, or None of None."""
     if tree is None:
         return None
     start, stop = piece.start, piece.stop
-    if isinstance(tree, list):
+    if isinstance(tree, list | np.ndarray):
         return tree[start:stop]
     return map_tree(lambda leaf: leaf[start:stop], tree)
 
@@ -170,17 +170,9 @@ def gather(parts: Sequence[Tree], memory: RowMemory) -> Tree:
     if isinstance(first, list):
         return as_rows([one for part in parts for one in part])
 
-    def joined(*leaves: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        leaf = leaves[0]
-        if len(leaves) == 1:
-            if leaf.flags.writeable:  # what was decoded is not
-                return leaf
-            if leaf.nbytes < _LARGE:  # the usual case, in a tenth of the time
-                return np.array(leaf)
-        rows = sum(map(len, leaves))
-        return np.concatenate(leaves, out=memory.empty((rows, *leaf.shape[1:]), leaf.dtype))
-
-    return map_tree(joined, *parts)
+    if type(first) is np.ndarray:  # the usual case
+        return _joined(parts, memory)
+    return map_tree(lambda *leaves: _joined(leaves, memory), *parts)
 
 
 def form_of(tree: Tree, rows: int, what: str) -> object:
@@ -246,6 +238,18 @@ class SharedRows:
         """Let go of the memory."""
         self._observations = None
         self._arena.close()
+
+
+def _joined(leaves: Sequence[npt.NDArray[Any]], memory: RowMemory) -> npt.NDArray[Any]:
+    """Return the rows of several arrays as one that is nobody else's."""
+    leaf = leaves[0]
+    if len(leaves) == 1:
+        if leaf.flags.writeable:  # what was decoded is not
+            return leaf
+        if leaf.nbytes < _LARGE:  # the usual case, in a tenth of the time
+            return np.array(leaf)
+    rows = sum(map(len, leaves))
+    return np.concatenate(leaves, out=memory.empty((rows, *leaf.shape[1:]), leaf.dtype))
 
 
 def _checked(tree: Tree, rows: int, what: str) -> Tree:

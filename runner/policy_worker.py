@@ -37,6 +37,10 @@ from envbus.runner.policy_weights import HostedPolicies
 
 __all__ = ["PolicyWorker"]
 
+# Looking up a member of an enum costs as much as a method call; these are read per message.
+_REQUEST: Final = Kind.REQUEST
+_REPLY: Final = Kind.REPLY
+
 logger = logging.getLogger("envbus.runner.policy_workers")
 
 #: Seconds between looks at whether there is anything left to do.
@@ -105,7 +109,7 @@ class PolicyWorker:
             except (ProtocolError, IndexError) as exc:
                 logger.warning("%s dropped a message: %s", self._name, exc)
                 continue
-            if header.kind is Kind.REQUEST:
+            if header.kind is _REQUEST:
                 try:
                     self._take_request(asker, header, frames[1:])
                 except Exception as exc:  # the border: what is asked fails its request only
@@ -200,11 +204,11 @@ class PolicyWorker:
             self._send(asker, header.request_id, describe(exc))
 
     def _send(self, asker: bytes, request_id: int, payload: Payload, ttl: float = 0.0) -> None:
-        kind = Kind.REPLY
-        if isinstance(payload, Failed):
+        kind = _REPLY
+        if type(payload) is Failed:
             kind = Kind.FAILURE
-        elif isinstance(payload, Hello):
-            kind = Kind.REQUEST
+        elif type(payload) is Hello:
+            kind = _REQUEST
         frames = encode(payload)
         header = Header(
             PROTOCOL_VERSION, kind, request_id, type(payload).__name__, ttl, self._incarnation

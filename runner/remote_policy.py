@@ -5,17 +5,18 @@ Leaves out how requests travel (`policy_lanes.py`) and the workers themselves.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from envbus.bus.errors import ConfigError, RequestTimeoutError
+from envbus.bus.forking import disown_in_forks
 from envbus.bus.messages import Tree
 from envbus.runner.nested import Tree as Nested
 from envbus.runner.policies import PolicyOutput, Ticket, TwoStepPolicy, Weights, count_rows
@@ -64,17 +65,14 @@ class PolicyHandle:
         return RemotePolicy(self, policy_id)
 
 
-class _PolicyTicket:
+class _PolicyTicket(msgspec.Struct, eq=False):
     """Actions under way."""
 
-    __slots__ = ("asking", "min_push", "passed_over", "rows")
-
-    def __init__(self, asking: Asking, rows: int, min_push: int) -> None:
-        self.asking = asking
-        self.rows = rows
-        self.min_push = min_push
-        #: Workers that have too old weights.
-        self.passed_over: list[str] = []
+    asking: Asking
+    rows: int
+    min_push: int
+    #: Workers that have too old weights.
+    passed_over: list[str] = msgspec.field(default_factory=list)
 
 
 #: Changes the weights: policy id, weights, version -> number of the push, version.
@@ -105,13 +103,13 @@ class RemotePolicy(TwoStepPolicy):
         self._service = service_of(policy_id)
         self._push = push
         self._lanes: PolicyLanes | None = None
-        self._owner = 0
         self._newest_push = 0
         self._described: PolicyDescribed | None = None
         self._versions = np.zeros(0, np.int64)
         #: What requests call the observations of a pool that is shared.
         self._shared = ""
         self._pool: weakref.ref[Any] | None = None
+        disown_in_forks(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePolicy, (self._handle, self.policy_id)
@@ -246,12 +244,15 @@ class RemotePolicy(TwoStepPolicy):
         if self._lanes is not None:
             self._lanes.close()
 
+    def disown(self) -> None:
+        """In a forked copy: begin anew, with lanes of its own."""
+        self._lanes = None
+        self._shared = ""
+
     # --- private -----------------------------------------------------------------------------
 
     def _connected(self) -> PolicyLanes:
-        if self._lanes is None or self._owner != os.getpid():
-            self._owner = os.getpid()
-            self._shared = ""
+        if self._lanes is None:
             self._lanes = PolicyLanes(Path(self._handle.directory), self._handle.max_in_flight)
             # Dropping a policy is a way to close it.
             weakref.finalize(self, self._lanes.close)

@@ -164,7 +164,8 @@ class BatcherMachine(RuleBasedStateMachine):
                 assert rows < self.config.max_batch
             return
         assert 0 < sum(piece.stop - piece.start for piece in batch.pieces) <= self.config.max_batch
-        for request, start, stop in batch.pieces:
+        for piece in batch.pieces:
+            request, start, stop = piece.request, piece.start, piece.stop
             key, rows, _, _ = self.known[request]
             assert key == batch.key
             older = [number for number, known in self.known.items() if known[0] == key]
