@@ -189,7 +189,7 @@ class Workers(Way):
 
 
 class SharedRows(Workers):
-    """A policy worker that reads observations in a pool's shared memory."""
+    """A policy worker that may read observations in a pool's shared memory."""
 
     name = "policy worker, shared rows"
 

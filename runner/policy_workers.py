@@ -25,7 +25,7 @@ from envbus.runner.policy_counts import PolicyWorkersStatistics, summed
 from envbus.runner.policy_lanes import PolicyLanes
 from envbus.runner.policy_processes import PolicyProcesses
 from envbus.runner.policy_protocol import GetPolicyStatistics, PolicyCounts, PolicyWorkerCounts
-from envbus.runner.remote_policy import PolicyHandle, RemotePolicy
+from envbus.runner.remote_policy import SHARE_FROM, PolicyHandle, RemotePolicy
 
 __all__ = ["DEFAULT_POLICY", "PolicyMaker", "PolicyWorkers"]
 
@@ -60,6 +60,8 @@ class PolicyWorkers:
         max_rows_waiting: Rows that may wait in one worker; requests beyond are refused alike.
         max_version_lag: By how many pushes of weights an action may be older than the latest that
             its asker knows of; a worker that is further behind is passed over. None: any number.
+        share_from: Bytes of a request's observations from which workers read them in the pool's
+            shared memory, where they can, instead of in the request; 0: always.
         timeout: Seconds that a request may take.
         start_timeout: Seconds for all policies to be built.
         hang_timeout: Seconds that a worker may take for one call of a policy, or be stopped, before
@@ -84,6 +86,7 @@ class PolicyWorkers:
         max_in_flight: int = 64,
         max_rows_waiting: int = 65536,
         max_version_lag: int | None = None,
+        share_from: int = SHARE_FROM,
         timeout: float = 60.0,
         start_timeout: float = 300.0,
         hang_timeout: float | None = 120.0,
@@ -104,6 +107,8 @@ class PolicyWorkers:
             )
         if max_version_lag is not None and max_version_lag < 0:
             raise ConfigError(f"max_version_lag must not be negative, is {max_version_lag}")
+        if share_from < 0:
+            raise ConfigError(f"share_from must not be negative, is {share_from}")
         by_id = policies if isinstance(policies, Mapping) else {DEFAULT_POLICY: policies}
         if not by_id:
             raise ConfigError("no policy: name at least one")
@@ -128,6 +133,7 @@ class PolicyWorkers:
             timeout=timeout,
             max_in_flight=max_in_flight,
             max_version_lag=max_version_lag,
+            share_from=share_from,
         )
         #: Those of this process, which are told what is pushed.
         self._policies: weakref.WeakSet[RemotePolicy] = weakref.WeakSet()

@@ -113,7 +113,7 @@ def test_a_runner_samples_the_same_as_with_the_policy_in_its_process(
     def make() -> Greedy:
         return Greedy(*of_env, seed=3)
 
-    with PolicyWorkers(make, 2) as workers:
+    with PolicyWorkers(make, 2, share_from=0) as workers:
         remote = columns_of(runner_of(workers.policy(), envs, **settings), 80)
     local = columns_of(runner_of(make(), envs, **settings), 80)
     assert remote.keys() == local.keys()
@@ -125,16 +125,29 @@ def test_a_runner_samples_the_same_as_with_the_policy_in_its_process(
 
 
 @pytest.mark.parametrize(
-    ("settings", "shared"),
+    ("settings", "of_workers", "shared"),
     [
-        ({}, True),
-        ({"shared_memory": False}, False),
-        ({"observation_connector": Flatten(CountingEnv(7).observation_space)}, False),
+        ({}, {"share_from": 0}, True),
+        ({"shared_memory": False}, {"share_from": 0}, False),
+        (
+            {"observation_connector": Flatten(CountingEnv(7).observation_space)},
+            {"share_from": 0},
+            False,
+        ),
+        ({}, {}, False),
     ],
-    ids=["shared memory", "no shared memory", "observations that a connector changes"],
+    ids=[
+        "shared memory",
+        "no shared memory",
+        "observations that a connector changes",
+        "small ones",
+    ],
 )
 def test_observations_go_from_actor_to_worker_through_shared_memory(
-    settings: dict[str, Any], shared: bool, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any],
+    of_workers: dict[str, Any],
+    shared: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[ChooseActions] = []
     ask = PolicyLanes.ask
@@ -145,7 +158,7 @@ def test_observations_go_from_actor_to_worker_through_shared_memory(
         return ask(self, to, request, timeout)
 
     monkeypatch.setattr(PolicyLanes, "ask", spy)
-    with PolicyWorkers(Remembers) as workers:
+    with PolicyWorkers(Remembers, **of_workers) as workers:
         columns = columns_of(runner_of(workers.policy(), **settings), 64)
     assert asked
     for request in asked:
@@ -169,7 +182,7 @@ def test_observations_of_a_large_space_are_shared_too() -> None:
 
 
 def test_two_pools_that_are_open_are_not_taken_for_one() -> None:
-    with PolicyWorkers(Remembers) as workers:
+    with PolicyWorkers(Remembers, share_from=0) as workers:
         policy = workers.policy()
         first, second = runner_of(policy), runner_of(policy, [functools.partial(CountingEnv, 3)])
         for runner in (first, second, first):

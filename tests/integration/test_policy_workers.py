@@ -373,6 +373,7 @@ def test_what_cannot_be_pickled_is_told() -> None:
         {"max_in_flight": 0},
         {"timeout": 0.0},
         {"max_version_lag": -1},
+        {"share_from": -1},
         {"policies": {}},
     ],
     ids=lambda setting: next(iter(setting)),
