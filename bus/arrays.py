@@ -11,7 +11,7 @@ import math
 import re
 import reprlib
 from functools import lru_cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,17 @@ import numpy.typing as npt
 from envbus.bus.errors import DecodeError
 from envbus.bus.transport import Buffer
 
-__all__ = ["SCALAR_TYPES", "checked_shape", "describe", "from_parts", "parse_dtype", "to_parts"]
+__all__ = [
+    "SCALAR_TYPES",
+    "Layout",
+    "checked_shape",
+    "describe",
+    "from_buffer",
+    "from_parts",
+    "layout_of",
+    "parse_dtype",
+    "to_parts",
+]
 
 #: What a dtype looks like on the wire: `"<f4"`, or a map for structured dtypes and subarrays.
 Descriptor: TypeAlias = "str | dict[str, Any]"
@@ -150,36 +160,65 @@ def to_parts(array: Array) -> tuple[list[int], str, memoryview | bytes]:
     return shape, order, array.reshape(-1).view(np.uint8).data
 
 
-def from_parts(
-    dtype: np.dtype[Any], shape: object, order: object, data: Buffer, *, writable: bool = False
-) -> Array:
-    """Return an array over `data`.
+class Layout(NamedTuple):
+    """How the bytes of an array are to be read, checked."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    nbytes: int
+
+
+def layout_of(dtype: np.dtype[Any], shape: object, order: object) -> Layout:
+    """Return the layout that came over the wire.
 
     Args:
         dtype: Of the elements.
-        shape: List of sizes as it came over the wire.
+        shape: List of sizes.
         order: `"C"` or `"F"`.
-        data: Contiguous buffer of exactly the bytes that dtype and shape ask for.
+
+    Raises:
+        DecodeError: No array is like that.
+    """
+    sizes = _checked_shape(shape)
+    if order != "C" and order != "F":
+        raise DecodeError(f"array order must be C or F, not {_short(order)}")
+    return Layout(dtype, sizes, order, _checked_nbytes(dtype, sizes))
+
+
+def from_buffer(layout: Layout, data: Buffer, *, writable: bool = False) -> Array:
+    """Return an array over `data`.
+
+    Args:
+        layout: Of the array.
+        data: Contiguous buffer of exactly the bytes that the layout asks for.
         writable: Return an array that is the caller's own: over `data` if that is the receiver's
             (see `transport.Buffer`), else a copy. Otherwise the array is a read-only view, or,
             where `data` is not aligned for the dtype, a read-only copy.
 
     Raises:
-        DecodeError: The parts do not fit each other.
+        DecodeError: They do not fit each other.
     """
-    sizes = checked_shape(dtype, shape, data)
-    if order != "C" and order != "F":
-        raise DecodeError(f"array order must be C or F, not {_short(order)}")
+    dtype, sizes, order, nbytes = layout
+    _check_size(dtype, sizes, nbytes, data)
     try:
         array: Array = np.ndarray(sizes, dtype, data, order=order)
     except (TypeError, ValueError, OverflowError) as exc:
         raise DecodeError(f"no array of {dtype} has shape {_short(sizes)}: {exc}") from exc
-    is_own = type(data) not in _MAY_BE_SHARED and array.flags.writeable
-    if (writable and not is_own) or not array.flags.aligned:
+    flags = array.flags
+    is_own = type(data) not in _MAY_BE_SHARED and flags.writeable
+    if (writable and not is_own) or not flags.aligned:
         array = array.copy(order="K")
     if not writable:
         array.flags.writeable = False
     return array
+
+
+def from_parts(
+    dtype: np.dtype[Any], shape: object, order: object, data: Buffer, *, writable: bool = False
+) -> Array:
+    """Return `from_buffer` of the layout that the first three tell; raises as both do."""
+    return from_buffer(layout_of(dtype, shape, order), data, writable=writable)
 
 
 def checked_shape(dtype: np.dtype[Any], shape: object, data: Buffer) -> tuple[int, ...]:
@@ -189,14 +228,24 @@ def checked_shape(dtype: np.dtype[Any], shape: object, data: Buffer) -> tuple[in
         DecodeError: It is no shape, or does not fit `data`.
     """
     sizes = _checked_shape(shape)
-    count = math.prod(sizes)
-    size = len(data) if type(data) is bytes else memoryview(data).nbytes
-    if count * dtype.itemsize != size or (not size and count > _MAX_EMPTY_ITEMS):
-        raise DecodeError(
-            f"array of {dtype}, shape {_short(sizes)} needs {count * dtype.itemsize} bytes, "
-            f"got {size}"
-        )
+    _check_size(dtype, sizes, _checked_nbytes(dtype, sizes), data)
     return sizes
+
+
+def _checked_nbytes(dtype: np.dtype[Any], sizes: tuple[int, ...]) -> int:
+    count = math.prod(sizes)
+    nbytes = count * dtype.itemsize
+    if not nbytes and count > _MAX_EMPTY_ITEMS:
+        raise DecodeError(f"array of {dtype}, shape {_short(sizes)} is too large to hold nothing")
+    return nbytes
+
+
+def _check_size(dtype: np.dtype[Any], sizes: tuple[int, ...], nbytes: int, data: Buffer) -> None:
+    size = len(data) if type(data) is bytes else memoryview(data).nbytes
+    if nbytes != size:
+        raise DecodeError(
+            f"array of {dtype}, shape {_short(sizes)} needs {nbytes} bytes, got {size}"
+        )
 
 
 def _checked_shape(shape: object) -> tuple[int, ...]:

@@ -254,14 +254,15 @@ def _check_frames(frames: Sequence[Buffer], limits: CodecLimits) -> None:
             f"message has {len(frames)} frames behind its header; 1 to {limits.max_frames} "
             "are allowed"
         )
-    sizes = [_size(frame) for frame in frames]
-    if max(sizes) > limits.max_frame_bytes:
+    most, total = limits.max_frame_bytes, 0
+    for frame in frames:
+        size = _size(frame)
+        total += size
+        if size > most:
+            raise DecodeError(f"frame of {size} bytes is over max_frame_bytes = {most}")
+    if total > limits.max_message_bytes:
         raise DecodeError(
-            f"frame of {max(sizes)} bytes is over max_frame_bytes = {limits.max_frame_bytes}"
-        )
-    if sum(sizes) > limits.max_message_bytes:
-        raise DecodeError(
-            f"message of {sum(sizes)} bytes is over max_message_bytes = {limits.max_message_bytes}"
+            f"message of {total} bytes is over max_message_bytes = {limits.max_message_bytes}"
         )
 
 

@@ -33,6 +33,11 @@ _SCALAR_DTYPES: dict[bytes, np.dtype[Any]] = {
     for kind, head in SCALAR_HEADS.items()
     if len(head) == _SCALAR_HEAD_BYTES
 }
+#: Layouts of arrays with buffers, and which: by the ext's body, which is the same each time that an
+#: array of that form comes. Whoever sends chooses them, so there is an end to how many are kept.
+_known_layouts: dict[bytes, tuple[arrays.Layout, int]] = {}
+_MAX_KNOWN = 256
+_LONGEST_KEY = 64
 
 
 class TreeDecoder:
@@ -88,13 +93,20 @@ class TreeDecoder:
         Raises:
             DecodeError: The description is malformed or does not fit the bytes.
         """
-        descriptor, shape, order, data = _parts(body, 4)
-        dtype = arrays.parse_dtype(descriptor)
-        if type(data) is int:
-            data = self._buffer(data)
-        elif type(data) is not bytes:
-            raise DecodeError("an array's data must be bytes or the index of a buffer")
-        return arrays.from_parts(dtype, shape, order, data, writable=self._writable)
+        key = bytes(body) if len(body) <= _LONGEST_KEY else b""
+        known = _known_layouts.get(key)
+        if known is None:
+            descriptor, shape, order, data = _parts(body, 4)
+            layout = arrays.layout_of(arrays.parse_dtype(descriptor), shape, order)
+            if type(data) is bytes:
+                return arrays.from_buffer(layout, data, writable=self._writable)
+            if type(data) is not int:
+                raise DecodeError("an array's data must be bytes or the index of a buffer")
+            if key and len(_known_layouts) < _MAX_KNOWN:
+                _known_layouts[key] = layout, data
+        else:
+            layout, data = known
+        return arrays.from_buffer(layout, self._buffer(data), writable=self._writable)
 
     def _list(self, items: list[Any]) -> Value:
         """Called by msgpack for each array, innermost first."""

@@ -212,6 +212,20 @@ def test_a_buffer_of_another_size_is_a_decode_error() -> None:
     assert "the message has 0" in rejected(frames[:1])
 
 
+def test_what_fitted_once_is_not_taken_for_granted_the_next_time() -> None:
+    frames = [bytes(frame) for frame in encode(Sample(array=BIG))]
+    for first in (BIG, np.zeros_like(BIG)):
+        np.testing.assert_array_equal(decode(Sample, [frames[0], first.tobytes()]).array, first)
+        assert "needs 4096 bytes, got 4095" in rejected([frames[0], frames[1][:-1]])
+        assert "the message has 0" in rejected(frames[:1])
+
+
+def test_any_number_of_forms_of_arrays_is_read() -> None:
+    for size in range(len(BIG), len(BIG) + 400):
+        array = np.arange(size)
+        np.testing.assert_array_equal(decode(Sample, encode(Sample(array=array))).array, array)
+
+
 # --- hostile input --------------------------------------------------------------------------
 
 
