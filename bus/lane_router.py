@@ -35,6 +35,9 @@ logger = logging.getLogger("envbus.bus.lane_router")
 
 #: Messages waiting for room in the socket, per peer; as many as the ROUTER's queue holds.
 QUEUE_LIMIT: Final = 1000
+#: Messages of the router's peers between two looks at lanes that have been silent, at most: a look
+#: costs as much as a message.
+_FAR_AT_ONE_GO: Final = 16
 #: Lanes at one time; who comes later is cut off, and uses ZeroMQ.
 _MAX_NEAR: Final = 1024
 
@@ -62,6 +65,8 @@ class LaneRouter:
         #: Whether the router's descriptor, which tells of changes only, will tell of the next one:
         #: nothing was there at the last look, and nothing was sent, which may use one up.
         self._is_armed = False
+        #: Messages that the router may have before lanes are looked at again.
+        self._credit = 0
         #: Whether lanes were served since the router had its turn.
         self._owed = False
         self._spinning = SpinBudget(spin_seconds if spin else 0.0)
@@ -169,11 +174,18 @@ class LaneRouter:
                     if self._looked:
                         self._looked = False
                         return None
+                if self._credit > 0:
+                    self._credit -= 1
+                    if (message := self._receive_far()) is not None:
+                        return message
+                    self._credit = 0
                 if not self._looked:
                     self._look(0.0)
                 self._looked = False
                 if not self._ready:
-                    return self._receive_far()
+                    if (message := self._receive_far()) is not None:
+                        self._credit = _FAR_AT_ONE_GO
+                    return message
             fd = self._ready.pop()
             peer = self._by_fd.get(fd)
             if peer is None:
