@@ -5,6 +5,7 @@ Which event leads to which step is decided in `verbs.py` and `episodes.py`.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
@@ -58,7 +59,7 @@ class Book:
         self.limits = limits
         self.sessions = Sessions(make_secret, limits.lease, limits.max_answers)
         self.open: dict[str, Episode] = {}
-        self.finished: dict[str, bool] = {}
+        self.finished: OrderedDict[str, bool] = OrderedDict()
         self.unconfirmed: dict[str, tuple[str, int]] = {}
         self.ready: dict[Episode, None] = {}
         self.pending = PendingRequests()
@@ -71,7 +72,7 @@ class Book:
         del self.open[episode.episode_id], session.episodes[episode.episode_id]
         self.finished[episode.episode_id] = lost
         if len(self.finished) > self.limits.max_finished:
-            del self.finished[next(iter(self.finished))]
+            self.finished.popitem(last=False)
 
     def release(self, session: Session, episode: Episode, failed: Failed) -> list[Effect]:
         """Fail who waits for an action, and take back or mark the observation."""

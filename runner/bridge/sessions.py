@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
@@ -26,8 +27,11 @@ class Session(msgspec.Struct, eq=False):
     expires_at: float = 0.0
     #: Its open episodes.
     episodes: dict[str, Episode] = msgspec.field(default_factory=dict)
-    #: What requests were answered, oldest first; None: not yet.
-    answers: dict[int, Answer | Act | Refuse | None] = msgspec.field(default_factory=dict)
+    #: What requests were answered, oldest first; None: not yet. Ordered, as the first key of a dict
+    #: from which first keys were taken is behind all their gaps.
+    answers: OrderedDict[int, Answer | Act | Refuse | None] = msgspec.field(
+        default_factory=OrderedDict
+    )
     #: Highest id of a request so far.
     highest: int = -1
 
@@ -129,7 +133,7 @@ class Sessions:
             session.highest = request_id
         answers[request_id] = answer
         if len(answers) > self._max_answers:
-            del answers[next(iter(answers))]
+            answers.popitem(last=False)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the indices disagree."""
