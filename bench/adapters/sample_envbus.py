@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Discrete
 
 from envbus.bench.adapters.base import Opening
 from envbus.bench.adapters.collecting import Collecting, fragment_of
@@ -75,22 +76,7 @@ class BurningPolicy(Policy):
 
 def torch_policy(inputs: int, outputs: int) -> Policy:
     """Return the common network in PyTorch."""
-    import torch  # only where it is asked for
-
-    net = torch_net(inputs, outputs)
-
-    class Acting(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def act(self, observations: Any, states: Any, explore: bool) -> Any:  # noqa: ARG002
-            logps = self.net(observations).log_softmax(1)
-            # The largest of probabilities over exponential noise is a sample.
-            actions = (logps.exp() / torch.empty_like(logps).exponential_()).argmax(1, keepdim=True)
-            return actions[:, 0], states, {"action_logp": logps.gather(1, actions)[:, 0]}
-
-    return TorchPolicy(Acting())
+    return TorchPolicy(torch_net(inputs, outputs), Discrete(outputs), seed=0)
 
 
 _POLICIES: dict[str, Callable[[int, int], Policy]] = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 
+from envbus.runner.distributions import ActionHead
 from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import Policy, PolicyOutput, Weights
 
@@ -13,35 +16,63 @@ __all__ = ["TorchPolicy"]
 
 
 class TorchPolicy(Policy):
-    """Calls `module.act(observations, states, explore)` without gradients.
+    """Calls a module without gradients.
 
     What it is given are tensors `(rows, ...)` on `device`, which share the batch's memory where
-    that is on the CPU. It returns `(actions, states, extras)`, tensors likewise; `states` is None
-    if there are none, and `extras` a dict by name: `action_logp`, `vf_preds`, ...
+    that is on the CPU.
+
+    Without an action space, `module.act(observations, states, explore)` is called. It returns
+    `(actions, states, extras)`, tensors likewise; `states` is None if there are none, and `extras`
+    a dict by name: `action_logp`, `vf_preds`, ...
+
+    With one, `module(observations)` is called, or, if there are states, `module(observations,
+    states)`. It returns the logits `(rows, n)` of a Discrete space, or a dict of `logits`, or of
+    `means` and `log_std` of a Box, of `state_out` if there are states, and of whatever else is to
+    be a column. Actions are sampled here, or the most probable ones without `explore`; a column
+    `action_logp` says how probable they were. Networks are small where many envs are stepped:
+    sampling in PyTorch can take longer than all else that they do.
 
     Args:
-        module: A `torch.nn.Module` with that method; trained in place elsewhere, or by
-            `set_weights`. May have `initial_state()`, of one row.
+        module: A `torch.nn.Module`; trained in place elsewhere, or by `set_weights`. May have
+            `initial_state()`, of one row.
+        action_space: Of one env, Discrete or a Box of floats; None: the module chooses itself.
+        seed: Of what is sampled here.
         device: Where it computes.
+
+    Raises:
+        ConfigError: The action space is another one.
     """
 
-    def __init__(self, module: Any, *, device: Any = "cpu") -> None:
+    def __init__(
+        self,
+        module: Any,
+        action_space: Space[Any] | None = None,
+        *,
+        seed: int | None = None,
+        device: Any = "cpu",
+    ) -> None:
         import torch
 
         self._torch = torch
         self.device = torch.device(device)
+        self._is_on_cpu = self.device.type == "cpu"
         self.module = module.to(self.device)
+        self._head = None if action_space is None else ActionHead(action_space, "TorchPolicy")
+        self._rng = np.random.default_rng(seed)
 
     def compute_actions(
         self, observations: Tree, states: Tree, *, explore: bool = True
     ) -> PolicyOutput:
-        """Return what the module answers, as arrays."""
+        """Return what the module answers, or what was sampled of that, as arrays."""
         with self._torch.inference_mode():
             seen = map_tree(self._to_tensor, observations)
             before = None if states is None else map_tree(self._to_tensor, states)
+            if self._head is not None:
+                given = self.module(seen) if before is None else self.module(seen, before)
+                return self._choose(self._head, given, explore)
             actions, after, extras = self.module.act(seen, before, explore)
-        after = None if after is None else map_tree(_to_array, after)
-        return PolicyOutput(map_tree(_to_array, actions), after, map_tree(_to_array, extras))
+            after = None if after is None else map_tree(_to_array, after)
+            return PolicyOutput(map_tree(_to_array, actions), after, map_tree(_to_array, extras))
 
     def initial_state(self) -> Tree:
         """Return what the module has as its first state."""
@@ -64,7 +95,30 @@ class TorchPolicy(Policy):
         self.module.load_state_dict(loaded)
         super().set_weights(weights, version)
 
+    def _choose(self, head: ActionHead, given: Any, explore: bool) -> PolicyOutput:
+        """Return actions, and what else the module has given."""
+        name = "logits" if head.is_discrete else "means"
+        if not isinstance(given, Mapping):
+            given = {name: given}
+        found = {key: map_tree(_to_array, value) for key, value in given.items()}
+        outputs = found.pop(name, None)
+        if outputs is None or outputs.shape[1:] != (head.size,):
+            got = "none" if outputs is None else f"of shape {outputs.shape}"
+            raise ValueError(
+                f"the module must give {name!r}, (rows, {head.size}) for this action space; there "
+                f"are {got}, and {sorted(found)}"
+            )
+        if not head.is_discrete and "log_std" not in found:
+            raise ValueError("the module gives 'means' without 'log_std', (n,) or (rows, n)")
+        states = found.pop("state_out", None)
+        actions, found["action_logp"] = head.choose(
+            outputs, self._rng if explore else None, found.pop("log_std", None)
+        )
+        return PolicyOutput(actions, states, found)
+
     def _to_tensor(self, array: Any) -> Any:
+        if self._is_on_cpu and type(array) is np.ndarray:  # in a quarter of the time
+            return self._torch.from_numpy(array)
         return self._torch.as_tensor(np.asarray(array), device=self.device)
 
 
