@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from envbus.runner.nested import Tree, concatenate_trees, leaves_of, map_tree
+from envbus.runner.nested import JoinArrays, Tree, concatenate_trees, leaves_of, map_tree
 
 __all__ = ["COLUMN_DTYPES", "MultiAgentBatch", "SampleBatch"]
 
@@ -125,8 +125,14 @@ class SampleBatch:
         return SampleBatch({**self.columns, **columns})
 
     @classmethod
-    def concatenate(cls, batches: Iterable[SampleBatch]) -> SampleBatch:
+    def concatenate(
+        cls, batches: Iterable[SampleBatch], join: JoinArrays = np.concatenate
+    ) -> SampleBatch:
         """Return the rows of all, in their order, in new memory. Empty batches count for nothing.
+
+        Args:
+            batches: In order.
+            join: Joins each column's arrays.
 
         Raises:
             ValueError: They have different columns, or columns of different structure or shape.
@@ -144,7 +150,7 @@ class SampleBatch:
             trees = [part.columns[name] for part in parts]
             if name == "agent_id" and len({tree.dtype.kind for tree in trees}) > 1:
                 trees = [tree.astype(np.str_) for tree in trees]
-            columns[name] = concatenate_trees(trees, name)
+            columns[name] = concatenate_trees(trees, name, join)
         return _unchecked(columns, sum(len(part) for part in parts))
 
     @classmethod
@@ -314,7 +320,12 @@ class MultiAgentBatch:
         return next(iter(self.policy_batches.values()))
 
     @classmethod
-    def of(cls, parts: Iterable[tuple[str, SampleBatch]], env_steps: int) -> MultiAgentBatch:
+    def of(
+        cls,
+        parts: Iterable[tuple[str, SampleBatch]],
+        env_steps: int,
+        join: JoinArrays = np.concatenate,
+    ) -> MultiAgentBatch:
         """Return the pairs of policy id and rows joined per policy, rows in their order.
 
         Raises:
@@ -326,7 +337,7 @@ class MultiAgentBatch:
         joined = {}
         for policy_id, batches in by_policy.items():
             try:
-                joined[policy_id] = SampleBatch.concatenate(batches)
+                joined[policy_id] = SampleBatch.concatenate(batches, join)
             except ValueError as exc:
                 raise ValueError(
                     f"policy {policy_id!r}: {exc}; its agents must have the same spaces and columns"
@@ -334,14 +345,20 @@ class MultiAgentBatch:
         return cls(joined, env_steps)
 
     @classmethod
-    def concatenate(cls, batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
+    def concatenate(
+        cls, batches: Sequence[MultiAgentBatch], join: JoinArrays = np.concatenate
+    ) -> MultiAgentBatch:
         """Return the rows of all, per policy, and the sum of their env steps.
+
+        Args:
+            batches: In order.
+            join: Joins each column's arrays.
 
         Raises:
             ValueError: As `of`.
         """
         pairs = [pair for batch in batches for pair in batch.policy_batches.items()]
-        return cls.of(pairs, sum(batch.env_steps for batch in batches))
+        return cls.of(pairs, sum(batch.env_steps for batch in batches), join)
 
 
 def _unchecked(columns: dict[str, Tree], num_rows: int) -> SampleBatch:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envbus.runner.agent_results import DUMMY_AGENT
-from envbus.runner.columns import Columns
+from envbus.runner.columns import Columns, Make
 from envbus.runner.faults import Fault
 from envbus.runner.metrics import EpisodeResult, SampleMetrics
 from envbus.runner.nested import Tree
@@ -48,14 +48,19 @@ class ColumnFragments:
     """
 
     def __init__(
-        self, config: RunnerConfig, policy_id: str, num_envs: int, metrics: SampleMetrics
+        self,
+        config: RunnerConfig,
+        policy_id: str,
+        num_envs: int,
+        metrics: SampleMetrics,
+        make: Make | None = None,
     ) -> None:
         self._config = config
         self._policy_id = policy_id
         self._metrics = metrics
         self.phase = np.full(num_envs, _ENDED, np.int8)
         self.recovering = np.zeros(num_envs, np.bool_)
-        self.columns = Columns(num_envs, 1)
+        self.columns = Columns(num_envs, 1, make)
         self.episodes = RunningEpisodes(config, policy_id, num_envs)
         self._lost_some = False
         self._demand = Demand(np.zeros(num_envs, np.int64), "env_steps", False)

@@ -19,6 +19,7 @@ from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.callbacks import naming
 from envbus.runner.column_fragments import ColumnFragments
 from envbus.runner.column_policy import Asked, ColumnPolicy
+from envbus.runner.columns import Make
 from envbus.runner.endless import EndlessEpisodes
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.nested import Tree, map_tree
@@ -44,6 +45,7 @@ class ColumnSampler:
     Args:
         pool: Its envs reset themselves (NEXT_STEP) or are reset here (DISABLED).
         policy_id: The one policy's, and `policy` itself.
+        make: Asked for the memory of columns; None: fresh one.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class ColumnSampler:
         policy: Policy,
         metrics: SampleMetrics,
         timers: PerfTimers,
+        make: Make | None = None,
     ) -> None:
         count = pool.num_envs
         unchanged = config.connector("observation", policy_id) is None
@@ -74,7 +77,7 @@ class ColumnSampler:
             lambda leaf: np.repeat(np.asarray(leaf)[np.newaxis], count, axis=0),
             zero_action(pool.single_action_space),
         )
-        self._rows = ColumnFragments(config, policy_id, count, metrics)
+        self._rows = ColumnFragments(config, policy_id, count, metrics, make)
         self._phase = self._rows.phase
         #: Where they wait for an action, `(N, ...)`; None before the first observation.
         self._last: Tree = None

@@ -7,7 +7,7 @@ row. Leaves out where rows come from (`column_sampler.py`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,23 +17,31 @@ from envbus.runner.batch import SampleBatch
 from envbus.runner.nested import Tree, leaves_of, map_tree
 from envbus.runner.trajectory import AgentID, agent_id_column
 
-__all__ = ["Columns"]
+__all__ = ["Columns", "Make"]
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
+#: `(shape, dtype) -> array` of arbitrary content where a column is wanted; None: nowhere special.
+Make: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any] | None"]
 
 
 class Columns:
     """The rows of N envs in one fragment; env e's stand at `e * T` and behind.
 
+    Args:
+        num_envs: N.
+        capacity: T at first.
+        make: Asked for the memory of each column.
+
     Attributes:
         num_rows: `(N,)` complete rows of each env.
     """
 
-    def __init__(self, num_envs: int, capacity: int) -> None:
+    def __init__(self, num_envs: int, capacity: int, make: Make | None = None) -> None:
         self.num_rows: _Ints = np.zeros(num_envs, np.int64)
         self._num_envs = num_envs
         self._capacity = max(capacity, 1)
+        self._make = make
         #: `(N * T, ...)` each.
         self._trees: dict[str, Tree] = {}
         self._extras: frozenset[str] | None = None
@@ -167,7 +175,7 @@ class Columns:
             opened: `(N,)` whether an env's open row comes along.
         """
         taken = kept + opened
-        columns = Columns(self._num_envs, max(capacity, int(taken.max(initial=0))))
+        columns = Columns(self._num_envs, max(capacity, int(taken.max(initial=0))), self._make)
         columns._extras = self._extras
         columns._spares = self._spares
         for name, tree in self._trees.items():
@@ -224,6 +232,9 @@ class Columns:
 
     def _like(self, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
         shape = (self._num_envs * self._capacity, *leaf.shape[1:])
+        made = None if self._make is None else self._make(shape, leaf.dtype)
+        if made is not None:
+            return made
         spares = self._spares
         for index in range(len(spares)):
             # Two: the list's, and the argument.
@@ -237,9 +248,14 @@ class Columns:
 
     def _spare(self, trees: Mapping[str, Tree]) -> None:
         """Keep what may be used again: of two fragments, as the caller may still have the last."""
-        found = [leaf for tree in trees.values() for _, leaf in leaves_of(tree)]
-        self._spares += [leaf for leaf in found if leaf.nbytes >= _LARGE]
-        most = 2 * sum(leaf.nbytes >= _LARGE for leaf in found)
+        found = [
+            leaf
+            for tree in trees.values()
+            for _, leaf in leaves_of(tree)
+            if leaf.nbytes >= _LARGE and leaf.flags.owndata
+        ]
+        self._spares += found
+        most = 2 * len(found)
         del self._spares[: max(len(self._spares) - most, 0)]
 
     def _allocate(self, name: str, rows: Tree) -> None:

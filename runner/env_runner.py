@@ -20,6 +20,7 @@ from envbus.actors.external.errors import SimulatorError
 from envbus.bus.errors import ConfigError, RestartLimitError
 from envbus.runner.callbacks import naming
 from envbus.runner.column_sampler import ColumnSampler
+from envbus.runner.columns import Make
 from envbus.runner.dict_sampler import DictSampler
 from envbus.runner.env_set import Envs, EnvSet
 from envbus.runner.metrics import PerfTimers, SampleMetrics
@@ -53,6 +54,10 @@ class EnvRunner(RunnerRenewal):
             bridge's episodes are sampled.
         policies: One, or by policy id; functions `observations -> actions` are policies, too.
         config: None: the defaults.
+        make_column: `(shape, dtype) -> array` or None, asked for the memory of each column of a
+            fragment, where rows are kept in columns: for shared memory, or pinned one. What it
+            returns is written to until the sample is over. None, or where it returns None: fresh
+            memory.
 
     Attributes:
         envs: As given.
@@ -69,8 +74,11 @@ class EnvRunner(RunnerRenewal):
         envs: Envs,
         policies: Policies,
         config: RunnerConfig | None = None,
+        *,
+        make_column: Make | None = None,
     ) -> None:
         self.envs = envs
+        self._make_column = make_column
         self._envs = EnvSet(envs)
         self.config = config or RunnerConfig()
         self._factories: Factories | None = None
@@ -279,7 +287,12 @@ class EnvRunner(RunnerRenewal):
             config = dataclasses.replace(config, callbacks=self._recorder)
         self._tell_policies()
         return make_sampler(
-            self._envs, config, lambda: self._policies.by_id, self.metrics, self.timers
+            self._envs,
+            config,
+            lambda: self._policies.by_id,
+            self.metrics,
+            self.timers,
+            self._make_column,
         )
 
     def _finish_videos(self) -> None:

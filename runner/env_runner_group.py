@@ -18,6 +18,7 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.episode import DEFAULT_POLICY_ID
 from envbus.runner.group.config import GroupConfig, envs_of
 from envbus.runner.group.joining import GroupSample, RunnerPart, join
+from envbus.runner.group.joint_memory import Asked
 from envbus.runner.group.protocol import AnyEnvs, MakePolicies, Parts
 from envbus.runner.group.shares import Share, share_out
 from envbus.runner.group.upkeep import Upkeep
@@ -136,19 +137,26 @@ class EnvRunnerGroup(Upkeep):
         owed = [rounds.standings[actor.index].owed for actor in actors]
         counts = [actor.num_envs for actor in actors]
         shares = share_out(share, counts, owed, turn=self._num_samples)
-        for actor, part in zip(actors, shares, strict=True):
-            if part is not None:
+        asked = {
+            actor.index: part
+            for actor, part in zip(actors, shares, strict=True)
+            if part is not None
+        }
+        rooms = rounds.joint.rooms(asked)
+        for actor in actors:
+            if actor.index in asked:
                 rounds.ask_sample(
                     actor,
-                    part,
+                    asked[actor.index],
                     timeout=_allowed(deadline),
                     force_reset=force_reset,
                     explore=explore,
+                    room=rooms.get(actor.index),
                 )
         self._num_samples += 1
         self._wait(lambda: bool(rounds.errors) or not rounds.sampling(), deadline)
         self._raise_errors()
-        return self._collect(late=rounds.sampling())
+        return self._collect(rounds.sampling(), asked)
 
     def sample_async(
         self,
@@ -214,7 +222,7 @@ class EnvRunnerGroup(Upkeep):
             deadline,
         )
         self._raise_errors()
-        return self._collect(late=() if enough else rounds.sampling())
+        return self._collect(() if enough else rounds.sampling())
 
     def get_metrics(self) -> dict[str, Any]:
         """Return statistics of all samples that were handed out since the last call.
@@ -225,16 +233,19 @@ class EnvRunnerGroup(Upkeep):
 
     # --- private -----------------------------------------------------------------------------
 
-    def _collect(self, late: Sequence[int]) -> GroupSample:
+    def _collect(self, late: Sequence[int], asked: Asked | None = None) -> GroupSample:
+        """Return what was delivered, and, if that is all that was asked, sample like it again."""
         rounds = self._rounds
         parts = rounds.take(rounds.delivered())
+        if asked is not None and [part.runner for part in parts] == list(asked):
+            rounds.joint.learn(asked, {part.runner: part.places for part in parts})
         for part in parts:
             self._note(part)
         faults = tuple(rounds.faults)
         rounds.faults.clear()
         for fault in faults:
             self._lost_envs.pop(fault.runner, None)
-        return join(parts, late, faults)
+        return join(parts, late, faults, rounds.joint.join)
 
     def _note(self, part: RunnerPart) -> None:
         """Count what a runner tells."""

@@ -12,10 +12,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ArrayBuffer", "Tree", "TreeBuffer", "concatenate_trees", "leaves_of", "map_tree"]
+__all__ = [
+    "ArrayBuffer",
+    "JoinArrays",
+    "Tree",
+    "TreeBuffer",
+    "concatenate_trees",
+    "leaves_of",
+    "map_tree",
+]
 
 #: An array, or nested dicts and tuples of arrays.
 Tree: TypeAlias = Any
+#: Makes one array with the rows of all.
+JoinArrays: TypeAlias = "Callable[[Sequence[npt.NDArray[Any]]], npt.NDArray[Any]]"
 
 #: Kinds of dtype that a column of numbers has: bool, integers, floats, complex, times.
 _NUMBERS = frozenset("biufcmM")
@@ -47,8 +57,8 @@ def leaves_of(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def concatenate_trees(trees: Sequence[Tree], path: str) -> Tree:
-    """Return one tree with the rows of all, in their order, in new memory.
+def concatenate_trees(trees: Sequence[Tree], path: str, join: JoinArrays = np.concatenate) -> Tree:
+    """Return one tree with the rows of all, in their order, as `join` does: in new memory.
 
     Raises:
         ValueError: There are none, or they differ in structure, or in the shape of a row.
@@ -59,7 +69,7 @@ def concatenate_trees(trees: Sequence[Tree], path: str) -> Tree:
             if not isinstance(tree, dict) or tree.keys() != first.keys():
                 raise ValueError(f"{path} has the keys {list(first)} in one part and not in all")
         return {
-            key: concatenate_trees([tree[key] for tree in trees], f"{path}[{key!r}]")
+            key: concatenate_trees([tree[key] for tree in trees], f"{path}[{key!r}]", join)
             for key in first
         }
     if isinstance(first, tuple):
@@ -67,14 +77,14 @@ def concatenate_trees(trees: Sequence[Tree], path: str) -> Tree:
             if not isinstance(tree, tuple) or len(tree) != len(first):
                 raise ValueError(f"{path} is a tuple of {len(first)} in one part and not in all")
         return tuple(
-            concatenate_trees([tree[index] for tree in trees], f"{path}[{index}]")
+            concatenate_trees([tree[index] for tree in trees], f"{path}[{index}]", join)
             for index in range(len(first))
         )
     for tree in trees:
         if not isinstance(tree, np.ndarray) or tree.shape[1:] != first.shape[1:]:
             other = tree.shape[1:] if isinstance(tree, np.ndarray) else type(tree).__name__
             raise ValueError(f"rows of {path} have shape {first.shape[1:]} and {other}")
-    return np.concatenate(trees)
+    return join(trees)
 
 
 class ArrayBuffer:

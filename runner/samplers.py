@@ -11,6 +11,7 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.bridge_source import BridgeSource, EnvNumbers
 from envbus.runner.callbacks import wants_episodes
 from envbus.runner.column_sampler import ColumnSampler
+from envbus.runner.columns import Make
 from envbus.runner.dict_sampler import DictSampler
 from envbus.runner.env_set import EnvSet
 from envbus.runner.metrics import PerfTimers, SampleMetrics
@@ -27,8 +28,17 @@ def make_sampler(
     policies: Callable[[], Mapping[str, Policy]],
     metrics: SampleMetrics,
     timers: PerfTimers,
+    make: Make | None,
 ) -> ColumnSampler | DictSampler:
     """Return the fast sampler where that is possible and not refused, else the general one.
+
+    Args:
+        envs: Whose.
+        config: Of the runner.
+        policies: By id, as they are at the time.
+        metrics: Of the runner, as `timers`.
+        timers: Likewise.
+        make: Asked for the memory of columns; only by the fast one.
 
     Raises:
         ConfigError: Neither is possible.
@@ -45,7 +55,7 @@ def make_sampler(
         raise ConfigError('a runner takes a pool with autoreset_mode "NextStep" or "Disabled"')
     if pool is not None and reason is None and config.vectorized is not False:
         ((name, policy),) = policies().items()
-        return ColumnSampler(pool, config, name, policy, metrics, timers)
+        return ColumnSampler(pool, config, name, policy, metrics, timers, make)
     if pool is not None and pool.autoreset_mode is not AutoresetMode.DISABLED:
         raise ConfigError(
             'make the pool with autoreset_mode="Disabled": it cannot be sampled in columns, as '

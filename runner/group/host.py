@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, Final
 
 from envbus.actors import spaces
-from envbus.actors.hosting import host
+from envbus.actors.hosting import HANDOVER_TIMEOUT, host
 from envbus.bus.messages import Tree
 from envbus.bus.pipe import Pipe
 from envbus.bus.serve import Handlers
@@ -47,7 +47,10 @@ def main(pipe: Pipe) -> None:
         pipe.send_fd(number, fd)
         return number
 
-    host(pipe, lambda _: HostedRunner(SampleMemory(send_fd)), service="runner")
+    def receive_fd(number: int) -> int:
+        return pipe.receive_fd(number, HANDOVER_TIMEOUT)
+
+    host(pipe, lambda _: HostedRunner(SampleMemory(send_fd, receive_fd)), service="runner")
 
 
 class HostedRunner:
@@ -103,7 +106,7 @@ class HostedRunner:
         if parts.make_policies is not None:
             policies = parts.make_policies(pool, request.worker_index)
         assert policies is not None
-        runner = EnvRunner(pool, policies, config)
+        runner = EnvRunner(pool, policies, config, make_column=self._memory.make)
         self._made = runner
         plain = {
             agent_id: [spaces.to_plain(space) for space in both]
@@ -124,6 +127,7 @@ class HostedRunner:
         if request.connectors is not None:
             for name, state in request.connectors.value.items():
                 connectors[name].sync(state)
+        self._memory.enter(request.room)
         sample = runner.sample(
             request.num_env_steps,
             request.num_episodes,

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.faults import Fault, FaultCause
 from envbus.runner.group.protocol import Report
+from envbus.runner.group.sample_memory import Place
 from envbus.runner.metrics import EpisodeResult
+from envbus.runner.nested import JoinArrays
 from envbus.runner.sampling import Sample
 
 __all__ = ["GroupSample", "RunnerFault", "RunnerPart", "join"]
@@ -59,6 +62,8 @@ class RunnerPart:
     rows: Mapping[str, Mapping[str, Any]]
     env_steps: int
     report: Report
+    #: Of those arrays that are in shared memory.
+    places: Sequence[Place] = ()
 
     def episodes(self) -> list[EpisodeResult]:
         """Return the results of the episodes that ended in this sample."""
@@ -94,14 +99,21 @@ def join(
     parts: Iterable[RunnerPart],
     late_runners: Sequence[int] = (),
     runner_faults: Sequence[RunnerFault] = (),
+    join_arrays: JoinArrays = np.concatenate,
 ) -> GroupSample:
     """Return the parts as one sample, ordered by runner, in memory of its own.
+
+    Args:
+        parts: In any order.
+        late_runners: Told with the sample, as `runner_faults`.
+        runner_faults: Likewise.
+        join_arrays: Joins the arrays of a column.
 
     Raises:
         ValueError: Rows of one policy have different columns.
     """
     ordered = sorted(parts, key=lambda part: part.runner)
-    rows = MultiAgentBatch.concatenate([part.batches() for part in ordered])
+    rows = MultiAgentBatch.concatenate([part.batches() for part in ordered], join_arrays)
     return GroupSample(
         rows.policy_batches,
         rows.env_steps,

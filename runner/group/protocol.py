@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from envbus.bus.messages import Reply, Request, Tree
 from envbus.runner.faults import Fault
-from envbus.runner.group.sample_memory import Place
+from envbus.runner.group.sample_memory import Place, Room
 from envbus.runner.metrics import MetricsDelta
 from envbus.runner.policy_map import Policies
 from envbus.runner.pool import ActorPool
@@ -138,6 +138,8 @@ class TakeSample(Request[Taken], frozen=True, kw_only=True):
     explore: bool | None = None
     #: `{name: state}` of connectors, merged over all runners; None: nothing new.
     connectors: Tree | None = None
+    #: Where large columns are to be made; None: anywhere.
+    room: Room | None = None
 
 
 class Applied(Reply, frozen=True, kw_only=True):

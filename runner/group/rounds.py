@@ -7,19 +7,23 @@ Leaves out how much each is asked for (`shares.py`), and for how long a caller w
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from envbus.bus.arena import Arena
 from envbus.bus.broker import failure_to_error
-from envbus.bus.errors import ConfigError, NoPeerError
+from envbus.bus.errors import ConfigError, NoPeerError, TransportError
 from envbus.bus.messages import FailureCode, Request, Tree
 from envbus.runner.actor import ActorState
 from envbus.runner.connectors import Connector
 from envbus.runner.faults import FaultCause
 from envbus.runner.group.joining import RunnerFault, RunnerPart
+from envbus.runner.group.joint_memory import JointMemory
 from envbus.runner.group.protocol import (
     Applied,
     Apply,
@@ -30,7 +34,7 @@ from envbus.runner.group.protocol import (
     TakeSample,
 )
 from envbus.runner.group.runner_process import RunnerCrew, RunnerProcess
-from envbus.runner.group.sample_memory import fetch
+from envbus.runner.group.sample_memory import MOST_ROOMS, Room, fetch
 from envbus.runner.group.shares import Share
 from envbus.runner.news import Answer, Gone, Lost
 from envbus.runner.policies import Weights
@@ -53,6 +57,12 @@ class Standing:
         self.part: RunnerPart | None = None
         #: Where its present life places large columns.
         self.memory: Arena | None = None
+        #: Memories with rooms that its present life knows, and the room of the sample it is asked
+        #: for: number of the memory, 0 for none.
+        self.known_rooms: list[int] = []
+        self.room = 0
+        #: Memories with earlier rooms where it may have left rows that it goes on with.
+        self.former_rooms: list[int] = []
         #: Which weights, and which merged states of connectors, it was sent last.
         self.weights_sent = 0
         self.connectors_sent = 0
@@ -72,6 +82,7 @@ class Standing:
         self.weights_sent = self.connectors_sent = 0
         self.is_pushing = False
         self.memory = None
+        self.known_rooms = []
 
 
 class Ticket:
@@ -94,6 +105,7 @@ class Rounds:
 
     Attributes:
         standings: By index of the runner.
+        joint: Where runners can write side by side.
         errors: What samples and weights have led to in runners, to be raised.
         faults: Ends of runners that nobody was told of yet.
     """
@@ -108,6 +120,7 @@ class Rounds:
         self._crew = crew
         self._sample_timeout = sample_timeout
         self.standings = [Standing() for _ in crew.actors]
+        self.joint = JointMemory()
         self.errors: list[Exception] = []
         self.faults: list[RunnerFault] = []
         self._connectors = connectors
@@ -146,9 +159,14 @@ class Rounds:
         timeout: float | None,
         force_reset: bool,
         explore: bool | None,
+        room: Room | None = None,
     ) -> bool:
         """Have a runner sample; return whether it could be asked."""
         standing = self.standings[actor.index]
+        if room is not None:
+            standing.room = room.number
+            self.joint.lend(room.number, actor.index)
+            room = self._announced(actor, room)
         states = None
         if self.connector_states and standing.connectors_sent != self._connectors_version:
             states = Tree(self.connector_states)
@@ -159,11 +177,13 @@ class Rounds:
             force_reset=force_reset,
             explore=explore,
             connectors=states,
+            room=room,
         )
         patience = self._sample_timeout
         if patience is not None and timeout is not None:
             patience = max(patience, timeout)
         if not self._ask(actor, request, patience, None):
+            self._leave_rooms(actor)
             return False
         standing.owed, standing.asked_at = share, time.monotonic()
         standing.connectors_sent = self._connectors_version
@@ -226,6 +246,31 @@ class Rounds:
             self._connectors_version += 1
         return parts
 
+    def _announced(self, actor: RunnerProcess, room: Room) -> Room | None:
+        """See that a runner knows the memory of a room; None: it cannot be told."""
+        known = self.standings[actor.index].known_rooms
+        if room.number in known:
+            return room
+        assert actor.child is not None
+        number = actor.child.pipe.next_number()
+        try:
+            actor.child.pipe.send_fd(number, self.joint.fd(room.number))
+        except TransportError:  # it is gone, or hangs: which of both will be told
+            return None
+        known.append(room.number)
+        del known[:-MOST_ROOMS]
+        return msgspec.structs.replace(room, parcel=number)
+
+    def _leave_rooms(self, actor: RunnerProcess, *, but_last: bool = False) -> None:
+        """A runner writes to its rooms no more, or only to the last one."""
+        standing = self.standings[actor.index]
+        for number in standing.former_rooms:
+            self.joint.release(number, actor.index)
+        standing.former_rooms = [standing.room] if but_last and standing.room else []
+        if not but_last:
+            self.joint.release(standing.room, actor.index)
+        standing.room = 0
+
     def _push(self, actor: RunnerProcess) -> None:
         standing = self.standings[actor.index]
         if standing.weights_sent == self._weights_version:
@@ -283,10 +328,19 @@ class Rounds:
                 assert actor.child is not None
                 fd = actor.child.pipe.receive_fd(reply.parcel, _PARCEL_TIMEOUT)
                 standing.memory = Arena.attach(fd, reply.size)
-            rows = fetch(reply.rows.value, reply.places, standing.memory)
+            view = functools.partial(self.joint.view, standing.room)
+            rows = fetch(reply.rows.value, reply.places, standing.memory, view)
             standing.part = RunnerPart(
-                actor.index, actor.first_env, rows, reply.env_steps, reply.report.value
+                actor.index,
+                actor.first_env,
+                rows,
+                reply.env_steps,
+                reply.report.value,
+                reply.places,
             )
+            # Where not all rows are there, some may be begun, which it will take along.
+            is_full = bool(reply.places) and all(place.in_room for place in reply.places)
+            self._leave_rooms(actor, but_last=not is_full)
             self._note_versions(reply.policy_versions)
         elif isinstance(reply, Pushed):
             standing.is_pushing = False
@@ -313,6 +367,8 @@ class Rounds:
             self._crew.kill(actor, FaultCause.TIMEOUT, news.failed.message)
             return
         standing.owed = None
+        standing.former_rooms.append(standing.room)
+        standing.room = 0
         self.errors.append(failure_to_error(news.failed, 0))
 
     def _on_gone(self, news: Gone[RunnerProcess]) -> None:
@@ -331,6 +387,7 @@ class Rounds:
         logger.log(
             logging.ERROR if given_up else logging.WARNING, "a runner is gone: %s", news.reason
         )
+        self._leave_rooms(news.actor)
         standing.begin_life()
 
     def _note_versions(self, versions: Mapping[str, int]) -> None:

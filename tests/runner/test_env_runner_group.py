@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
@@ -341,3 +342,56 @@ def test_what_keeps_a_runner_from_its_start_is_raised_and_nothing_stays() -> Non
         EnvRunnerGroup(1, [CountingEnv], {"default_policy": (number for number in range(3))})
     with pytest.raises(RemoteError, match="at least one policy"):
         EnvRunnerGroup(1, [CountingEnv], {})
+
+
+class _Pictures(gym.Env[Any, Any]):
+    """Shows noise of its own, 16 kB; episodes of seven steps."""
+
+    observation_space = gym.spaces.Box(0, 255, (128, 128), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._look(), float(action), self.steps == 7, False, {}
+
+    def _look(self) -> Any:
+        return self.np_random.integers(0, 255, (128, 128), np.uint8)
+
+
+def test_large_samples_lie_side_by_side_in_memory_that_is_used_again(make: Make) -> None:
+    config: Any = {"seed": 3, "rollout_fragment_length": 12}
+    with ActorPool([_Pictures] * 3, num_actors=1) as pool:
+        group = make([_Pictures] * 3, _lean_on_pixels, **config)
+        one = EnvRunner(pool, _lean_on_pixels, RunnerConfig(**config))
+        addresses = []
+        before = (np.zeros(1), np.zeros(1))
+        for number in (None, None, None, None, 30, *[None] * 6):
+            theirs, mine = one.sample(number), group.sample(number, timeout=PATIENCE)
+            for name, column in all_columns(theirs.single()).items():
+                assert np.array_equal(mine.single()[name], column), name
+            obs = mine.single()["obs"]
+            addresses.append(None if obs.base is None else obs.__array_interface__["data"][0])
+            assert np.array_equal(*before)  # the caller has it still
+            before = (obs, obs.copy())
+    is_shared = [address is not None for address in addresses]
+    assert is_shared == [False] * 2 + [True] * 2 + [False] * 3 + [True] * 4
+    assert len(set(addresses[-4:])) == 2
+
+
+def test_rows_that_a_time_out_leaves_behind_are_whole_in_the_next_sample(make: Make) -> None:
+    group = make([_Pictures] * 3, _lean_on_pixels, seed=3, rollout_fragment_length=12)
+    for timeout in (PATIENCE, PATIENCE, PATIENCE, 0.0, 0.002, 0.0, PATIENCE, PATIENCE, PATIENCE):
+        batch = group.sample(timeout=timeout)
+        for rows in (part.split_by_trajectory() for part in batch.policy_batches.values()):
+            for row in rows:
+                assert np.array_equal(row["obs"][1:], row["next_obs"][:-1])
+                assert (row["obs"] != row["next_obs"]).any(axis=(1, 2)).all()
+
+
+def _lean_on_pixels(observations: Any) -> Any:
+    return (observations[:, 0, 0] > 100).astype(np.int64)
