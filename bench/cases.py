@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envbus.bench.variants import Role, Variant
@@ -88,6 +89,13 @@ class Schedule:
     starts: int
     #: Decides the order within each round.
     seed: int = 0
+    #: Workloads whose rounds are longer, and how many times.
+    times_as_long: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, workload: str) -> Schedule:
+        """Return the schedule of one workload's rounds."""
+        times = self.times_as_long.get(workload, 1.0)
+        return replace(self, seconds=times * self.seconds, warm_up=times * self.warm_up)
 
 
 #: 5 rounds: quartiles mean something, one bad round cannot move the median, and all cases

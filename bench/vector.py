@@ -128,6 +128,7 @@ def measure_case(
     say: Say = print,
 ) -> list[Contender]:
     """Measure one case with all variants, interleaved."""
+    schedule = schedule.of(case.workload)
     contenders: list[Contender] = []
     try:
         contenders += [

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from gymnasium import spaces
 
 from envbus.bench.cases import Schedule, parse_case
 from envbus.bench.environments import LIBRARIES, Environments
+from envbus.bench.markdown import conditions
 from envbus.bench.networks import NumpyNet, num_inputs, view
 from envbus.bench.report import render_details, render_summary
 from envbus.bench.sample_variants import PIPELINING, SAMPLE_CASES, SAMPLE_VARIANTS
@@ -84,6 +86,16 @@ def test_each_variant_has_a_library_and_a_case() -> None:
         assert set(variant.workloads) <= workloads
     assert set(PIPELINING) | set(PIPELINING.values()) <= SAMPLE_VARIANTS.keys()
     assert parse_case("team:16") in SAMPLE_CASES
+
+
+def test_rounds_of_envs_that_wait_are_longer_and_the_tables_say_so() -> None:
+    schedule = Schedule(rounds=5, seconds=1.0, warm_up=0.5, starts=0, times_as_long={"jitter": 3.0})
+    assert (schedule.of("jitter").seconds, schedule.of("jitter").warm_up) == (3.0, 1.5)
+    assert schedule.of("burn") == schedule
+    measured = record("sample", ROWS)
+    assert "rounds of 1 s each; every" in conditions(measured)
+    measured["schedule"] = asdict(schedule)
+    assert "rounds of 1 s each, of jitter 3 s; every" in conditions(measured)
 
 
 def test_the_network_sees_every_fourth_pixel() -> None:
