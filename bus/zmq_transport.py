@@ -1,7 +1,8 @@
 """ROUTER and DEALER sockets behind the interface of `transport.py`.
 
-Leaves out what frames mean. Each object has a ZeroMQ context of its own, is used by one thread,
-and must be created in the process that uses it: neither survives a fork.
+Leaves out what frames mean, and what all sockets have in common (`zmq_sockets.py`). Each object
+has a ZeroMQ context of its own, is used by one thread, and must be created in the process that uses
+it: neither survives a fork.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import logging
 import math
 import os
 import select
-import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -36,17 +36,22 @@ from envbus.bus.errors import (
     UnknownPeerError,
 )
 from envbus.bus.keys import BrokerKeys, PeerKeys
-from envbus.bus.transport import Buffer, Frames, check_endpoint, is_local
+from envbus.bus.transport import Buffer, Frames, is_local
+from envbus.bus.zmq_sockets import (
+    HIGH_WATER_MARK,
+    LINGER_MS,
+    NOBLOCK,
+    check_bindable,
+    check_ipc_path,
+    receive_frames,
+    send_frames,
+    set_limits,
+)
 
-__all__ = ["HIGH_WATER_MARK", "ZmqPeer", "ZmqRouter"]
+__all__ = ["ZmqPeer", "ZmqRouter"]
 
 logger = logging.getLogger("envbus.bus.zmq_transport")
 
-#: Messages queued per peer and direction. The broker allows far fewer requests in flight, so
-#: that only a peer that ignores the protocol can fill it.
-HIGH_WATER_MARK = 1000
-#: Milliseconds that unsent messages get when a socket is closed.
-LINGER_MS = 500
 #: Milliseconds between libzmq's own signs of life on a TCP connection, and until the lack of them
 #: closes it.
 KEEPALIVE_MS = 10_000
@@ -66,15 +71,8 @@ _NEWS = (
 #: After these libzmq does not try again by itself.
 _TURNED_AWAY = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 # Plain ints: combining pyzmq's flag enums costs a microsecond each time.
-_NOBLOCK = int(zmq.NOBLOCK)
-_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
 _EVENTS = int(zmq.EVENTS)
-_COPY_THRESHOLD = zmq.COPY_THRESHOLD
-#: `Socket.send` without what pyzmq adds for sockets of other types: half of the time.
-_send_part: Any = zmq.backend.Socket.send
-#: Longest path of a Unix socket, without the closing zero byte.
-_IPC_PATH_BYTES = 107
 
 
 class ZmqRouter:
@@ -105,9 +103,9 @@ class ZmqRouter:
         if not endpoints and not private:
             raise ConfigError("no endpoint to bind; name at least one")
         for endpoint in private:
-            _check(endpoint, has_keys=False, insecure=False)
+            check_bindable(endpoint, has_keys=False, insecure=False)
         for endpoint in endpoints:
-            _check(endpoint, has_keys=keys is not None, insecure=insecure)
+            check_bindable(endpoint, has_keys=keys is not None, insecure=insecure)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._extra = select.epoll() if hasattr(select, "epoll") else None
@@ -121,7 +119,7 @@ class ZmqRouter:
         self._is_burst = False
         self._doorkeeper: Doorkeeper | None = None
         self._list_watched()
-        _set_limits(self._socket, max_frame_bytes)
+        set_limits(self._socket, max_frame_bytes)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # The newest connection of an identity counts. By default libzmq ignores it, which shuts out
         # a peer whose former connection is dead unnoticed, and never frees what it sends.
@@ -145,7 +143,7 @@ class ZmqRouter:
             ConfigError: It is malformed, too long, or wider than this host.
             TransportError: It cannot be bound; all of the socket is closed then.
         """
-        _check(endpoint, has_keys=False, insecure=False)
+        check_bindable(endpoint, has_keys=False, insecure=False)
         if self._keys is None:
             self._bind(endpoint)
             return
@@ -159,7 +157,7 @@ class ZmqRouter:
     def send(self, peer: bytes, frames: Frames) -> None:
         """Queue `frames` for `peer`; never blocks. Large buffers are not copied: see `codec`."""
         try:
-            _send(self._socket, (peer, *frames))
+            send_frames(self._socket, (peer, *frames))
         except zmq.Again as exc:
             raise QueueFullError(
                 f"the queue to {peer!r} holds {HIGH_WATER_MARK} messages: it does not read"
@@ -180,8 +178,8 @@ class ZmqRouter:
                     return None
                 self._is_burst = True
             # A ROUTER puts the identity before at least one frame; it is small: copied.
-            peer = self._socket.recv(_NOBLOCK)
-            return peer, _receive(self._socket, _NOBLOCK)
+            peer = self._socket.recv(NOBLOCK)
+            return peer, receive_frames(self._socket, NOBLOCK)
         except zmq.Again:
             self._is_burst = False
             return None
@@ -299,7 +297,7 @@ class ZmqPeer:
         keys: PeerKeys | None = None,
     ) -> None:
         is_local(endpoint)  # raises for one that is malformed
-        _check_ipc_path(endpoint)
+        check_ipc_path(endpoint)
         self._endpoint = endpoint
         self._identity = identity
         self._keys = keys
@@ -313,7 +311,7 @@ class ZmqPeer:
         self._lost_since: float | None = None
         self._is_connected = False
         self._watched: list[tuple[Any, int]] = [(self._socket, _POLLIN)]
-        _set_limits(self._socket, max_frame_bytes)
+        set_limits(self._socket, max_frame_bytes)
         if endpoint.startswith("tcp:"):  # a cable can be pulled; a process of this host cannot
             for option in (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT):
                 self._socket.setsockopt(option, KEEPALIVE_MS)
@@ -340,7 +338,7 @@ class ZmqPeer:
     def send(self, frames: Frames) -> None:
         """Queue `frames` for the broker; never blocks. Large buffers are not copied."""
         try:
-            _send(self._socket, frames)
+            send_frames(self._socket, frames)
         except zmq.Again as exc:
             raise QueueFullError("the queue to the broker is full: it does not read") from exc
         except zmq.ZMQError as exc:
@@ -353,7 +351,7 @@ class ZmqPeer:
             if timeout_ms != self._timeout_ms:  # a call into libzmq: only when it changes
                 self._socket.setsockopt(zmq.RCVTIMEO, timeout_ms)
                 self._timeout_ms = timeout_ms
-            return _receive(self._socket, 0)
+            return receive_frames(self._socket, 0)
         except zmq.Again:
             if timeout_ms:
                 self._take_news()
@@ -431,65 +429,3 @@ class ZmqPeer:
         if self._closed or exc.errno in (zmq.ENOTSOCK, zmq.ETERM):
             return ClosedError("this peer's socket is closed")
         return TransportError(f"this peer's socket failed: {exc}")
-
-
-def _send(socket: zmq.Socket[bytes], frames: Frames) -> None:
-    """Send one message without blocking; buffers that libzmq's threshold calls large, uncopied.
-
-    Part by part: `send_multipart` checks all parts first, which costs more than sending them.
-    """
-    last = len(frames) - 1
-    for index, frame in enumerate(frames):
-        flags = _NOBLOCK if index == last else _NOBLOCK_MORE
-        copy = type(frame) is bytes and len(frame) < _COPY_THRESHOLD
-        _send_part(socket, frame, flags, copy)
-
-
-def _receive(socket: zmq.Socket[bytes], flags: int) -> list[zmq.Frame]:
-    """Return one message; its frames are not copied.
-
-    A `Frame` knows whether more follow; asking the socket costs as much as receiving.
-    """
-    frame = socket.recv(flags, copy=False)
-    frames = [frame]
-    while frame.more:
-        frame = socket.recv(flags, copy=False)
-        frames.append(frame)
-    return frames
-
-
-def _set_limits(socket: zmq.Socket[bytes], max_frame_bytes: int) -> None:
-    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-    socket.setsockopt(zmq.LINGER, LINGER_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
-
-
-def _check(endpoint: str, *, has_keys: bool, insecure: bool) -> None:
-    """Refuse an endpoint that must or can not be bound."""
-    check_endpoint(endpoint, has_keys=has_keys, insecure=insecure)
-    _check_ipc_path(endpoint)
-    _check_ipc_unused(endpoint)
-
-
-def _check_ipc_path(endpoint: str) -> None:
-    scheme, _, path = endpoint.partition("://")
-    if scheme == "ipc" and len(path.encode()) > _IPC_PATH_BYTES:
-        raise ConfigError(
-            f"the path of {endpoint} is longer than {_IPC_PATH_BYTES} bytes, the limit of Unix "
-            "sockets; set TMPDIR to a shorter folder"
-        )
-
-
-def _check_ipc_unused(endpoint: str) -> None:
-    """Refuse a path at which somebody listens: libzmq would take it away from them silently."""
-    scheme, _, path = endpoint.partition("://")
-    if scheme != "ipc" or path.startswith("@"):
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except OSError:
-            return
-    raise TransportError(f"cannot bind {endpoint}: somebody listens there")
