@@ -17,10 +17,10 @@ from tests.integration.nursery_children import is_alive
 from tests.integration.served_policies import WORKERS
 from tests.integration.test_serving import PATIENCE, STEPS, Server, Simulator, recorded
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
-CLIENTS = 3
-ROUNDS = 3
+CLIENTS = 2
+ROUNDS = 2
 
 
 class Scene:

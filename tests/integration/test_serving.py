@@ -88,8 +88,11 @@ class Simulator:
         self._thread.start()
 
     def line(self) -> str:
-        """Wait for the end of an episode."""
-        return self._lines.get(timeout=PATIENCE)
+        """Wait for the end of an episode, for as long as this process itself runs."""
+        for _ in range(int(PATIENCE)):
+            with suppress(queue.Empty):
+                return self._lines.get(timeout=1.0)
+        raise AssertionError(f"no episode has ended in {PATIENCE:g} s: {self.process.poll()=}")
 
     def fresh_line(self) -> str:
         """Wait for the end of an episode that was not told yet."""
