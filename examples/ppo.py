@@ -136,7 +136,9 @@ def kill_one_every(seconds: float, pool: ActorPool, seed: int) -> None:
 
     def kill(*_: object) -> None:
         if pids := pool.actor_pids():
-            os.kill(int(rng.choice(pids)), signal.SIGKILL)
+            # The pool hears of it when it is used next, and the same one may be chosen until then.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(rng.choice(pids)), signal.SIGKILL)
 
     signal.signal(signal.SIGALRM, kill)
     signal.setitimer(signal.ITIMER_REAL, seconds, seconds)

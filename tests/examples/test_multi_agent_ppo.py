@@ -5,7 +5,7 @@ import pytest
 from tests.examples.programs import run_example
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_agents_that_share_a_policy_learn_to_spread() -> None:

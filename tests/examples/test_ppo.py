@@ -7,7 +7,7 @@ import pytest
 from tests.examples.programs import run_example
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: At random: a mean return of 22, with a standard deviation of 12 in single episodes.
 CARTPOLE = ["--target", "80", "--total-steps", "40000"]
