@@ -27,6 +27,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := bus actors runner bench
 FOR_EXAMPLES := .[test,torch,plot]
+# Tests that are skipped without PyTorch.
+TORCH_TESTS := tests/examples tests/runner/adapters/test_torch_policy.py \
+  tests/runner/adapters/test_onnx_policy.py tests/integration/test_policy_workers.py
 FOR_BENCH := .[mujoco,atari,plot]
 
 # Settings of the surrounding shell that would send pip or Python to other places.
@@ -143,8 +146,8 @@ bench: install-bench ## Measure; see bench/README.md. BENCH_ARGS are handed on.
 chaos: install-run ## Break everything for two minutes and audit what came. CHAOS_ARGS are handed on.
 	@$(BIN)/python -m envbus.runner.cli chaos $(CHAOS_ARGS)
 
-examples: install-examples ## Do the examples learn? Short trainings, with PyTorch.
-	@$(BIN)/python -m pytest --no-header tests/examples $(PYTEST_ARGS)
+examples: install-examples ## Do the examples learn? Short trainings, and all else with PyTorch.
+	@$(BIN)/python -m pytest --no-header $(TORCH_TESTS) $(PYTEST_ARGS)
 
 clean: ## Remove the environment and everything generated.
 	@rm -rf $(VENV) .typing build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

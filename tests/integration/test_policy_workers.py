@@ -326,7 +326,7 @@ def test_a_torch_policy_works() -> None:
                 super().__init__()
                 self.linear = torch.nn.Linear(3, 2)
 
-            def act(self, observations: Any, states: Any, *, explore: bool) -> Any:
+            def act(self, observations: Any, states: Any, explore: bool) -> Any:
                 return self.linear(observations).argmax(-1), states, {}
 
         torch.manual_seed(0)
