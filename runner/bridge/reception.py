@@ -53,8 +53,9 @@ __all__ = ["Reception"]
 logger = logging.getLogger("envbus.runner.bridge")
 
 #: Messages that are taken at one go. Whoever sends the next ones does so while the owner acts upon
-#: these; taking all there are would have both wait for each other by turns.
-_MOST_TAKEN = 256
+#: these; taking all there are would have both wait for each other by turns, and the first of many
+#: have left the caches when they are answered.
+_MOST_TAKEN = 64
 
 
 class Reception:
