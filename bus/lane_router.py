@@ -164,27 +164,27 @@ class LaneRouter:
 
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
         """Return the next message and who sent it, or None if there is none now."""
+        is_far_empty = False
         while True:
             if not self._ready:
-                # Lanes that always have something must not keep the router's peers waiting.
-                if self._owed:
-                    self._owed = False
+                # Lanes that always have something must not keep the router's peers waiting, and
+                # those need not wait for looks at lanes that have nothing.
+                if self._owed or self._credit > 0:
+                    owed, self._owed = self._owed, False
+                    self._credit -= not owed
                     if (message := self._receive_far()) is not None:
                         return message
+                    is_far_empty, self._credit = True, 0
                     if self._looked:
                         self._looked = False
                         return None
-                if self._credit > 0:
-                    self._credit -= 1
-                    if (message := self._receive_far()) is not None:
-                        return message
-                    self._credit = 0
                 if not self._looked:
                     self._look(0.0)
                 self._looked = False
                 if not self._ready:
-                    if (message := self._receive_far()) is not None:
-                        self._credit = _FAR_AT_ONE_GO
+                    if is_far_empty or (message := self._receive_far()) is None:
+                        return None
+                    self._credit = _FAR_AT_ONE_GO
                     return message
             fd = self._ready.pop()
             peer = self._by_fd.get(fd)
