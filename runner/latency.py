@@ -34,7 +34,7 @@ class LatencyHistogram:
     def add(self, seconds: float) -> None:
         """Count one duration."""
         bucket = int(math.log(seconds) * _SCALE + _OFFSET) if seconds > _LOWEST else 0
-        self._counts[min(bucket, _BUCKETS - 1)] += 1
+        self._counts[bucket if bucket < _BUCKETS else -1] += 1
         self._total += 1
 
     def counts(self) -> dict[int, int]:

@@ -52,6 +52,9 @@ __all__ = ["Reception"]
 
 logger = logging.getLogger("envbus.runner.bridge")
 
+# Looking up a member of an enum costs as much as a method call; this is read per message.
+_REQUEST = Kind.REQUEST
+
 #: Messages that are taken at one go. Whoever sends the next ones does so while the owner acts upon
 #: these; taking all there are would have both wait for each other by turns, and the first of many
 #: have left the caches when they are answered.
@@ -136,7 +139,9 @@ class Reception:
 
     def handle(self, event: Event) -> None:
         """Have the rules decide about an event, and send what they say."""
-        self.perform(self._episodes.handle(event, self._clock()))
+        effects = self._episodes.handle(event, self._clock())
+        if effects:
+            self.perform(effects)
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """Send what was decided."""
@@ -182,7 +187,7 @@ class Reception:
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, Notify):
-            if outcome.header.kind is Kind.REQUEST:
+            if outcome.header.kind is _REQUEST:
                 self._on_request(outcome.peer, outcome.header, outcome.frames)
         elif isinstance(outcome, PeerLeft):
             self._plain.discard(outcome.peer)
