@@ -28,7 +28,7 @@ from envbus.runner.policy_rows import (
     join,
     split,
 )
-from envbus.runner.policy_weights import HostedPolicies, HostedPolicy
+from envbus.runner.policy_weights import HostedPolicy
 
 __all__ = ["Calls", "End"]
 
@@ -55,17 +55,13 @@ class Calls:
 
     Args:
         worker: Its name, for messages to people.
-        policies: Who chooses them.
         config: How requests are gathered.
         end: Called with the answer to each request, or its failure, once; not for those that
             expire, nor for those of an asker that is gone.
     """
 
-    def __init__(
-        self, worker: str, policies: HostedPolicies, config: BatchingConfig, end: End
-    ) -> None:
+    def __init__(self, worker: str, config: BatchingConfig, end: End) -> None:
         self._worker = worker
-        self._policies = policies
         self._batcher: Batcher[_Call] = Batcher(config)
         self._end = end
         self._shared: dict[str, SharedRows] = {}
@@ -84,13 +80,14 @@ class Calls:
 
     # --- what comes --------------------------------------------------------------------------
 
-    def add(self, asker: bytes, header: Header, request: ChooseActions) -> None:
-        """Let a request wait; it fails at once where too many rows do.
+    def add(
+        self, asker: bytes, header: Header, request: ChooseActions, hosted: HostedPolicy
+    ) -> None:
+        """Let a request wait for a policy; it fails at once where too many rows do.
 
         Raises:
             ProtocolError: It is none that can be computed.
         """
-        hosted = self._policies[request.policy_id]
         now = self._clock()
         key = (request.policy_id, request.explore, self._form_of(request))
         call = _Call(asker, header, request, hosted, now)

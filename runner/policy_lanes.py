@@ -141,15 +141,15 @@ class PolicyLanes:
             RestartLimitError: No worker is left, nor will be.
             ClosedError: This, or the workers, were closed.
         """
-        while asking.end is None:
+        while (end := asking.end) is None:
             self._check_usable()
             self._poll(asking.timeout)
-        if isinstance(asking.end, Exception):
-            raise asking.end
-        reply_type = Payload.registry.get(asking.end.header.payload_type)
+        if isinstance(end, Exception):
+            raise end
+        reply_type = Payload.registry.get(end.header.payload_type)
         if reply_type is None or not issubclass(reply_type, Reply):
-            raise DecodeError(f"{asking.to} answered with {asking.end.header.payload_type}")
-        return decode(reply_type, asking.end.frames, writable=True)
+            raise DecodeError(f"{asking.to} answered with {end.header.payload_type}")
+        return decode(reply_type, end.frames, writable=True)
 
     def ask_again(self, asking: Asking, to: str) -> None:
         """Ask somebody else what was answered, for what it is worth, within the same time."""

@@ -57,12 +57,14 @@ class PolicyRoster:
 
     Attributes:
         silent: How many have a lane and have not said hello.
+        somebody_is_missing: Whether there are, or will be, workers that this asker has no lane to.
     """
 
     def __init__(
         self, directory: Path, identity: str, capacity: int, router: LaneRouter, broker: Broker
     ) -> None:
         self.silent = 0
+        self.somebody_is_missing = True
         self._directory = directory
         self._identity = identity
         self._capacity = capacity
@@ -85,11 +87,6 @@ class PolicyRoster:
         """The workers that are ready."""
         return [name for name, worker in self._workers.items() if worker.services]
 
-    @property
-    def somebody_is_missing(self) -> bool:
-        """Whether there are, or will be, workers that this asker has no lane to."""
-        return len(self._workers) < self._num_expected
-
     # --- who is there ------------------------------------------------------------------------
 
     def look(self) -> EnvbusError | None:
@@ -109,6 +106,7 @@ class PolicyRoster:
         for entry in board.workers:
             if entry.state == "up" and entry.name not in self._workers:
                 self._open_lane(entry)
+        self._count()
         if board.is_hopeless():
             return RestartLimitError(f"no policy worker is left: {board.describe()}")
         return None
@@ -118,7 +116,7 @@ class PolicyRoster:
         for worker in self._workers.values():
             if worker.identity == outcome.peer:
                 worker.services = frozenset(outcome.hello.services)
-        self._count_silent()
+        self._count()
         self._favourite = self._favourite or random.choice(self.names)  # noqa: S311 - no secret
 
     def drop_hung_up(self) -> None:
@@ -132,7 +130,7 @@ class PolicyRoster:
                     self._ended[name] = worker.entry.incarnation
                     reason = f"{name} (incarnation {worker.entry.incarnation}) ended"
                     self._broker.peer_gone(identity, reason)
-            self._count_silent()
+            self._count()
 
     def why_it_ended(self, name: str) -> str:
         """Return how a worker ended, which its owner knows a moment after its lane hung up."""
@@ -218,12 +216,12 @@ class PolicyRoster:
         self._broker.expect(identity, entry.name, entry.incarnation)
         self._router.add_lane(identity, ours)
         self._workers[entry.name] = _Worker(entry, identity)
-        self._count_silent()
         for name in self._shared:
             self._share(entry, name)
 
-    def _count_silent(self) -> None:
+    def _count(self) -> None:
         self.silent = sum(not worker.services for worker in self._workers.values())
+        self.somebody_is_missing = len(self._workers) < self._num_expected
 
     def _share(self, entry: BoardEntry, name: str) -> None:
         arena, size, layout = self._shared[name]

@@ -81,9 +81,8 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
             ValueError: Something has not as many rows as were asked for.
         """
         actions = out.actions
-        listed = isinstance(actions, list) or (
-            isinstance(actions, np.ndarray) and actions.dtype.hasobject
-        )
+        is_array = isinstance(actions, np.ndarray)
+        listed = actions.dtype.hasobject if is_array else isinstance(actions, list)
         if listed:
             actions = list(actions)
             if len(actions) != rows:

@@ -78,7 +78,7 @@ class PolicyWorker:
         self._router = LaneRouter(spin=spin, spin_seconds=CHILD_SPIN_SECONDS)
         self._router.watch(door.fileno())
         self._router.watch(policies.fileno())
-        self._calls = Calls(name, policies, config, self._end)
+        self._calls = Calls(name, config, self._end)
         self._askers: set[bytes] = set()
 
     def run(self) -> None:
@@ -137,7 +137,7 @@ class PolicyWorker:
                 hosted.counting.behind += 1
                 self._end(asker, header, Behind(worker=self._name, push=hosted.push))
                 return
-        self._calls.add(asker, header, request)
+        self._calls.add(asker, header, request, hosted)
 
     def _describe(self, request: DescribePolicy) -> PolicyDescribed:
         hosted = self._policies[request.policy_id]

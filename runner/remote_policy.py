@@ -114,6 +114,7 @@ class RemotePolicy(TwoStepPolicy):
         self._newest_push = 0
         self._described: PolicyDescribed | None = None
         self._versions = np.zeros(0, np.int64)
+        self._version_of_all = 0
         #: What requests call the observations of a pool that is shared.
         self._shared = ""
         self._pool: weakref.ref[Any] | None = None
@@ -169,7 +170,8 @@ class RemotePolicy(TwoStepPolicy):
             rows=env_ids if shared else None,
             min_push=min_push,
         )
-        asking = self._connected().ask(self._service, request, self._handle.timeout)
+        lanes = self._lanes or self._connected()
+        asking = lanes.ask(self._service, request, self._handle.timeout)
         return _PolicyTicket(asking, rows, min_push)
 
     def collect_actions(self, ticket: Ticket) -> PolicyOutput:
@@ -184,7 +186,7 @@ class RemotePolicy(TwoStepPolicy):
             ClosedError: The workers were closed, or their owner has ended.
         """
         assert isinstance(ticket, _PolicyTicket)
-        lanes = self._connected()
+        lanes = self._lanes or self._connected()
         while isinstance(reply := lanes.wait_for(ticket.asking), Behind):
             self._ask_elsewhere(lanes, ticket, reply)
         assert isinstance(reply, ActionsChosen)
@@ -271,11 +273,11 @@ class RemotePolicy(TwoStepPolicy):
     def _all_of(self, rows: int, version: int) -> npt.NDArray[np.int64]:
         """Return `(rows,)` of one version, not to be written to: mostly the same as last time."""
         kept = self._versions
-        if len(kept) < rows or kept[0] != version:
+        if len(kept) < rows or self._version_of_all != version:
             kept = np.full(rows, version, np.int64)
             kept.flags.writeable = False
-            self._versions = kept
-        return kept[:rows]
+            self._versions, self._version_of_all = kept, version
+        return kept if len(kept) == rows else kept[:rows]
 
     def _describe(self, *, with_weights: bool) -> PolicyDescribed:
         lanes = self._connected()

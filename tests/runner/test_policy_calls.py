@@ -1,18 +1,17 @@
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from envbus.bus.errors import ProtocolError
 from envbus.bus.messages import PROTOCOL_VERSION, Failed, FailureCode, Header, Kind, Payload, Tree
-from envbus.bus.pipe import Pipe
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_calls import Calls
 from envbus.runner.policy_protocol import ActionsChosen, ChooseActions
-from envbus.runner.policy_weights import HostedPolicies, HostedPolicy
+from envbus.runner.policy_weights import HostedPolicy
 
 LATER = 60.0
 A, B = b"asker-a", b"asker-b"
@@ -37,15 +36,14 @@ class Bench:
     def __init__(self, **config: Any) -> None:
         self.policy = Doubles()
         self.hosted = HostedPolicy(self.policy)
-        policies = HostedPolicies({"default": self.hosted}, cast("Pipe", None), 1, lambda *_: None)
-        self.calls = Calls("worker", policies, BatchingConfig(**config), self._end)
+        self.calls = Calls("worker", BatchingConfig(**config), self._end)
         self.ends: list[tuple[bytes, int, Payload]] = []
 
     def ask(self, asker: bytes, number: int, *values: float, ttl: float = LATER) -> None:
         """Add a request with a row for each value."""
         header = Header(PROTOCOL_VERSION, Kind.REQUEST, number, "ChooseActions", ttl)
         rows = np.asarray(values, np.float32).reshape(-1, 1)
-        self.calls.add(asker, header, request(rows))
+        self.calls.add(asker, header, request(rows), self.hosted)
 
     def compute(self) -> None:
         """Compute all that waits."""
@@ -160,7 +158,7 @@ def test_states_come_back_with_the_rows() -> None:
     bench = Bench()
     header = Header(PROTOCOL_VERSION, Kind.REQUEST, 1, "ChooseActions", LATER)
     rows = np.ones((2, 1), np.float32)
-    bench.calls.add(A, header, request(rows, states=Tree((np.array([5, 6]),))))
+    bench.calls.add(A, header, request(rows, states=Tree((np.array([5, 6]),))), bench.hosted)
     bench.compute()
     ((_, _, end),) = bench.ends
     assert isinstance(end, ActionsChosen)
@@ -179,5 +177,5 @@ def test_what_cannot_be_computed_is_refused(fields: dict[str, Any], why: str) ->
     bench = Bench()
     header = Header(PROTOCOL_VERSION, Kind.REQUEST, 1, "ChooseActions", LATER)
     with pytest.raises(ProtocolError, match=why):
-        bench.calls.add(A, header, request(np.ones((2, 1)), **fields))
+        bench.calls.add(A, header, request(np.ones((2, 1)), **fields), bench.hosted)
     assert not bench.calls.rows_waiting
