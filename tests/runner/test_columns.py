@@ -159,3 +159,29 @@ def test_large_memory_is_used_again_once_nobody_has_it() -> None:
     columns, fourth = fragment(columns)
     assert places(fourth) == was
     assert (kept == 1.0).all()
+
+
+def test_columns_are_made_where_the_caller_wants_them_and_stay_its_own() -> None:
+    memory = np.zeros((2, 80_000), np.float64)
+    free = [memory[0], memory[1]]
+
+    def make(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        fits = shape == (4, 20_000) and dtype == np.float64
+        return free.pop(0).reshape(shape) if fits and free else None
+
+    columns = Columns(2, 2, make)
+    begin(columns, ints(0, 1), 0)
+    for value in (1.0, 2.0):
+        rows = np.full((2, 20_000), value)
+        columns.observe(ints(0, 1), rows)
+        columns.act(ints(0, 1), ints(0, 1), 0, {})
+        columns.complete(ints(0, 1), rows + 1, ints(0, 1), ints(0, 0) > 0, ints(0, 0) > 0)
+    batch = columns.batch(columns.num_rows, "agent0", 0)
+    assert np.array_equal(memory[0].reshape(2, 2, -1)[:, :, 0], [[1, 2], [1, 2]])
+    assert np.array_equal(memory[1].reshape(2, 2, -1)[:, :, 0], [[2, 3], [2, 3]])
+    assert np.shares_memory(batch["obs"], memory)
+    del batch
+    following = columns.following(2, ints(0, 0), ints(0, 0) > 0)
+    begin(following, ints(0, 1), 0)
+    following.observe(ints(0, 1), rows)
+    assert memory[0].reshape(2, 2, -1)[0, 0, 0] == 1.0  # it is not used again by itself
