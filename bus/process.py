@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -24,7 +24,6 @@ import msgspec
 from envbus.bus.autopsy import last_words
 from envbus.bus.channel import (
     Attached,
-    Channel,
     DumpStacks,
     Exited,
     Kill,
@@ -38,6 +37,7 @@ from envbus.bus.channel import (
 from envbus.bus.descendants import kill_marked, wait_until_gone
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
 from envbus.bus.folders import FOLDER_VARIABLE
+from envbus.bus.nursery_links import NurseryLinks, standard_streams
 from envbus.bus.pipe import Pipe
 from envbus.bus.server_process import ServerProcess, current_directory, module_path, server_for
 from envbus.bus.stacks import StackFile, describe_stacks, native_stacks
@@ -157,7 +157,7 @@ class Nursery:
         self._lost_servers = 0
         self._closed = False
         self._server_was_up = False
-        self._links = _Links()
+        self._links = NurseryLinks()
         self._server: ServerProcess | None = None
         self._finalizer = weakref.finalize(self, _abandon, self._links, self._children, self._owner)
         try:
@@ -355,7 +355,7 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         pipe, stacks = Pipe(ours), StackFile()
         try:
-            with theirs, _standard_streams() as streams:
+            with theirs, standard_streams() as streams:
                 self._send(message, [theirs.fileno(), *streams, stacks.fd], deadline)
             started = self._wait_for_start(message.number, deadline)
         except BaseException:
@@ -469,67 +469,9 @@ class Nursery:
                 logger.warning("%s (pid %d) was killed and has not ended", child.name, child.pid)
 
 
-class _Links:
-    """A nursery's two sockets to its server.
-
-    Commands and their answers have one, news has another: an end that is reported while an
-    answer is waited for stays visible on the news socket's descriptor, which a caller polls.
-    """
-
-    def __init__(self) -> None:
-        self.control, self._far_control = _channel_pair()
-        self.news, self._far_news = _channel_pair()
-
-    def renew(self, news: Sequence[Message]) -> None:
-        """Replace both sockets; the descriptor of the news stays the same number.
-
-        Args:
-            news: What is to be read from the new socket first, as if the server had sent it.
-        """
-        self.control.close()
-        self.drop_far_ends()
-        self.control, self._far_control = _channel_pair()
-        near, self._far_news = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.news.replace(near)
-        Channel(self._far_news).queue(*news)
-
-    def far_ends(self) -> tuple[int, int]:
-        """Return the descriptors that are the server's to be."""
-        return self._far_control.fileno(), self._far_news.fileno()
-
-    def drop_far_ends(self) -> None:
-        """Close this process' copies of the server's ends."""
-        self._far_control.close()
-        self._far_news.close()
-
-    def close(self, *, hang_up: bool) -> None:
-        self.control.close(hang_up=hang_up)
-        self.news.close(hang_up=hang_up)
-        self.drop_far_ends()
-
-
-def _channel_pair() -> tuple[Channel, socket.socket]:
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    return Channel(near), far
-
-
-def _abandon(links: _Links, children: dict[int, Child], owner: int) -> None:
+def _abandon(links: NurseryLinks, children: dict[int, Child], owner: int) -> None:
     """Hang up, so that the server kills what is left. In a forked process: only let go."""
     links.close(hang_up=os.getpid() == owner)
     for child in children.values():
         child.pipe.close()
         child._stacks.close()
-
-
-@contextlib.contextmanager
-def _standard_streams() -> Iterator[list[int]]:
-    """Yield what becomes of a child's stdout and stderr: the driver's, or the null device."""
-    with open(os.devnull, "wb", buffering=0) as null:
-        streams = []
-        for fd in (1, 2):
-            try:
-                os.fstat(fd)
-                streams.append(fd)
-            except OSError:  # closed, as in a daemon
-                streams.append(null.fileno())
-        yield streams
