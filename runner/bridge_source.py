@@ -80,6 +80,8 @@ class BridgeSource:
         self._closed: list[Slot] = []
         #: Episodes in which somebody waits for an action.
         self._waiting: set[str] = set()
+        #: Episodes whose clients wait to be told that they are over.
+        self._unconfirmed: list[str] = []
         self._silent_since = time.monotonic()
 
     @property
@@ -120,6 +122,8 @@ class BridgeSource:
         self._waiting |= result.observations.keys() - result.off_policy_actions.keys()
         self._closed = [self._slots.pop(episode_id) for episode_id in result.ended]
         self._waiting -= set(result.ended)
+        if self._bridge.confirm_ends:
+            self._unconfirmed += result.ended
         self._tell_of_silence(polled)
         return polled
 
@@ -149,10 +153,18 @@ class BridgeSource:
         """Do nothing: simulators cannot be told to begin anew."""
 
     def fail(self, error: BaseException) -> None:
-        """Tell simulators that wait for an action why there is none."""
+        """Tell simulators that wait for an action, or for an end, why there is none."""
         waiting, self._waiting = sorted(self._waiting), set()
-        if waiting and not self._bridge.closed:
+        ended, self._unconfirmed = self._unconfirmed, []
+        if not self._bridge.closed:
             self._bridge.fail(waiting, error)
+            self._bridge.confirm(ended, error)
+
+    def confirm(self) -> None:
+        """Tell simulators of the ends of their episodes, where the bridge holds that back."""
+        if self._unconfirmed:
+            ended, self._unconfirmed = self._unconfirmed, []
+            self._bridge.confirm(ended)
 
     # --- private -----------------------------------------------------------------------------
 

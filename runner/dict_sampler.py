@@ -222,6 +222,8 @@ class DictSampler:
         finally:
             for slot in polled.closed:
                 self._episodes.close(slot)
+        for source in sources:
+            source.confirm()
         late = polled.result.late
         self._timers.add("raw_obs_processing", time.perf_counter() - now)
         if late or (deadline is not None and time.monotonic() >= deadline):

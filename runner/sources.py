@@ -85,6 +85,10 @@ class Source(Protocol):
         """Tell whoever waits for an action that none comes, and why."""
         ...
 
+    def confirm(self) -> None:
+        """All that `poll` has returned was taken in, and callbacks were told of it."""
+        ...
+
 
 class PoolSource:
     """The envs of a pool, each a share of its own."""
@@ -123,6 +127,9 @@ class PoolSource:
 
     def fail(self, error: BaseException) -> None:
         """Do nothing: nobody waits. Envs of a pool are asked, and will be reset."""
+
+    def confirm(self) -> None:
+        """Do nothing: nobody waits."""
 
 
 def poll_any(sources: Sequence[Source], deadline: float | None, min_envs: int, turn: int) -> Polled:

@@ -70,9 +70,13 @@ class ExternalEnvBridge:
         limits: Of episodes and clients; None: the defaults.
         gateway: Lets simulators without ZeroMQ in, over plain TCP and WebSocket; None: none.
         confirm_ends: Tell a client that its episode has ended only when `confirm` says that it is
-            safe: in a file, for example.
+            safe: in a file, for example. An `EnvRunner` says so after `Callbacks.on_episode_end`,
+            and what that raises the client raises.
         lanes: Whether Python clients of this user and host may come without ZeroMQ, where that can
             be: beside loopback and `ipc://` endpoints of a bridge without keys.
+
+    Attributes:
+        confirm_ends: As given.
 
     Raises:
         ConfigError: Spaces, endpoints, keys, limits or the gateway's settings cannot be used.
@@ -96,6 +100,7 @@ class ExternalEnvBridge:
     ) -> None:
         agreement = Agreement.of(observation_space, action_space)
         self._limits = limits or EpisodeLimits()
+        self.confirm_ends = confirm_ends
         self._broker, bind_private = listen(
             bind, keys=keys, allow=allow, insecure=insecure, lanes=lanes
         )

@@ -148,6 +148,54 @@ def test_a_callback_that_raises_is_told_to_who_waits_and_later_episodes_are_whol
     assert batch["t"].tolist() == [*range(4)] * 3
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_end_is_told_when_the_callback_has_returned_where_it_is_to_be_confirmed(
+    fails: bool,
+) -> None:
+    """So what `on_episode_end` writes is there before anybody relies on it."""
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS, confirm_ends=True)
+    log = Writing(fails=fails)
+    told: list[str] = []
+
+    def play(client: ExternalEnvClient) -> None:
+        for name in ("one", "two"):
+            client.start_episode(name)
+            client.get_action(name, obs(0))
+            if fails and name == "one":
+                with pytest.raises(CallbackError, match="the disk is full"):
+                    client.end_episode(name, obs(1))
+                continue
+            client.end_episode(name, obs(1))
+            assert log.written[-1] == name
+            told.append(name)
+        client.start_episode("empty")
+        client.end_episode("empty", obs(0))  # of which there is nothing to confirm
+
+    with (
+        simulators(bridge.address, play),
+        EnvRunner(bridge, zeros, RunnerConfig(callbacks=log)) as runner,
+    ):
+        if fails:
+            with pytest.raises(CallbackError, match="the disk is full"):
+                runner.sample(num_env_steps=2, timeout=PATIENCE)
+            log.fails = False
+        while bridge.statistics().empty == 0:
+            runner.sample(num_env_steps=1, timeout=0.2)
+    assert told == ["two"] if fails else ["one", "two"]
+    assert bridge.statistics().unconfirmed_now == 0
+
+
+class Writing(Callbacks):
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
+        self.written: list[str] = []
+
+    def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
+        if self.fails:
+            raise OSError("the disk is full")
+        self.written.append(episode.episode_id)
+
+
 class Failing(Callbacks):
     def __init__(self, name: str) -> None:
         self.name = name
