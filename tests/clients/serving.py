@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections import defaultdict
@@ -67,16 +68,28 @@ class Serving:
         if agents:
             spaces = {a: OBSERVATIONS for a in agents}, {a: ACTIONS for a in agents}
         local = ("127.0.0.1:0",)
-        config = GatewayConfig(**{"tcp": local, "websocket": local, **settings})
-        self.bridge = ExternalEnvBridge(*spaces, gateway=config)
-        assert self.bridge.gateway is not None
-        self.gateway = self.bridge.gateway
+        self._spaces = spaces
+        self._settings = {"tcp": local, "websocket": local, **settings}
+        self._open()
         self.rewards: defaultdict[str, float] = defaultdict(float)
         self.ended: dict[str, str] = {}
         self.untrained: set[str] = set()
         self.off_policy: dict[str, list[Any]] = {}
         self.infos: dict[str, list[Any]] = {}
         self.held: dict[str, dict[str, int]] = {}
+
+    def _open(self) -> None:
+        config = GatewayConfig(**self._settings)
+        self.bridge = ExternalEnvBridge(*self._spaces, gateway=config)
+        assert self.bridge.gateway is not None
+        self.gateway = self.bridge.gateway
+
+    def replace(self) -> None:
+        """As if the bridge's process was killed and started again: nobody is told anything."""
+        os.kill(self.gateway.pid, signal.SIGKILL)
+        self.bridge.stop()
+        self._settings |= {"tcp": self.gateway.tcp, "websocket": self.gateway.websocket}
+        self._open()
 
     @property
     def stream(self) -> str:

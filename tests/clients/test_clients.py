@@ -118,6 +118,18 @@ def test_who_waits_is_told_that_the_bridge_was_stopped(checks: list[str]) -> Non
         check(serving, checks, "stopped", on_line=stop)
 
 
+def test_who_waits_when_the_bridge_is_killed_goes_on_with_the_next_one(checks: list[str]) -> None:
+    with Serving() as serving:
+
+        def replace(line: str) -> None:
+            if line == "ready":
+                serving.until_asked()
+                serving.replace()
+
+        check(serving, checks, "replaced", on_line=replace)
+        assert serving.ended == {"next": "terminated"}
+
+
 def test_a_client_that_was_asleep_comes_back_to_its_episodes(checks: list[str]) -> None:
     with Serving() as serving:
         check(serving, checks, "pause")

@@ -119,6 +119,17 @@ void stopped(const char* host, int port, const envbus::Options& options) {
   rejected<envbus::ConnectionLost>([&] { client.get_action(episode, kObservation, 0.5); });
 }
 
+// The bridge is killed when "ready" is printed, and another one is at its address.
+void replaced(const char* host, int port, const envbus::Options& options) {
+  Client client(host, port, options);
+  const std::string old = client.start_episode();
+  std::cout << "ready" << std::endl;
+  rejected<envbus::EpisodeNotFound>([&] { client.get_action(old, kSilence); });
+  const std::string episode = client.start_episode("next");
+  CHECK(client.get_action(episode, kObservation).as_int() == 0);
+  client.end_episode(episode, kObservation);
+}
+
 void refused(const char* host, int port, envbus::Options options) {
   CHECK(contains(rejected<envbus::Refused>([&] { Client(host, port, options); }), "token is wanted"));
   options.token = "guess";
@@ -157,6 +168,7 @@ int main(int, char** argv) try {
   else if (what == "reconnect") reconnect(host, port, options);
   else if (what == "pause") pause(host, port, options);
   else if (what == "stopped") stopped(host, port, options);
+  else if (what == "replaced") replaced(host, port, options);
   else if (what == "refused") refused(host, port, options);
   else if (what == "messagepack") messagepack();
   else throw std::logic_error("there is no check " + what);

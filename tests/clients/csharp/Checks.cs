@@ -148,6 +148,20 @@ static class Checks
         }
     }
 
+    // The bridge is killed when "ready" is printed, and another one is at its address.
+    static void Replaced(string host, int port, Options options)
+    {
+        using (var client = new Client(host, port, options))
+        {
+            string old = client.StartEpisode();
+            Console.WriteLine("ready");
+            Rejected<EpisodeNotFoundException>(() => client.GetAction(old, Silence));
+            string episode = client.StartEpisode("next");
+            Equal(client.GetAction(episode, Observation), 0);
+            client.EndEpisode(episode, Observation);
+        }
+    }
+
     static void Refused(string host, int port, Options options)
     {
         Check(Rejected<RefusedException>(() => new Client(host, port, options)).Contains("token is wanted"), "no token");
@@ -197,6 +211,7 @@ static class Checks
             case "reconnect": Reconnect(args[0], port, options); break;
             case "pause": Pause(args[0], port, options); break;
             case "stopped": Stopped(args[0], port, options); break;
+            case "replaced": Replaced(args[0], port, options); break;
             case "refused": Refused(args[0], port, options); break;
             case "untrusted": Untrusted(args[0], port, options); break;
             case "messagepack": Messages(); break;

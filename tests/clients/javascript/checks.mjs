@@ -106,6 +106,18 @@ const checks = {
     client.close()
   },
 
+  // The bridge is killed when "ready" is printed, and another one is at its address.
+  async replaced() {
+    const client = await bus.Client.connect(url, { token })
+    const waiting = client.getAction(await client.startEpisode(), SILENCE)
+    console.log("ready")
+    await assert.rejects(waiting, bus.EpisodeNotFoundError)
+    const episode = await client.startEpisode({ episodeId: "next" })
+    assert.equal(await client.getAction(episode, OBSERVATION), 0)
+    await client.endEpisode(episode, OBSERVATION)
+    client.close()
+  },
+
   async refused() {
     await assert.rejects(bus.Client.connect(url), bus.RefusedError, "without a token")
     await assert.rejects(bus.Client.connect(url, { token: "guess" }), /the token is wrong/)
