@@ -263,9 +263,13 @@ def _pickled(policy_id: str, maker: PolicyMaker) -> bytes:
     try:
         return bytes(cloudpickle.dumps(maker))
     except Exception as exc:  # any object's own code may run here
+        advice = (
+            "give a factory instead, which makes it in the worker"
+            if hasattr(maker, "compute_actions")
+            else "a factory takes along what it refers to: spaces will do, a pool will not"
+        )
         raise ConfigError(
-            f"policy {policy_id!r} cannot be pickled: {type(exc).__name__}: {exc}; give a factory "
-            "instead, which makes it in the worker"
+            f"policy {policy_id!r} cannot be pickled: {type(exc).__name__}: {exc}; {advice}"
         ) from exc
 
 

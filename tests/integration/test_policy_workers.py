@@ -360,8 +360,11 @@ def test_a_policy_that_cannot_be_made_is_told_with_its_traceback() -> None:
 
 
 def test_what_cannot_be_pickled_is_told() -> None:
-    with pytest.raises(ConfigError, match="policy 'default' cannot be pickled"):
-        PolicyWorkers(functools.partial(print, (number for number in ())))
+    function = functools.partial(print, (number for number in ()))
+    with pytest.raises(ConfigError, match=r"'default' cannot be pickled.* what it refers to"):
+        PolicyWorkers(function)
+    with pytest.raises(ConfigError, match=r"cannot be pickled.*give a factory instead"):
+        PolicyWorkers(FunctionPolicy(function))
 
 
 @pytest.mark.parametrize(
