@@ -38,7 +38,13 @@ from tests.integration.faulty import (
     plan,
 )
 from tests.integration.nursery_children import is_alive
-from tests.runner.pool_envs import PATIENCE, receive_all, receive_for_ever, receive_until_back
+from tests.runner.pool_envs import (
+    PATIENCE,
+    killed_at_the_end,
+    receive_all,
+    receive_for_ever,
+    receive_until_back,
+)
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -48,18 +54,7 @@ Make = Callable[..., ActorPool]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Make pools that are killed at the end, after which no process may be left."""
-    made: list[ActorPool] = []
-
-    def _make(env_fns: Any, **kwargs: Any) -> ActorPool:
-        made.append(ActorPool(env_fns, **{**RESTART, **kwargs}))
-        return made[-1]
-
-    yield _make
-    for pool in made:
-        pids = pool.actor_pids()
-        pool.close(terminate=True)
-        assert [pid for pid in pids if is_alive(pid)] == []
+    yield from killed_at_the_end(ActorPool, **RESTART)
 
 
 def act(pool: ActorPool, *actions: int) -> list[Fault]:

@@ -26,7 +26,7 @@ from envbus.runner.faults import ActorLostError
 from envbus.runner.seeding import restart_seed
 from envbus.runner.vector_env import BusVectorEnv
 from tests.integration.nursery_children import PATIENCE, is_alive, wait_until
-from tests.runner.pool_envs import GatedEnv, PidEnv
+from tests.runner.pool_envs import GatedEnv, PidEnv, TouchingEnv, killed_at_the_end
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -39,18 +39,7 @@ AT_ONCE = RestartPolicy(max_restarts=100, window=1000.0, backoff=0.001)
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Make vector envs that are killed at the end, after which no process may be left."""
-    made: list[BusVectorEnv] = []
-
-    def _make(env_fns: Any, **kwargs: Any) -> BusVectorEnv:
-        made.append(BusVectorEnv(env_fns, **kwargs))
-        return made[-1]
-
-    yield _make
-    for envs in made:
-        pids = envs.actor_pids()
-        envs.close(terminate=True)
-        assert [pid for pid in pids if is_alive(pid)] == []
+    yield from killed_at_the_end(BusVectorEnv)
 
 
 def kill(pid: int) -> None:
@@ -359,20 +348,11 @@ def test_close_is_bounded_whatever_the_envs_do(
 
 def test_a_close_that_fails_in_one_env_closes_the_others(make: Make, tmp_path: Path) -> None:
     envs = make(
-        [partial(FailingEnv, "close"), partial(_TouchingEnv, tmp_path / "closed")], num_actors=1
+        [partial(FailingEnv, "close"), partial(TouchingEnv, tmp_path / "closed")], num_actors=1
     )
     envs.reset()
     envs.close()
     assert (tmp_path / "closed").exists()
-
-
-class _TouchingEnv(CountingEnv):
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def close(self) -> None:
-        self.path.touch()
 
 
 @METHODS

@@ -44,6 +44,7 @@ from tests.integration.faulty import (
     plan,
 )
 from tests.integration.nursery_children import is_alive
+from tests.runner.pool_envs import killed_at_the_end
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -53,18 +54,7 @@ Make = Callable[..., BusVectorEnv]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Make vector envs that are killed at the end, after which no process may be left."""
-    made: list[BusVectorEnv] = []
-
-    def _make(env_fns: Any, **kwargs: Any) -> BusVectorEnv:
-        made.append(BusVectorEnv(env_fns, **{**RESTART, **kwargs}))
-        return made[-1]
-
-    yield _make
-    for envs in made:
-        pids = envs.actor_pids()
-        envs.close(terminate=True)
-        assert [pid for pid in pids if is_alive(pid)] == []
+    yield from killed_at_the_end(BusVectorEnv, **RESTART)
 
 
 def act(envs: BusVectorEnv, *actions: int) -> tuple[Any, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -16,9 +16,13 @@ from gymnasium import spaces
 from envbus.actors.testing import CountingEnv
 from envbus.runner.pool import ActorPool
 from envbus.runner.pool_results import Batch
+from envbus.runner.vector_env import BusVectorEnv
+from tests.integration.nursery_children import is_alive
 
 #: Seconds; never expected to pass, and long enough for a machine that is busy with other things.
 PATIENCE = 60.0
+
+_Kind = TypeVar("_Kind", ActorPool, BusVectorEnv)
 
 
 class EchoEnv(gymnasium.Env[Any, Any]):
@@ -86,6 +90,32 @@ def _rebuild(pid: int) -> UnpicklableHere:
     if pid != os.getpid():
         raise ValueError("only at home")
     return UnpicklableHere()
+
+
+class TouchingEnv(CountingEnv):
+    """A `CountingEnv` that makes a file when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def close(self) -> None:
+        self.path.touch()
+
+
+def killed_at_the_end(kind: type[_Kind], **settings: Any) -> Iterator[Callable[..., _Kind]]:
+    """Yield what makes pools or vector envs; they are killed then, which must leave no process."""
+    made: list[_Kind] = []
+
+    def make(*args: Any, **kwargs: Any) -> _Kind:
+        made.append(kind(*args, **{**settings, **kwargs}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        pids = one.actor_pids()
+        one.close(terminate=True)
+        assert [pid for pid in pids if is_alive(pid)] == []
 
 
 def receive_all(pool: ActorPool, env_ids: Iterable[int]) -> dict[int, dict[str, Any]]:

@@ -41,7 +41,9 @@ from tests.runner.pool_envs import (
     GatedEnv,
     InfoShapeEnv,
     PidEnv,
+    TouchingEnv,
     UnpicklableHere,
+    killed_at_the_end,
     receive_all,
     receive_for_ever,
     receive_until_back,
@@ -54,18 +56,7 @@ Make = Callable[..., ActorPool]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Make pools that are killed at the end of the test, which must leave no process."""
-    pools: list[ActorPool] = []
-
-    def _make(*args: Any, **kwargs: Any) -> ActorPool:
-        pools.append(ActorPool(*args, **kwargs))
-        return pools[-1]
-
-    yield _make
-    for pool in pools:
-        pids = pool.actor_pids()
-        pool.close(terminate=True)
-        assert [pid for pid in pids if is_alive(pid)] == []
+    yield from killed_at_the_end(ActorPool)
 
 
 def counting(num_envs: int, length: int = 1000) -> list[Callable[[], CountingEnv]]:
@@ -887,20 +878,11 @@ def test_close_ends_everything_whatever_is_going_on(
 
 
 def test_close_lets_the_envs_close(make: Make, tmp_path: Path) -> None:
-    with ActorPool([partial(_TouchingEnv, tmp_path / "closed")]) as pool:
+    with ActorPool([partial(TouchingEnv, tmp_path / "closed")]) as pool:
         pool.reset()
         receive_all(pool, [0])
     assert pool.closed
     assert (tmp_path / "closed").exists()
-
-
-class _TouchingEnv(CountingEnv):
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def close(self) -> None:
-        self.path.touch()
 
 
 def test_an_exception_in_the_with_block_kills_at_once_and_comes_through() -> None:
