@@ -52,7 +52,7 @@ def bridge_at(address: str) -> Iterator[subprocess.Popen[str]]:
 
 def break_lanes(bridge: ExternalEnvBridge) -> int:
     """Cut all of them off; return how many."""
-    router = bridge._router
+    router = bridge._broker._transport
     assert isinstance(router, LaneRouter)
     peers = list(router._lanes)
     for peer in peers:
