@@ -7,7 +7,6 @@ processes of their own. A way whose server or client fails is a row with the rea
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -130,7 +129,7 @@ def _measure_case(
     case: BridgeCase, schedule: Schedule, environments: Environments
 ) -> list[_Contender]:
     contenders = list(_contenders(case))
-    order = random.Random(f"{schedule.seed} {case.name}")  # noqa: S311 - not for secrets
+    order = schedule.order(case.name)
     with ExitStack() as stack:
         _start(stack, case, contenders, environments)
         turns = [(each, what) for each in contenders for what in each.results]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -53,7 +52,7 @@ def measure_bus(
         carried: list[_Carried] = []
         try:
             carried += [_Carried(carrier(case)) for carrier in CARRIERS.values()]
-            order = random.Random(f"{schedule.seed} {case.name}")  # noqa: S311 - not for secrets
+            order = schedule.order(case.name)
             for _ in range(schedule.rounds):
                 order.shuffle(carried)
                 for each in carried:

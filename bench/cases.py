@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -96,6 +97,10 @@ class Schedule:
         """Return the schedule of one workload's rounds."""
         times = self.times_as_long.get(workload, 1.0)
         return replace(self, seconds=times * self.seconds, warm_up=times * self.warm_up)
+
+    def order(self, name: object) -> random.Random:
+        """Return what shuffles the rounds of the case of that name: the same each time."""
+        return random.Random(f"{self.seed} {name}")  # noqa: S311 - not for secrets
 
 
 #: 5 rounds: quartiles mean something, one bad round cannot move the median, and all cases

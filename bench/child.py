@@ -39,7 +39,7 @@ class Child:
         self, library: str, environments: Environments, module: str, arguments: Sequence[str]
     ) -> None:
         # A pipe would have to be drained, and a file says afterwards what went wrong.
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (see `kill`)
         # Some libraries leave logs and links in the current folder.
         self._folder = tempfile.TemporaryDirectory(prefix="envbus-bench-")
         self._process = subprocess.Popen(  # noqa: S603 - our own module
@@ -101,7 +101,7 @@ class Child:
         """End its session by force, and let go of what belongs to it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self.wait(CLOSE_TIMEOUT)
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):

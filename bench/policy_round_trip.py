@@ -7,7 +7,6 @@ env actors use it, with a worker that answers at once what a policy worker would
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -297,7 +296,7 @@ def measure_policy(
 
 def _measure_case(case: PolicyCase, schedule: Schedule) -> list[_Contender]:
     contenders = [_Contender(make.name) for make in WAYS]
-    order = random.Random(f"{schedule.seed} {case.name}")  # noqa: S311 - not for secrets
+    order = schedule.order(case.name)
     try:
         for make, contender in zip(WAYS, contenders, strict=True):
             with contender.watched():

@@ -6,7 +6,6 @@ no other way. Variants take turns: noise hits all alike.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -61,7 +60,7 @@ def measure_recovery(
 ) -> Record:
     """Kill workers of each variant in turn; return the record with one row per variant."""
     killed = [_Killed(_opened(VARIANTS[name], environments)) for name in names]
-    order = random.Random(f"recovery {schedule.seed}")  # noqa: S311 - not for secrets
+    order = schedule.order("recovery")
     try:
         for number in range(max(kills.ours, kills.others)):
             for one in order.sample(killed, len(killed)):

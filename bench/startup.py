@@ -6,7 +6,6 @@ or cache is started, too. CartPole envs; memory is read after a moment of steppi
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -79,7 +78,7 @@ def measure_startup(
             variant for variant in variants if variant.takes_part(WORKLOAD, case.num_envs)
         ]
         starts = {variant.name: _Starts(Contender(variant)) for variant in taking_part}
-        order = random.Random(f"{schedule.seed} {case}")  # noqa: S311 - not for secrets
+        order = schedule.order(case)
         for _ in range(schedule.starts):
             order.shuffle(taking_part)
             for variant in taking_part:

@@ -6,7 +6,6 @@ run alone for a while, the others stopped; at last all are closed.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -138,7 +137,7 @@ def measure_case(
         ]
         for contender in contenders:
             _open(contender, case, say)
-        order = random.Random(f"{schedule.seed} {case.name}")  # noqa: S311 - not for secrets
+        order = schedule.order(case.name)
         for number in range(schedule.rounds):
             running = [contender for contender in contenders if contender.process is not None]
             order.shuffle(running)

@@ -142,7 +142,8 @@ def interpreter_command(module: str) -> list[str]:
 
     It wants one more argument: the descriptor of the open file that `_BOOTSTRAP` reads.
     """
-    # What multiprocessing passes on too: -W, -X, -E, -I and their like.
+    # -W, -X, -E, -I and their like. Private, as nothing public tells them; multiprocessing has
+    # them from there, too.
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", _BOOTSTRAP.format(module=module)]
 

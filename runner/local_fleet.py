@@ -157,10 +157,10 @@ class LocalFleet:
 
     def ask(
         self,
-        actor: Actor,  # noqa: ARG002 - there is only one
+        actor: Actor,
         request: Request[Any],
         *,
-        timeout: float | None,  # noqa: ARG002 - nothing could end it
+        timeout: float | None,
         tag: object,
     ) -> int:
         """Note a request; `poll` does it and returns its end, with `tag`.
@@ -171,6 +171,7 @@ class LocalFleet:
         Raises:
             ClosedError: As `poll`.
         """
+        del actor, timeout  # there is only one, and nothing could end what it does
         self._check_usable()
         request_id = next(self._ids)
         self._asked.append(_Asked(request_id, request, tag))

@@ -28,6 +28,8 @@ HERE = Path(__file__).parent
 CLIENTS = HERE.parent / "clients"
 DEFAULTS = ["tcp://127.0.0.1:5556", "stream://127.0.0.1:7000", "ws://127.0.0.1:7001"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+#: Seconds for a compiler.
+BUILD_TIMEOUT = 300.0
 #: No end.
 EPISODES = "1000000000"
 
@@ -49,7 +51,8 @@ def web_server() -> Iterator[str]:
 
 
 def compiled(*command: str | Path) -> None:
-    subprocess.run([str(part) for part in command], check=True)  # noqa: S603
+    # Fixed arguments and no shell.
+    subprocess.run([str(part) for part in command], check=True, timeout=BUILD_TIMEOUT)  # noqa: S603
 
 
 def commands(args: argparse.Namespace, folder: Path, pages: str) -> Iterator[tuple[str, list[str]]]:

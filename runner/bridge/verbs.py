@@ -147,12 +147,10 @@ class Verbs:
     def _log_step(
         self, session: Session, episode: Episode, event: LogStep, _now: float
     ) -> list[Effect]:
+        if (refusal := self._overflow(episode, event)) is not None:
+            return refusal
         book = self._book
-        queued, most = episode.num_queued, book.limits.max_queued
-        if queued >= _OVERFLOW * most:
-            text = f"{queued} steps of episode {event.episode_id} wait for the runner; wait"
-            return book.fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
-        held = event.request_id if queued >= most else 0
+        held = event.request_id if episode.num_queued >= book.limits.max_queued else 0
         episode.observe(event.observation, off_policy=event.action, held=held)
         book.ready[episode] = None
         book.counts.logged_actions += 1
@@ -170,11 +168,9 @@ class Verbs:
     def _log_fragment(
         self, session: Session, episode: Episode, event: Fragment, _now: float
     ) -> list[Effect]:
+        if (refusal := self._overflow(episode, event)) is not None:
+            return refusal
         book = self._book
-        queued, most = episode.num_queued, book.limits.max_queued
-        if queued >= _OVERFLOW * most:
-            text = f"{queued} steps of episode {event.episode_id} wait for the runner; wait"
-            return book.fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
         if event.first > episode.num_parts:
             text = (
                 f"Episode {event.episode_id}: the fragment begins with step {event.first}, and "
@@ -204,11 +200,19 @@ class Verbs:
         if record is None:
             return book.answer(session, Answer(event.peer, event.request_id, reply))
         book.ready[episode] = None
-        if episode.num_queued <= most:
+        if episode.num_queued <= book.limits.max_queued:
             return book.answer(session, Answer(event.peer, event.request_id, reply))
         record.held, record.reply = event.request_id, reply
         book.sessions.note(session, event.request_id, None)
         return []
+
+    def _overflow(self, episode: Episode, event: LogStep | Fragment) -> list[Effect] | None:
+        """Refuse steps of an episode for which far too many wait already; None: they may come."""
+        book, queued = self._book, episode.num_queued
+        if queued < _OVERFLOW * book.limits.max_queued:
+            return None
+        text = f"{queued} steps of episode {event.episode_id} wait for the runner; wait"
+        return book.fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
 
     def _end(self, session: Session, episode: Episode, event: End, _now: float) -> list[Effect]:
         book = self._book

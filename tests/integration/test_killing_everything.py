@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import secrets
@@ -81,7 +82,7 @@ def test_killing_client_bridge_or_policy_worker_at_any_moment_loses_no_finished_
 ) -> None:
     monkeypatch.setenv(WORKERS, str(tmp_path / "workers"))
     seed = secrets.randbits(32)
-    print("seed", seed)  # noqa: T201 (of a test that fails)
+    logging.getLogger(__name__).warning("seed %d", seed)  # shown if the test fails
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, seed)
         for _ in range(ROUNDS):

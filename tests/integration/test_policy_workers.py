@@ -321,7 +321,7 @@ def test_a_torch_policy_works() -> None:
     def make() -> Any:
         from envbus.runner.adapters.torch_policy import TorchPolicy
 
-        class Actor(torch.nn.Module):  # type: ignore[misc, name-defined]
+        class Actor(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 self.linear = torch.nn.Linear(3, 2)

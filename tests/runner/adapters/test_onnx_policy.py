@@ -238,7 +238,7 @@ def test_what_torch_exports_acts_as_its_module(tmp_path: Path) -> None:
     torch: Any = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
 
-    class Net(torch.nn.Module):  # type: ignore[misc]
+    class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.pi, self.vf = torch.nn.Linear(3, 4), torch.nn.Linear(3, 1)

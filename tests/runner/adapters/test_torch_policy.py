@@ -12,7 +12,7 @@ from envbus.runner.adapters.torch_policy import TorchPolicy
 torch: Any = pytest.importorskip("torch")
 
 
-class Module(torch.nn.Module):  # type: ignore[misc]
+class Module(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(3, 2)
@@ -50,7 +50,7 @@ BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 ROWS = np.linspace(-1.0, 1.0, 12_000, dtype=np.float32).reshape(4000, 3)
 
 
-class Named(torch.nn.Module):  # type: ignore[misc]
+class Named(torch.nn.Module):
     """Gives what it was made with, beside a linear layer's outputs."""
 
     def __init__(self, name: str, outputs: int, **others: Any) -> None:
@@ -112,7 +112,7 @@ def test_means_of_a_box_are_sampled_with_their_deviation_and_the_rest_are_column
 
 
 def test_a_module_with_states_is_given_them() -> None:
-    class Counting(torch.nn.Module):  # type: ignore[misc]
+    class Counting(torch.nn.Module):
         def initial_state(self) -> Any:
             return torch.zeros(1)
 
