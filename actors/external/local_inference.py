@@ -25,6 +25,9 @@ __all__ = ["AsyncLocalInference", "LocalInference", "check_inference", "local_ep
 
 T = TypeVar("T")
 
+#: Seconds for a task that was cancelled; it ends at its next turn.
+_STOP_TIMEOUT = 2.0
+
 
 def check_inference(inference: str, policy: object, update_interval: float) -> None:
     """Raise `ConfigError` unless a client's settings fit each other."""
@@ -226,7 +229,7 @@ class AsyncLocalInference(_Inference):
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=_STOP_TIMEOUT)
 
     def _wake(self) -> None:
         for one in self._waiting:
