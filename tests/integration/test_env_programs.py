@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -352,8 +353,12 @@ def test_an_env_with_processes_of_its_own(context: str, how: str, tmp_path: Path
 
 def children() -> set[int]:
     """Return the processes below this one, without fork servers, which serve the next pool."""
-    mine = psutil.Process().children(recursive=True)
-    return {process.pid for process in mine if "forkserver" not in " ".join(process.cmdline())}
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if "forkserver" not in " ".join(process.cmdline()):
+                found.add(process.pid)
+    return found
 
 
 class TwoArgumentsError(Exception):
