@@ -50,7 +50,7 @@ class Way:
 WAYS = {
     "pyzmq": Way("serving", "pyzmq"),
     "envbus": Way("serving", "envbus"),
-    "envbus, ZeroMQ": Way("serving", "envbus", rated=False),
+    "envbus, ZeroMQ": Way("serving", "envbus"),
     "envbus, TCP": Way("serving", "envbus", 1, rated=False),
     "envbus, WebSocket": Way("serving", "envbus", 2, rated=False),
     "http": Way("serving", "http"),

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import pickle
 import secrets
+import select
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -24,7 +26,10 @@ from envbus.actors.external.protocol import BRIDGE, GetAction, JoinBridge, Start
 from envbus.bench.bridge_servers import BridgeCase, case_named
 from envbus.bus.codec import encode
 from envbus.bus.headers import decode_header, encode_header
+from envbus.bus.lane_address import INTRODUCTION
+from envbus.bus.lane_listener import address_of
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Hello, Kind
+from envbus.bus.packets import Assembler, pack
 
 __all__ = ["CLIENTS"]
 
@@ -98,40 +103,124 @@ def ask_grpc(case: BridgeCase, address: str) -> Ask:
     return lambda: act(observation.tobytes(), timeout=TIMEOUT)
 
 
+class Client(Protocol):
+    """One of many: sends messages that are ready-made, and tells what was answered."""
+
+    def fileno(self) -> Any:
+        """What a poller of its kind takes."""
+        ...
+
+    def send(self, frames: Sequence[bytes]) -> object:
+        """Send a message."""
+        ...
+
+    def receive(self) -> Sequence[Any] | None:
+        """Return the frames of the next message; None: there is none now."""
+        ...
+
+
+class DealerClient:
+    """Over ZeroMQ, as clients that are no Python, or on other hosts."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.connect(address)
+        self.send = self._socket.send_multipart
+
+    def fileno(self) -> zmq.Socket[bytes]:
+        return self._socket
+
+    def receive(self) -> list[bytes] | None:
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+
+class LaneClient:
+    """As envbus's Python clients of the same host: over the stream beside the address."""
+
+    def __init__(self, address: str) -> None:
+        where = address_of(address)
+        if where is None:
+            raise RuntimeError(f"there is no lane beside {address}")
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(where)
+        self._inbox: list[list[Any]] = []
+        self._assembler = Assembler()
+        self.send([INTRODUCTION, secrets.token_bytes(16).replace(b"\0", b"1")])
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        self._socket.sendall(pack(frames))
+
+    def receive(self) -> list[Any] | None:
+        if not self._inbox:
+            try:
+                data = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            self._inbox = self._assembler.take(data)[::-1]
+        return self._inbox.pop() if self._inbox else None
+
+
 def rate_zmq(case: BridgeCase, address: str, num_episodes: int, num_clients: int) -> Ask:
+    """Many clients over ZeroMQ; bare pyzmq's are the same."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    poller = zmq.Poller()
+    clients = [DealerClient(context, address) for _ in range(num_clients)]
+    for client in clients:
+        poller.register(client.fileno(), zmq.POLLIN)
+    by_socket: dict[Any, Client] = {client.fileno(): client for client in clients}
+    wait = partial(poller.poll, int(1e3 * TIMEOUT))
+    return _many(case, by_socket, wait, num_episodes)
+
+
+def rate_lanes(case: BridgeCase, address: str, num_episodes: int, num_clients: int) -> Ask:
+    """Many clients on the same host, without ZeroMQ."""
+    poller = select.epoll()
+    clients = [LaneClient(address) for _ in range(num_clients)]
+    for client in clients:
+        poller.register(client.fileno(), select.EPOLLIN)
+    by_fd: dict[Any, Client] = {client.fileno(): client for client in clients}
+    return _many(case, by_fd, partial(poller.poll, TIMEOUT), num_episodes)
+
+
+def _many(
+    case: BridgeCase,
+    clients: Mapping[Any, Client],
+    wait: Callable[[], Iterable[tuple[Any, int]]],
+    num_episodes: int,
+) -> Ask:
     """Return what answers as many requests as it can in its turn; see `_rate`.
 
-    Each client has a DEALER; requests are ready-made, and of an answer only the header is read,
-    so that the server is what is measured. Bare pyzmq's clients are the same.
+    Requests are ready-made, and of an answer only the header is read, so that the server is what
+    is measured.
     """
-    context = zmq.Context()
-    poller = zmq.Poller()
     requests: dict[int, list[bytes]] = {}
-    for client in range(num_clients):
-        socket = context.socket(zmq.DEALER)
-        socket.connect(address)
-        poller.register(socket, zmq.POLLIN)
-        hello = Hello(name=f"bench-{client}-{secrets.token_hex(4)}", services=[], heartbeat=60.0)
-        _exchange(socket, hello, 1, "")
-        _exchange(socket, JoinBridge(client="bench"), 2, BRIDGE)
-        for number in range(client, num_episodes, num_clients):
+    for place, client in enumerate(clients.values()):
+        hello = Hello(name=f"bench-{place}-{secrets.token_hex(4)}", services=[], heartbeat=60.0)
+        _exchange(client, hello, 1, "")
+        _exchange(client, JoinBridge(client="bench"), 2, BRIDGE)
+        for number in range(place, num_episodes, len(clients)):
             name = f"episode-{secrets.token_hex(12)}"
-            _exchange(socket, StartEpisode(episode_id=name), 3 + number, BRIDGE)
+            _exchange(client, StartEpisode(episode_id=name), 3 + number, BRIDGE)
             requests[number] = _get_action(case, name, 0)
-            _send(socket, requests[number], num_episodes + 3 + number)
+    for place, client in enumerate(clients.values()):
+        for number in range(place, num_episodes, len(clients)):
+            _send(client, requests[number], num_episodes + 3 + number)
 
     def turn() -> int:
         answered = 0
-        for socket, _ in poller.poll(int(1e3 * TIMEOUT)):
-            while True:
-                try:
-                    header = socket.recv_multipart(zmq.NOBLOCK)[0]
-                except zmq.Again:
-                    break
+        for found, _ in wait():
+            client = clients[found]
+            while (frames := client.receive()) is not None:
                 # A request's id is never used again: it would be answered from memory.
-                request_id = _DECODE(header)[2]
+                request_id = _DECODE(frames[0])[2]
                 number = (request_id - 3) % num_episodes
-                _send(socket, requests[number], request_id + num_episodes)
+                _send(client, requests[number], request_id + num_episodes)
                 answered += 1
         return answered
 
@@ -173,7 +262,8 @@ CLIENTS: dict[str, Callable[[BridgeCase, str], Ask]] = {
 }
 _RATES: dict[str, Callable[..., Any]] = {
     "pyzmq": rate_zmq,
-    "envbus": rate_zmq,
+    "envbus": rate_lanes,
+    "envbus, ZeroMQ": rate_zmq,
     "http": rate_threads(ask_http),
     "grpc": rate_threads(ask_grpc),
 }
@@ -193,21 +283,19 @@ def _header(payload_type: str, request_id: int, to: str = BRIDGE) -> bytes:
     )
 
 
-def _send(socket: zmq.Socket[bytes], frames: list[bytes], request_id: int) -> None:
-    socket.send_multipart([_header("GetAction", request_id), *frames[1:]])
+def _send(client: Client, frames: list[bytes], request_id: int) -> None:
+    client.send([_header("GetAction", request_id), *frames[1:]])
 
 
-def _exchange(socket: zmq.Socket[bytes], payload: Any, request_id: int, to: str) -> None:
-    socket.send_multipart([_header(type(payload).__name__, request_id, to), *encode(payload)])
-    while True:
-        if not socket.poll(int(1e3 * TIMEOUT)):
+def _exchange(client: Client, payload: Any, request_id: int, to: str) -> None:
+    client.send([_header(type(payload).__name__, request_id, to), *encode(payload)])
+    deadline = time.monotonic() + TIMEOUT
+    while (frames := client.receive()) is None:
+        if time.monotonic() > deadline:
             raise TimeoutError(f"{type(payload).__name__} was not answered")
-        frames = socket.recv_multipart()
-        header = decode_header(frames[0])
-        if header.kind is Kind.FAILURE:
-            raise RuntimeError(f"{type(payload).__name__}: {frames[1]!r}")
-        if header.request_id == request_id:
-            return
+        time.sleep(1e-4)
+    if decode_header(frames[0]).kind is Kind.FAILURE:
+        raise RuntimeError(f"{type(payload).__name__}: {bytes(frames[1])!r}")
 
 
 def _latency(ask: Ask, seconds: float) -> dict[str, float]:

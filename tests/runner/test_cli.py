@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -197,7 +196,8 @@ def wait_for_steps(job: subprocess.Popen[str]) -> list[psutil.Process]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = child.cpu_times()
                 burned[child] = times.user + times.system
-        time.sleep(0.02)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(0.02)
     return list(burned)
 
 
