@@ -20,8 +20,9 @@ from envbus.bus.transport import Buffer, Frames
 
 __all__ = ["StreamEnd"]
 
-#: Bytes to read at one go, and at most, while a large message comes.
-_READ_BYTES: Final = 1 << 16
+#: Bytes to read at one go: more than a socket holds at most by default, so that a message that is
+#: there is hardly ever cut; and at most, while a larger one comes.
+_READ_BYTES: Final = 1 << 18
 _MOST_READ_BYTES: Final = 1 << 20
 #: Process, user and group.
 _CREDENTIALS: Final = struct.Struct("3i")
