@@ -7,6 +7,7 @@ processes of their own. A way whose server or client fails is a row with the rea
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 from envbus.bench.bridge_servers import CASES, BridgeCase
 from envbus.bench.cases import Schedule
 from envbus.bench.child import Child, ChildError
-from envbus.bench.environments import Environments
+from envbus.bench.environments import ONE_THREAD, Environments
 from envbus.bench.record import Record, new_record
 from envbus.bench.summary import spread_of
 from envbus.bench.vector import Keep, Say, forget
@@ -113,6 +114,7 @@ def measure_bridge(
         say: Takes lines of progress.
         keep: Takes the record after each case.
     """
+    os.environ.update(ONE_THREAD)
     record = new_record("bridge", schedule, {})
     for case in CASES:
         for contender in _measure_case(case, schedule, environments):

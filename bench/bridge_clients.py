@@ -125,10 +125,12 @@ class DealerClient:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._socket = context.socket(zmq.DEALER)
         self._socket.connect(address)
-        self.send = self._socket.send_multipart
 
     def fileno(self) -> zmq.Socket[bytes]:
         return self._socket
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        self._socket.send_multipart(frames)
 
     def receive(self) -> list[bytes] | None:
         try:
@@ -216,7 +218,8 @@ def _many(
         answered = 0
         for found, _ in wait():
             client = clients[found]
-            while (frames := client.receive()) is not None:
+            # All first: one whose answers come as fast as it asks must not keep the others waiting.
+            for frames in list(iter(client.receive, None)):
                 # A request's id is never used again: it would be answered from memory.
                 request_id = _DECODE(frames[0])[2]
                 number = (request_id - 3) % num_episodes

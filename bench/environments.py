@@ -20,6 +20,7 @@ from typing import IO
 __all__ = [
     "DEFAULT_FOLDER",
     "LIBRARIES",
+    "ONE_THREAD",
     "Environments",
     "Installed",
     "Library",
@@ -31,6 +32,10 @@ PACKAGE = Path(__file__).resolve().parent
 DEFAULT_FOLDER = PACKAGE / ".envs"
 #: Seconds for one pip call; torch alone can take minutes on a slow line.
 PIP_TIMEOUT = 1800.0
+
+#: Variables by which NumPy computes on one thread, as `networks.torch_net` has PyTorch do: faster
+#: with networks as small as these, and their threads take no cores from what is measured.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 #: What the workloads need, the same in every environment so that all step the same envs.
 ENVS = ("gymnasium[mujoco]==1.4.0", "numpy==2.4.6", "mujoco==4.0.0", "ale-py==0.12.1")

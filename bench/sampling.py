@@ -6,15 +6,12 @@ import os
 from collections.abc import Sequence
 
 from envbus.bench.cases import Case, Schedule
-from envbus.bench.environments import Environments
+from envbus.bench.environments import ONE_THREAD, Environments
 from envbus.bench.record import Record
 from envbus.bench.variants import Variant
 from envbus.bench.vector import Keep, Say, forget, measure_cases
 
 __all__ = ["measure_sampling"]
-
-#: As `networks.torch_net` does it for PyTorch.
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def measure_sampling(
@@ -29,5 +26,5 @@ def measure_sampling(
 
     Every library computes on one thread, which is faster for all of them with such a network.
     """
-    os.environ.update(_ONE_THREAD)
+    os.environ.update(ONE_THREAD)
     return measure_cases("sample", cases, variants, schedule, environments, say, keep)

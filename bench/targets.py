@@ -309,22 +309,24 @@ def _bridge(record: Record) -> Iterator[Verdict]:
     rows = rows_by(record, "case", "way")
     small, pixels, network = "4 floats", "84 x 84 x 4 bytes", "4 floats, MLP"
 
-    def over(case: str, way: str, key: str) -> float | None:
-        return _ratio(rows.get((case, "envbus")), rows.get((case, way)), key)
+    def over(case: str, way: str, key: str, ours: str = "envbus") -> float | None:
+        return _ratio(rows.get((case, ours)), rows.get((case, way)), key)
 
     trip = over(small, "pyzmq", "p50_us")
     yield Verdict("get_action: p50, times bare pyzmq's", trip, BRIDGE_RATIO, at_least=False)
     ours = rows.get((small, "envbus"))
     tail = None if ours is None else ours["p99_us"]["median"] / ours["p50_us"]["median"]
     yield Verdict("get_action: p99, times its p50", tail, BRIDGE_TAIL, at_least=False)
-    part = over(network, "pyzmq", "per_second")
-    yield Verdict("1,000 episodes: part of bare pyzmq's rate", part, BRIDGE_RATE, at_least=True)
-    times = over(network, "http", "per_second")
-    yield Verdict("1,000 episodes: times HTTP's rate", times, BRIDGE_HTTP, at_least=True)
-    moved = over(pixels, "pyzmq", "per_second")
-    longer = None if moved is None else 1.0 / moved
-    target = "84 x 84 x 4 bytes: time per message, times bare pyzmq's"
-    yield Verdict(target, longer, BRIDGE_PIXELS, at_least=False)
+    for way, clients in (("envbus", "of this host"), ("envbus, ZeroMQ", "over ZeroMQ")):
+        name = f"1,000 episodes, clients {clients}"
+        part = over(network, "pyzmq", "per_second", way)
+        yield Verdict(f"{name}: part of bare pyzmq's rate", part, BRIDGE_RATE, at_least=True)
+        times = over(network, "http", "per_second", way)
+        yield Verdict(f"{name}: times HTTP's rate", times, BRIDGE_HTTP, at_least=True)
+        moved = over(pixels, "pyzmq", "per_second", way)
+        longer = None if moved is None else 1.0 / moved
+        target = f"84 x 84 x 4 bytes, clients {clients}: time per message, times bare pyzmq's"
+        yield Verdict(target, longer, BRIDGE_PIXELS, at_least=False)
 
 
 def _p50(row: dict[str, Any]) -> float:
