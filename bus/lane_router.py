@@ -78,6 +78,8 @@ class LaneRouter:
         self._elsewhere: set[bytes] = set()
         self._by_fd: dict[int, bytes] = {}
         self._unsent: dict[bytes, deque[bytes]] = {}
+        #: Packets for streams that are kept for each other; None: they go at once.
+        self._held: dict[bytes, list[bytes]] | None = None
         #: Lanes that the last look found readable.
         self._ready: list[int] = []
         #: Whether `wait` has just looked: then `receive` need not look again.
@@ -151,16 +153,24 @@ class LaneRouter:
             raise QueueFullError(f"the queue to {peer!r} holds {QUEUE_LIMIT} messages")
         try:
             packet = end.pack(frames)
-            written = waiting is None and end.write(packet)
         except ClosedError:
-            return  # lost, as in a ROUTER's queue: `receive` finds out, and who watches over it
-        if written and not end.has_begun:
-            return
-        if waiting is None:
-            waiting = self._unsent[peer] = deque()
-            self._poller.modify(end.fileno(), select.EPOLLIN | select.EPOLLOUT)
-        if not written:
-            waiting.append(packet)
+            return  # as in `_write`
+        if self._held is not None and waiting is None and type(end) is StreamEnd:
+            self._held.setdefault(peer, []).append(packet)
+        else:
+            self._write(peer, end, waiting, packet)
+
+    def hold(self) -> None:
+        """Keep messages for streams until `release`: many small writes cost more than one."""
+        self._held = {}
+
+    def release(self) -> None:
+        """Write what was kept."""
+        held, self._held = self._held, None
+        for peer, packets in (held or {}).items():
+            end = self._lanes.get(peer)
+            if end is not None:
+                self._write(peer, end, self._unsent.get(peer), b"".join(packets))
 
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
         """Return the next message and who sent it, or None if there is none now."""
@@ -296,6 +306,22 @@ class LaneRouter:
             if events & select.EPOLLOUT:
                 self._flush(peer)
         return bool(found)
+
+    def _write(
+        self, peer: bytes, end: LaneEnd | StreamEnd, waiting: deque[bytes] | None, packet: bytes
+    ) -> None:
+        """Send a packet, or queue it. To who is gone it is lost, as in a ROUTER's queue."""
+        try:
+            written = waiting is None and end.write(packet)
+        except ClosedError:
+            return  # `receive` finds out, and who watches over it
+        if written and not end.has_begun:
+            return
+        if waiting is None:
+            waiting = self._unsent[peer] = deque()
+            self._poller.modify(end.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        if not written:
+            waiting.append(packet)
 
     def _flush(self, peer: bytes) -> None:
         waiting, end = self._unsent.get(peer), self._lanes[peer]

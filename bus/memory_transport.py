@@ -98,6 +98,12 @@ class MemoryRouter:
             raise QueueFullError(f"{len(receiver.inbox)} messages wait for {peer!r} already")
         receiver.inbox.append(_copy(frames))
 
+    def hold(self) -> None:
+        """Do nothing: messages go at once."""
+
+    def release(self) -> None:
+        """Do nothing: see `hold`."""
+
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
         """Return the next message and who sent it, or None if there is none."""
         self._check_open()

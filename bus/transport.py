@@ -38,6 +38,14 @@ class RouterTransport(Protocol):
         """
         ...
 
+    def hold(self) -> None:
+        """Until `release` messages may be kept, so that those to one peer go at once."""
+        ...
+
+    def release(self) -> None:
+        """Send what was kept. What cannot be sent any more is lost, as what a peer never reads."""
+        ...
+
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
         """Return the next message and who sent it, or None if there is none now.
 

@@ -167,6 +167,12 @@ class ZmqRouter:
                 raise UnknownPeerError(f"no peer {peer!r} is connected") from exc
             raise self._translate(exc) from exc
 
+    def hold(self) -> None:
+        """Do nothing: messages go at once."""
+
+    def release(self) -> None:
+        """Do nothing: see `hold`."""
+
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
         """Return the next message and who sent it, or None if there is none now."""
         had_message, self._has_message = self._has_message, False

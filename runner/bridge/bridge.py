@@ -276,8 +276,7 @@ class ExternalEnvBridge:
         events, error = checked(
             actions, self._episodes.awaited, reception.agreement, policy_version
         )
-        for event in events:
-            reception.handle(event)
+        reception.handle_all(events)
         if error is not None:
             raise error
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from envbus.actors.external.agreement import Agreement
@@ -142,6 +142,12 @@ class Reception:
         effects = self._episodes.handle(event, self._clock())
         if effects:
             self.perform(effects)
+
+    def handle_all(self, events: Iterable[Event]) -> None:
+        """As `handle` one after the other; who gets several answers gets them at once."""
+        with self._broker.together():
+            for event in events:
+                self.handle(event)
 
     def perform(self, effects: Sequence[Effect]) -> None:
         """Send what was decided."""

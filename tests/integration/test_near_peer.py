@@ -327,6 +327,39 @@ def test_one_lane_too_many_goes_by_zmq(router: LaneRouter, monkeypatch: pytest.M
     peer.close()
 
 
+def test_what_is_held_goes_at_once(router: LaneRouter, peer: NearPeer) -> None:
+    other = NearPeer(router.endpoints[0], b"other")
+    for each in (peer, other):
+        each.send([b"x"])
+        hears(router)
+    router.hold()
+    for number in range(3):
+        router.send(b"near", [b"%d" % number])
+    router.send(b"other", [b"to nobody"])
+    assert peer.receive(0.01) is None
+    router.drop_lane(b"other")
+    router.release()
+    assert [gets(peer) for _ in range(3)] == [[b"0"], [b"1"], [b"2"]]
+    other.close()
+
+
+def test_what_is_held_stays_behind_what_waits_for_room(router: LaneRouter, peer: NearPeer) -> None:
+    peer.send([b"x"])
+    hears(router)
+    frame = bytes(10_000)
+    for number in range(100):
+        router.hold()
+        for place in range(2):
+            router.send(b"near", [b"%d" % (2 * number + place), frame])
+        router.release()
+    came: list[bytes] = []
+    while len(came) < 200:
+        heard(router, 0.0)
+        frames = peer.receive(0.01)
+        came += [] if frames is None else [bytes(frames[0])]
+    assert came == [b"%d" % number for number in range(200)]
+
+
 def test_a_slow_reader_does_not_hold_the_broker_up(router: LaneRouter, peer: NearPeer) -> None:
     peer.send([b"x"])
     hears(router)

@@ -102,6 +102,26 @@ def test_peers_are_told_apart(network: Network) -> None:
         assert peer.identity == identity
 
 
+def test_what_was_held_arrives_in_order_after_the_release(network: Network) -> None:
+    peers = {identity: network.peer(identity) for identity in (b"a", b"b")}
+    for peer in peers.values():
+        peer.send([b"hello"])
+    for _ in peers:
+        network.receive()
+    network.router.send(b"a", [b"0"])
+    network.router.hold()
+    for number in (1, 2):
+        for identity in peers:
+            network.router.send(identity, [b"%d" % number])
+    network.router.release()
+    network.router.send(b"b", [b"3"])
+    came = {
+        identity: [bytes((peer.receive(PATIENCE) or [b""])[0]) for _ in range(3)]
+        for identity, peer in peers.items()
+    }
+    assert came == {b"a": [b"0", b"1", b"2"], b"b": [b"1", b"2", b"3"]}
+
+
 def test_nothing_is_none(network: Network) -> None:
     assert network.router.receive() is None
     assert network.router.wait(0.0) is False
