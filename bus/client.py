@@ -17,7 +17,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import Any
 
-from envbus.bus.client_loop import ClientLoop, ClientStatistics, Question, Telling
+from envbus.bus.client_loop import ClientLoop, ClientStatistics
+from envbus.bus.client_orders import Question, Telling
 from envbus.bus.errors import ClosedError, ConfigError, EncodeError, RequestTimeoutError
 from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Hello, Notice, Payload, R, Request

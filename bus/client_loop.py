@@ -1,23 +1,24 @@
 """What a client's own thread does: it alone uses the socket, keeps deadlines, settles futures.
 
-Leaves out what callers see (`client.py`). Callers' threads meet this one at one queue only.
+Leaves out what callers see (`client.py`), and how their threads meet this one
+(`client_orders.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import msgspec
 
 from envbus.bus.broker import failure_to_error
+from envbus.bus.client_orders import Cancelled, Orders, Question, Telling
 from envbus.bus.codec import decode, decode_header, encode, encode_header
 from envbus.bus.errors import (
     ClosedError,
@@ -46,7 +47,7 @@ from envbus.bus.pending import LOCAL, Pending, PendingRequests
 from envbus.bus.serve import HELLO_ID, Codec
 from envbus.bus.transport import Frames, PeerTransport
 
-__all__ = ["ClientLoop", "ClientStatistics", "ClientTransport", "Question", "Telling"]
+__all__ = ["ClientLoop", "ClientStatistics", "ClientTransport"]
 
 logger = logging.getLogger("envbus.bus.client")
 
@@ -69,38 +70,6 @@ class ClientTransport(PeerTransport, Protocol):
     def watch(self, fd: int) -> None:
         """Let `wait` also return when `fd` is readable or hung up."""
         ...
-
-
-class Question(msgspec.Struct, eq=False):
-    """A request of a caller, encoded, and the future that waits for its end."""
-
-    #: From 1, never used twice by one client.
-    request_id: int
-    to: str
-    payload_type: str
-    frames: Frames
-    #: Seconds of the monotonic clock, and how many it was given.
-    deadline: float
-    timeout: float
-    idempotent: bool
-    future: Future[Any]
-    #: Whether its first holder was lost and it was asked again.
-    resent: bool = False
-
-
-class Telling(msgspec.Struct, frozen=True):
-    """A notice of a caller, encoded."""
-
-    to: str
-    payload_type: str
-    frames: Frames
-
-
-class _Cancelled(msgspec.Struct, frozen=True):
-    request_id: int
-
-
-Order: TypeAlias = Question | Telling | _Cancelled
 
 
 class ClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,20 +127,12 @@ class ClientLoop:
         self._connect = connect
         self._hello = hello
         self._codec = codec
-        self._max_pending = max_pending
         #: Done when the broker has answered the first hello.
         self.joined: Future[Welcome] = Future()
         #: Why there is no connection, for people, as last seen by the thread; "" if unknown.
         self.trouble = ""
-        # Shared by threads, under the lock.
-        self._lock = threading.Lock()
-        self._orders: deque[Order] = deque()
-        self._unsettled = 0
-        self._woken = False
-        self._closing: Exception | None = None
-        self._waker, self._bell = socket.socketpair()
-        self._bell.setblocking(False)
-        # The thread's own.
+        #: What callers hand over; all below is the thread's own.
+        self._orders = Orders(max_pending)
         self._pending = PendingRequests()
         self._questions: dict[int, Question] = {}
         self._held: deque[Question | Telling] = deque()
@@ -196,27 +157,11 @@ class ClientLoop:
             ProtocolError: The broker refuses this client.
             OverloadedError: Too much is unsettled. Nothing will be sent.
         """
-        with self._lock:
-            if self._closing is not None:
-                raise self._closing
-            if self._unsettled >= self._max_pending:
-                raise OverloadedError(
-                    f"{self._unsettled} requests of this client are unsettled, which is the "
-                    "limit; wait for some, or raise max_pending",
-                    request_id=order.request_id if isinstance(order, Question) else 0,
-                    peer=order.to,
-                )
-            self._unsettled += 1
-            self._orders.append(order)
-        if isinstance(order, Question):
-            order.future.add_done_callback(lambda future: self._on_done(order, future))
-        self._wake()
+        self._orders.submit(order)
 
     def stop(self, reason: Exception) -> None:
         """End the thread; what is unsettled fails with `reason`. Idempotent."""
-        with self._lock:
-            self._closing = self._closing or reason
-        self._wake()
+        self._orders.close(reason)
 
     def join(self, timeout: float) -> None:
         """Wait until the thread has ended."""
@@ -225,24 +170,9 @@ class ClientLoop:
 
     def statistics(self) -> ClientStatistics:
         """Return the counts so far."""
-        with self._lock:
-            return ClientStatistics(
-                pending_now=self._unsettled, **msgspec.structs.asdict(self._counts)
-            )
-
-    def _on_done(self, question: Question, future: Future[Any]) -> None:
-        if future.cancelled():
-            with self._lock:
-                self._orders.append(_Cancelled(question.request_id))
-            self._wake()
-
-    def _wake(self) -> None:
-        with self._lock:
-            if self._woken:
-                return
-            self._woken = True
-        with contextlib.suppress(OSError):  # the thread has ended
-            self._waker.send(b".")
+        return ClientStatistics(
+            pending_now=self._orders.unsettled, **msgspec.structs.asdict(self._counts)
+        )
 
     # --- the thread --------------------------------------------------------------------------
 
@@ -251,7 +181,7 @@ class ClientLoop:
         try:
             transport = self._connect()
             try:
-                transport.watch(self._bell.fileno())
+                transport.watch(self._orders.fileno())
                 self._serve(transport)
             finally:
                 transport.close()
@@ -264,7 +194,7 @@ class ClientLoop:
 
     def _serve(self, transport: ClientTransport) -> None:
         self._transport = transport
-        while self._closing is None:
+        while self._orders.closing is None:
             transport.wait(self._patience(time.monotonic()))
             while (frames := transport.receive(0.0)) is not None:
                 self._take(frames)
@@ -277,14 +207,8 @@ class ClientLoop:
         return max(due - now if deadline is None else min(due, deadline) - now, 0.0)
 
     def _take_orders(self) -> None:
-        with self._lock:
-            orders, self._orders = self._orders, deque()
-            if self._woken:
-                self._woken = False
-                with contextlib.suppress(BlockingIOError):
-                    self._bell.recv(64)
-        for order in orders:
-            if isinstance(order, _Cancelled):
+        for order in self._orders.take():
+            if isinstance(order, Cancelled):
                 self._forget(order.request_id)
                 continue
             if isinstance(order, Question):
@@ -394,7 +318,7 @@ class ClientLoop:
             self._counts.dropped_notices += 1
             logger.warning("%s to %s was dropped: %s", telling.payload_type, telling.to, exc)
         finally:
-            self._release()
+            self._orders.release()
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -534,17 +458,11 @@ class ClientLoop:
 
     def _finish(self, question: Question) -> None:
         del self._questions[question.request_id]
-        self._release()
-
-    def _release(self) -> None:
-        with self._lock:
-            self._unsettled -= 1
+        self._orders.release()
 
     def _end(self, reason: Exception | None) -> None:
         """Refuse what comes from now on, and fail what is unsettled."""
-        with self._lock:
-            self._closing = error = self._closing or reason or ClosedError("the client has ended")
-            orders, self._orders = self._orders, deque()
+        error, orders = self._orders.end(reason or ClosedError("the client has ended"))
         for order in orders:
             if isinstance(order, Question):
                 self._questions[order.request_id] = order
@@ -552,5 +470,3 @@ class ClientLoop:
             self._fail(question, error)
         if not self.joined.done():
             self.joined.set_exception(error)
-        self._waker.close()
-        self._bell.close()

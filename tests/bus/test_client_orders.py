@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import math
+import select
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from envbus.bus.client_orders import Cancelled, Orders, Question, Telling
+from envbus.bus.errors import ClosedError, OverloadedError
+
+
+def question(request_id: int) -> Question:
+    return Question(request_id, "adder", "Add", [b""], math.inf, 1.0, False, Future())
+
+
+def rings(orders: Orders) -> bool:
+    return bool(select.select([orders], [], [], 0)[0])
+
+
+def test_orders_come_out_in_order_and_ring_once() -> None:
+    orders = Orders(10)
+    assert not rings(orders)
+    assert not orders.take()
+    first, telling, second = question(1), Telling("log", "Said", [b""]), question(2)
+    for order in (first, telling, second):
+        orders.submit(order)
+    assert rings(orders)
+    assert list(orders.take()) == [first, telling, second]
+    assert not rings(orders)
+    orders.end(ClosedError("over"))
+
+
+def test_more_than_the_limit_is_refused_until_some_are_settled() -> None:
+    orders = Orders(2)
+    orders.submit(question(1))
+    orders.submit(Telling("log", "Said", [b""]))
+    with pytest.raises(OverloadedError, match="2 requests of this client are unsettled") as caught:
+        orders.submit(question(3))
+    assert (caught.value.request_id, caught.value.peer) == (3, "adder")
+    orders.take()
+    assert orders.unsettled == 2
+    orders.release()
+    assert orders.unsettled == 1
+    orders.submit(question(4))
+    orders.end(ClosedError("over"))
+
+
+def test_a_cancelled_future_is_an_order_and_one_that_is_done_is_none() -> None:
+    orders = Orders(10)
+    cancelled, answered = question(1), question(2)
+    orders.submit(cancelled)
+    orders.submit(answered)
+    orders.take()
+    answered.future.set_result(None)
+    assert not rings(orders)
+    cancelled.future.cancel()
+    assert rings(orders)
+    assert list(orders.take()) == [Cancelled(1)]
+    orders.end(ClosedError("over"))
+
+
+def test_the_first_reason_for_the_end_counts() -> None:
+    orders = Orders(10)
+    left = question(1)
+    orders.submit(left)
+    orders.take()
+    orders.submit(late := question(2))
+    reason = ClosedError("first")
+    orders.close(reason)
+    orders.close(ClosedError("second"))
+    assert rings(orders)
+    assert orders.closing is reason
+    with pytest.raises(ClosedError, match="first"):
+        orders.submit(question(3))
+    error, rest = orders.end(ClosedError("third"))
+    assert (error, list(rest)) == (reason, [late])
+    late.future.cancel()  # nobody is there to be woken
+    with pytest.raises(ClosedError, match="first"):
+        orders.submit(question(4))
+
+
+def test_many_threads_lose_nothing() -> None:
+    orders = Orders(4000)
+    taken: list[int] = []
+
+    def submit(first: int) -> None:
+        for number in range(first, first + 1000):
+            orders.submit(question(number))
+
+    threads = [threading.Thread(target=submit, args=(1000 * part + 1,)) for part in range(4)]
+    for thread in threads:
+        thread.start()
+    while len(taken) < 4000:
+        assert select.select([orders], [], [], 10.0)[0], "nobody was woken"
+        taken += [order.request_id for order in orders.take() if isinstance(order, Question)]
+    for thread in threads:
+        thread.join(10.0)
+    assert sorted(taken) == list(range(1, 4001))
+    orders.end(ClosedError("over"))
