@@ -18,7 +18,7 @@ from envbus.bus.pipe import Pipe
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.serve import Handlers, Worker
 from envbus.bus.transport import PeerTransport
-from envbus.bus.zmq_transport import ZmqPeer
+from envbus.bus.zmq_peer import ZmqPeer
 
 __all__ = ["BOOTSTRAP_PARCEL", "HANDOVER_TIMEOUT", "LANE_PARCELS", "Bootstrap", "Hosted", "host"]
 

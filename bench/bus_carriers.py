@@ -27,7 +27,8 @@ from envbus.bus.broker_vocabulary import BrokerConfig, Complete, PeerReady
 from envbus.bus.codec import decode, encode, encode_header
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Hello, Kind, Reply, Request
 from envbus.bus.serve import Worker
-from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter
+from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_router import ZmqRouter
 
 __all__ = ["BUS_CASES", "CARRIERS", "BenchAnswer", "BenchQuestion", "BusCase", "Carrier"]
 

@@ -19,7 +19,8 @@ from envbus.bus.lane import LanePeer
 from envbus.bus.lane_router import LaneRouter
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.transport import PeerTransport, RouterTransport
-from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter
+from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_router import ZmqRouter
 from envbus.runner.lockstep import Lockstep
 
 __all__ = ["ActorStep", "DriverStep", "driver_probes", "install_probes", "take_steps"]

@@ -24,7 +24,7 @@ from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Hello, Notice, Payload, R, Request
 from envbus.bus.serve import Codec, PlainCodec
 from envbus.bus.transport import Frames
-from envbus.bus.zmq_transport import ZmqPeer
+from envbus.bus.zmq_peer import ZmqPeer
 
 __all__ = ["Client"]
 

@@ -1,9 +1,9 @@
 """Router and peers in one process and one thread, for tests: no sockets, no waiting, no chance.
 
-Behaves like `zmq_transport.py` where that matters: frames arrive as bytes of their own, queues
-are bounded, an unknown or closed peer is an error to the sender. Leaves out what is about real
-time and other processes: `wait` and `receive` do not wait, and watched file descriptors are
-never reported.
+Behaves like `zmq_router.py` and `zmq_peer.py` where that matters: frames arrive as bytes of their
+own, queues are bounded, an unknown or closed peer is an error to the sender. Leaves out what is
+about real time and other processes: `wait` and `receive` do not wait, and watched file descriptors
+are never reported.
 """
 
 from __future__ import annotations

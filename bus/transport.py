@@ -1,6 +1,6 @@
 """How frames move between a broker and its peers: the interface, and endpoint syntax.
 
-Vocabulary only; `zmq_transport.py` and `memory_transport.py` implement it.
+Vocabulary only; `zmq_router.py`, `zmq_peer.py`, lanes and `memory_transport.py` implement it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What ROUTER and DEALER sockets have in common: limits, whole messages, what can be bound.
 
-Leaves out who uses them, and what happens when they fail (`zmq_transport.py`).
+Leaves out who uses them, and what happens when they fail (`zmq_router.py`, `zmq_peer.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ __all__ = [
     "HIGH_WATER_MARK",
     "LINGER_MS",
     "NOBLOCK",
+    "POLLIN",
     "check_bindable",
     "check_ipc_path",
     "receive_frames",
@@ -31,6 +32,7 @@ HIGH_WATER_MARK = 1000
 LINGER_MS = 500
 # Plain ints: combining pyzmq's flag enums costs a microsecond each time.
 NOBLOCK = int(zmq.NOBLOCK)
+POLLIN = int(zmq.POLLIN)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _COPY_THRESHOLD = zmq.COPY_THRESHOLD
 #: `Socket.send` without what pyzmq adds for sockets of other types: half of the time.

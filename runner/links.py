@@ -28,7 +28,7 @@ from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.process import Nursery
 from envbus.bus.serve import PlainCodec
 from envbus.bus.transport import RouterTransport
-from envbus.bus.zmq_transport import ZmqRouter
+from envbus.bus.zmq_router import ZmqRouter
 from envbus.runner.actor import ActorState, Member
 from envbus.runner.config import FleetConfig, choose_start_method
 from envbus.runner.faults import FaultCause

@@ -10,7 +10,7 @@ from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig
 from envbus.bus.keys import Allow, BrokerKeys, PathLike
 from envbus.bus.lane_router import with_lanes
-from envbus.bus.zmq_transport import ZmqRouter
+from envbus.bus.zmq_router import ZmqRouter
 
 __all__ = ["listen"]
 

@@ -28,7 +28,8 @@ from envbus.bus.messages import (
 )
 from envbus.bus.pipe import Pipe
 from envbus.bus.serve import Heartbeats, Worker
-from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter
+from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_router import ZmqRouter
 from tests.integration.nursery_children import PATIENCE
 
 __all__ = [

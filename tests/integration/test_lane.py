@@ -18,7 +18,8 @@ from envbus.bus.lane import (
     LanePeer,
 )
 from envbus.bus.lane_router import QUEUE_LIMIT, LaneRouter
-from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter
+from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_router import ZmqRouter
 from tests.integration.nursery_children import PATIENCE, wait_until
 
 pytestmark = pytest.mark.skipif(not LANES_EXIST, reason="no SOCK_SEQPACKET or epoll here")

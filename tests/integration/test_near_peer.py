@@ -20,7 +20,8 @@ from envbus.bus.lane_listener import address_of
 from envbus.bus.lane_router import LaneRouter, with_lanes
 from envbus.bus.near_peer import NearPeer
 from envbus.bus.packets import pack
-from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter
+from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_router import ZmqRouter
 from tests.integration.nursery_children import PATIENCE, wait_until
 from tests.sources import ROOT
 

@@ -27,7 +27,7 @@ from envbus.bus.messages import (
     Payload,
     Welcome,
 )
-from envbus.bus.zmq_transport import ZmqRouter
+from envbus.bus.zmq_router import ZmqRouter
 
 #: Seconds; never expected to pass.
 PATIENCE = 30.0

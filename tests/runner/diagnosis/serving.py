@@ -20,7 +20,7 @@ from envbus.bus.errors import ProtocolError
 from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Payload
-from envbus.bus.zmq_transport import ZmqRouter
+from envbus.bus.zmq_router import ZmqRouter
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 
 #: What a server answers to a message; None: nothing.

@@ -19,8 +19,9 @@ from envbus.bus.errors import (
 )
 from envbus.bus.memory_transport import MemoryNetwork
 from envbus.bus.transport import PeerTransport, RouterTransport
+from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_router import ZmqRouter
 from envbus.bus.zmq_sockets import HIGH_WATER_MARK
-from envbus.bus.zmq_transport import ZmqPeer, ZmqRouter
 from tests.integration.nursery_children import PATIENCE, wait_until
 
 
