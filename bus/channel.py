@@ -1,7 +1,7 @@
 """What a driver and its fork server say to each other, and how.
 
 Typed messages with file descriptors over a Unix socket pair. Leaves out what they cause
-(`forkserver.py`, `process.py`). This is not the bus: only the two processes can reach it.
+(`forkserver.py`, `nursery.py`). This is not the bus: only the two processes can reach it.
 """
 
 from __future__ import annotations

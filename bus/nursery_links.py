@@ -1,6 +1,6 @@
 """What connects a nursery with its server, and what it hands on to children.
 
-Leaves out what is said (`channel.py`), and who says it (`process.py`, `forkserver.py`).
+Leaves out what is said (`channel.py`), and who says it (`nursery.py`, `forkserver.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The driver's hold on its fork server: start it once, share it, bury it.
 
-Leaves out what the server does (`forkserver.py`) and what is asked of it (`process.py`).
+Leaves out what the server does (`forkserver.py`) and what is asked of it (`nursery.py`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `faulthandler` writes them in the handler of a signal, without the interpreter's help, into a
 nameless file that the asking process shares. The signal disturbs little: system calls go on
 after it, but for sleeps and polls of C code, which may return early. Leaves out who is asked, and
-how the signal gets there (`process.py`, `forkserver.py`).
+how the signal gets there (`nursery.py`, `forkserver.py`).
 """
 
 from __future__ import annotations

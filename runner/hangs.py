@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from envbus.bus.process import Child, Nursery
+from envbus.bus.nursery import Nursery
+from envbus.bus.process import Child
 from envbus.runner.actor import Member
 
 __all__ = ["StackReports"]

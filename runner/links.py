@@ -24,8 +24,8 @@ from envbus.bus.folders import make_folder
 from envbus.bus.keys import BrokerKeys
 from envbus.bus.lane import LANES_EXIST, LaneEnd, usable_cores
 from envbus.bus.lane_router import LaneRouter
+from envbus.bus.nursery import Nursery
 from envbus.bus.pipe_codec import PipeCodec
-from envbus.bus.process import Nursery
 from envbus.bus.serve import PlainCodec
 from envbus.bus.transport import RouterTransport
 from envbus.bus.zmq_router import ZmqRouter

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from envbus.bus.errors import ClosedError, EnvbusError
+from envbus.bus.nursery import Nursery
 from envbus.bus.probing import Probing, Verdict
-from envbus.bus.process import Child, ExitStatus, Nursery
+from envbus.bus.process import Child, ExitStatus
 from envbus.bus.restart import Exit
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_board import BoardEntry, door_of

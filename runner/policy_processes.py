@@ -24,7 +24,8 @@ from envbus.actors import host as env_host
 from envbus.bus.errors import ClosedError, EnvbusError, StartError
 from envbus.bus.folders import make_folder
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.process import ExitStatus, Nursery
+from envbus.bus.nursery import Nursery
+from envbus.bus.process import ExitStatus
 from envbus.bus.restart import Exit, RestartPolicy
 from envbus.bus.supervision import (
     ChildExited,

@@ -34,9 +34,10 @@ from envbus.bus.gateway.config import (
     GatewayConfig,
     split_address,
 )
+from envbus.bus.nursery import Nursery
 from envbus.bus.pipe import Pipe
 from envbus.bus.probing import Probing, Verdict
-from envbus.bus.process import Child, ExitStatus, Nursery
+from envbus.bus.process import Child, ExitStatus
 from envbus.bus.restart import Exit, RestartPolicy
 from envbus.bus.supervision import (
     ChildExited,

@@ -20,7 +20,8 @@ from envbus.actors.external.errors import SimulatorError
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.hosting import ENTRY, ENV_PARCEL, IDENTITY_PARCEL
 from envbus.bus.errors import ConfigError, EnvbusError
-from envbus.bus.process import Child, ExitStatus, Nursery
+from envbus.bus.nursery import Nursery
+from envbus.bus.process import Child, ExitStatus
 from envbus.bus.restart import ChildState, Exit, Restart, RestartPolicy
 from envbus.bus.supervision import (
     ChildExited,

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from envbus.bus.folders import make_folder
-from envbus.bus.process import Nursery
+from envbus.bus.nursery import Nursery
 
 __all__ = ["PrivateDoor"]
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from envbus.bus import process
 from envbus.bus.process import ExitStatus
 
 
@@ -19,7 +18,3 @@ from envbus.bus.process import ExitStatus
 )
 def test_an_exit_status_has_words(status: ExitStatus, words: str) -> None:
     assert status.describe() == words
-
-
-def test_close_adds_less_than_three_seconds_to_its_time_out() -> None:
-    assert process._KILL_TIMEOUT + process._DIRECT_KILL_TIMEOUT < 3.0

@@ -31,7 +31,8 @@ from envbus.bus.errors import (
     RequestTimeoutError,
 )
 from envbus.bus.messages import Hello
-from envbus.bus.process import Child, Nursery
+from envbus.bus.nursery import Nursery
+from envbus.bus.process import Child
 from tests.integration.bus_programs import (
     Ask,
     Name,

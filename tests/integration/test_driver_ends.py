@@ -124,7 +124,7 @@ def test_ctrl_c_is_the_drivers_only_and_told_once(
 ) -> None:
     """Pressed again, it comes in the middle of the end that the first one has begun."""
     source = f"""
-    from envbus.bus.process import Nursery
+    from envbus.bus.nursery import Nursery
     from envbus.bus.server_process import ServerProcess
     def press_again(function):
         def pressed(*args, **kwargs):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(180)
 
 #: No main guard, and nothing closed.
 USE = """
-from envbus.bus.process import Nursery
+from envbus.bus.nursery import Nursery
 
 def use(method):
     nursery = Nursery(preload=("numpy",))

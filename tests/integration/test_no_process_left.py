@@ -18,7 +18,7 @@ ENTRIES = pytest.mark.parametrize("entry", ["wait_for_the_driver", "hold_the_int
 
 DRIVER = """
 import json, os, sys, time
-from envbus.bus.process import Nursery
+from envbus.bus.nursery import Nursery
 
 directory = os.path.join(os.getcwd(), "bus")
 os.mkdir(directory)
@@ -130,7 +130,7 @@ def test_a_server_that_imports_for_ever_does_not_outlive_its_driver(
     )
     source = """
 import json, os, time
-from envbus.bus.process import Nursery
+from envbus.bus.nursery import Nursery
 
 os.mkdir("bus")
 open(os.path.join("bus", "socket"), "w").close()
@@ -153,7 +153,7 @@ def test_a_driver_that_is_killed_while_its_server_starts_leaves_nothing(
 ) -> None:
     source = f"""
 import os, signal, time
-from envbus.bus.process import Nursery
+from envbus.bus.nursery import Nursery
 
 os.mkdir("bus")
 nursery = Nursery(directory="bus")

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from envbus.bus.errors import ClosedError, ConfigError, StartError
-from envbus.bus.process import Child, ExitStatus, Nursery
+from envbus.bus.nursery import Nursery
+from envbus.bus.process import Child, ExitStatus
 from tests.integration.nursery_children import PATIENCE, is_alive, wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -390,7 +391,7 @@ def test_a_start_after_the_servers_death_does_not_swallow_the_ends_of_others(
 def test_a_server_that_is_stopped_does_not_keep_close_from_ending(
     nursery: Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envbus.bus.process._KILL_TIMEOUT", 0.2)
+    monkeypatch.setattr("envbus.bus.nursery._KILL_TIMEOUT", 0.2)
     child = start(nursery, "start_family")
     child.pipe.send_bytes(1, b"hold")
     family = [child.pid, *json.loads(child.pipe.receive_bytes(1, PATIENCE))]

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from envbus.bus.errors import TransportError
+from envbus.bus.nursery import Nursery
 from envbus.bus.pipe import Pipe
-from envbus.bus.process import ExitStatus, Nursery
+from envbus.bus.process import ExitStatus
 from envbus.bus.restart import Exit
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_board import door_of

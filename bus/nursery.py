@@ -1,0 +1,424 @@
+"""Child processes of a driver: start, watch, kill, and never leave one behind.
+
+Leaves out what a child is told to do (it gets one end of a pipe), and whether one that ended is
+started again (`supervision.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from envbus.bus.autopsy import last_words
+from envbus.bus.channel import (
+    Attached,
+    DumpStacks,
+    Exited,
+    Kill,
+    Message,
+    NotStarted,
+    Ping,
+    Pong,
+    Start,
+    Started,
+)
+from envbus.bus.descendants import kill_marked, wait_until_gone
+from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
+from envbus.bus.folders import FOLDER_VARIABLE
+from envbus.bus.nursery_links import NurseryLinks, standard_streams
+from envbus.bus.pipe import Pipe
+from envbus.bus.process import Child, ExitStatus
+from envbus.bus.server_process import ServerProcess, current_directory, module_path, server_for
+from envbus.bus.stacks import StackFile, describe_stacks, native_stacks
+from envbus.bus.unix_sockets import wait_for
+
+__all__ = ["DEFAULT_METHOD", "Nursery", "NurseryStatistics"]
+
+logger = logging.getLogger("envbus.bus.nursery")
+
+#: How children start unless told otherwise. macOS' frameworks crash in processes that were
+#: forked after they were loaded, and numpy alone loads one (Accelerate).
+DEFAULT_METHOD: Final = "spawn" if sys.platform == "darwin" else "fork"
+#: Seconds for a killed child to be reported by the server, which may hold that back for the sake
+#: of what the child has left (`forkserver.py`).
+_KILL_TIMEOUT: Final = 2.2
+#: Seconds for one that was killed without the server to be gone. Only what the kernel holds (a dead
+#: network disk, a broken driver) takes longer. `close` promises the sum of both, with some air.
+_DIRECT_KILL_TIMEOUT: Final = 0.5
+#: Seconds for a server that is not importing to take a message.
+_SEND_TIMEOUT: Final = 10.0
+
+
+class NurseryStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since the nursery was made."""
+
+    started: int
+    running: int
+    #: Ended by themselves or by somebody else.
+    exited: int
+    #: Killed by `kill` or `close`.
+    killed: int
+    #: Times that the fork server died under it.
+    lost_servers: int
+
+
+class Nursery:
+    """A set of child processes that end with it. Used by one thread at a time.
+
+    The children are those of a *fork server*, one process per driver and set of `preload`,
+    started by the first nursery. Whatever becomes of the driver (a normal end, an exception,
+    SIGKILL), of this object (closed, or dropped without) or of a child (also in the middle of a C
+    call that never returns): the processes below it are killed, with all that they started
+    themselves, and `directory` is removed.
+
+    Args:
+        preload: Modules that the server imports once for all children. One that cannot be
+            imported is logged and left to the children.
+        directory: Removed, with what is in it, when the nursery ends.
+    """
+
+    def __init__(
+        self, preload: Sequence[str] = (), directory: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._preload = tuple(preload) if not isinstance(preload, str) else preload
+        self._directory = os.path.abspath(directory) if directory is not None else None
+        self._owner = os.getpid()
+        self._children: dict[int, Child] = {}
+        self._numbers = 0
+        self._killed: set[int] = set()
+        #: What is known of the ends of children, by number, besides their statuses.
+        self._notes: dict[int, str] = {}
+        self._exited = 0
+        self._lost_servers = 0
+        self._closed = False
+        self._server_was_up = False
+        self._links = NurseryLinks()
+        self._server: ServerProcess | None = None
+        self._finalizer = weakref.finalize(self, _abandon, self._links, self._children, self._owner)
+        try:
+            self._attach()  # the server's imports then run while the driver goes on
+        except BaseException:
+            self._finalizer()
+            raise
+
+    # --- start -------------------------------------------------------------------------------
+
+    def start(
+        self,
+        name: str,
+        entry: str,
+        *,
+        method: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+    ) -> Child:
+        """Start a child that calls `entry` with its end of a pipe (an `envbus.bus.pipe.Pipe`).
+
+        It has the driver's working directory, environment, `sys.path`, `sys.argv` and stdout as
+        they are now, `/dev/null` as stdin, and a session of its own. What it writes to stderr the
+        server passes on to what is the driver's stderr now; the end of it is kept for `exits`.
+        An exception from `entry` is printed to stderr and gives exit code 1.
+
+        Args:
+            name: For messages to people.
+            entry: `"module:function"`.
+            method: `"fork"`: a copy of the server, with its imports; `"spawn"`: a fresh
+                interpreter. None: `DEFAULT_METHOD`.
+            cwd: Working directory instead of the driver's.
+            environ: Environment instead of the driver's.
+            timeout: Seconds to wait. The first start waits for the server's imports; later ones
+                take milliseconds.
+
+        Raises:
+            ConfigError: `entry` or `method` is malformed.
+            StartError: The child did not come up; says why.
+            ClosedError: The nursery was closed, or belongs to another process.
+        """
+        self._check_usable()
+        method = method or DEFAULT_METHOD
+        if method not in ("fork", "spawn"):
+            raise ConfigError(f"method is 'fork' or 'spawn', not {method!r}")
+        if not all(entry.partition(":")):
+            raise ConfigError(f"an entry is 'module:function', not {entry!r}")
+        deadline = time.monotonic() + timeout
+        self._numbers += 1
+        message = Start(
+            number=self._numbers,
+            entry=entry,
+            method=method,
+            cwd=os.fsencode(current_directory() if cwd is None else cwd),
+            environ=self._environ(os.environ if environ is None else environ),
+            path=[os.fsencode(part) for part in module_path()],
+            argv=[os.fsencode(part) for part in getattr(sys, "argv", ["-c"])],
+        )
+        try:
+            return self._start(name, message, deadline)
+        except StartError:
+            if not self._server_was_up or not self._links.control.ended:
+                raise
+        # The server served before and ended under this start, and its children with it.
+        return self._start(name, message, deadline)
+
+    # --- watch -------------------------------------------------------------------------------
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        """The children whose ends have not been reported."""
+        return tuple(self._children.values())
+
+    def fileno(self) -> int:
+        """Return a descriptor, always the same, that is readable when `exits` has news."""
+        self._check_usable()
+        return self._links.news.fileno()
+
+    def exits(self) -> list[tuple[Child, ExitStatus]]:
+        """Return the children that have ended since the last call, without waiting.
+
+        When a child is reported, nothing that it started is left either.
+        """
+        self._check_usable()
+        ended = [self._on_exit(message) for message, _ in self._links.news.read()]
+        if self._links.news.ended:
+            self._lose_server()
+            ended += [self._on_exit(message) for message, _ in self._links.news.read()]
+        return [child_and_status for child_and_status in ended if child_and_status is not None]
+
+    def stacks(self, children: Sequence[Child], timeout: float = 0.3) -> list[str]:
+        """Ask children for the Python stacks of all their threads, also those that are stuck.
+
+        Takes some ten milliseconds if they can answer. With py-spy installed, native frames are
+        shown too where the system permits it, which takes up to five seconds each.
+
+        Args:
+            children: Whom to ask.
+            timeout: Seconds to wait for all of them, without py-spy.
+
+        Returns:
+            For each, the stacks as text, or why there are none.
+        """
+        self._check_usable()
+        found = {child: native_stacks(child.pid) for child in children}
+        silent = [child for child, text in found.items() if not text]
+        for child in silent:
+            child.stacks.clear()
+            with contextlib.suppress(EnvbusError):  # then nothing is answered, which is told
+                self._links.control.send(DumpStacks(child.number), timeout=timeout)
+        texts = describe_stacks([(child.pid, child.stacks) for child in silent], timeout)
+        found.update(zip(silent, texts, strict=True))
+        return [found[child] for child in children]
+
+    def statistics(self) -> NurseryStatistics:
+        """Return counts since the nursery was made."""
+        return NurseryStatistics(
+            started=self._exited + len(self._children),
+            running=len(self._children),
+            exited=self._exited,
+            killed=len(self._killed),
+            lost_servers=self._lost_servers,
+        )
+
+    # --- end ---------------------------------------------------------------------------------
+
+    def kill(self, child: Child) -> None:
+        """Kill a child and all that it started, at once; `exits` reports its end."""
+        self._check_usable()
+        if child.number in self._children:
+            self._killed.add(child.number)
+            with contextlib.suppress(EnvbusError):  # a dead server's children are dead
+                self._links.control.send(Kill(child.number), timeout=_SEND_TIMEOUT)
+
+    def close(self, timeout: float = 5.0) -> list[Child]:
+        """Wait until all children have ended, kill those that have not. Idempotent.
+
+        Whoever wants them to end by themselves asks them before. Returns within `timeout` and
+        three more seconds, also if the fork server is stopped or stuck.
+
+        Args:
+            timeout: Seconds to wait before killing.
+
+        Returns:
+            Those that had to be killed.
+        """
+        if self._closed or self._owner != os.getpid():
+            return []
+        late: list[Child] = []
+        try:
+            self._wait_for_exits(time.monotonic() + timeout)
+            late = list(self._children.values())
+            if late:
+                self._have_killed(late)
+            if self._children:
+                self._kill_directly()
+        finally:  # also after Ctrl-C: then all is left to the server
+            self._closed = True
+            for child in late:
+                child.pipe.close()
+            self._finalizer()
+            if self._directory is not None:
+                shutil.rmtree(self._directory, ignore_errors=True)  # the server may be dead
+        return late
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._children)} children"
+        return f"<Nursery {state}, {self._server}>"
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("this nursery was closed")
+        if self._owner != os.getpid():
+            raise ClosedError(f"this nursery belongs to process {self._owner}; make a new one here")
+
+    def _environ(self, environ: Mapping[str, str]) -> dict[bytes, bytes]:
+        if self._directory is not None:
+            environ = {**environ, FOLDER_VARIABLE: self._directory}
+        return {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
+
+    def _start(self, name: str, message: Start, deadline: float) -> Child:
+        """Have the server start a child, after giving it a successor if it is gone."""
+        if self._server is None or not self._server.is_alive() or self._links.control.ended:
+            self._lose_server()
+            self._attach()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        pipe, stacks = Pipe(ours), StackFile()
+        try:
+            with theirs, standard_streams() as streams:
+                self._send(message, [theirs.fileno(), *streams, stacks.fd], deadline)
+            started = self._wait_for_start(message.number, deadline)
+        except BaseException:
+            pipe.close()
+            stacks.close()
+            with contextlib.suppress(EnvbusError):
+                self._links.control.send(Kill(message.number), timeout=0.0)
+            raise
+        child = Child(name, started, pipe, stacks)
+        self._children[message.number] = child
+        return child
+
+    def _attach(self) -> None:
+        """Give the far ends of new links to a server that lives."""
+        self._server_was_up = False
+        self._server = server_for(self._preload)
+        self._server.attach(*self._links.far_ends(), self._directory)
+        self._links.drop_far_ends()
+
+    def _send(self, message: Message, fds: Sequence[int], deadline: float) -> None:
+        try:
+            self._links.control.send(message, fds, timeout=deadline - time.monotonic())
+        except EnvbusError as error:
+            raise StartError(f"{error}: {self._describe_server()}") from error
+
+    def _wait_for_start(self, number: int, deadline: float) -> Started:
+        while True:
+            try:
+                message, _ = self._links.control.receive(deadline)
+            except EnvbusError as error:
+                raise StartError(f"{error}: {self._describe_server()}") from error
+            match message:
+                case Started(answered) if answered == number:
+                    return message
+                case NotStarted(answered, text) if answered == number:
+                    raise StartError(f"the fork server could not start a child: {text}")
+                case Attached(failures):
+                    self._server_was_up = True
+                    for failure in failures:
+                        logger.warning("the fork server could not import %s", failure)
+                case _:
+                    pass  # the answer to a start that was given up
+
+    def _describe_server(self) -> str:
+        assert self._server is not None
+        return self._server.describe_end()
+
+    def _on_exit(self, message: Message) -> tuple[Child, ExitStatus] | None:
+        assert isinstance(message, Exited)
+        child = self._children.pop(message.number, None)
+        if child is None:
+            return None  # its start was given up
+        child.stacks.close()
+        by_signal = message.status < 0
+        status = ExitStatus(
+            code=None if by_signal else message.status,
+            signal=-message.status if by_signal else None,
+            note=self._notes.pop(message.number, message.note),
+            stderr=last_words(message.stderr),
+        )
+        child.exit_status = status
+        self._exited += 1
+        return child, status
+
+    def _lose_server(self) -> None:
+        """Take note that the server is gone; the ends of all children are then news."""
+        if self._server is None:
+            return
+        note = self._server.describe_end().splitlines()[0]
+        self._server.bury()
+        wait_until_gone([child.pid for child in self._children.values()], _KILL_TIMEOUT)
+        self._server = None
+        self._lost_servers += 1
+        logger.warning("%s; its children are killed", note)
+        ends = [message for message, _ in self._links.news.read()]
+        reported = {end.number for end in ends if isinstance(end, Exited)}
+        for number in self._children.keys() - reported:
+            self._notes[number] = note
+            ends.append(Exited(number, -signal.SIGKILL))
+        self._links.renew(ends)
+
+    def _wait_for_exits(self, deadline: float) -> None:
+        while self._children:
+            if not wait_for(self._links.news, select.POLLIN, deadline):
+                return
+            for child, _ in self.exits():
+                child.pipe.close()
+
+    def _have_killed(self, children: Sequence[Child]) -> None:
+        """Have the server kill children, and wait for their ends for a while."""
+        deadline = time.monotonic() + _KILL_TIMEOUT
+        self._killed.update(child.number for child in children)
+        messages: list[Message] = [*(Kill(child.number) for child in children), Ping()]
+        with contextlib.suppress(EnvbusError):  # dead, and so are its children; or stuck
+            for message in messages:
+                self._links.control.send(message, timeout=deadline - time.monotonic())
+        self._wait_for_exits(deadline)
+
+    def _kill_directly(self) -> None:
+        """Kill the children that are left without the server, which is stuck or overloaded."""
+        answers = [message for message, _ in self._links.control.read()]
+        if self._server is not None and not any(isinstance(answer, Pong) for answer in answers):
+            logger.warning("%s does not answer and gets no new children", self._server)
+            self._server.retire()
+        kill_marked([child.mark for child in self.children], _DIRECT_KILL_TIMEOUT)
+        self._wait_for_exits(0.0)  # it may have answered after all
+        for child in self.children:
+            if wait_until_gone([child.pid], 0.0):
+                self._on_exit(Exited(child.number, -signal.SIGKILL))
+            else:
+                logger.warning("%s (pid %d) was killed and has not ended", child.name, child.pid)
+
+
+def _abandon(links: NurseryLinks, children: dict[int, Child], owner: int) -> None:
+    """Hang up, so that the server kills what is left. In a forked process: only let go."""
+    links.close(hang_up=os.getpid() == owner)
+    for child in children.values():
+        child.pipe.close()
+        child.stacks.close()
