@@ -43,6 +43,7 @@ class ColumnFragments:
     Attributes:
         phase: `(N,)` int8, values of `Phase`.
         recovering: `(N,)` envs that failed, whose next episode will begin by itself.
+        failed_some: Whether any env has ever failed.
         columns: Rows of this fragment, and those that are ahead of it.
         episodes: Those that run.
     """
@@ -60,6 +61,7 @@ class ColumnFragments:
         self._metrics = metrics
         self.phase = np.full(num_envs, _ENDED, np.int8)
         self.recovering = np.zeros(num_envs, np.bool_)
+        self.failed_some = False
         self.columns = Columns(num_envs, 1, make)
         self.episodes = RunningEpisodes(config, policy_id, num_envs)
         self._lost_some = False
@@ -156,18 +158,20 @@ class ColumnFragments:
         rewards: npt.NDArray[np.float64],
         terminated: _Bools,
         truncated: _Bools,
-    ) -> None:
-        """These envs have stepped."""
+    ) -> bool:
+        """These envs have stepped; return whether an episode has ended."""
         self.columns.complete(ids, observations, rewards, terminated, truncated)
         self.episodes.step(ids, rewards)
         done = terminated | truncated
-        if np.count_nonzero(done):
-            over = ids[done]
-            self.phase[over] = _ENDED
-            self.episodes.ended[over] += 1
-            flags = zip(over.tolist(), terminated[done], truncated[done], strict=True)
-            for env_id, was_terminated, was_truncated in flags:
-                self._end_episode(env_id, bool(was_terminated), bool(was_truncated))
+        if not np.count_nonzero(done):
+            return False
+        over = ids[done]
+        self.phase[over] = _ENDED
+        self.episodes.ended[over] += 1
+        flags = zip(over.tolist(), terminated[done], truncated[done], strict=True)
+        for env_id, was_terminated, was_truncated in flags:
+            self._end_episode(env_id, bool(was_terminated), bool(was_truncated))
+        return True
 
     def take_fault(self, fault: Fault) -> None:
         """An env has failed, or was given up."""
@@ -188,6 +192,7 @@ class ColumnFragments:
         # The first observation of its next episode comes by itself.
         self.phase[env_id] = _LOST if fault.given_up else _RESETTING
         self.recovering[env_id] = not fault.given_up
+        self.failed_some = True
         self._lost_some |= fault.given_up
 
     def end(self, late: tuple[int, ...], unroll_id: int) -> Sample:

@@ -280,11 +280,13 @@ class ColumnSampler:
         if self._observe is not None:
             observations = self._observe(observations, [self._keys[i] for i in ids.tolist()])
         self._phase[ids] = _WAITING
-        self._rows.recovering[ids] = False
+        if self._rows.failed_some:
+            self._rows.recovering[ids] = False
+        ended = False
         if everyone:
-            self._rows.take_steps(ids, observations, rewards, terminated, truncated)
+            ended = self._rows.take_steps(ids, observations, rewards, terminated, truncated)
         elif _some(stepped):
-            self._rows.take_steps(
+            ended = self._rows.take_steps(
                 ids[stepped],
                 map_tree(lambda leaf: leaf[stepped], observations),
                 rewards[stepped],
@@ -297,15 +299,16 @@ class ColumnSampler:
             self._take_turns(explore)
             return
         going_on = self._rows.going_on(ids)
-        phase = self._phase[ids]
-        acting = going_on & (phase == _WAITING)
+        over, acting = ids[:0], going_on
+        if ended:
+            phase = self._phase[ids]
+            over, acting = ids[going_on & (phase == _ENDED)], going_on & (phase == _WAITING)
         self._timers.add("raw_obs_processing", time.perf_counter() - begin)
         if _all(acting):
-            self._go_on(ids, ids[:0], observations, explore)
+            self._go_on(ids, over, observations, explore)
             return
         if not _all(going_on):
             self._keep(ids, observations)
-        over = ids[going_on & (phase == _ENDED)]
         chosen = map_tree(lambda leaf: leaf[acting], observations)
         self._go_on(ids[acting], over, chosen, explore)
 

@@ -55,6 +55,8 @@ class Columns:
         self._marks = {name: np.zeros_like(self._marked, np.int64) for name in _MARKS}
         #: Which weights chose the actions, from a row on; 0 where the row before says it.
         self._versions: _Ints = np.zeros((num_envs, self._capacity), np.int64)
+        #: Whose rows `observe` has begun last, and their places, as long as those hold.
+        self._begun: tuple[_Ints | None, _Ints] = (None, np.zeros(0, np.int64))
 
     def begin(
         self,
@@ -79,6 +81,7 @@ class Columns:
             ValueError: Shapes are not those of earlier rows.
         """
         flat = self._next_rows(env_ids)
+        self._begun = env_ids, flat
         self._write("obs", flat, observations)
         rows: Any = flat
         if len(flat) > 1 and not np.count_nonzero(flat[1:] - flat[:-1] != self._capacity):
@@ -103,7 +106,9 @@ class Columns:
             raise ValueError(
                 f"extra columns are {sorted(extras)}, earlier ones {sorted(self._extras)}"
             )
-        flat = self._next_rows(env_ids)
+        begun, flat = self._begun
+        if begun is not env_ids:
+            flat = self._next_rows(env_ids)
         self._write("actions", flat, actions)
         for name, values in extras.items():
             self._write(name, flat, values)
@@ -124,11 +129,13 @@ class Columns:
         self._trees["terminateds"][flat] = terminateds
         self._trees["truncateds"][flat] = truncateds
         self.num_rows[env_ids] += 1
+        self._begun = None, flat
 
     def rewind(self, env_id: int, num_rows: int) -> None:
         """Forget an env's rows from `num_rows` on, and an open one."""
         self.num_rows[env_id] = num_rows
         self._marked[env_id, num_rows:] = False
+        self._begun = None, self._begun[1]
 
     def truncate(self, env_id: int) -> None:
         """Mark an env's last row as the end of its episode."""
@@ -216,6 +223,7 @@ class Columns:
 
     def _grow(self) -> None:
         old, self._capacity = self._capacity, 2 * self._capacity
+        self._begun = None, self._begun[1]
 
         def grow(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
             wider = self._like(leaf)
