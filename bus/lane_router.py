@@ -162,7 +162,8 @@ class LaneRouter:
 
     def hold(self) -> None:
         """Keep messages for streams until `release`: many small writes cost more than one."""
-        self._held = {}
+        if self._held is None:
+            self._held = {}
 
     def release(self) -> None:
         """Write what was kept."""

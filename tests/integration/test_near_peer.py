@@ -336,6 +336,7 @@ def test_what_is_held_goes_at_once(router: LaneRouter, peer: NearPeer) -> None:
     router.hold()
     for number in range(3):
         router.send(b"near", [b"%d" % number])
+    router.hold()  # again: nothing is lost by it
     router.send(b"other", [b"to nobody"])
     assert peer.receive(0.01) is None
     router.drop_lane(b"other")
