@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from envbus.bench.variants import Role, Variant
 from envbus.bench.workloads import TEAMS, WORKLOADS
@@ -98,9 +99,9 @@ class Schedule:
         times = self.times_as_long.get(workload, 1.0)
         return replace(self, seconds=times * self.seconds, warm_up=times * self.warm_up)
 
-    def order(self, name: object) -> random.Random:
+    def order(self, name: object) -> np.random.Generator:
         """Return what shuffles the rounds of the case of that name: the same each time."""
-        return random.Random(f"{self.seed} {name}")  # noqa: S311 - not for secrets
+        return np.random.default_rng([self.seed, *str(name).encode()])
 
 
 #: 5 rounds: quartiles mean something, one bad round cannot move the median, and all cases

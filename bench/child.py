@@ -38,19 +38,24 @@ class Child:
     def __init__(
         self, library: str, environments: Environments, module: str, arguments: Sequence[str]
     ) -> None:
-        # A pipe would have to be drained, and a file says afterwards what went wrong.
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (see `kill`)
-        # Some libraries leave logs and links in the current folder.
-        self._folder = tempfile.TemporaryDirectory(prefix="envbus-bench-")
-        self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [str(environments.python(library)), "-m", f"envbus.bench.{module}", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environments.variables(library),
-            cwd=Path(self._folder.name),
-            start_new_session=True,
-        )
+        with contextlib.ExitStack() as stack:
+            # A pipe would have to be drained, and a file says afterwards what went wrong.
+            self._errors = stack.enter_context(
+                tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+            )
+            # Some libraries leave logs and links in the current folder.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="envbus-bench-"))
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                [str(environments.python(library)), "-m", f"envbus.bench.{module}", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=environments.variables(library),
+                cwd=Path(folder),
+                start_new_session=True,
+            )
+            #: What `kill` lets go of; if the process does not start, nothing is left.
+            self._kept = stack.pop_all()
         self._received = b""
 
     @property
@@ -102,11 +107,11 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self.wait(CLOSE_TIMEOUT)
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
+        for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
-        self._folder.cleanup()
+        self._kept.close()
 
     def _last_words(self) -> str:
         """Return the last line that it wrote to standard error before it ended."""

@@ -302,7 +302,7 @@ def _measure_case(case: PolicyCase, schedule: Schedule) -> list[_Contender]:
             with contender.watched():
                 contender.way = make(case)
         for _ in range(schedule.rounds):
-            for contender in order.sample(contenders, len(contenders)):
+            for contender in [contenders[place] for place in order.permutation(len(contenders))]:
                 if contender.way is None:
                     continue
                 with contender.watched():
