@@ -11,6 +11,7 @@ import pickle
 import secrets
 import select
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -147,6 +148,9 @@ class LaneClient:
         if where is None:
             raise RuntimeError(f"there is no lane beside {address}")
         self._socket = socket.socket(socket.AF_UNIX)
+        # The kernel's own: with Python's, reads would wait, too.
+        limit = struct.pack("@ll", int(TIMEOUT), 0)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket.connect(where)
         self._inbox: list[list[Any]] = []
         self._assembler = Assembler()
@@ -164,6 +168,8 @@ class LaneClient:
                 data = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
+            if not data:
+                raise ConnectionError("the server is gone")
             self._inbox = self._assembler.take(data)[::-1]
         return self._inbox.pop() if self._inbox else None
 
@@ -293,10 +299,11 @@ def _send(client: Client, frames: list[bytes], request_id: int) -> None:
 def _exchange(client: Client, payload: Any, request_id: int, to: str) -> None:
     client.send([_header(type(payload).__name__, request_id, to), *encode(payload)])
     deadline = time.monotonic() + TIMEOUT
-    while (frames := client.receive()) is None:
+    while (frames := client.receive()) is None or decode_header(frames[0]).request_id != request_id:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{type(payload).__name__} was not answered")
-        time.sleep(1e-4)
+        if frames is None:
+            time.sleep(1e-4)
     if decode_header(frames[0]).kind is Kind.FAILURE:
         raise RuntimeError(f"{type(payload).__name__}: {bytes(frames[1])!r}")
 
