@@ -123,6 +123,11 @@ class StepResult(Reply, frozen=True, kw_only=True):
     infos: Tree | None = None
     errors: list[SlotError] = msgspec.field(default_factory=list)
 
+    @property
+    def stands_in_arena(self) -> bool:
+        """Whether nothing has failed, and all but the infos is to be read in the arena."""
+        return not self.errors and self.observations is None and self.rewards is None
+
 
 class Reset(Request[StepResult], frozen=True, kw_only=True):
     """Start a new episode in the addressed slots."""

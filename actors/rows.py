@@ -51,6 +51,7 @@ class ObservationRows:
             be written as it is; everything else must go through `convert`. None, which no array
             has, if observations are not just one array.
         shape: Of the only array of an observation.
+        is_ragged: Whether the rows are cells, whose values travel in a list.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ObservationRows:
         self.rows: list[Any]
         self._first_env_id = first_env_id
         self._leaves: list[Leaf] | None = None
+        self.is_ragged = arrays is None
         if arrays is None:
             self.rows = [Cell() for _ in range(num_slots)]
             return
@@ -87,11 +89,6 @@ class ObservationRows:
             self.rows = [view[0] for view in views]
         else:
             self.rows = [_Group(view) for view in views]
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether the rows are cells, whose values travel in a list."""
-        return self._leaves is None
 
     def convert(self, slot: int, observation: Element) -> Element:
         """Return what may be written to the slot's row.

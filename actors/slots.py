@@ -214,7 +214,9 @@ class EnvSlots:
                 rewards[slot] = 0.0
                 terminations[slot] = truncations[slot] = False
                 outcome.errors.append(slot_error(self._first_slot + slot, phase, error))
-        return self._finish(outcome, addressed, infos, "step")
+        if infos or prepared.is_ragged:
+            self._finish(outcome, addressed, infos, "step")
+        return outcome
 
     def call(
         self, slots: Sequence[int] | None, name: str, args: Sequence[Any], kwargs: dict[str, Any]

@@ -114,6 +114,16 @@ class ColumnFragments:
             going_on &= self.phase[ids] != _LOST
         return going_on
 
+    def steps_together(self) -> int:
+        """Return by how many steps all envs can go on before one has contributed its part.
+
+        0 where parts are episodes, which end when they end.
+        """
+        demand = self._demand
+        if demand.complete:
+            return 0
+        return int((demand.quotas - self.columns.num_rows).min())
+
     # --- what happens ------------------------------------------------------------------------
 
     def reset(self) -> None:

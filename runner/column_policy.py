@@ -72,6 +72,8 @@ class ColumnPolicy:
         #: Of one row, and of all envs, `(N, ...)`; None before the first question, and without.
         self._first_state: Tree = None
         self._states: Tree = None
+        #: Known from the first question on.
+        self._is_stateless = False
 
     @property
     def works_elsewhere(self) -> bool:
@@ -101,9 +103,12 @@ class ColumnPolicy:
         extras = out.extras
         if asked.states is not None:
             extras = {**extras, "state_in": asked.states, "state_out": out.states}
+        actions = out.actions
+        if type(actions) is not np.ndarray:
+            actions = map_tree(np.asarray, actions)
         return Answers(
             asked.env_ids,
-            map_tree(np.asarray, out.actions),
+            actions,
             extras,
             self._policy.policy_version if out.versions is None else out.versions,
         )
@@ -132,9 +137,12 @@ class ColumnPolicy:
             self._two_step.discard_actions(asked.answer)
 
     def _states_of(self, env_ids: _Ints) -> Tree:
+        if self._is_stateless:
+            return None
         if self._states is None:
             self._first_state = self._policy.initial_state()
             if self._first_state is None:
+                self._is_stateless = True
                 return None
             self._states = map_tree(
                 lambda leaf: np.repeat(np.asarray(leaf)[np.newaxis], self._num_envs, axis=0),

@@ -1,7 +1,7 @@
 """Samples envs with one agent each and spaces of fixed size, in columns over all envs.
 
 The fast one of two ways that give equal batches; `dict_sampler.py` is the general one. There is
-no Python loop over envs and steps here, only over episodes that end. Leaves out where the rows go
+no Python loop over envs here, only over episodes that end. Leaves out where the rows go
 and which of them leave (`column_fragments.py`).
 """
 
@@ -88,6 +88,10 @@ class ColumnSampler:
         #: What the policy has been asked and has not been asked to answer, if it works elsewhere.
         self._asked: Asked | None = None
         self._endless = EndlessEpisodes(config)
+        #: Whether all envs can be stepped by a call; else what they are sent they answer some time.
+        self._steps_in_place = pool.steps_in_place and not self._groups
+        #: Of the present sample, monotonic time.
+        self._deadline: float | None = None
 
     @property
     def live(self) -> _Bools:
@@ -124,6 +128,7 @@ class ColumnSampler:
     ) -> Sample:
         """Return rows until the demand is met, or the deadline (monotonic time) has passed."""
         self._rows.begin(demand)
+        self._deadline = deadline
         late: tuple[int, ...] = ()
         if self._groups:
             self._take_turns(explore)
@@ -149,7 +154,7 @@ class ColumnSampler:
             if batch.late:
                 late = tuple(env_id for env_id in batch.late if unmet[env_id])
                 break
-            if deadline is not None and time.monotonic() >= deadline:
+            if self._is_over_time():
                 # Some env may always be ready: the time is over all the same.
                 late = tuple(np.flatnonzero(self._rows.unmet()).tolist())
                 break
@@ -197,6 +202,11 @@ class ColumnSampler:
         With a policy that works elsewhere, and turns, the envs step that the policy was asked
         about one turn before: these ones' actions are being chosen while those step.
         """
+        if self._steps_in_place and len(ids) == len(self._env_ids) and not self._is_over_time():
+            together = self._rows.steps_together()
+            if together > 0:
+                self._step_in_place(together, observations, explore)
+                return
         asked = self._ask(ids, observations, explore) if len(ids) else None
         if self._defers:
             asked, self._asked = self._asked, asked
@@ -293,17 +303,56 @@ class ColumnSampler:
                 terminated[stepped],
                 truncated[stepped],
             )
+        self._timers.add("raw_obs_processing", time.perf_counter() - begin)
         if self._groups:
-            self._timers.add("raw_obs_processing", time.perf_counter() - begin)
             self._keep(ids, observations)
             self._take_turns(explore)
-            return
+        else:
+            self._have_go_on(ids, observations, ended, explore)
+
+    def _step_in_place(self, steps: int, observations: Tree, explore: bool) -> None:
+        """Have all envs step by calls, up to `steps` times, as long as only rows come of it.
+
+        What `_send` and `_take` do, without what only envs need that go different ways.
+        """
+        ids, pool, rows, timers = self._env_ids, self._pool, self._rows, self._timers
+        clock = time.perf_counter
+        ended = False
+        while steps and not (ended or self._is_over_time()):
+            _, actions = self._act(self._ask(ids, observations, explore))
+            begin = clock()
+            new = pool.step_in_place(actions)
+            stepped = clock()
+            timers.add("env_wait", stepped - begin)
+            if new is None:  # it is told like everything else
+                self._phase[ids] = _STEPPING
+                return
+            observations = new.observations
+            if self._observe is not None:
+                own = map_tree(np.copy, observations)
+                observations = self._observe(own, self._keys)
+            ended = rows.take_steps(
+                ids, observations, new.rewards, new.terminations, new.truncations
+            )
+            timers.add("raw_obs_processing", clock() - stepped)
+            timers.end_iteration()
+            steps -= 1
+        self._have_go_on(ids, observations, ended, explore)
+
+    def _have_go_on(self, ids: _Ints, observations: Tree, ended: bool, explore: bool) -> None:
+        """Have those envs go on that are to, and keep what the others wait with.
+
+        Args:
+            ids: They have brought observations.
+            observations: One row each.
+            ended: Whether an episode is over for which an env has just brought the last one.
+            explore: As the policy is told.
+        """
         going_on = self._rows.going_on(ids)
         over, acting = ids[:0], going_on
         if ended:
             phase = self._phase[ids]
             over, acting = ids[going_on & (phase == _ENDED)], going_on & (phase == _WAITING)
-        self._timers.add("raw_obs_processing", time.perf_counter() - begin)
         if _all(acting):
             self._go_on(ids, over, observations, explore)
             return
@@ -311,6 +360,9 @@ class ColumnSampler:
             self._keep(ids, observations)
         chosen = map_tree(lambda leaf: leaf[acting], observations)
         self._go_on(ids[acting], over, chosen, explore)
+
+    def _is_over_time(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
 
     def _keep(self, ids: _Ints, observations: Tree) -> None:
         """Remember what those wait with that have contributed their part."""

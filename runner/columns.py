@@ -21,6 +21,8 @@ __all__ = ["Columns", "Make"]
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
+#: Where rows stand: an index of arrays `(N * T, ...)`.
+_Places: TypeAlias = "_Ints | slice"
 #: `(shape, dtype) -> array` of arbitrary content where a column is wanted; None: nowhere special.
 Make: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any] | None"]
 
@@ -41,6 +43,8 @@ class Columns:
         self.num_rows: _Ints = np.zeros(num_envs, np.int64)
         self._num_envs = num_envs
         self._capacity = max(capacity, 1)
+        #: No env has more rows.
+        self._most_rows = 0
         self._make = make
         #: `(N * T, ...)` each.
         self._trees: dict[str, Tree] = {}
@@ -56,7 +60,7 @@ class Columns:
         #: Which weights chose the actions, from a row on; 0 where the row before says it.
         self._versions: _Ints = np.zeros((num_envs, self._capacity), np.int64)
         #: Whose rows `observe` has begun last, and their places, as long as those hold.
-        self._begun: tuple[_Ints | None, _Ints] = (None, np.zeros(0, np.int64))
+        self._begun: tuple[_Ints | None, _Places] = (None, slice(0))
 
     def begin(
         self,
@@ -67,10 +71,10 @@ class Columns:
         t: _Ints | int = 0,
     ) -> None:
         """An episode begins, or goes on from an earlier fragment, with the next row of each env."""
-        flat = self._next_rows(env_ids)
-        self._marked.reshape(-1)[flat] = True
+        places = self._next_rows(env_ids)
+        self._marked.reshape(-1)[places] = True
         for name, values in (("eps_id", eps_id), ("incarnation", incarnation), ("t", t)):
-            self._marks[name].reshape(-1)[flat] = values
+            self._marks[name].reshape(-1)[places] = values
 
     def observe(self, env_ids: _Ints, observations: Tree) -> Tree:
         """Begin a row of each env, and return the observations in the memory of the fragment.
@@ -80,13 +84,13 @@ class Columns:
         Raises:
             ValueError: Shapes are not those of earlier rows.
         """
-        flat = self._next_rows(env_ids)
-        self._begun = env_ids, flat
-        self._write("obs", flat, observations)
-        rows: Any = flat
-        if len(flat) > 1 and not np.count_nonzero(flat[1:] - flat[:-1] != self._capacity):
-            rows = slice(int(flat[0]), int(flat[-1]) + 1, self._capacity)
-        return map_tree(lambda leaf: leaf[rows], self._trees["obs"])
+        places = self._next_rows(env_ids)
+        self._begun = env_ids, places
+        self._write("obs", places, observations)
+        tree = self._trees["obs"]
+        if isinstance(tree, np.ndarray):
+            return tree[places]
+        return map_tree(lambda leaf: leaf[places], tree)
 
     def act(
         self,
@@ -106,13 +110,13 @@ class Columns:
             raise ValueError(
                 f"extra columns are {sorted(extras)}, earlier ones {sorted(self._extras)}"
             )
-        begun, flat = self._begun
+        begun, places = self._begun
         if begun is not env_ids:
-            flat = self._next_rows(env_ids)
-        self._write("actions", flat, actions)
+            places = self._next_rows(env_ids)
+        self._write("actions", places, actions)
         for name, values in extras.items():
-            self._write(name, flat, values)
-        self._versions.reshape(-1)[flat] = policy_version
+            self._write(name, places, values)
+        self._versions.reshape(-1)[places] = policy_version
 
     def complete(
         self,
@@ -123,13 +127,16 @@ class Columns:
         truncateds: _Bools,
     ) -> None:
         """Close the open row of each env."""
-        flat = env_ids * self._capacity + self.num_rows[env_ids]
-        self._write("next_obs", flat, next_observations)
-        self._trees["rewards"][flat] = rewards
-        self._trees["terminateds"][flat] = terminateds
-        self._trees["truncateds"][flat] = truncateds
+        begun, places = self._begun
+        if begun is not env_ids:
+            places = self._places(env_ids, self.num_rows[env_ids])
+        self._write("next_obs", places, next_observations)
+        self._trees["rewards"][places] = rewards
+        self._trees["terminateds"][places] = terminateds
+        self._trees["truncateds"][places] = truncateds
         self.num_rows[env_ids] += 1
-        self._begun = None, flat
+        self._most_rows += 1
+        self._begun = None, places
 
     def rewind(self, env_id: int, num_rows: int) -> None:
         """Forget an env's rows from `num_rows` on, and an open one."""
@@ -211,15 +218,32 @@ class Columns:
                     columns._marks[name][env_id, 0] = marks[env_id, begun]
                 columns._marks["t"][env_id, 0] += first - begun
         columns.num_rows[:] = kept
+        columns._most_rows = int(kept.max())
         columns._spare(self._trees)
         return columns
 
-    def _next_rows(self, env_ids: _Ints) -> _Ints:
+    def _next_rows(self, env_ids: _Ints) -> _Places:
         """Return the places of the next rows; there is room for them then."""
         rows: _Ints = self.num_rows[env_ids]
-        if np.count_nonzero(rows >= self._capacity):
-            self._grow()
-        return env_ids * self._capacity + rows
+        if self._most_rows >= self._capacity:
+            self._most_rows = int(self.num_rows.max())
+            if np.count_nonzero(rows >= self._capacity):
+                self._grow()
+        return self._places(env_ids, rows)
+
+    def _places(self, env_ids: _Ints, rows: _Ints) -> _Places:
+        """Return where rows of envs stand.
+
+        Those of neighbouring envs in step are evenly spaced, and a slice is read and written in a
+        fraction of the time.
+        """
+        places: _Ints = env_ids * self._capacity + rows
+        count = len(places)
+        if count == 0:
+            return places
+        if count > 1 and np.count_nonzero(places[1:] - places[:-1] != self._capacity):
+            return places
+        return slice(int(places[0]), int(places[-1]) + 1, self._capacity)
 
     def _grow(self) -> None:
         old, self._capacity = self._capacity, 2 * self._capacity
@@ -269,7 +293,7 @@ class Columns:
     def _allocate(self, name: str, rows: Tree) -> None:
         self._trees[name] = map_tree(lambda leaf: self._like(np.asarray(leaf)), rows)
 
-    def _write(self, name: str, flat: _Ints, rows: Tree) -> None:
+    def _write(self, name: str, places: _Places, rows: Tree) -> None:
         if name not in self._trees:
             self._allocate(name, rows)
         tree = self._trees[name]
@@ -278,10 +302,10 @@ class Columns:
             and rows.dtype == tree.dtype
             and rows.shape[1:] == tree.shape[1:]
         ):
-            tree[flat] = rows
+            tree[places] = rows
             return
         self._trees[name] = map_tree(
-            lambda leaf, values: _put(name, leaf, flat, np.asarray(values)), tree, rows
+            lambda leaf, values: _put(name, leaf, places, np.asarray(values)), tree, rows
         )
 
 
@@ -291,12 +315,12 @@ _MARKS = ("eps_id", "incarnation", "t")
 
 
 def _put(
-    name: str, leaf: npt.NDArray[Any], flat: _Ints, values: npt.NDArray[Any]
+    name: str, leaf: npt.NDArray[Any], places: _Places, values: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
     """Write, and return the array written to: a wider one where a value needs it."""
     if values.shape[1:] != leaf.shape[1:]:
         raise ValueError(f"{name} has shape {values.shape[1:]}, earlier rows {leaf.shape[1:]}")
     if values.dtype != leaf.dtype:
         leaf = leaf.astype(np.result_type(values.dtype, leaf.dtype), copy=False)
-    leaf[flat] = values
+    leaf[places] = values
     return leaf

@@ -73,6 +73,10 @@ class EnvStates:
             return env_ids
         return [i for i, state in zip(env_ids, found, strict=True) if state is EnvState.IDLE]
 
+    def are_all_idle(self) -> bool:
+        """Return whether every env is IDLE."""
+        return self._states.count(EnvState.IDLE) == len(self._states)
+
     @property
     def num_ready(self) -> int:
         """How many results wait to be received."""

@@ -29,6 +29,7 @@ from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import without_interrupts
 from envbus.bus.messages import Reply, Request, Tree
 from envbus.bus.serve import describe
+from envbus.runner.actions import STEP_ALL
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.building import raise_build_error
 from envbus.runner.config import FleetConfig
@@ -178,6 +179,21 @@ class LocalFleet:
         self._bell.ring()
         return request_id
 
+    def step_all(self, tag: object) -> bool:
+        """Have all envs step at once, by the actions in shared memory.
+
+        Nothing else may be asked, and there must be shared memory.
+
+        Returns:
+            Whether all that came of it but the infos, which are dropped, stands in shared memory;
+            else its end is told by `poll`, with `tag`.
+
+        Raises:
+            ClosedError, KeyboardInterrupt: As `poll`; its end is told in the latter case.
+        """
+        assert not self._asked
+        return not self._do(_Asked(next(self._ids), STEP_ALL, tag), tell_always=False)
+
     def cancel(self, request_id: int) -> None:
         """Forget a request, and do it only if it makes an env anew that has failed."""
         for place, asked in enumerate(self._asked):
@@ -269,9 +285,15 @@ class LocalFleet:
         assert self._rows.arena is not None
         return os.dup(self._rows.arena.fd)
 
-    def _do(self, asked: _Asked) -> None:
-        """Have a request answered, and tell its end."""
+    def _do(self, asked: _Asked, *, tell_always: bool = True) -> bool:
+        """Have a request answered, and tell its end; return whether there was one to tell.
+
+        Args:
+            asked: Which.
+            tell_always: False: not if it is a step that has left all in shared memory.
+        """
         actor = self.actors[0]
+        tells = asked.is_awaited
         self._is_busy = True
         try:
             reply = self._env_actor.handlers[type(asked.request)](asked.request)
@@ -281,7 +303,9 @@ class LocalFleet:
             if not isinstance(exc, Exception):
                 raise
         else:
-            if asked.is_awaited:
+            if not tell_always and isinstance(reply, StepResult) and reply.stands_in_arena:
+                tells = False
+            if tells:
                 self._news.append(Answer(actor, asked.tag, _own(reply)))
             if isinstance(reply, StepResult | CallResult) and reply.errors:
                 _raise_interrupt(reply.errors)
@@ -290,6 +314,7 @@ class LocalFleet:
             if self._closed:
                 self._let_go()
         self._check_usable()
+        return tells
 
     def _let_go(self) -> None:
         self._asked.clear()

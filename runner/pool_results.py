@@ -6,7 +6,7 @@ Leaves out which rows are ready (`env_states.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import msgspec
@@ -20,7 +20,7 @@ from envbus.actors.protocol import StepResult
 from envbus.runner.faults import Fault
 from envbus.runner.observations import ObservationStore
 
-__all__ = ["Batch", "PoolResults"]
+__all__ = ["Batch", "PoolResults", "Rows"]
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +47,15 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     late: list[int]
 
 
+class Rows(NamedTuple):
+    """What all envs have brought last, `(num_envs, ...)` each: views, as in `Batch` else."""
+
+    observations: Any
+    rewards: npt.NDArray[np.float64]
+    terminations: npt.NDArray[np.bool_]
+    truncations: npt.NDArray[np.bool_]
+
+
 class PoolResults:
     """The last result of each env.
 
@@ -58,6 +67,7 @@ class PoolResults:
     Attributes:
         blocks: Rewards and flags are rows of it.
         observations: Row by row.
+        rows: All of them; None where observations have no fixed size.
     """
 
     def __init__(
@@ -65,6 +75,14 @@ class PoolResults:
     ) -> None:
         self.blocks = blocks
         self.observations = ObservationStore(observation_space, num_envs, blocks.observations)
+        self.rows: Rows | None = None
+        if blocks.observations is not None:
+            self.rows = Rows(
+                self.observations.batch(copy=False),
+                blocks.rewards,
+                blocks.terminations,
+                blocks.truncations,
+            )
         self._merger = VectorEnv[Any, Any, Any]()
         self._infos: dict[int, dict[str, Any]] = {}
 

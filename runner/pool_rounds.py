@@ -17,7 +17,7 @@ from envbus.bus.messages import FailureCode, Tree
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.faults import FaultCause
-from envbus.runner.local_fleet import AnyFleet
+from envbus.runner.local_fleet import AnyFleet, LocalFleet
 from envbus.runner.news import Answer, Gone, Lost, News, Ready
 from envbus.runner.pool_faults import PoolFaults
 from envbus.runner.pool_results import PoolResults
@@ -82,6 +82,21 @@ class PoolRounds:
             return
         self._requests[members[0]] = request_id
         self._states.ask(members)
+
+    def step_all(self, members: list[int]) -> bool:
+        """Have all envs of this process step at once, by the actions in the blocks.
+
+        Returns:
+            Whether what came of it stands in the blocks; else an end of it follows, or a fault.
+        """
+        assert isinstance(self._fleet, LocalFleet)
+        is_settled = False
+        try:
+            is_settled = self._fleet.step_all((self._round, members, Step))
+        finally:
+            if not is_settled:
+                self._states.ask(members)
+        return is_settled
 
     def reset(
         self, env_ids: Sequence[int], seeds: Sequence[int | None], options: dict[str, Any] | None

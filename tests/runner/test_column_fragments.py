@@ -145,6 +145,18 @@ def test_who_goes_on_and_who_is_awaited() -> None:
     assert envs.rows.going_on().tolist() == [False, True]
 
 
+def test_all_go_on_together_until_one_has_contributed_its_part() -> None:
+    envs = Simulated()
+    envs.begin(3, 4)
+    assert envs.rows.steps_together() == 3
+    envs.step(0, 2)
+    assert envs.rows.steps_together() == 1
+    envs.step(0, 1)
+    assert envs.rows.steps_together() == 0
+    envs.rows.begin(Demand(ints(3, 4), "env_steps", True))
+    assert envs.rows.steps_together() == 0  # whole episodes: nobody knows
+
+
 @pytest.mark.parametrize("faulty", ["drop", "truncate"])
 def test_a_fault_hits_the_rows_that_its_episode_has_ahead(faulty: str) -> None:
     envs = Simulated(run_ahead=9, faulty_episodes=faulty)

@@ -136,6 +136,20 @@ def test_what_was_observed_is_handed_out_as_views_where_envs_are_in_step() -> No
     assert in_step[0] == 3.0
 
 
+def test_envs_in_step_and_alone_leave_the_rows_that_others_leave() -> None:
+    together, apart = Columns(3, 2), Columns(3, 2)
+    for columns in (together, apart):
+        begin(columns, ints(0, 1, 2), 0)
+    for value in range(5):  # they grow on the way
+        step(together, ints(0, 1, 2), value)
+        step(apart, ints(1), value)
+        step(apart, ints(0, 2), value)
+    one, other = (columns.batch(columns.num_rows, "agent0", 0) for columns in (together, apart))
+    assert one["obs"][:, 0].tolist() == [0, 1, 2, 3, 4] * 3
+    for name in ("obs", "next_obs", "rewards", "logp", "policy_version", "terminateds"):
+        assert one[name].tolist() == other[name].tolist()
+
+
 def test_large_memory_is_used_again_once_nobody_has_it() -> None:
     wide, flags = np.ones((2, 1 << 16)), np.zeros(2, bool)
 

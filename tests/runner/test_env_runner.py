@@ -89,10 +89,12 @@ def stack_and_normalize(pool: Any) -> Any:
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "recurrent", "connected"])
 def test_all_ways_give_equal_batches(env: str, batch_mode: str) -> None:
-    def run(mode: str, vectorized: bool) -> tuple[list[Sample], dict[str, Any]]:
+    def run(
+        mode: str, vectorized: bool, num_actors: int = 2
+    ) -> tuple[list[Sample], dict[str, Any]]:
         name = "Pendulum-v1" if env in ("Pendulum-v1", "connected") else "CartPole-v1"
         short = functools.partial(gymnasium.make, name, max_episode_steps=13)
-        pool = ActorPool([short] * 5, num_actors=2, autoreset_mode=mode)
+        pool = ActorPool([short] * 5, num_actors=num_actors, autoreset_mode=mode)
         more: dict[str, Any] = {}
         space = pool.single_observation_space
         if env == "connected":
@@ -119,6 +121,7 @@ def test_all_ways_give_equal_batches(env: str, batch_mode: str) -> None:
             return samples, {n: v for n, v in metrics.items() if not n.endswith("_ms")}
 
     first, *others = [run(mode, vectorized) for mode, vectorized in WAYS]
+    others += [run(mode, True, num_actors=0) for mode in ("NextStep", "Disabled")]
     for other in others:
         for one, two in zip(first[0], other[0], strict=True):
             assert_equal(one.single().columns, two.single().columns)

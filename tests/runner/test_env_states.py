@@ -34,6 +34,8 @@ def test_results_are_received_oldest_first() -> None:
 
 def test_idle_ones_are_told_from_others() -> None:
     states = ready(2)
+    assert not states.are_all_idle()
+    assert EnvStates(NUM_ENVS).are_all_idle()
     everybody, idle = [0, 2, 1], [3, 1]
     assert states.idle(everybody) == [0, 1]
     assert states.idle(idle) is idle

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
@@ -203,6 +204,83 @@ def test_a_runner_samples_the_same_as_from_actors(make: Make) -> None:
             np.testing.assert_allclose(column, columns[1][name], rtol=1e-5, err_msg=name)
         else:
             np.testing.assert_array_equal(column, columns[1][name], err_msg=name)
+
+
+def test_rows_are_what_the_way_over_send_and_recv_brings(make: Make) -> None:
+    pools = [make(["CartPole-v1"] * 3) for _ in range(2)]
+    for pool in pools:
+        pool.reset(seed=4)
+        pool.recv(3)
+    for step in range(40):
+        actions = np.array([step % 2, 1, 0])
+        pools[0].send(actions)
+        batch, rows = pools[0].recv(3), pools[1].step_in_place(actions)
+        assert rows is not None
+        assert batch.env_ids.tolist() == [0, 1, 2]
+        np.testing.assert_array_equal(rows.observations, batch.observations)
+        assert rows.rewards.tolist() == batch.rewards.tolist()
+        assert rows.terminations.tolist() == batch.terminations.tolist()
+        assert rows.truncations.tolist() == batch.truncations.tolist()
+
+
+def test_only_envs_in_this_process_with_rows_are_stepped_in_place(make: Make) -> None:
+    assert make(["CartPole-v1"]).steps_in_place
+    assert not make(["CartPole-v1"], shared_memory=False).steps_in_place
+    with ActorPool(["CartPole-v1"], num_actors=1) as other:
+        assert not other.steps_in_place
+
+
+def test_what_does_not_fit_into_rows_comes_by_recv(make: Make) -> None:
+    pool = make([CountingEnv] * 2)
+    pool.reset()
+    pool.recv(2)
+    assert pool.step_in_place([1, 1]) is None  # no array of the space's kind
+    assert pool.recv(2).env_ids.tolist() == [0, 1]
+
+
+def test_an_env_that_raises_is_told_by_recv_and_the_others_are_kept(make: Make) -> None:
+    pool = make([FailingEnv, CountingEnv])
+    pool.reset()
+    pool.recv(2)
+    assert pool.step_in_place(np.zeros(2, np.int64)) is None
+    with pytest.raises(RuntimeError, match="on purpose"):
+        pool.recv()
+    assert pool.recv().env_ids.tolist() == [1]
+
+
+def test_infos_of_steps_in_place_are_dropped(make: Make) -> None:
+    pool = make([InfoEnv])
+    pool.reset()
+    pool.recv()
+    assert pool.step_in_place(np.zeros(1, np.int64)) is not None
+    pool.send(np.zeros(1, np.int64))
+    assert pool.recv().infos  # of its own step only
+
+
+def test_envs_that_have_not_been_received_cannot_step(make: Make) -> None:
+    pool = make([CountingEnv])
+    pool.reset()
+    with pytest.raises(AlreadyPendingCallError):
+        pool.step_in_place(np.zeros(1, np.int64))
+    pool.recv()
+    pool.close()
+    with pytest.raises(ClosedEnvironmentError):
+        pool.step_in_place(np.zeros(1, np.int64))
+
+
+def test_a_pool_that_its_env_closes_says_so(make: Make) -> None:
+    pools: list[ActorPool] = []
+
+    class Closing(CountingEnv):
+        def step(self, action: np.int64) -> Any:
+            pools[0].close()
+            return super().step(action)
+
+    pools.append(make([Closing]))
+    pools[0].reset()
+    pools[0].recv()
+    with pytest.raises(Exception, match=r"[Cc]lose"):
+        pools[0].step_in_place(np.zeros(1, np.int64))
 
 
 CTRL_C = """
