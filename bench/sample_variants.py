@@ -8,6 +8,8 @@ from envbus.bench.cases import Case, Schedule
 from envbus.bench.variants import Role, Variant
 
 __all__ = [
+    "GROUP_ASYNC",
+    "GROUP_ASYNC_TORCH",
     "GROUP_NUMPY",
     "GROUP_OF_ALL",
     "GROUP_TORCH",
@@ -27,6 +29,8 @@ OURS_NUMPY, OURS_TORCH = "envbus_numpy", "envbus_torch"
 #: Several runners, each with its envs in its own process: of two, and one per env.
 GROUP_NUMPY, GROUP_TORCH = "envbus_group_numpy", "envbus_group_torch"
 GROUP_OF_ALL = "envbus_group_of_all"
+#: Of one per env, none of which waits for another.
+GROUP_ASYNC, GROUP_ASYNC_TORCH = "envbus_group_async", "envbus_group_async_torch"
 #: Envs that go on while slow ones are awaited: each contributes as much as without.
 RUN_AHEAD, RUN_AHEAD_TORCH = "envbus_run_ahead", "envbus_run_ahead_torch"
 _COLLECTORS = ("cartpole", "pixels", "jitter")
@@ -85,6 +89,21 @@ SAMPLE_VARIANTS = {
             "envbus EnvRunnerGroup, a runner per env, NumPy policy",
             "jitter",
             runners="num_envs",
+        ),
+        _ours(
+            GROUP_ASYNC,
+            "envbus EnvRunnerGroup, a runner per env, asynchronous, NumPy policy",
+            "jitter",
+            runners="num_envs",
+            asynchronous=True,
+        ),
+        _ours(
+            GROUP_ASYNC_TORCH,
+            "envbus EnvRunnerGroup, a runner per env, asynchronous, torch policy",
+            "jitter",
+            policy="torch",
+            runners="num_envs",
+            asynchronous=True,
         ),
         _ours(
             "envbus_enough",

@@ -12,6 +12,8 @@ from typing import Any
 from envbus.bench.record import Record
 from envbus.bench.sample_variants import (
     GROUP_NUMPY,
+    GROUP_ASYNC,
+    GROUP_ASYNC_TORCH,
     GROUP_OF_ALL,
     GROUP_TORCH,
     OURS_NUMPY,
@@ -196,9 +198,19 @@ _OURS_TO_SAMPLE = (
     GROUP_NUMPY,
     GROUP_TORCH,
     GROUP_OF_ALL,
+    GROUP_ASYNC,
+    GROUP_ASYNC_TORCH,
 )
 #: Of these there is a verdict against independent envs, also if there is no such row.
-_BESIDE_INDEPENDENT = (OURS_NUMPY, RUN_AHEAD, RUN_AHEAD_TORCH, "envbus_enough", GROUP_OF_ALL)
+_BESIDE_INDEPENDENT = (
+    OURS_NUMPY,
+    RUN_AHEAD,
+    RUN_AHEAD_TORCH,
+    "envbus_enough",
+    GROUP_OF_ALL,
+    GROUP_ASYNC,
+    GROUP_ASYNC_TORCH,
+)
 
 
 def _sampling(record: Record) -> Iterator[Verdict]:

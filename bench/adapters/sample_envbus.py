@@ -3,20 +3,24 @@
 Options: `policy`: "numpy", "torch", or "burn", which costs as much per row as a step of `burn`
 does; `num_actors` as in `envbus_vector.py`; `config`: more settings of `RunnerConfig`;
 `vectorized=False` among them asks for the general path; `runners`: so many, or "num_envs", in an
-`EnvRunnerGroup`, each with its envs in its own process.
+`EnvRunnerGroup`, each with its envs in its own process; `asynchronous`: their fragments are taken
+as they come, by `sample_async` and `collect`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from gymnasium.error import NoAsyncCallError
 from gymnasium.spaces import Discrete
 
-from envbus.bench.adapters.base import Opening
+from envbus.bench.adapters.base import Measurement, Opening, Timed, measurement_of
 from envbus.bench.adapters.collecting import Collecting, fragment_of
 from envbus.bench.adapters.envbus_vector import DISTRIBUTIONS as _DISTRIBUTIONS
 from envbus.bench.adapters.envbus_vector import actors_of
@@ -100,7 +104,43 @@ class RunnerCollecting(Collecting):
         self._runner.stop()
 
 
-def open_stepper(opening: Opening) -> Collecting:
+class AsynchronousCollecting(Timed):
+    """Fragments as they come; who has delivered one is asked for the next. A latency is of one."""
+
+    def __init__(self, group: EnvRunnerGroup, fragment: int) -> None:
+        self._group = group
+        self._fragment = fragment
+        group.sample()
+
+    def run(self, ring: Sequence[npt.NDArray[Any]], seconds: float) -> Measurement:
+        """Collect for `seconds` of wall time, once it is in full swing."""
+        del ring  # the policy chooses the actions
+        # Begun at once they end at about the same time; what is under way at the end counts for
+        # nothing, so neither must what has begun before the clock.
+        ahead = self._group.num_envs * self._fragment
+        while ahead > 0:
+            ahead -= self._collect()
+        clock = time.perf_counter_ns
+        latencies: list[int] = []
+        env_steps = 0
+        start = now = clock()
+        while now < start + int(seconds * 1e9):
+            env_steps += self._collect()
+            before, now = now, clock()
+            latencies.append(now - before)
+        with contextlib.suppress(NoAsyncCallError):  # it must not disturb who comes next
+            self._group.collect(self._group.num_runners)
+        return measurement_of(env_steps, latencies, (now - start) / 1e9)
+
+    def close(self) -> None:
+        self._group.stop()
+
+    def _collect(self) -> int:
+        self._group.sample_async()
+        return self._group.collect().env_steps
+
+
+def open_stepper(opening: Opening) -> Timed:
     options = opening.options
     config = RunnerConfig(
         rollout_fragment_length=fragment_of(opening.workload),
@@ -125,6 +165,8 @@ def open_stepper(opening: Opening) -> Collecting:
             preload=("torch",) if options["policy"] == "torch" else (),
         ),
     )
+    if options.get("asynchronous"):
+        return AsynchronousCollecting(group, config.rollout_fragment_length)
     return RunnerCollecting(group)
 
 

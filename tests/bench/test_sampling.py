@@ -34,6 +34,7 @@ ROWS = [
     sample_row("jitter", 16, "envbus_run_ahead_torch", 91.0),
     sample_row("jitter", 16, "rllib_async", 10.0),
     sample_row("jitter", 16, "envbus_enough", 95.0),
+    sample_row("jitter", 16, "envbus_group_async", 92.0),
     sample_row("jitter", 16, "independent", 100.0),
     sample_row("team", 16, "envbus_numpy", 40.0),
     sample_row("team", 16, "rllib_sync", 10.0),
@@ -62,6 +63,12 @@ def test_the_targets_of_sampling_are_checked_within_one_result() -> None:
         ),
         "sample, jitter:16: envbus_enough, part of what independent envs reach": (0.95, True),
         "sample, jitter:16: envbus_group_of_all, part of what independent envs reach": (None, None),
+        "sample, jitter:16: envbus_group_async, part of what independent envs reach": (0.92, True),
+        "sample, jitter:16: envbus_group_async, times RLlib's runner": (9.2, True),
+        "sample, jitter:16: envbus_group_async_torch, part of what independent envs reach": (
+            None,
+            None,
+        ),
         "sample, team:16: envbus_numpy, times RLlib's runner": (4.0, True),
         "sample, burn:16: pipelined_1, times lockstep_1": (1.8, True),
     }
