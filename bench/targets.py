@@ -11,9 +11,9 @@ from typing import Any
 
 from envbus.bench.record import Record
 from envbus.bench.sample_variants import (
-    GROUP_NUMPY,
     GROUP_ASYNC,
     GROUP_ASYNC_TORCH,
+    GROUP_NUMPY,
     GROUP_OF_ALL,
     GROUP_TORCH,
     OURS_NUMPY,
