@@ -80,7 +80,8 @@ def commands(args: argparse.Namespace, folder: Path, pages: str) -> Iterator[tup
         sources = (CLIENTS / "csharp" / name for name in ("CartPole.cs", "Envbus.cs"))
         compiled("mcs", f"-out:{program}", *sources)
         for _ in range(args.processes):
-            yield "csharp", ["mono", program, *here]
+            # Its shared area would outlive it in /dev/shm if it is killed.
+            yield "csharp", ["env", "MONO_DISABLE_SHARED_AREA=1", "mono", program, *here]
     else:
         print("left out: mono is not installed", flush=True)
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)

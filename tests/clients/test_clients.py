@@ -42,7 +42,9 @@ def built(language: str, source: Path, folder: Path) -> list[str]:
             command = ["mcs", "-langversion:6", "-warnaserror", f"-out:{program}", *sources]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
-    return [str(program)] if language == "cpp" else ["mono", str(program)]
+    # Mono's shared area would outlive it in /dev/shm if it is killed.
+    mono = ["env", "MONO_DISABLE_SHARED_AREA=1", "mono"] if language == "csharp" else []
+    return [*mono, str(program)]
 
 
 @pytest.fixture(scope="module", params=TOOLS)

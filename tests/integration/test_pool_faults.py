@@ -218,7 +218,9 @@ def test_a_constructor_that_takes_its_time_holds_nobody_up(
         for _ in range(100):
             pool.send(np.ones(2), [1, 2])
             receive_all(pool, [1, 2])
-        assert pool.recv(timeout=0.01).late == [0]
+        while not (batch := pool.recv(timeout=0.01)).late:
+            assert batch.faults  # the end of a process may be told later than all that
+        assert batch.late == [0]
     receive_until_back(pool, 0)
 
 
