@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from gymnasium.error import NoAsyncCallError
 
 from envbus.bus.errors import ConfigError
@@ -250,10 +249,9 @@ class EnvRunnerGroup(Upkeep):
     def _note(self, part: RunnerPart) -> None:
         """Count what a runner tells."""
         report = part.report
-        delta = msgspec.structs.replace(report.metrics, results=part.moved(report.metrics.results))
-        self.metrics.add_delta(delta)
+        self.metrics.add_delta(report.metrics)
         self._timers[part.runner] = (report.timers, report.iterations)
-        given_up = {fault.env_id for fault in part.faults() if fault.given_up}
+        given_up = {fault.env_id for fault in report.faults if fault.given_up}
         if given_up:
             self._lost_envs.setdefault(part.runner, set()).update(given_up)
 

@@ -49,7 +49,7 @@ _MODULE_STEPS = "num_module_steps_sampled"
 _SPREAD = ("mean", "min", "max")
 
 
-class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodeResult(msgspec.Struct, frozen=True):
     """What is known about an episode when it is over, all its fragments together."""
 
     eps_id: int
@@ -81,6 +81,10 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True):
     episode_id: str = ""
     #: Whether its rows were meant to be trained on, and left.
     training_enabled: bool = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A sample of a group may bring hundreds: in a third of the time that msgspec's own takes.
+        return EpisodeResult, msgspec.structs.astuple(self)
 
 
 class MetricsDelta(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.faults import Fault, FaultCause
+from envbus.runner.faults import FaultCause
 from envbus.runner.group.protocol import Report
 from envbus.runner.group.sample_memory import Place
 from envbus.runner.metrics import EpisodeResult
@@ -61,6 +61,7 @@ class RunnerPart:
     #: `{policy id: {column: arrays}}`; the arrays may be read-only.
     rows: Mapping[str, Mapping[str, Any]]
     env_steps: int
+    #: Under the group's env ids.
     report: Report
     #: Of those arrays that are in shared memory.
     places: Sequence[Place] = ()
@@ -68,21 +69,7 @@ class RunnerPart:
     def episodes(self) -> list[EpisodeResult]:
         """Return the results of the episodes that ended in this sample."""
         results = self.report.metrics.results
-        return self.moved(results[len(results) - self.report.num_episodes :])
-
-    def moved(self, results: Iterable[EpisodeResult]) -> list[EpisodeResult]:
-        """Return results under the group's env ids."""
-        return [
-            msgspec.structs.replace(result, env_id=result.env_id + self.first_env)
-            for result in results
-        ]
-
-    def faults(self) -> list[Fault]:
-        """Return the faults of its envs, under the group's env ids."""
-        return [
-            msgspec.structs.replace(fault, env_id=fault.env_id + self.first_env)
-            for fault in self.report.faults
-        ]
+        return results[len(results) - self.report.num_episodes :]
 
     def batches(self) -> MultiAgentBatch:
         """Return its rows, under the group's env ids."""
@@ -117,8 +104,8 @@ def join(
     return GroupSample(
         rows.policy_batches,
         rows.env_steps,
-        late=tuple(part.first_env + env_id for part in ordered for env_id in part.report.late),
-        faults=tuple(fault for part in ordered for fault in part.faults()),
+        late=tuple(env_id for part in ordered for env_id in part.report.late),
+        faults=tuple(fault for part in ordered for fault in part.report.faults),
         episodes=tuple(result for part in ordered for result in part.episodes()),
         runners=tuple(part.runner for part in ordered),
         late_runners=tuple(late_runners),

@@ -7,14 +7,17 @@ inherited.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
 
 from envbus.bus.messages import Reply, Request, Tree
 from envbus.runner.faults import Fault
 from envbus.runner.group.sample_memory import Place, Room
-from envbus.runner.metrics import MetricsDelta
+from envbus.runner.metrics import EpisodeResult, MetricsDelta
 from envbus.runner.policy_map import Policies
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
@@ -42,6 +45,7 @@ __all__ = [
 AnyEnvs: TypeAlias = "Callable[[int], ActorPool] | Sequence[Any]"
 #: `(pool, worker index) -> policies`.
 MakePolicies: TypeAlias = "Callable[[ActorPool, int], Policies]"
+_Told = TypeVar("_Told", EpisodeResult, Fault)
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,22 @@ class Report:
     iterations: int
     #: What its connectors have learnt since the last report, by name.
     connectors: dict[str, Any]
+
+    def shifted(self, first_env: int) -> Report:
+        """Return it with env ids that count from `first_env`."""
+        if not first_env:
+            return self
+        results = [_shifted(result, first_env) for result in self.metrics.results]
+        return dataclasses.replace(
+            self,
+            late=tuple(env_id + first_env for env_id in self.late),
+            faults=tuple(_shifted(fault, first_env) for fault in self.faults),
+            metrics=msgspec.structs.replace(self.metrics, results=results),
+        )
+
+
+def _shifted(told: _Told, first_env: int) -> _Told:
+    return msgspec.structs.replace(told, env_id=told.env_id + first_env)
 
 
 class EnvsMade(Reply, frozen=True, kw_only=True):

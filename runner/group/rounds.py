@@ -335,7 +335,7 @@ class Rounds:
                 actor.first_env,
                 rows,
                 reply.env_steps,
-                reply.report.value,
+                reply.report.value.shifted(actor.first_env),
                 reply.places,
             )
             # Where not all rows are there, some may be begun, which it will take along.

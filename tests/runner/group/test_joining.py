@@ -53,7 +53,7 @@ def part(runner: int, first_env: int, rows: dict[str, list[int]], **report: Any)
             iterations=0,
             connectors={},
             **given,
-        ),
+        ).shifted(first_env),
     )
 
 
