@@ -22,6 +22,7 @@ from envbus.actors.protocol import SlotError
 from envbus.actors.renewal import NoEnv, check_fits, close_within
 from envbus.actors.rows import ObservationRows
 from envbus.actors.slot_group import (
+    NOTHING_TO_SAY,
     Exchange,
     Info,
     Options,
@@ -183,7 +184,7 @@ class EnvSlots:
         truncations = exchange.blocks.truncations
         dtype, shape, ndarray = prepared.dtype, prepared.shape, np.ndarray
         infos: dict[int, Any] = {}
-        outcome = Outcome()
+        errors: list[SlotError] = []
         self._resetting = -1
         # Cleared at once and then written where True: two writes per env less.
         if slots is None:
@@ -213,10 +214,10 @@ class EnvSlots:
                 phase = "autoreset" if self._resetting == slot else "step"
                 rewards[slot] = 0.0
                 terminations[slot] = truncations[slot] = False
-                outcome.errors.append(slot_error(self._first_slot + slot, phase, error))
-        if infos or prepared.is_ragged:
-            self._finish(outcome, addressed, infos, "step")
-        return outcome
+                errors.append(slot_error(self._first_slot + slot, phase, error))
+        if not infos and not errors and not prepared.is_ragged:
+            return NOTHING_TO_SAY
+        return self._finish(Outcome(errors=errors), addressed, infos, "step")
 
     def call(
         self, slots: Sequence[int] | None, name: str, args: Sequence[Any], kwargs: dict[str, Any]
@@ -305,12 +306,10 @@ class EnvSlots:
         if source is None or self._batched_action_space is None:
             raise ValueError("actions of a space without a fixed size must come as a list")
         # Copies: an env may keep its action, and change it.
-        if slots is None or leaves is not None:
-            copies = [array.copy() for array in source]
-        else:
-            copies = [array[list(slots)] for array in source]
-        if self._one_action_array:
-            return iter(copies[0])  # what `iterate` does, without its way there
+        rows = None if slots is None or leaves is not None else list(slots)
+        if self._one_action_array:  # what `iterate` does, without its way there
+            return iter(source[0].copy() if rows is None else source[0][rows])
+        copies = [array.copy() if rows is None else array[rows] for array in source]
         return iterate(self._batched_action_space, self._structure(copies))
 
     def _reset_one(

@@ -63,12 +63,11 @@ class NumpyNet:
             hidden = np.tanh(hidden @ weight + bias)
         weight, bias = self._layers[-1]
         logits = hidden @ weight + bias
-        logps = logits - logits.max(axis=1, keepdims=True)
-        logps -= np.log(np.exp(logps).sum(axis=1, keepdims=True))
         # The largest of logits with Gumbel noise is a sample of the distribution.
-        noise = self._rng.standard_exponential(logps.shape, np.float32)
-        chosen = (logps - np.log(noise)).argmax(axis=1)
-        return chosen, logps[np.arange(len(chosen)), chosen]
+        noise = self._rng.standard_exponential(logits.shape, np.float32)
+        chosen = (logits - np.log(noise)).argmax(axis=1)
+        logp = logits[np.arange(len(chosen)), chosen] - np.logaddexp.reduce(logits, axis=1)
+        return chosen, logp
 
 
 def torch_net(inputs: int, outputs: int) -> Any:

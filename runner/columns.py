@@ -129,12 +129,15 @@ class Columns:
         """Close the open row of each env."""
         begun, places = self._begun
         if begun is not env_ids:
-            places = self._places(env_ids, self.num_rows[env_ids])
+            places = self._places(env_ids)
         self._write("next_obs", places, next_observations)
         self._trees["rewards"][places] = rewards
         self._trees["terminateds"][places] = terminateds
         self._trees["truncateds"][places] = truncateds
-        self.num_rows[env_ids] += 1
+        if len(env_ids) == self._num_envs:
+            self.num_rows += 1
+        else:
+            self.num_rows[env_ids] += 1
         self._most_rows += 1
         self._begun = None, places
 
@@ -224,26 +227,25 @@ class Columns:
 
     def _next_rows(self, env_ids: _Ints) -> _Places:
         """Return the places of the next rows; there is room for them then."""
-        rows: _Ints = self.num_rows[env_ids]
         if self._most_rows >= self._capacity:
             self._most_rows = int(self.num_rows.max())
-            if np.count_nonzero(rows >= self._capacity):
+            if np.count_nonzero(self.num_rows[env_ids] >= self._capacity):
                 self._grow()
-        return self._places(env_ids, rows)
+        return self._places(env_ids)
 
-    def _places(self, env_ids: _Ints, rows: _Ints) -> _Places:
-        """Return where rows of envs stand.
+    def _places(self, env_ids: _Ints) -> _Places:
+        """Return where the row stands that follows each env's complete ones.
 
         Those of neighbouring envs in step are evenly spaced, and a slice is read and written in a
         fraction of the time.
         """
-        places: _Ints = env_ids * self._capacity + rows
-        count = len(places)
-        if count == 0:
+        count, apart = len(env_ids), self._capacity
+        rows = self.num_rows if count == self._num_envs else self.num_rows[env_ids]
+        places: _Ints = env_ids * apart + rows
+        if count == 0 or (count > 1 and np.count_nonzero(places[1:] - places[:-1] != apart)):
             return places
-        if count > 1 and np.count_nonzero(places[1:] - places[:-1] != self._capacity):
-            return places
-        return slice(int(places[0]), int(places[-1]) + 1, self._capacity)
+        first = int(places[0])
+        return slice(first, first + (count - 1) * apart + 1, apart)
 
     def _grow(self) -> None:
         old, self._capacity = self._capacity, 2 * self._capacity

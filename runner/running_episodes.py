@@ -81,6 +81,10 @@ class RunningEpisodes:
 
     def step(self, env_ids: _Ints, rewards: npt.NDArray[np.float64]) -> None:
         """Each env was stepped."""
+        if len(env_ids) == len(self._return):  # all, in order: in a third of the time
+            self._return += rewards
+            self.length += 1
+            return
         self._return[env_ids] += rewards
         self.length[env_ids] += 1
 
