@@ -33,6 +33,8 @@ GROUP_OF_ALL = "envbus_group_of_all"
 GROUP_ASYNC, GROUP_ASYNC_TORCH = "envbus_group_async", "envbus_group_async_torch"
 #: Envs that go on while slow ones are awaited: each contributes as much as without.
 RUN_AHEAD, RUN_AHEAD_TORCH = "envbus_run_ahead", "envbus_run_ahead_torch"
+#: Steps of a fragment that is of one env: a quarter of what those of 16 envs have together.
+_OF_ONE_ENV = 512
 _COLLECTORS = ("cartpole", "pixels", "jitter")
 _COMPUTING = ("cartpole", "pixels")
 #: Of these rows each is compared with the one that does the same without pipelining.
@@ -96,6 +98,7 @@ SAMPLE_VARIANTS = {
             "jitter",
             runners="num_envs",
             asynchronous=True,
+            fragment=_OF_ONE_ENV,
         ),
         _ours(
             GROUP_ASYNC_TORCH,
@@ -104,6 +107,7 @@ SAMPLE_VARIANTS = {
             policy="torch",
             runners="num_envs",
             asynchronous=True,
+            fragment=_OF_ONE_ENV,
         ),
         _ours(
             "envbus_enough",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
 from envbus.bench.adapters.base import Measurement, Timed, measurement_of
 
-__all__ = ["Collecting", "fragment_of"]
+__all__ = ["Collecting", "Span", "fragment_of", "parts_within"]
+
+#: From when to when something was under way, in any unit.
+Span: TypeAlias = tuple[int, int]
 
 #: Steps of each env in one fragment; fewer of pixels, which are large, and more where some take
 #: long, which evens out.
@@ -22,6 +25,17 @@ _DEFAULT = 64
 def fragment_of(workload: str) -> int:
     """Return the steps of each env in one fragment."""
     return _FRAGMENTS.get(workload, _DEFAULT)
+
+
+def parts_within(spans: Iterable[Span], start: int, end: int) -> float:
+    """Return how many of these were under way from `start` to `end`, by the parts that were.
+
+    Fragments that come at any time are counted right only so: whole ones would make it a question
+    of which of them are just ready at both ends.
+    """
+    return sum(
+        max(min(ended, end) - max(begun, start), 0) / (ended - begun) for begun, ended in spans
+    )
 
 
 class Collecting(Timed):

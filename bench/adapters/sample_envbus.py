@@ -4,12 +4,11 @@ Options: `policy`: "numpy", "torch", or "burn", which costs as much per row as a
 does; `num_actors` as in `envbus_vector.py`; `config`: more settings of `RunnerConfig`;
 `vectorized=False` among them asks for the general path; `runners`: so many, or "num_envs", in an
 `EnvRunnerGroup`, each with its envs in its own process; `asynchronous`: their fragments are taken
-as they come, by `sample_async` and `collect`.
+as they come, by `sample_async` and `collect`; `fragment`: its length, if it is not the usual one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -17,11 +16,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.error import NoAsyncCallError
 from gymnasium.spaces import Discrete
 
 from envbus.bench.adapters.base import Measurement, Opening, Timed, measurement_of
-from envbus.bench.adapters.collecting import Collecting, fragment_of
+from envbus.bench.adapters.collecting import Collecting, Span, fragment_of, parts_within
 from envbus.bench.adapters.envbus_vector import DISTRIBUTIONS as _DISTRIBUTIONS
 from envbus.bench.adapters.envbus_vector import actors_of
 from envbus.bench.networks import NumpyNet, num_inputs, torch_net
@@ -109,41 +107,52 @@ class AsynchronousCollecting(Timed):
 
     def __init__(self, group: EnvRunnerGroup, fragment: int) -> None:
         self._group = group
-        self._fragment = fragment
+        self._env_steps = fragment * group.num_envs // group.num_runners
+        #: When each runner was asked that is at work, by its index.
+        self._asked: dict[int, int] = {}
         group.sample()
 
     def run(self, ring: Sequence[npt.NDArray[Any]], seconds: float) -> Measurement:
-        """Collect for `seconds` of wall time, once it is in full swing."""
+        """Collect for `seconds` of wall time, from when each runner has delivered something."""
         del ring  # the policy chooses the actions
-        # Begun at once they end at about the same time; what is under way at the end counts for
-        # nothing, so neither must what has begun before the clock.
-        ahead = self._group.num_envs * self._fragment
-        while ahead > 0:
-            ahead -= self._collect()
+        fragments: list[Span] = []
+        while len(fragments) < self._group.num_runners:
+            self._ask()
+            fragments += self._collect()
         clock = time.perf_counter_ns
-        latencies: list[int] = []
-        env_steps = 0
         start = now = clock()
-        while now < start + int(seconds * 1e9):
-            env_steps += self._collect()
-            before, now = now, clock()
-            latencies.append(now - before)
-        with contextlib.suppress(NoAsyncCallError):  # it must not disturb who comes next
-            self._group.collect(self._group.num_runners)
+        end = start + int(seconds * 1e9)
+        while now < end:
+            self._ask()
+            fragments += self._collect()
+            now = clock()
+        # What is under way counts, too, and ends under the same load.
+        while min(self._asked.values(), default=now) < now:
+            self._ask()
+            fragments += self._collect()
+        while self._asked:  # the rest must not disturb who comes next
+            self._collect()
+        env_steps = round(self._env_steps * parts_within(fragments, start, now))
+        latencies = [ended - begun for begun, ended in fragments if start <= ended <= now]
         return measurement_of(env_steps, latencies, (now - start) / 1e9)
 
     def close(self) -> None:
         self._group.stop()
 
-    def _collect(self) -> int:
-        self._group.sample_async()
-        return self._group.collect().env_steps
+    def _ask(self) -> None:
+        asked_at = time.perf_counter_ns()
+        self._asked |= dict.fromkeys(self._group.sample_async(), asked_at)
+
+    def _collect(self) -> list[Span]:
+        runners = self._group.collect().runners
+        now = time.perf_counter_ns()
+        return [(self._asked.pop(runner), now) for runner in runners]
 
 
 def open_stepper(opening: Opening) -> Timed:
     options = opening.options
     config = RunnerConfig(
-        rollout_fragment_length=fragment_of(opening.workload),
+        rollout_fragment_length=options.get("fragment", fragment_of(opening.workload)),
         seed=0,
         **options.get("config", {}),
     )

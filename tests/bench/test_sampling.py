@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from envbus.bench.adapters.collecting import parts_within
 from envbus.bench.cases import Schedule, parse_case
 from envbus.bench.environments import LIBRARIES, Environments
 from envbus.bench.markdown import conditions
@@ -145,3 +146,11 @@ def test_collecting_is_measured_by_the_same_harness(monkeypatch: pytest.MonkeyPa
         ("team", "envbus_numpy", "ok"),
         ("burn", "pipelined_1", "ok"),
     }
+
+
+def test_fragments_count_by_the_part_that_lies_within_the_time() -> None:
+    within, before, across, after = (12, 18), (0, 10), (5, 15), (18, 26)
+    assert parts_within([within], 10, 20) == 1.0
+    assert parts_within([before], 10, 20) == 0.0
+    assert parts_within([across], 10, 20) == 0.5
+    assert parts_within([within, before, across, after], 10, 20) == 1.75
