@@ -32,7 +32,7 @@ from envbus.actors.protocol import (
     Step,
     StepResult,
 )
-from envbus.actors.slot_group import NOTHING_TO_SAY, Exchange, Outcome, SlotGroup
+from envbus.actors.slot_group import Exchange, Outcome, SlotGroup
 from envbus.actors.slot_table import Part, SlotTable, merge, pick
 from envbus.bus.arena import Arena
 from envbus.bus.errors import EncodeError
@@ -199,7 +199,7 @@ class EnvActor:
         """
         if request == _STEP_ALL and self._direct is not None:  # the usual step, by the short way
             outcome = self._direct.step(None, None, None)
-            if outcome is NOTHING_TO_SAY or outcome.says_nothing:
+            if outcome.says_nothing:
                 return _NOTHING_TO_SAY
             return self._result(self._slots.num_slots, None, [(None, outcome)], with_rewards=True)
         addressed = self._slots.addressed(request.slots)

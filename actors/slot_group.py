@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy.typing as npt
 
@@ -17,7 +17,6 @@ from envbus.actors.protocol import SlotError
 from envbus.actors.spaces import Space
 
 __all__ = [
-    "NOTHING_TO_SAY",
     "Exchange",
     "Info",
     "Options",
@@ -61,10 +60,6 @@ class Outcome:
     def says_nothing(self) -> bool:
         """Whether all that happened stands in the blocks."""
         return self.infos is None and self.observations is None and not self.errors
-
-
-#: Of a step of which all stands in the blocks. Nobody adds to it.
-NOTHING_TO_SAY: Final = Outcome()
 
 
 class SlotGroup(Protocol):

@@ -22,7 +22,6 @@ from envbus.actors.protocol import SlotError
 from envbus.actors.renewal import NoEnv, check_fits, close_within
 from envbus.actors.rows import ObservationRows
 from envbus.actors.slot_group import (
-    NOTHING_TO_SAY,
     Exchange,
     Info,
     Options,
@@ -184,7 +183,7 @@ class EnvSlots:
         truncations = exchange.blocks.truncations
         dtype, shape, ndarray = prepared.dtype, prepared.shape, np.ndarray
         infos: dict[int, Any] = {}
-        errors: list[SlotError] = []
+        outcome = Outcome()
         self._resetting = -1
         # Cleared at once and then written where True: two writes per env less.
         if slots is None:
@@ -214,10 +213,8 @@ class EnvSlots:
                 phase = "autoreset" if self._resetting == slot else "step"
                 rewards[slot] = 0.0
                 terminations[slot] = truncations[slot] = False
-                errors.append(slot_error(self._first_slot + slot, phase, error))
-        if not infos and not errors and not prepared.is_ragged:
-            return NOTHING_TO_SAY
-        return self._finish(Outcome(errors=errors), addressed, infos, "step")
+                outcome.errors.append(slot_error(self._first_slot + slot, phase, error))
+        return self._finish(outcome, addressed, infos, "step")
 
     def call(
         self, slots: Sequence[int] | None, name: str, args: Sequence[Any], kwargs: dict[str, Any]
