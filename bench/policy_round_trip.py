@@ -296,13 +296,14 @@ def measure_policy(
 
 def _measure_case(case: PolicyCase, schedule: Schedule) -> list[_Contender]:
     contenders = [_Contender(make.name) for make in WAYS]
-    order = schedule.order(case.name)
+    order, turns = schedule.order(case.name), [*contenders]
     try:
         for make, contender in zip(WAYS, contenders, strict=True):
             with contender.watched():
                 contender.way = make(case)
         for _ in range(schedule.rounds):
-            for contender in [contenders[place] for place in order.permutation(len(contenders))]:
+            order.shuffle(turns)
+            for contender in turns:
                 if contender.way is None:
                     continue
                 with contender.watched():

@@ -60,10 +60,11 @@ def measure_recovery(
 ) -> Record:
     """Kill workers of each variant in turn; return the record with one row per variant."""
     killed = [_Killed(_opened(VARIANTS[name], environments)) for name in names]
-    order = schedule.order("recovery")
+    order, turns = schedule.order("recovery"), [*killed]
     try:
         for number in range(max(kills.ours, kills.others)):
-            for one in [killed[place] for place in order.permutation(len(killed))]:
+            order.shuffle(turns)
+            for one in turns:
                 ours = one.contender.variant.library == "envbus"
                 if number < (kills.ours if ours else kills.others):
                     _kill_once(one)
