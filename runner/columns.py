@@ -30,6 +30,8 @@ Make: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any] |
 class Columns:
     """The rows of N envs in one fragment; env e's stand at `e * T` and behind.
 
+    Env ids are given in increasing order, each once: so N of them are all envs.
+
     Args:
         num_envs: N.
         capacity: T at first.

@@ -180,19 +180,25 @@ class LocalFleet:
         return request_id
 
     def step_all(self, tag: object) -> bool:
-        """Have all envs step at once, by the actions in shared memory.
-
-        Nothing else may be asked, and there must be shared memory.
+        """Have all envs step at once, by the actions in shared memory, which there must be.
 
         Returns:
-            Whether all that came of it but the infos, which are dropped, stands in shared memory;
-            else its end is told by `poll`, with `tag`.
+            Whether all that came of it but the infos, which are dropped, stands in shared memory.
+            Else its end is told by `poll`, with `tag`: what was asked before comes first, or there
+            is more to tell.
 
         Raises:
-            ClosedError, KeyboardInterrupt: As `poll`; its end is told in the latter case.
+            ClosedError: As `poll`.
+            KeyboardInterrupt: Likewise; its end is told all the same.
         """
-        assert not self._asked
-        return not self._do(_Asked(next(self._ids), STEP_ALL, tag), tell_always=False)
+        if self._asked:
+            self.ask(self.actors[0], STEP_ALL, timeout=None, tag=tag)
+            return False
+        try:
+            return not self._do(_Asked(next(self._ids), STEP_ALL, tag), tell_always=False)
+        finally:
+            if self._news:
+                self._bell.ring()
 
     def cancel(self, request_id: int) -> None:
         """Forget a request, and do it only if it makes an env anew that has failed."""

@@ -177,6 +177,8 @@ class ActorPool(DictSide):
         self._action_blocks = blocks.actions
         self._states = EnvStates(self.num_envs)
         self._everyone = list(range(self.num_envs))
+        #: Whether the envs are in this process, and share rows with it.
+        self.steps_in_place = isinstance(fleet, LocalFleet) and fleet.actors[0].reads_blocks
         self._roster = PoolRoster(fleet.actors)
         self._results = PoolResults(self.single_observation_space, self.num_envs, blocks)
         self._faults = PoolFaults(
@@ -326,28 +328,27 @@ class ActorPool(DictSide):
         self._rounds.recycle()  # before the caller can send to those whose episodes have ended
         return batch
 
-    @property
-    def steps_in_place(self) -> bool:
-        """Whether `step_in_place` can be used: the envs are in this process, and share rows."""
-        return isinstance(self._fleet, LocalFleet) and self._fleet.actors[0].reads_blocks
-
     def step_in_place(self, actions: Any) -> Rows | None:
-        """Step all envs at once, without the way over `send` and `recv`.
+        """Step all envs, at once and without the way over `send` and `recv` if that is possible.
 
-        All must wait for an action, and `steps_in_place` must hold.
+        It is where `steps_in_place` holds, every env waits for an action, and no array has to be
+        made of the actions first.
 
         Args:
             actions: Of all envs, as `send` takes them.
 
         Returns:
-            What came of it, without infos: views of what the next step overwrites. None: `recv`
-            tells what came of it, because something failed or does not fit into rows.
+            What came of it, without infos. None: `recv` tells it, as after a `send`; also where an
+            env has failed, or observations have no fixed size.
 
         Raises:
-            Exception: As `send`, but for those that fail before a step.
+            ClosedEnvironmentError: It was closed, also by an env or a signal's handler meanwhile.
+            KeyboardInterrupt: As from `recv`, which tells afterwards what came of the step.
+            Exception: As from `send`. Nothing was stepped.
         """
         self._assert_open()
-        if not self._states.are_all_idle() or self._actions.store(actions) is not None:
+        fits = self.steps_in_place and self._states.are_all_idle()
+        if not fits or self._actions.store(actions) is not None:
             self.send(actions)
             return None
         return self._results.rows if self._rounds.step_all(self._everyone) else None

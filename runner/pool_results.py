@@ -48,11 +48,15 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rows(NamedTuple):
-    """What all envs have brought last, `(num_envs, ...)` each: views, as in `Batch` else."""
+    """What `ActorPool.step_in_place` returns: views of what the next step overwrites."""
 
+    #: As Gymnasium batches `num_envs` observations.
     observations: Any
+    #: `(num_envs,)` float64; 0 after a reset.
     rewards: npt.NDArray[np.float64]
+    #: `(num_envs,)` bool.
     terminations: npt.NDArray[np.bool_]
+    #: `(num_envs,)` bool.
     truncations: npt.NDArray[np.bool_]
 
 

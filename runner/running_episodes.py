@@ -52,6 +52,8 @@ class EpisodeIds:
 class RunningEpisodes:
     """Arrays `(num_envs,)`; of an env between two episodes they tell of the last one.
 
+    Env ids are given in increasing order, each once: so `num_envs` of them are all envs.
+
     Attributes:
         ids: Of the episodes.
         first_row: Row of this fragment that it begins with.
@@ -81,7 +83,7 @@ class RunningEpisodes:
 
     def step(self, env_ids: _Ints, rewards: npt.NDArray[np.float64]) -> None:
         """Each env was stepped."""
-        if len(env_ids) == len(self._return):  # all, in order: in a third of the time
+        if len(env_ids) == len(self._return):  # all: in a third of the time
             self._return += rewards
             self.length += 1
             return

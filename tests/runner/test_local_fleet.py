@@ -20,10 +20,12 @@ from gymnasium.vector.utils import iterate
 from envbus.actors.testing import CountingEnv, FailingEnv, InfoEnv, all_spaces
 from envbus.bus.errors import ConfigError
 from envbus.bus.restart import RestartPolicy
+from envbus.runner.actions import STEP_ALL
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.faults import EnvError, env_errors
 from envbus.runner.mlp import MlpPolicy
 from envbus.runner.pool import ActorPool
+from envbus.runner.pool_rounds import Ticket
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.sampling import RunnerConfig
 from tests.runner.pool_envs import PATIENCE, EchoEnv, PidEnv, receive_all
@@ -223,11 +225,25 @@ def test_rows_are_what_the_way_over_send_and_recv_brings(make: Make) -> None:
         assert rows.truncations.tolist() == batch.truncations.tolist()
 
 
-def test_only_envs_in_this_process_with_rows_are_stepped_in_place(make: Make) -> None:
+def test_envs_in_actors_or_without_shared_rows_are_stepped_by_send_and_recv(make: Make) -> None:
     assert make(["CartPole-v1"]).steps_in_place
-    assert not make(["CartPole-v1"], shared_memory=False).steps_in_place
-    with ActorPool(["CartPole-v1"], num_actors=1) as other:
-        assert not other.steps_in_place
+    with ActorPool(["CartPole-v1"], num_actors=1) as in_actor:
+        for pool in (in_actor, make(["CartPole-v1"], shared_memory=False)):
+            assert not pool.steps_in_place
+            pool.reset()
+            pool.recv()
+            assert pool.step_in_place(np.ones(1, np.int64)) is None
+            assert pool.recv(timeout=PATIENCE).rewards.tolist() == [1.0]
+
+
+def test_what_an_env_was_asked_before_comes_before_a_step_in_place(make: Make) -> None:
+    pool = make(counting(1))
+    pool.reset()
+    pool.recv()
+    fleet = pool._fleet
+    fleet.ask(fleet.actors[0], STEP_ALL, timeout=None, tag=(Ticket(), [0], None))
+    assert pool.step_in_place(np.zeros(1, np.int64)) is None
+    assert pool.recv().observations[0, 1] == 2.0  # steps
 
 
 def test_what_does_not_fit_into_rows_comes_by_recv(make: Make) -> None:
@@ -243,6 +259,7 @@ def test_an_env_that_raises_is_told_by_recv_and_the_others_are_kept(make: Make) 
     pool.reset()
     pool.recv(2)
     assert pool.step_in_place(np.zeros(2, np.int64)) is None
+    assert select.select([pool.fileno()], [], [], 0)[0]  # there is something to be fetched
     with pytest.raises(RuntimeError, match="on purpose"):
         pool.recv()
     assert pool.recv().env_ids.tolist() == [1]
