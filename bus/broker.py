@@ -317,7 +317,7 @@ def failure_to_error(failed: Failed, request_id: int) -> RequestError | Protocol
     match failed.code:
         case FailureCode.TIMEOUT:
             return RequestTimeoutError(failed.message, request_id=request_id, peer=peer)
-        case FailureCode.PEER_LOST:
+        case FailureCode.PEER_LOST | FailureCode.NOT_JOINED:
             return PeerLostError(failed.message, request_id=request_id, peer=peer)
         case FailureCode.OVERLOADED:
             return OverloadedError(failed.message, request_id=request_id, peer=peer)

@@ -323,7 +323,7 @@ class BrokerCore:
             text = "no peer of the heartbeat's identity is known; say hello first"
             return [
                 *self._complain(event.peer, text),
-                failure(event.peer, 0, FailureCode.PROTOCOL, text),
+                failure(event.peer, 0, FailureCode.NOT_JOINED, text),
             ]
         if peer.state is not _JOINING and self._peers.on_heard(peer, now):
             return self._dispatcher.pull(peer, now)
@@ -406,7 +406,7 @@ class BrokerCore:
         request_id = header.request_id if kind is _REQUEST else 0
         return [
             *self._complain(event.peer, text),
-            failure(event.peer, request_id, FailureCode.PROTOCOL, text),
+            failure(event.peer, request_id, FailureCode.NOT_JOINED, text),
         ]
 
     def _on_malformed(self, event: Malformed, now: float) -> list[Effect]:

@@ -409,7 +409,7 @@ class ClientLoop:
 
     def _on_complaint(self, failed: Failed) -> None:
         """The broker does not know us any more."""
-        if failed.code is not FailureCode.PROTOCOL or not self.joined.done():
+        if failed.code is not FailureCode.NOT_JOINED or not self.joined.done():
             logger.warning("%s was told: %s", self._hello.name, failed.message)
             return
         logger.warning("%s joins again: %s", self._hello.name, failed.message)

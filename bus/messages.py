@@ -187,6 +187,8 @@ class FailureCode(enum.Enum):
     PEER_LOST = "peer_lost"
     OVERLOADED = "overloaded"
     NO_PEER = "no_peer"
+    #: The sender is nobody here: no hello, its lease is over, or this side was started again.
+    NOT_JOINED = "not_joined"
     REMOTE = "remote"
     VERSION = "version"
     PROTOCOL = "protocol"

@@ -228,7 +228,7 @@ class Worker:
         logger.warning("%s was told: %s", self._hello.name, failed.message)
         if header.request_id == HELLO_ID:
             self._stopping = True
-        elif self._hello.heartbeat and failed.code is FailureCode.PROTOCOL:
+        elif self._hello.heartbeat and failed.code is FailureCode.NOT_JOINED:
             self._unknown = True
 
     def _come_back(self) -> bool:

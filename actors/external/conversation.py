@@ -81,8 +81,6 @@ class Call(msgspec.Struct, eq=False):
     settle: Callable[[Outcome], None]
     request_id: int = 0
     sent: bool = False
-    #: Whether it was refused once as the broker did not know us.
-    again: bool = False
 
 
 class Conversation:
@@ -169,8 +167,8 @@ class Conversation:
                 self._on_bridge_joined(decode(BridgeJoined, frames[1:]), now)
         elif header.kind is Kind.FAILURE:
             failed = decode(Failed, frames[1:])
-            if call is not None and self._is_stranger(call, failed):
-                self.forgotten()
+            if failed.code is FailureCode.NOT_JOINED and request_id != HELLO_ID:
+                self._on_not_joined()  # and what it was about is sent again
             elif call is not None:
                 del self.calls[request_id]
                 call.settle(failed)
@@ -231,15 +229,10 @@ class Conversation:
             self.outgoing.append([encode_header(header), *encode(Goodbye())])
         self._refuse(error)
 
-    def _is_stranger(self, call: Call, failed: Failed) -> bool:
-        """Return whether a request was refused as the broker does not know us; once per request.
-
-        What the bridge itself refuses names it as the peer.
-        """
-        if call.again or failed.code is not FailureCode.PROTOCOL or failed.peer:
-            return False
-        call.again = True
-        return True
+    def _on_not_joined(self) -> None:
+        """Our lease is over, or the other side was started again: begin with hello."""
+        if self.ready:  # else that is under way, and this is about what came before it
+            self.forgotten()
 
     # --- hello and join -----------------------------------------------------------------------
 
@@ -287,8 +280,6 @@ class Conversation:
                 self._refuse(VersionMismatchError(failed.message))
             elif failed.code is not FailureCode.OVERLOADED:  # else it is said again
                 self._refuse(ProtocolError(f"the bridge refuses this client: {failed.message}"))
-        elif request_id == 0 and failed.code is FailureCode.PROTOCOL and self.ready:
-            self.forgotten()
 
     def _lose_session(self, message: str) -> None:
         """The bridge was started again, or we were away for too long: begin anew."""

@@ -31,10 +31,16 @@ from envbus.runner.bridge.vocabulary import (
     Refuse,
 )
 
-__all__ = ["ENDED", "LOGGED", "Book"]
+__all__ = ["ENDED", "LOGGED", "NOT_JOINED", "Book"]
 
 LOGGED = Logged()
 ENDED = EpisodeEnded()
+#: What those are told that ask without a session.
+NOT_JOINED = Failed(
+    code=FailureCode.NOT_JOINED,
+    message="join the bridge first, by a JoinBridge",
+    peer="bridge",
+)
 
 
 class Book:

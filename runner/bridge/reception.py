@@ -28,6 +28,7 @@ from envbus.bus.messages import Failed, FailureCode, Header, Kind, Reply
 from envbus.bus.transport import Frames
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.bridge.attendants import Attendants
+from envbus.runner.bridge.book import NOT_JOINED
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.gathering import gathered
 from envbus.runner.bridge.models import Models
@@ -206,7 +207,9 @@ class Reception:
         try:
             if header.payload_type in VERBS:
                 if self.agreement is None:
-                    raise ProtocolError("join the bridge first, by a JoinBridge")
+                    self.refused += 1
+                    self._answer(peer, header.request_id, NOT_JOINED)
+                    return
                 event: Any = read(header, frames, peer, self.agreement)
             elif header.payload_type == GetModel.__name__:
                 self._answer(peer, header.request_id, self._models.answer(decode(GetModel, frames)))

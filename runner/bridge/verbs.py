@@ -18,7 +18,7 @@ from envbus.actors.external.errors import (
 from envbus.actors.external.protocol import EpisodeStarted, FragmentLogged
 from envbus.bus.messages import FailureCode
 from envbus.bus.pending import LOCAL, Pending
-from envbus.runner.bridge.book import ENDED, LOGGED, Book
+from envbus.runner.bridge.book import ENDED, LOGGED, NOT_JOINED, Book
 from envbus.runner.bridge.episode import Episode, Waiting
 from envbus.runner.bridge.sessions import Session
 from envbus.runner.bridge.vocabulary import (
@@ -30,6 +30,7 @@ from envbus.runner.bridge.vocabulary import (
     LogReward,
     LogStep,
     Record,
+    Refuse,
     Start,
 )
 
@@ -79,8 +80,8 @@ class Verbs:
         book = self._book
         session = book.sessions.find(event.peer)
         if session is None:
-            text = "join the bridge first, by a JoinBridge"
-            return book.fail(event.peer, event.request_id, FailureCode.PROTOCOL, text)
+            book.counts.refused += 1
+            return [Refuse(event.peer, event.request_id, NOT_JOINED)]
         if event.request_id in session.answers:
             book.counts.resent += 1
             answer = session.answers[event.request_id]

@@ -27,7 +27,7 @@ def _hello_comes_first(scene: Scene) -> None:
     try:
         expect_failure(
             "a request before Hello",
-            (FailureCode.PROTOCOL,),
+            (FailureCode.NOT_JOINED,),
             lambda: talk.ask(JoinBridge(client="conformance")),
         )
         talk.say_hello("conformance-late-hello")  # and the connection stays

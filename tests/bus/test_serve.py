@@ -233,7 +233,7 @@ def test_no_answer_is_a_time_out() -> None:
 
 # --- being forgotten ------------------------------------------------------------------------
 
-COMPLAINT = Failed(code=FailureCode.PROTOCOL, message="say hello first")
+COMPLAINT = Failed(code=FailureCode.NOT_JOINED, message="say hello first")
 
 
 def test_a_worker_that_may_rejoin_says_hello_again_and_drops_what_is_old() -> None:

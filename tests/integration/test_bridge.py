@@ -740,7 +740,7 @@ def test_x_22_what_a_client_says_before_it_joins_or_that_nobody_knows_is_refused
     raw: Raw,
 ) -> None:
     early = raw.ask(2, StartEpisode())
-    assert early.code is FailureCode.PROTOCOL
+    assert early.code is FailureCode.NOT_JOINED
     assert "JoinBridge" in early.message
     raw.ask(3, JoinBridge(client="raw"))
     unknown = raw.ask(4, Hello(name="x"))
