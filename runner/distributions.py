@@ -15,6 +15,8 @@ __all__ = ["ActionHead"]
 
 _Array: TypeAlias = npt.NDArray[np.float32]
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+#: A probability of at most 1 divided by it is finite.
+_LEAST_NOISE = np.finfo(np.float32).tiny
 
 
 class ActionHead:
@@ -53,8 +55,14 @@ class ActionHead:
             rng: Of what is sampled; None: the most probable action.
             log_std: Of a Gaussian, `(size,)` or `(rows, size)`.
 
+        An action that is masked, whose logit is so low that its probability is 0, is never chosen.
+
         Returns:
             `(rows, *shape of the space)`, and `(rows,)` float32.
+
+        Raises:
+            ValueError: A row has NaN or infinity among its outputs, or no action but masked ones;
+                a logit of minus infinity masks its action.
         """
         if self.is_discrete:
             return self._categorical(outputs, rng)
@@ -68,10 +76,15 @@ class ActionHead:
 
     def _categorical(self, logits: _Array, rng: np.random.Generator | None) -> tuple[Any, _Array]:
         # The ufuncs themselves: for few rows the methods take twice as long.
-        shifted = logits - np.maximum.reduce(logits, axis=1, keepdims=True)
+        best = np.maximum.reduce(logits, axis=1, keepdims=True)
+        _check_finite(best, logits, "logits")
+        shifted = logits - best
         odds = np.exp(shifted)
         if rng is not None:  # the largest of probabilities over exponential noise is a sample
-            chosen = (odds / rng.standard_exponential(odds.shape, np.float32)).argmax(axis=1)
+            noise = rng.standard_exponential(odds.shape, np.float32)
+            # Noise can be 0: a masked action would be 0/0, and NaN the largest of all.
+            np.maximum(noise, _LEAST_NOISE, out=noise)
+            chosen = (odds / noise).argmax(axis=1)
         else:
             chosen = shifted.argmax(axis=1)
         logp = shifted[np.arange(len(chosen)), chosen] - np.log(np.add.reduce(odds, axis=1))
@@ -80,6 +93,8 @@ class ActionHead:
     def _gaussian(
         self, means: _Array, log_std: _Array, rng: np.random.Generator | None
     ) -> tuple[Any, _Array]:
+        _check_finite(means, means, "means")
+        _check_finite(log_std, log_std, "log_std")
         if rng is None:
             noise = np.zeros_like(means)
         else:
@@ -87,3 +102,14 @@ class ActionHead:
         flat = means + noise * np.exp(log_std)
         logp = -(0.5 * np.square(noise) + log_std + np.float32(_HALF_LOG_2PI)).sum(axis=1)
         return self.shaped(flat), logp
+
+
+def _check_finite(checked: npt.NDArray[Any], outputs: npt.NDArray[Any], name: str) -> None:
+    """Raise ValueError if something in `checked` is not finite; says what is in its row."""
+    finite = np.isfinite(checked)
+    if np.count_nonzero(finite) < finite.size:
+        row = int(np.flatnonzero(~finite.reshape(len(finite), -1).all(axis=1))[0])
+        raise ValueError(
+            f"the network gives {name} that no action can be chosen by, in row {row}: "
+            f"{outputs[row]}; NaN in weights or observations, or every action masked"
+        )

@@ -154,7 +154,7 @@ class RandomPolicy(Policy):
     """Samples the action space, and only what an observation's `action_mask` allows.
 
     A mask is the `action_mask` of observations that are dicts, `(rows, n)`, as in PettingZoo's
-    board games; Discrete spaces heed it.
+    board games; Discrete spaces heed it. One that allows nothing is a ValueError.
 
     Args:
         space: Of one action.
@@ -192,6 +192,11 @@ class RandomPolicy(Policy):
         space = self._space
         if not isinstance(space, spaces.Discrete):
             return None
+        if not np.all(possible := np.any(mask, axis=1)):
+            row = int(np.flatnonzero(~possible)[0])
+            raise ValueError(
+                f"the action_mask of row {row} allows no action of {space}: {mask[row]}"
+            )
         draws = np.where(mask, self._masked.random(mask.shape), -1.0)
         allowed: npt.NDArray[Any] = (draws.argmax(axis=1) + space.start).astype(space.dtype)
         return allowed

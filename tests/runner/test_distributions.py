@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,51 @@ def test_samples_of_logits_come_as_often_as_their_log_probability_says() -> None
         assert found.mean() == pytest.approx(math.exp(logp[found][0]), abs=0.015)
     best, _ = head.choose(logits, None)
     assert set(best) == {6}
+
+
+class Zeros(np.random.Generator):
+    """Gives noise of 0 where it is told to, as a generator of float32 does once in 2^24."""
+
+    def __init__(self, places: list[int]) -> None:
+        super().__init__(np.random.PCG64(0))
+        self.places = places
+
+    def standard_exponential(self, size: Any, dtype: Any) -> Any:  # type: ignore[override]  # one of several forms
+        noise = np.full(size, 1000.0, dtype)
+        noise[:, self.places] = 0.0
+        return noise
+
+
+@pytest.mark.parametrize("mask", [-1e9, -np.inf, np.finfo(np.float32).min])
+@pytest.mark.parametrize("places", [[0], [2], [0, 2], [0, 1, 2, 3], []])
+def test_a_masked_action_is_never_chosen_whatever_the_noise(mask: float, places: list[int]) -> None:
+    head = ActionHead(spaces.Discrete(4), "it")
+    logits = np.tile(np.array([mask, 0.5, mask, -3.0], np.float32), (5, 1))
+    with np.errstate(all="raise", under="ignore"):
+        actions, logp = head.choose(logits, Zeros(places))
+    assert set(actions) <= {1, 3}
+    assert np.isfinite(logp).all()
+    only = np.tile(np.array([mask, mask, mask, -3.0], np.float32), (5, 1))
+    assert set(head.choose(only, Zeros(places))[0]) == {3}
+
+
+@pytest.mark.parametrize("row", [[np.nan, 0.0], [np.inf, 0.0], [-np.inf, -np.inf]])
+@pytest.mark.parametrize("rng", [None, np.random.default_rng(0)])
+def test_logits_by_which_nothing_can_be_chosen_are_refused_with_their_row(
+    row: list[float], rng: np.random.Generator | None
+) -> None:
+    logits = np.array([[0.0, 1.0], row], np.float32)
+    with pytest.raises(ValueError, match=r"logits that no action can be chosen by, in row 1: "):
+        ActionHead(spaces.Discrete(2), "it").choose(logits, rng)
+
+
+def test_means_that_are_no_numbers_are_refused() -> None:
+    head = ActionHead(spaces.Box(-1.0, 1.0, (1,)), "it")
+    log_std = np.zeros(1, np.float32)
+    with pytest.raises(ValueError, match="means .* in row 1"):
+        head.choose(np.array([[0.0], [np.nan]], np.float32), None, log_std)
+    with pytest.raises(ValueError, match="log_std"):
+        head.choose(np.zeros((2, 1), np.float32), None, log_std + np.inf)
 
 
 def test_a_gaussian_has_the_log_probability_of_its_density_and_the_shape_of_the_space() -> None:

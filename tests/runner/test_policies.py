@@ -80,6 +80,9 @@ def test_a_random_policy_heeds_an_action_mask() -> None:
     assert first.dtype == np.int64
     assert (first == 4).mean() == pytest.approx(0.5, abs=0.05)
     assert set(first) == {4, 6}
+    mask[7] = 0
+    with pytest.raises(ValueError, match="the action_mask of row 7 allows no action"):
+        RandomPolicy(spaces.Discrete(4), 1).compute_actions(seen, None)
     other = RandomPolicy(spaces.MultiBinary(2), 1).compute_actions(seen, None).actions
     assert other.shape == (4000, 2)
 
