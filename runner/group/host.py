@@ -115,9 +115,19 @@ class HostedRunner:
         return RunnerMade(spaces=Tree(plain), policy_versions=self._versions())
 
     def push_weights(self, request: PushWeights) -> Pushed:
-        """Set weights, each of its own version."""
+        """Set weights, each of its own version.
+
+        Raises:
+            Exception: What one of the policies raises; the others have theirs.
+        """
+        error: Exception | None = None
         for policy_id, (weights, version) in request.weights.value.items():
-            self._runner.set_weights({policy_id: weights}, version)
+            try:
+                self._runner.set_weights({policy_id: weights}, version)
+            except Exception as exc:
+                error = exc
+        if error is not None:
+            raise error
         return Pushed()
 
     def take_sample(self, request: TakeSample) -> Taken:

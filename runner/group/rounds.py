@@ -11,6 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -27,7 +28,6 @@ from envbus.runner.group.joint_memory import JointMemory
 from envbus.runner.group.protocol import (
     Applied,
     Apply,
-    Pushed,
     PushWeights,
     RollCall,
     Taken,
@@ -94,6 +94,21 @@ class Ticket:
         self.errors: dict[int, Exception] = {}
 
 
+@dataclass(frozen=True, eq=False)
+class _Sampling:
+    """Stands for one request for a sample."""
+
+    #: The room that its rows may be in: number of the memory, 0 for none.
+    room: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Pushing:
+    """Stands for one request to take weights."""
+
+    version: int
+
+
 class Rounds:
     """Asks the runners of a crew, and takes in what they answer.
 
@@ -130,6 +145,8 @@ class Rounds:
         self.weights: dict[str, Weights] = {}
         self.versions = dict(versions)
         self._weights_version = 0
+        #: Of what the last error of a push was that was told: other runners fail alike.
+        self._refused_version = 0
 
     # --- who can be asked --------------------------------------------------------------------
 
@@ -182,7 +199,7 @@ class Rounds:
         patience = self._sample_timeout
         if patience is not None and timeout is not None:
             patience = max(patience, timeout)
-        if not self._ask(actor, request, patience, None):
+        if not self._ask(actor, request, patience, _Sampling(standing.room)):
             self._leave_rooms(actor)
             return False
         standing.owed, standing.asked_at = share, time.monotonic()
@@ -213,9 +230,10 @@ class Rounds:
         """
         if unknown := sorted(weights.keys() - self.versions.keys()):
             raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(self.versions)}")
-        for policy_id, values in weights.items():
+        copies = {policy_id: copy.deepcopy(values) for policy_id, values in weights.items()}
+        for policy_id, values in copies.items():
             # A runner that starts again later gets them too.
-            self.weights[policy_id] = copy.deepcopy(values)
+            self.weights[policy_id] = values
             fresh = self.versions[policy_id] + 1 if version is None else version
             self.versions[policy_id] = fresh
         self._weights_version += 1
@@ -277,7 +295,8 @@ class Rounds:
             return
         weights = {name: (values, self.versions[name]) for name, values in self.weights.items()}
         try:
-            self._crew.ask(actor, PushWeights(weights=Tree(weights)), timeout=None, tag=None)
+            pushing = _Pushing(self._weights_version)
+            self._crew.ask(actor, PushWeights(weights=Tree(weights)), timeout=None, tag=pushing)
         except NoPeerError:
             return
         standing.weights_sent, standing.is_pushing = self._weights_version, True
@@ -299,11 +318,11 @@ class Rounds:
         actor: RunnerProcess,
         request: Request[Any],
         timeout: float | None,
-        ticket: Ticket | None,
+        tag: Ticket | _Sampling,
     ) -> bool:
         self._push(actor)
         try:
-            self._crew.ask(actor, request, timeout=timeout, tag=ticket)
+            self._crew.ask(actor, request, timeout=timeout, tag=tag)
         except NoPeerError:  # the news of its end follow
             return False
         return True
@@ -322,38 +341,46 @@ class Rounds:
 
     def _on_answer(self, news: Answer[RunnerProcess]) -> None:
         actor, reply = news.actor, news.reply
-        standing = self.standings[actor.index]
-        if isinstance(reply, Taken):
-            if reply.parcel:
-                assert actor.child is not None
-                fd = actor.child.pipe.receive_fd(reply.parcel, _PARCEL_TIMEOUT)
-                standing.memory = Arena.attach(fd, reply.size)
-            view = functools.partial(self.joint.view, standing.room)
-            rows = fetch(reply.rows.value, reply.places, standing.memory, view)
-            standing.part = RunnerPart(
-                actor.index,
-                actor.first_env,
-                rows,
-                reply.env_steps,
-                reply.report.value.shifted(actor.first_env),
-                reply.places,
-            )
-            # Where not all rows are there, some may be begun, which it will take along.
-            is_full = bool(reply.places) and all(place.in_room for place in reply.places)
-            self._leave_rooms(actor, but_last=not is_full)
-            self._note_versions(reply.policy_versions)
-        elif isinstance(reply, Pushed):
-            standing.is_pushing = False
-            self._push(actor)  # if there are newer ones by now
-        elif isinstance(news.tag, Ticket):
-            news.tag.open.discard(actor.index)
-            if isinstance(reply, Applied):
+        match news.tag:
+            case _Sampling():
+                assert isinstance(reply, Taken)
+                self._take_sample(actor, reply, news.tag.room)
                 self._note_versions(reply.policy_versions)
-                news.tag.values[actor.index] = reply.value.value
-            else:
+            case _Pushing():
+                self._pushed(actor)
+            case Ticket():
+                news.tag.open.discard(actor.index)
                 news.tag.values[actor.index] = None
+                if isinstance(reply, Applied):
+                    self._note_versions(reply.policy_versions)
+                    news.tag.values[actor.index] = reply.value.value
+
+    def _take_sample(self, actor: RunnerProcess, taken: Taken, room: int) -> None:
+        standing = self.standings[actor.index]
+        if taken.parcel:
+            assert actor.child is not None
+            fd = actor.child.pipe.receive_fd(taken.parcel, _PARCEL_TIMEOUT)
+            standing.memory = Arena.attach(fd, taken.size)
+        view = functools.partial(self.joint.view, room)
+        rows = fetch(taken.rows.value, taken.places, standing.memory, view)
+        standing.part = RunnerPart(
+            actor.index,
+            actor.first_env,
+            rows,
+            taken.env_steps,
+            taken.report.value.shifted(actor.first_env),
+            taken.places,
+        )
+        # Where not all rows are there, some may be begun, which it will take along.
+        is_full = bool(taken.places) and all(place.in_room for place in taken.places)
+        self._leave_rooms(actor, but_last=not is_full)
+
+    def _pushed(self, actor: RunnerProcess) -> None:
+        self.standings[actor.index].is_pushing = False
+        self._push(actor)  # if there are newer ones by now
 
     def _on_lost(self, news: Lost[RunnerProcess]) -> None:
+        """A request failed: what becomes of it follows from which one it was."""
         actor, code = news.actor, news.failed.code
         standing = self.standings[actor.index]
         if isinstance(news.tag, Ticket):
@@ -366,10 +393,18 @@ class Rounds:
         if code is FailureCode.TIMEOUT:
             self._crew.kill(actor, FaultCause.TIMEOUT, news.failed.message)
             return
-        standing.owed = None
-        standing.former_rooms.append(standing.room)
-        standing.room = 0
-        self.errors.append(failure_to_error(news.failed, 0))
+        error = failure_to_error(news.failed, 0)
+        if isinstance(news.tag, _Sampling):
+            standing.owed = None
+            standing.former_rooms.append(standing.room)
+            standing.room = 0
+            self.errors.append(error)
+            return
+        assert isinstance(news.tag, _Pushing)
+        if news.tag.version != self._refused_version:
+            self._refused_version = news.tag.version
+            self.errors.append(error)
+        self._pushed(actor)
 
     def _on_gone(self, news: Gone[RunnerProcess]) -> None:
         standing = self.standings[news.actor.index]

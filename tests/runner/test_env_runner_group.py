@@ -317,6 +317,47 @@ def test_an_exception_in_one_runner_is_raised_and_the_others_rows_come_next(
     assert group.sample(8, timeout=PATIENCE).env_steps == 8
 
 
+class Picky(Steps):
+    """Refuses negative weights."""
+
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        if weights["number"][0] < 0:
+            raise ValueError("negative weights")
+        super().set_weights(weights, version)
+
+
+def test_weights_that_all_runners_refuse_are_told_once_and_each_sample_has_its_own_rows(
+    make: Make,
+) -> None:
+    def pool(index: int) -> ActorPool:
+        return ActorPool([CountingEnv] * 2, num_actors=1, autoreset_mode="Disabled")
+
+    group = make(pool, {"a": Picky(), "b": Picky()}, policy_mapping_fn=_by_turns)
+    pairs = {"a": {"number": np.array([-1])}, "b": {"number": np.array([1])}}
+    group.set_weights(pairs)
+    told: list[str] = []
+    numbers = []
+    for number in (10, 20, 30, 40, 50):
+        try:
+            numbers.append((number, group.sample(number, timeout=PATIENCE).env_steps))
+        except RemoteError as exc:
+            told.append(str(exc))
+    assert len(told) == 1
+    assert "negative weights" in told[0]
+    # What was asked in the call that raised is there with the next one; then all is as asked.
+    assert numbers[1:] == [(asked, asked) for asked, _ in numbers[1:]]
+    batches = group.sample(40, timeout=PATIENCE).policy_batches
+    assert set(batches["a"]["actions"].tolist()) == {0}
+    assert set(batches["b"]["actions"].tolist()) == {1}
+    group.set_weights({"a": {"number": np.array([2])}})
+    batches = group.sample(40, timeout=PATIENCE).policy_batches
+    assert set(batches["a"]["actions"].tolist()) == {2}
+
+
+def _by_turns(agent_id: Any, episode: Any) -> str:
+    return "ab"[episode.env_id % 2]
+
+
 def test_stop_twice_and_after_it_each_call_says_so(make: Make) -> None:
     with make() as group:
         pids = group.runner_pids()
