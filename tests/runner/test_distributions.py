@@ -63,7 +63,7 @@ def test_logits_by_which_nothing_can_be_chosen_are_refused_with_their_row(
 def test_means_that_are_no_numbers_are_refused() -> None:
     head = ActionHead(spaces.Box(-1.0, 1.0, (1,)), "it")
     log_std = np.zeros(1, np.float32)
-    with pytest.raises(ValueError, match="means .* in row 1"):
+    with pytest.raises(ValueError, match=r"means .* in row 1"):
         head.choose(np.array([[0.0], [np.nan]], np.float32), None, log_std)
     with pytest.raises(ValueError, match="log_std"):
         head.choose(np.zeros((2, 1), np.float32), None, log_std + np.inf)
