@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from envbus.bus.errors import ConfigError
 
@@ -66,42 +66,65 @@ class StartAfter:
 class GiveUp:
     """Effect: fail the child's requests and raise `RestartLimitError` to the owner."""
 
-    #: Restarts within the window, which is the limit.
+    #: Restarts in a row, which is the limit.
     restarts: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestartPolicy:
-    """At most `max_restarts` in any `window` seconds, with growing pauses.
+    """At most `max_restarts` in a row, with growing pauses; a life that worked clears the count.
+
+    Made for runs of days: what works and is killed at times comes back at once and for ever, what
+    fails at each start is given up. See docs/recovery.md for numbers.
 
     Raises:
-        ConfigError: A value is unusable, or the pauses are so long that the limit is never met.
+        ConfigError: A value is unusable.
 
     Source:
-        Intensity and period of Erlang/OTP's supervisor,
-        https://www.erlang.org/doc/system/sup_princ.html.
+        After intensity and period of Erlang/OTP's supervisor,
+        https://www.erlang.org/doc/system/sup_princ.html, but counted by how long lives work
+        instead of by the clock: whoever takes a minute to start, in vain, is given up as well.
     """
 
     restart: Restart = Restart.TRANSIENT
-    #: 0: never restarted. Five, as envs that crash at times are to be survived, and one that
-    #: crashes at each start is to be reported within seconds.
-    max_restarts: int = 5
-    #: Seconds. Long, as an env that crashes after 10 s of work each time makes no progress.
-    window: float = 60.0
-    #: Seconds before the second restart within the window, after a first one at once; doubles
-    #: with each further one.
+    #: Restarts in a row, none of whose lives has worked for `window` seconds, before it is given
+    #: up. 0: never restarted. None: no limit, also for what fails at each start. Ten, as who dies
+    #: by chance once a minute does not do so within `window` eleven times in a row, not in weeks.
+    max_restarts: int | None = 10
+    #: Seconds of work, from when it was ready until it failed, after which nothing is held against
+    #: it any more.
+    window: float = 10.0
+    #: Seconds before the second restart in a row, after a first one at once; doubles with each
+    #: further one.
     backoff: float = 0.1
-    #: Seconds; the most that `backoff` grows to.
-    max_backoff: float = 5.0
+    #: Seconds; the most that `backoff` grows to. A life that has worked for as long is followed by
+    #: the next one at once, whatever `window` is: a pause protects from those that fail at once.
+    #: Two, so that ten restarts in vain take 11 s.
+    max_backoff: float = 2.0
     #: Each pause is made longer by up to this fraction of it, at random, so that children that
     #: died together do not start together.
     jitter: float = 0.1
 
+    @classmethod
+    def always(cls, **settings: Any) -> RestartPolicy:
+        """Return a policy that never gives up; `settings` are the other fields."""
+        return cls(max_restarts=None, **settings)
+
     def __post_init__(self) -> None:
-        if self.max_restarts < 0:
-            raise ConfigError(f"max_restarts must not be negative, is {self.max_restarts}")
+        most = self.max_restarts
+        if most is not None and (type(most) is not int or most < 0):
+            raise ConfigError(
+                f"max_restarts must be a number from 0 on, or None for no limit, not {most!r}"
+            )
+        for name in ("window", "backoff", "max_backoff", "jitter"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"{name} must be a number, not {value!r}")
         if not 0.0 < self.window < math.inf:
-            raise ConfigError(f"window must be finite and over 0 s, is {self.window}")
+            raise ConfigError(
+                f"window must be finite and over 0 s, is {self.window}; to restart without end "
+                "write RestartPolicy.always()"
+            )
         if not 0.0 <= self.backoff <= self.max_backoff < math.inf:
             raise ConfigError(
                 f"0 <= backoff <= max_backoff < infinity must hold; they are {self.backoff} "
@@ -109,26 +132,38 @@ class RestartPolicy:
             )
         if not 0.0 <= self.jitter <= 1.0:
             raise ConfigError(f"jitter must be a fraction from 0 to 1, is {self.jitter}")
-        if self._shortest_way_to_give_up() >= self.window:
-            raise ConfigError(
-                f"a child that dies at once would be restarted for ever: the pauses of "
-                f"{self.max_restarts} restarts take longer than the window of {self.window} s"
-            )
+
+    @classmethod
+    def chosen(cls, restart: bool | None, policy: RestartPolicy | None) -> RestartPolicy | None:
+        """Return the policy for "restart, yes or no" and "how": one that is given says yes.
+
+        Args:
+            restart: None: as `policy` says; False: no, also where there is a policy.
+            policy: None: the default one, where restart is on.
+
+        Raises:
+            ConfigError: `policy` is no `RestartPolicy`.
+        """
+        if policy is not None and not isinstance(policy, RestartPolicy):
+            raise ConfigError(f"restart_policy must be a RestartPolicy, not {policy!r}")
+        if restart is None:
+            return policy
+        return (policy or cls()) if restart else None
 
     def delay(self, recent: int) -> float:
-        """Return seconds to wait after `recent` restarts in the window, without jitter."""
+        """Return seconds to wait after `recent` restarts of short lives, without jitter."""
         if recent == 0:
             return 0.0  # most failures are the only one for long
         # 2.0**1024 overflows; long before, the maximum is reached.
         return min(self.backoff * 2.0 ** min(recent - 1, 64), self.max_backoff)
 
-    def _shortest_way_to_give_up(self) -> float:
-        total = 0.0
-        for recent in range(self.max_restarts if self.backoff else 0):
-            total += self.delay(recent) * (1.0 + self.jitter)
-            if total >= self.window:
-                break
-        return total
+    def exhausted(self, restarts: int) -> str:
+        """Return for people what it means that there were `restarts` in a row, and what to do."""
+        return (
+            f"failed again after {restarts} restarts in a row, none of which worked for "
+            f"{self.window:g} s (to go on longer, raise max_restarts={self.max_restarts} of "
+            "RestartPolicy, or use RestartPolicy.always())"
+        )
 
 
 class Child:
@@ -147,50 +182,72 @@ class Child:
         #: Restarts decided so far, over its whole life.
         self.restarts = 0
         self._random = random
-        self._recent: deque[float] = deque()
+        #: When it became ready, if it is.
+        self._ready_at = math.inf
+        #: Restarts since a life has worked for `window` seconds, and for `max_backoff` seconds.
+        self._in_a_row = 0
+        self._in_haste = 0
 
     def __repr__(self) -> str:
         return f"<Child {self.state.value} incarnation={self.incarnation}>"
 
-    def on_ready(self) -> None:
+    def on_ready(self, now: float) -> None:
         """The process said hello."""
         self._expect(ChildState.STARTING)
         self.state = ChildState.READY
+        self._ready_at = now
 
     def on_started_again(self) -> None:
         """The delay of `StartAfter` is over and a new process runs."""
         self._expect(ChildState.BACKING_OFF)
-        self.state = ChildState.STARTING
-        self.incarnation += 1
+        self._begin_life()
 
-    def on_renewed(self) -> None:
+    def on_renewed(self, now: float) -> None:
         """It works and was exchanged for a fresh one, which says nothing against it."""
         self._expect(ChildState.READY)
-        self.state = ChildState.STARTING
-        self.incarnation += 1
+        self._count_work(now - self._ready_at)
+        self._begin_life()
 
     def on_stop(self) -> None:
         """The owner wants it no more; legal in each state."""
         self.state = ChildState.STOPPED
 
-    def on_exit(self, reason: Exit, now: float) -> list[StartAfter | GiveUp]:
-        """Decide what follows an exit at time `now`, in seconds of the caller's clock."""
+    def on_exit(self, reason: Exit, now: float, idle: float = 0.0) -> list[StartAfter | GiveUp]:
+        """Decide what follows an exit at time `now`, in seconds of the caller's clock.
+
+        Args:
+            reason: Why it ended.
+            now: When.
+            idle: Seconds before that in which it did not work, but hang.
+        """
         self._expect(ChildState.STARTING, ChildState.READY)
         policy = self.policy
         if not _wants_restart(policy.restart, reason):
             self.state = ChildState.STOPPED
             return []
-        while self._recent and self._recent[0] <= now - policy.window:
-            self._recent.popleft()
-        recent = len(self._recent)
-        if recent >= policy.max_restarts:
+        self._count_work(now - self._ready_at - idle)
+        if policy.max_restarts is not None and self._in_a_row >= policy.max_restarts:
             self.state = ChildState.GIVEN_UP
-            return [GiveUp(recent)]
-        self._recent.append(now)
+            return [GiveUp(self._in_a_row)]
+        delay = policy.delay(self._in_haste)
+        self._in_a_row += 1
+        self._in_haste += 1
         self.restarts += 1
         self.state = ChildState.BACKING_OFF
         stretch = 1.0 if self._random is None else 1.0 + policy.jitter * self._random()
-        return [StartAfter(policy.delay(recent) * stretch)]
+        return [StartAfter(delay * stretch)]
+
+    def _begin_life(self) -> None:
+        self.state = ChildState.STARTING
+        self.incarnation += 1
+        self._ready_at = math.inf
+
+    def _count_work(self, worked: float) -> None:
+        """A life is over that has worked for so long; less than nothing, if it never did."""
+        if worked >= self.policy.window:
+            self._in_a_row = self._in_haste = 0
+        elif worked >= self.policy.max_backoff:
+            self._in_haste = 0
 
     def _expect(self, *allowed: ChildState) -> None:
         assert self.state in allowed, f"event not legal in state {self.state.value}"

@@ -42,6 +42,8 @@ class ChildExited(msgspec.Struct, frozen=True, gc=False):
     exit: Exit
     #: For people, e.g. `"signal SIGKILL"`; the last one is in `ChildGivenUp`.
     detail: str = ""
+    #: Seconds before its end in which it did not work, but hang.
+    idle: float = 0.0
 
 
 class SupervisionTick(msgspec.Struct, frozen=True, gc=False):
@@ -59,8 +61,8 @@ class ChildGivenUp(msgspec.Struct, frozen=True, gc=False):
     """Effect: the child is not started again; tell the owner (`RestartLimitError`)."""
 
     name: str
-    #: Restarts within the policy's window.
-    restarts: int
+    #: How often it failed, and which setting allows more; follows a name in a sentence.
+    how_often: str
     #: Detail of the last exit.
     cause: str
 
@@ -120,13 +122,13 @@ class Supervision:
         self._children[name].on_stop()
         self._starts.pop(name, None)
 
-    def renew(self, name: str) -> int:
+    def renew(self, name: str, now: float) -> int:
         """Exchange a child that works for a fresh one; return the new one's incarnation.
 
         It is no restart: neither counted nor held against the policy.
         """
         child = self._children[name]
-        child.on_renewed()
+        child.on_renewed(now)
         return child.incarnation
 
     def remove(self, name: str) -> None:
@@ -156,13 +158,11 @@ class Supervision:
             case ChildReady(name, incarnation):
                 child = self._living(name, incarnation)
                 if child is not None and child.state is ChildState.STARTING:
-                    child.on_ready()
+                    child.on_ready(now)
                 return []
-            case ChildExited(name, incarnation, reason, detail):
+            case ChildExited(name, incarnation):
                 child = self._living(name, incarnation)
-                if child is None:
-                    return []
-                return self._on_exit(name, child, reason, detail, now)
+                return [] if child is None else self._on_exit(child, event, now)
             case SupervisionTick():
                 return self._due(now)
 
@@ -196,15 +196,14 @@ class Supervision:
             return None
         return child if child.state in (ChildState.STARTING, ChildState.READY) else None
 
-    def _on_exit(
-        self, name: str, child: Child, reason: Exit, detail: str, now: float
-    ) -> list[SupervisionEffect]:
-        for effect in child.on_exit(reason, now):
+    def _on_exit(self, child: Child, event: ChildExited, now: float) -> list[SupervisionEffect]:
+        for effect in child.on_exit(event.exit, now, event.idle):
             match effect:
                 case StartAfter(delay):
-                    self._starts[name] = now + delay
+                    self._starts[event.name] = now + delay
                 case GiveUp(restarts):
-                    return [ChildGivenUp(name, restarts, detail or reason.value)]
+                    how_often = child.policy.exhausted(restarts)
+                    return [ChildGivenUp(event.name, how_often, event.detail or event.exit.value)]
         return self._due(now)  # without a pause it is started at once
 
     def _due(self, now: float) -> list[SupervisionEffect]:

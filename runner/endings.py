@@ -142,7 +142,12 @@ class Endings(Generic[M]):
         self._news.append(gone)
         if self._supervision is not None:
             logger.warning("%s", reason)
-            exited = ChildExited(actor.name, actor.incarnation, Exit.CRASH, detail)
+            why, idle = Exit.CRASH, 0.0
+            if actor.cause is FaultCause.TIMEOUT:
+                # Which deadline it passed is not known here; the longest takes no work for granted.
+                timeouts = self._config.timeouts
+                why, idle = Exit.HANG, max(timeouts.step or 0.0, timeouts.reset or 0.0)
+            exited = ChildExited(actor.name, actor.incarnation, why, detail, idle)
             self._perform(self._supervision.handle(exited, now))
             if actor.state is ActorState.LOST:  # told once, with the number of restarts
                 self._news.remove(gone)
@@ -219,10 +224,7 @@ class Endings(Generic[M]):
                 self._start_again(actor)
             else:
                 actor.state = ActorState.LOST
-                reason = (
-                    f"{actor.describe()} failed again after {effect.restarts} restarts: "
-                    f"{effect.cause}"
-                )
+                reason = f"{actor.describe()} {effect.how_often}: {effect.cause}"
                 logger.error("%s; giving up on it", reason)
                 self._news.append(Gone(actor, reason, actor.cause, actor.incarnation))
 
@@ -232,7 +234,7 @@ class Endings(Generic[M]):
         self._leaving, self._leave_by = None, math.inf
         self.recycled += 1
         if self._supervision is not None:
-            actor.incarnation = self._supervision.renew(actor.name)
+            actor.incarnation = self._supervision.renew(actor.name, time.monotonic())
         else:
             actor.incarnation += 1
         self._start_again(actor)

@@ -83,6 +83,7 @@ class PolicyProcesses:
         method = choose_start_method(context)
         #: Of each policy, the latest push, and the same pickled: arrays may be written to later.
         self._latest: dict[str, tuple[Pushed, bytes]] = {}
+        self._hang_timeout = hang_timeout
         #: None: who ends is not started again.
         self._supervision = None if restart is None else Supervision(random.random)
         self._lock = threading.RLock()
@@ -305,7 +306,8 @@ class PolicyProcesses:
         how = member.on_exit(status)
         if self._supervision is not None:
             member.state = "down"
-            exited = ChildExited(member.name, member.incarnation, member.exit, how)
+            idle = (self._hang_timeout or 0.0) if member.exit is Exit.HANG else 0.0
+            exited = ChildExited(member.name, member.incarnation, member.exit, how, idle)
             self._perform(self._supervision.handle(exited, now))
 
     def _perform(self, effects: Sequence[SupervisionEffect]) -> None:
@@ -316,9 +318,7 @@ class PolicyProcesses:
                 self._start_again(member)
             else:
                 member.state = "lost"
-                member.reason = (
-                    f"{member.name} failed again after {effect.restarts} restarts: {effect.cause}"
-                )
+                member.reason = f"{member.name} {effect.how_often}: {effect.cause}"
                 logger.error("%s; giving up on it", member.reason)
 
     def _start_again(self, member: Member) -> None:

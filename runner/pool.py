@@ -70,8 +70,8 @@ class ActorPool(DictSide):
             a `breakpoint()` to look at. What ends an env's process ends this one then, and no
             deadline ends an env that hangs.
         restart_failed_sub_environments: Make envs anew that raised, and start actors again that
-            died or passed a deadline, while the others go on. Off, `recv` raises the env's
-            error, an `ActorLostError` or a time-out.
+            died or passed a deadline, while the others go on. False: `recv` raises the env's
+            error, an `ActorLostError` or a time-out. None: True if there is a `restart_policy`.
         restart_policy: How often and how soon, per env and per actor; None: the default policy.
         all_or_nothing: Raise a `RestartLimitError` when an env is given up, instead of going on
             with the others.
@@ -109,7 +109,7 @@ class ActorPool(DictSide):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
         num_actors: int | Literal["auto"] = "auto",
-        restart_failed_sub_environments: bool = False,
+        restart_failed_sub_environments: bool | None = None,
         restart_policy: RestartPolicy | None = None,
         all_or_nothing: bool = False,
         hooks: Hooks | None = None,
@@ -131,9 +131,7 @@ class ActorPool(DictSide):
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.timeouts = timeouts or Timeouts()
         self._log = FaultLog(hooks)
-        policy = None
-        if restart_failed_sub_environments:
-            policy = restart_policy or RestartPolicy()
+        policy = RestartPolicy.chosen(restart_failed_sub_environments, restart_policy)
         self._fleet = make_fleet(
             sources,
             self.autoreset_mode,

@@ -137,13 +137,12 @@ class PoolFaults:
             if unit.start in seen:
                 continue
             seen.add(unit.start)
-            restarts = recovery.failed(unit, error.summary, time.monotonic())
-            message = error.summary
-            if restarts is not None:
-                message = f"failed again after {restarts} restarts: {message}"
+            how_often = recovery.failed(unit, error.summary, time.monotonic())
+            for_good = how_often is not None
+            message = f"{how_often}: {error.summary}" if for_good else error.summary
             for env_id in unit:
-                self._end_life(env_id, error.cause, message, error, for_good=restarts is not None)
-            if restarts is not None and self._raises_losses:
+                self._end_life(env_id, error.cause, message, error, for_good=for_good)
+            if for_good and self._raises_losses:
                 self._losses.append(self.loss(unit.start))
 
     def _end_life(
@@ -181,7 +180,7 @@ class PoolFaults:
     def works(self, env_ids: Sequence[int]) -> None:
         """These envs have answered a reset."""
         if self.recovery:
-            self.recovery.works(env_ids)
+            self.recovery.works(env_ids, time.monotonic())
 
     def runs_again(self, env_ids: Sequence[int]) -> None:
         """Tell that these envs are in their next lives."""

@@ -218,7 +218,7 @@ class PoolRounds:
         """An actor runs again: its envs begin new episodes."""
         members = [i for i in actor.env_ids if self._states[i] is not EnvState.LOST]
         if self._faults.recovery is not None:
-            self._faults.recovery.works(members)
+            self._faults.recovery.works(members, time.monotonic())
         self._states.resume(members)
         self._faults.runs_again(members)
         seeds = self._faults.lives.seeds(members)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from envbus.bus.restart import ChildState, Exit, RestartPolicy
+from envbus.bus.restart import Exit, RestartPolicy
 from envbus.bus.supervision import (
     ChildExited,
     ChildGivenUp,
+    ChildReady,
     StartChild,
     Supervision,
     SupervisionTick,
@@ -81,10 +82,13 @@ class Recovery:
         self._supervision = Supervision(random)
         for unit in units:
             self._supervision.add(_name(unit), policy)
+            self._works(unit, -math.inf)
         #: First ids of units that failed and do not work yet.
         self._broken: set[int] = set()
         #: Units whose pause is over.
         self._due: list[range] = []
+        #: By first id of a unit: how often it failed that is not made anew any more.
+        self._given_up: dict[int, str] = {}
 
     def __bool__(self) -> bool:
         """Whether a unit has failed and does not work yet."""
@@ -94,31 +98,31 @@ class Recovery:
         """Return the envs that fail together with this one."""
         return self._unit_of[env_id]
 
-    def failed(self, unit: range, detail: str, now: float) -> int | None:
+    def failed(self, unit: range, detail: str, now: float) -> str | None:
         """An env of `unit` failed, or could not be made anew.
 
         Returns:
-            None if it will be made anew, by `due`; else how often that was done in vain.
+            None if it will be made anew, by `due`; else how often that was done in vain, and
+            which setting allows more.
         """
         name = _name(unit)
-        if self._supervision.state(name) is ChildState.GIVEN_UP:
-            return self._supervision.restarts(name)
+        if unit.start in self._given_up:
+            return self._given_up[unit.start]
         self._broken.add(unit.start)
         exited = ChildExited(name, self._supervision.incarnation(name), Exit.CRASH, detail)
-        given_up = None
         for effect in self._supervision.handle(exited, now):
             if isinstance(effect, ChildGivenUp):
                 self._broken.discard(unit.start)
-                given_up = effect.restarts
+                self._given_up[unit.start] = effect.how_often
             else:
-                self._take(effect)
-        return given_up
+                self._take(effect, now)
+        return self._given_up.get(unit.start)
 
     def due(self, now: float) -> list[range]:
         """Return the units to make anew now; each is told once per failure."""
         for effect in self._supervision.handle(SupervisionTick(), now):
             assert isinstance(effect, StartChild)
-            self._take(effect)
+            self._take(effect, now)
         due, self._due = self._due, []
         return due
 
@@ -126,21 +130,28 @@ class Recovery:
         """Return by when `due` has something, or None if nothing is waited for."""
         return -math.inf if self._due else self._supervision.wake_at()
 
-    def works(self, env_ids: Iterable[int]) -> None:
+    def works(self, env_ids: Iterable[int], now: float) -> None:
         """These envs work: they were made anew, or their actor was started again."""
         for env_id in env_ids:
             unit = self._unit_of[env_id]
             self._broken.discard(unit.start)
             self._due = [other for other in self._due if other is not unit]
+            self._works(unit, now)
 
     def restarts(self) -> int:
         """Return how often units were to be made anew so far."""
         return self._supervision.statistics().restarts
 
-    def _take(self, effect: StartChild) -> None:
+    def _take(self, effect: StartChild, now: float) -> None:
         unit = self._by_name[effect.name]
         if unit.start in self._broken:
             self._due.append(unit)
+        else:  # it came back with its actor meanwhile
+            self._works(unit, now)
+
+    def _works(self, unit: range, now: float) -> None:
+        name = _name(unit)
+        self._supervision.handle(ChildReady(name, self._supervision.incarnation(name)), now)
 
 
 def _name(unit: range) -> str:

@@ -84,7 +84,8 @@ class BusVectorEnv(CallableVectorEnv):
         restart_failed_sub_environments: Make envs anew that raised, and start actors again that
             died or passed a deadline. The episodes of their envs end as truncated, with
             `infos["fault"]`; the others go on. What was set in an env (`set_attr`) is lost with
-            it. Off, errors are raised. See docs/reliability.md.
+            it. False: errors are raised. None: True if there is a `restart_policy`. See
+            docs/reliability.md.
         restart_policy: How often and how soon, per env and per actor; None: the default policy.
         hooks: Functions that are told of faults and restarts.
         memory_limit_mb: Resident memory in MiB that an actor may use, with all that it started;
@@ -125,7 +126,7 @@ class BusVectorEnv(CallableVectorEnv):
         max_concurrency: int | None = None,
         *,
         num_actors: int | Literal["auto"] = "auto",
-        restart_failed_sub_environments: bool = False,
+        restart_failed_sub_environments: bool | None = None,
         restart_policy: RestartPolicy | None = None,
         hooks: Hooks | None = None,
         memory_limit_mb: float | None = None,
@@ -155,7 +156,7 @@ class BusVectorEnv(CallableVectorEnv):
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.max_concurrency = check_max_concurrency(max_concurrency)
         self.timeouts = timeouts or Timeouts()
-        restart = (restart_policy or RestartPolicy()) if restart_failed_sub_environments else None
+        restart = RestartPolicy.chosen(restart_failed_sub_environments, restart_policy)
         self._log = FaultLog(hooks)
         self._fleet = Fleet(
             self.env_fns,

@@ -203,12 +203,10 @@ class VectorFaults:
             if unit.start in failed:
                 continue
             failed.add(unit.start)
-            restarts = recovery.failed(unit, error.summary, time.monotonic())
+            how_often = recovery.failed(unit, error.summary, time.monotonic())
             for env_id in unit:
-                if restarts is not None:
-                    self.given_up[env_id] = (
-                        f"env {unit.start} failed again after {restarts} restarts: {error}"
-                    )
+                if how_often is not None:
+                    self.given_up[env_id] = f"env {unit.start} {how_often}: {error}"
                 self._fault(env_id, error.cause, error.summary, error)
             self.lives.begin(unit)
 
@@ -291,7 +289,7 @@ class VectorFaults:
             assert self.recovery is not None
             self.lockstep.abandon()
             for unit in self._work:
-                self.recovery.works(unit)
+                self.recovery.works(unit, time.monotonic())
             self._work, self._at_work = [], False
 
     def _indices(self, env_ids: Iterable[int]) -> set[int]:
@@ -305,7 +303,7 @@ class VectorFaults:
         index = actor.index
         for env_id in actor.env_ids:
             self._fault(env_id, loss.cause, loss.reason)
-        self.recovery.works(actor.env_ids)  # made anew with their actor
+        self.recovery.works(actor.env_ids, time.monotonic())  # made anew with their actor
         self.lives.begin(actor.env_ids)
         if not self._at_work:
             self._work = [unit for unit in self._work if unit.start not in actor.env_ids]

@@ -42,6 +42,7 @@ from envbus.bus.restart import Exit, RestartPolicy
 from envbus.bus.supervision import (
     ChildExited,
     ChildGivenUp,
+    ChildReady,
     StartChild,
     Supervision,
     SupervisionEffect,
@@ -243,26 +244,26 @@ class Gateway:
         assert self._child is not None
         self._child.pipe.close()
         self._look_at = math.inf
-        how, cause = status.report(), Exit.CRASH
+        how, cause, idle = status.report(), Exit.CRASH, 0.0
         if self._hung:
             how, cause = f"a hang, for which it was killed ({status.describe()})", Exit.HANG
+            idle = self._hang_timeout or 0.0
         logger.warning("the gateway's process ended with %s", how)
         life = self._supervision.incarnation(_NAME)
-        self._perform(self._supervision.handle(ChildExited(_NAME, life, cause, how), now))
+        self._perform(self._supervision.handle(ChildExited(_NAME, life, cause, how, idle), now))
 
     def _perform(self, effects: list[SupervisionEffect]) -> None:
         for effect in effects:
             match effect:
                 case StartChild():
                     self._start()
-                case ChildGivenUp(_, restarts, cause):
-                    raise RestartLimitError(
-                        f"the gateway's process ended {restarts + 1} times in a row, "
-                        f"last with {cause}"
-                    )
+                case ChildGivenUp(_, how_often, cause):
+                    raise RestartLimitError(f"the gateway's process {how_often}: {cause}")
 
     def _start(self) -> None:
         self._child = self._nursery.start(_NAME, f"{_HOST}:main")
+        life = self._supervision.incarnation(_NAME)
+        self._supervision.handle(ChildReady(_NAME, life), time.monotonic())
         self._next_parcel, self._hung = 1, False
         if self._hang_timeout is not None:
             now = time.monotonic()

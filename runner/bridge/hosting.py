@@ -10,6 +10,7 @@ import contextlib
 import logging
 import random
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -26,6 +27,7 @@ from envbus.bus.restart import ChildState, Exit, Restart, RestartPolicy
 from envbus.bus.supervision import (
     ChildExited,
     ChildGivenUp,
+    ChildReady,
     StartChild,
     Supervision,
     SupervisionEffect,
@@ -130,6 +132,7 @@ class Hosts:
             raise ConfigError(f"a simulator runs in a 'thread' or a 'process', not in {where!r}")
         self._simulators[simulator.key] = simulator
         self._supervision.add(simulator.key, restart or _ONCE)
+        self._supervision.handle(ChildReady(simulator.key, 0), time.monotonic())
         return name
 
     def wake_at(self) -> float | None:
@@ -218,6 +221,8 @@ class Hosts:
             end.__cause__ = error
             self._supervise(simulator, Exit.CRASH, end, now)
         else:
+            life = self._supervision.incarnation(simulator.key)
+            self._supervision.handle(ChildReady(simulator.key, life), now)
             logger.info("simulator %s runs again", simulator.name)
 
     # --- ends ---------------------------------------------------------------------------------
@@ -274,9 +279,9 @@ class Hosts:
             match effect:
                 case StartChild():
                     self._start_again(simulator, now)
-                case ChildGivenUp(_, restarts, cause):
-                    what = f"simulator {simulator.name} failed again after {restarts} restarts"
-                    self._forget(simulator, SimulatorError(f"{what}: {cause}"))
+                case ChildGivenUp(_, how_often, cause):
+                    what = f"simulator {simulator.name} {how_often}: {cause}"
+                    self._forget(simulator, SimulatorError(what))
 
     def _forget(self, simulator: _Simulator, end: SimulatorError) -> None:
         self._ends.append(end)

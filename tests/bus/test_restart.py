@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -18,44 +20,120 @@ from envbus.bus.restart import (
 
 def ready_child(policy: RestartPolicy) -> Child:
     child = Child(policy)
-    child.on_ready()
+    child.on_ready(0.0)
     return child
 
 
 def crash(child: Child, now: float) -> list[StartAfter | GiveUp]:
+    """The child ends at `now`; if it is started again, it is ready in the same moment."""
     effects = child.on_exit(Exit.CRASH, now)
     if child.state is ChildState.BACKING_OFF:
         child.on_started_again()
-        child.on_ready()
+        child.on_ready(now)
+    return effects
+
+
+def start_in_vain(child: Child, now: float) -> list[StartAfter | GiveUp]:
+    """The child ends at `now`; if it is started again, it is not ready before its next end."""
+    effects = child.on_exit(Exit.CRASH, now)
+    if child.state is ChildState.BACKING_OFF:
+        child.on_started_again()
     return effects
 
 
 def test_it_backs_off_then_gives_up() -> None:
     child = ready_child(RestartPolicy(max_restarts=3, window=5.0, backoff=0.5))
-    assert crash(child, now=10.0) == [StartAfter(0.0)]
-    assert crash(child, now=11.0) == [StartAfter(0.5)]
-    assert crash(child, now=12.0) == [StartAfter(1.0)]
-    assert crash(child, now=13.0) == [GiveUp(3)]
+    assert crash(child, now=1.0) == [StartAfter(0.0)]
+    assert crash(child, now=2.0) == [StartAfter(0.5)]
+    assert crash(child, now=3.0) == [StartAfter(1.0)]
+    assert crash(child, now=4.0) == [GiveUp(3)]
     assert (child.state, child.incarnation) == (ChildState.GIVEN_UP, 3)
 
 
-def test_old_crashes_are_forgiven() -> None:
+def test_a_life_that_has_worked_for_the_window_clears_count_and_pause() -> None:
     child = ready_child(RestartPolicy(max_restarts=2, window=5.0, backoff=0.5))
-    crash(child, now=10.0)
-    crash(child, now=11.0)
-    assert crash(child, now=15.5) == [StartAfter(0.5)]  # 10.0 has left the window
-    assert child.restarts == 3
+    crash(child, now=1.0)
+    crash(child, now=2.0)
+    assert crash(child, now=7.0) == [StartAfter(0.0)]
+    assert crash(child, now=8.0) == [StartAfter(0.5)]
+    assert crash(child, now=9.0) == [GiveUp(2)]
+    assert child.restarts == 4
+
+
+def test_by_default_what_is_killed_each_quarter_of_a_minute_comes_back_at_once_for_days() -> None:
+    child = ready_child(RestartPolicy())
+    for kill in range(1, 4 * 60 * 24 * 3):
+        assert crash(child, now=15.0 * kill) == [StartAfter(0.0)]
+
+
+@pytest.mark.parametrize("seconds_to_start", [0.1, 1.0, 60.0, 3600.0])
+def test_by_default_what_fails_at_each_start_is_given_up_after_ten_restarts(
+    seconds_to_start: float,
+) -> None:
+    child = Child(RestartPolicy(jitter=0.0))
+    now, paused = 0.0, 0.0
+    for _ in range(10):
+        now += seconds_to_start
+        [effect] = start_in_vain(child, now)
+        assert isinstance(effect, StartAfter)
+        now += effect.delay
+        paused += effect.delay
+    assert paused == pytest.approx(11.1)
+    assert start_in_vain(child, now + seconds_to_start) == [GiveUp(10)]
+
+
+def test_one_that_works_for_the_longest_pause_comes_back_at_once_however_long_the_window() -> None:
+    child = ready_child(RestartPolicy(max_restarts=100, window=1e6, max_backoff=5.0))
+    for kill in range(1, 101):
+        assert crash(child, now=5.0 * kill) == [StartAfter(0.0)]
+    assert crash(child, now=505.0) == [GiveUp(100)]
+
+
+@pytest.mark.parametrize("policy", [RestartPolicy.always(), RestartPolicy(max_restarts=None)])
+def test_always_never_gives_up_and_pauses_for_two_seconds_at_most(policy: RestartPolicy) -> None:
+    child = Child(policy)
+    pauses = [start_in_vain(child, float(life)) for life in range(5000)]
+    assert pauses[-1] == [StartAfter(2.0)]
+
+
+def test_a_thousand_restarts_are_as_many() -> None:
+    child = Child(RestartPolicy(max_restarts=1000))
+    effects = [start_in_vain(child, float(life)) for life in range(1001)]
+    assert effects[-1] == [GiveUp(1000)]
+    assert child.restarts == 1000
+
+
+def test_the_time_in_which_it_hang_is_no_work() -> None:
+    child = ready_child(RestartPolicy(max_restarts=1))
+    for effects in ([StartAfter(0.0)], [GiveUp(1)]):
+        assert child.on_exit(Exit.HANG, 65.0, idle=60.0) == effects
+        if child.state is ChildState.BACKING_OFF:
+            child.on_started_again()
+            child.on_ready(0.0)
+
+
+def test_one_that_is_renewed_after_work_has_nothing_against_it() -> None:
+    child = ready_child(RestartPolicy(max_restarts=1, window=5.0))
+    crash(child, now=1.0)
+    child.on_renewed(now=6.0)
+    assert start_in_vain(child, 7.0) == [StartAfter(0.0)]
 
 
 def test_a_start_that_fails_counts_like_a_crash() -> None:
     child = Child(RestartPolicy(max_restarts=1))
     assert child.on_exit(Exit.CRASH, 0.0) == [StartAfter(0.0)]
     child.on_started_again()
-    assert child.on_exit(Exit.CRASH, 0.2) == [GiveUp(1)]
+    assert child.on_exit(Exit.CRASH, 1e9) == [GiveUp(1)]
 
 
 def test_zero_restarts_means_never() -> None:
     assert ready_child(RestartPolicy(max_restarts=0)).on_exit(Exit.CRASH, 0.0) == [GiveUp(0)]
+
+
+def test_giving_up_names_count_window_and_what_to_change() -> None:
+    text = RestartPolicy(max_restarts=3, window=7.0).exhausted(3)
+    for part in ("after 3 restarts", "7 s", "max_restarts=3", "RestartPolicy.always()"):
+        assert part in text
 
 
 def test_the_pause_has_a_cap() -> None:
@@ -66,7 +144,7 @@ def test_the_pause_has_a_cap() -> None:
 @pytest.mark.parametrize(("random", "delay"), [(0.0, 1.0), (0.5, 1.25)])
 def test_jitter_makes_the_pause_longer(random: float, delay: float) -> None:
     child = Child(RestartPolicy(backoff=1.0, jitter=0.5), random=lambda: random)
-    crash(child, -1.0)
+    start_in_vain(child, -1.0)
     assert child.on_exit(Exit.CRASH, 0.0) == [StartAfter(delay)]
 
 
@@ -88,7 +166,7 @@ def test_restart_kind_meets_exit_reason(restart: Restart, reason: Exit, restarte
 def test_an_illegal_event_changes_nothing() -> None:
     child = ready_child(RestartPolicy())
     with pytest.raises(AssertionError, match="ready"):
-        child.on_ready()
+        child.on_ready(1.0)
     assert child.state is ChildState.READY
 
 
@@ -108,25 +186,69 @@ def test_a_stopped_child_stays_so() -> None:
         ({"backoff": -0.1}, "backoff"),
         ({"backoff": 9.0, "max_backoff": 1.0}, "backoff"),
         ({"jitter": 1.1}, "jitter"),
-        ({"max_restarts": 3, "backoff": 2.0, "window": 5.0}, "for ever"),
+        ({"max_restarts": 2.5}, "None for no limit"),
+        ({"max_restarts": "many"}, "None for no limit"),
+        ({"window": float("inf")}, r"RestartPolicy\.always\(\)"),
+        ({"window": None}, "window"),
+        ({"backoff": "soon"}, "backoff"),
     ],
 )
-def test_unusable_settings_are_refused(settings: dict[str, float], word: str) -> None:
+def test_unusable_settings_are_refused(settings: dict[str, object], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         RestartPolicy(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("restart", "policy", "chosen"),
+    [
+        (None, None, None),
+        (None, RestartPolicy.always(), RestartPolicy.always()),
+        (True, None, RestartPolicy()),
+        (True, RestartPolicy.always(), RestartPolicy.always()),
+        (False, RestartPolicy.always(), None),
+    ],
+)
+def test_a_policy_alone_means_restart_and_false_means_none(
+    restart: bool | None, policy: RestartPolicy | None, chosen: RestartPolicy | None
+) -> None:
+    assert RestartPolicy.chosen(restart, policy) == chosen
+
+
+def test_what_is_no_policy_is_refused() -> None:
+    wrong: Any = {"max_restarts": 3}
+    with pytest.raises(ConfigError, match="must be a RestartPolicy"):
+        RestartPolicy.chosen(True, wrong)
+
+
 @given(
     max_restarts=st.integers(0, 6),
-    gaps=st.lists(st.floats(0.0, 30.0), max_size=40),
+    window=st.floats(0.1, 30.0),
+    lives=st.lists(
+        st.tuples(st.one_of(st.none(), st.floats(0.0, 60.0)), st.floats(0.0, 9.0)), max_size=40
+    ),
 )
-def test_no_window_holds_more_restarts_than_allowed(max_restarts: int, gaps: list[float]) -> None:
-    child = ready_child(RestartPolicy(max_restarts=max_restarts))
-    now, times = 0.0, []
-    for gap in gaps:
-        now += gap
-        if isinstance(crash(child, now)[0], GiveUp):
-            break
-        times.append(now)
-    for end in times:
-        assert sum(end - 60.0 < at <= end for at in times) <= max_restarts
+def test_it_gives_up_after_as_many_short_lives_as_allowed_in_a_row_and_never_before(
+    max_restarts: int, window: float, lives: list[tuple[float | None, float]]
+) -> None:
+    """Each life: seconds from its start to its hello and on to its end; None: no hello."""
+    child = Child(RestartPolicy(max_restarts=max_restarts, window=window))
+    now, in_a_row = 0.0, 0
+    for starting, worked in lives:
+        now += starting or 0.0
+        ready_at = now
+        if starting is not None:
+            child.on_ready(now)
+        now += worked
+        if starting is not None and now - ready_at >= window:
+            in_a_row = 0
+        [effect] = child.on_exit(Exit.CRASH, now)
+        if in_a_row == max_restarts:
+            assert effect == GiveUp(max_restarts)
+            return
+        in_a_row += 1
+        assert isinstance(effect, StartAfter)
+        assert effect.delay <= child.policy.max_backoff
+        if starting is not None and now - ready_at >= child.policy.max_backoff:
+            assert effect.delay == 0.0
+        now += effect.delay
+        child.on_started_again()

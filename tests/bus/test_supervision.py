@@ -53,7 +53,8 @@ def test_giving_up_names_child_count_and_last_cause() -> None:
         supervision.handle(ChildExited("a", incarnation, Exit.CRASH, "exit code 9"), incarnation)
         supervision.handle(SupervisionTick(), incarnation + 5.0)
     exited = ChildExited("a", 2, Exit.CRASH, "signal SIGKILL")
-    assert supervision.handle(exited, 6.0) == [ChildGivenUp("a", 2, "signal SIGKILL")]
+    how_often = POLICY.exhausted(2)
+    assert supervision.handle(exited, 6.0) == [ChildGivenUp("a", how_often, "signal SIGKILL")]
     assert supervision.handle(SupervisionTick(), 1e9) == []
     assert supervision.statistics().given_up_now == 1
 
@@ -158,7 +159,7 @@ TestSupervisionMachine = SupervisionMachine.TestCase
 def test_a_renewed_child_lives_on_in_another_incarnation_and_is_not_counted() -> None:
     supervision = supervision_of("a")
     for incarnation in range(1, 50):
-        assert supervision.renew("a") == incarnation
+        assert supervision.renew("a", 0.0) == incarnation
         assert supervision.state("a") is ChildState.STARTING
         supervision.handle(ChildReady("a", incarnation), 0.0)
     late = ChildExited("a", 48, Exit.CRASH)

@@ -307,10 +307,11 @@ def test_an_env_that_fails_too_often_is_named_with_count_and_last_cause(
     assert envs.statistics().envs_given_up == 1
 
 
-def test_no_restarts_at_all(make: Make) -> None:
-    envs = make(faulty(1), restart_policy=RestartPolicy(max_restarts=0))
+def test_a_policy_alone_means_restart_and_one_of_no_restarts_says_so(make: Make) -> None:
+    never = RestartPolicy(max_restarts=0)
+    envs = make(faulty(1), restart_failed_sub_environments=None, restart_policy=never)
     envs.reset()
-    with pytest.raises(RestartLimitError, match="after 0 restarts"):
+    with pytest.raises(RestartLimitError, match=r"after 0 restarts.*max_restarts=0"):
         act(envs, RAISE)
 
 

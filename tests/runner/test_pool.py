@@ -783,8 +783,7 @@ def test_an_actor_that_dies_too_often_is_given_up_and_the_others_go_on(
 def test_an_actor_that_cannot_come_back_is_given_up(make: Make, tmp_path: Path) -> None:
     flag = tmp_path / "broken"
     pool = make(
-        [partial(_BreakableEnv, flag)],
-        restart_failed_sub_environments=True,
+        [partial(_BreakableEnv, flag)],  # a policy alone means restart
         restart_policy=RestartPolicy(max_restarts=2, window=1000.0, backoff=0.001),
     )
     pool.reset()

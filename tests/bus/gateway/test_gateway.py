@@ -290,7 +290,7 @@ def test_a_gateway_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
         os.kill(gateway.pid, signal.SIGKILL)
         wait_until(lambda: gateway.check() or gateway.restarts == 1, "a restart")
         os.kill(gateway.pid, signal.SIGKILL)
-        with pytest.raises(RestartLimitError, match=r"2 times in a row, last with signal SIGKILL"):
+        with pytest.raises(RestartLimitError, match=r"after 1 restarts in a row.*: signal SIGKILL"):
             wait_until(gateway.check, "it is given up")
 
 
@@ -304,7 +304,7 @@ def test_a_gateway_that_hangs_again_and_again_is_given_up(tmp_path: Path) -> Non
             os.kill(gateway.pid, signal.SIGSTOP)
             if not last:
                 wait_until(lambda: gateway.check() or gateway.restarts == 1, "a restart")
-        with pytest.raises(RestartLimitError, match=r"2 times in a row, last with a hang"):
+        with pytest.raises(RestartLimitError, match=r"after 1 restarts in a row.*: a hang"):
             wait_until(gateway.check, "it is given up")
 
 
