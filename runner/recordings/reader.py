@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.recordings.tables import from_table
 
-__all__ = ["JOURNAL", "SHARD", "read_episodes", "read_journal"]
+__all__ = ["JOURNAL", "SHARD", "Journal", "read_episodes", "read_journal"]
 
 #: Ends of file names: of shards that are written to, and of those that are complete.
 JOURNAL = ".arrows"
@@ -57,20 +59,63 @@ def read_episodes(folder: str | os.PathLike[str]) -> Iterator[MultiAgentBatch]:
         yield MultiAgentBatch.of(parts, _env_steps([episode for _, episode in parts]))
 
 
-def read_journal(path: Path) -> pa.Table | None:
-    """Return what stands in a journal, up to where its writer was killed; None: not even a form."""
-    batches: list[pa.RecordBatch] = []
-    try:
-        with path.open("rb") as file, pa.ipc.open_stream(file) as stream:
-            schema = stream.schema
-            try:
+@dataclass(frozen=True)
+class Journal:
+    """What stands in a journal, up to where it can be read."""
+
+    #: None: there are no rows.
+    table: pa.Table | None
+    #: There is more that cannot be read, and it is not just a piece whose end is missing, as it is
+    #: when a writer was killed.
+    is_damaged: bool
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that can be read."""
+        return 0 if self.table is None else self.table.num_rows
+
+
+def read_journal(path: Path) -> Journal:
+    """Return what stands in a journal, up to where its writer was killed.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    with path.open("rb") as file:
+        seen = _Seen(file)
+        batches: list[pa.RecordBatch] = []
+        try:
+            with pa.ipc.open_stream(pa.PythonFile(seen, mode="r")) as stream:
                 while True:
                     batches.append(stream.read_next_batch())
-            except (StopIteration, pa.ArrowInvalid, OSError):
-                pass  # the end, or a piece that was being written
-    except (pa.ArrowInvalid, OSError):
-        return None
-    return pa.Table.from_batches(batches, schema)
+        except (StopIteration, pa.ArrowInvalid, OSError):
+            pass  # the end, or a piece that was being written
+        table = pa.Table.from_batches(batches) if batches else None
+        size = os.fstat(file.fileno()).st_size
+        return Journal(table, seen.place < size)
+
+
+class _Seen:
+    """A file, and how much of it was asked for, which is as long as its pieces should be."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.place = 0
+
+    def read(self, size: int) -> bytes:
+        self.place += size
+        return self._file.read(size)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -83,16 +128,22 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _episodes(path: Path) -> Iterator[SampleBatch]:
+    table: pa.Table | None = None
     if path.suffix == JOURNAL:
-        table = read_journal(path)
-        if table is None:
-            return
-    else:
+        try:
+            table = read_journal(path).table
+        except FileNotFoundError:  # it was completed since, or was empty
+            path = path.with_suffix(SHARD)
+            if not path.exists():
+                return
+        except OSError as exc:
+            raise ConfigError(f"{path} cannot be read: {exc}") from exc
+    if path.suffix == SHARD:
         try:
             table = pq.read_table(path)
         except (pa.ArrowInvalid, OSError) as exc:
             raise ConfigError(f"{path} is damaged: {exc}") from exc
-    if table.num_rows:
+    if table is not None and table.num_rows:
         yield from from_table(table).split_by_episode()
 
 

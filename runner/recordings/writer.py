@@ -3,31 +3,38 @@
 A shard begins as a journal, an Arrow stream to which each call appends and which readers can read
 as it is; what is written there is the kernel's, whatever becomes of the process. A full journal is
 written anew as Parquet, in one piece, and removed. Journals that a killed writer has left are
-taken over by the next writer of the folder.
+taken over by the next writer of the folder. Rows whose writing has failed are cut off again, and
+a journal is removed only when all that was confirmed in it was read back from the Parquet file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import os
 import re
 import secrets
 import time
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from envbus.bus.errors import ClosedError, ConfigError
+from envbus.bus.interrupts import without_interrupts
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.recordings.reader import JOURNAL, SHARD, read_journal
 from envbus.runner.recordings.tables import to_table
 
 __all__ = ["EpisodeWriter"]
+
+logger = logging.getLogger("envbus.runner.recordings")
 
 
 class EpisodeWriter:
@@ -67,6 +74,8 @@ class EpisodeWriter:
         self._durable = durable
         #: By policy.
         self._shards: dict[str, _Shard] = {}
+        #: Full ones that could not be completed, the oldest first.
+        self._incomplete: list[_Shard] = []
         self._closed = False
         #: Episodes' ids are unique within what one writer writes, and file names say which.
         self._name = secrets.token_hex(4)
@@ -88,28 +97,41 @@ class EpisodeWriter:
 
         Raises:
             ClosedError: After `close`.
-            OSError: The disk is full, for example. What was written before is kept.
+            OSError: The disk is full, for example. What was written before is kept, nothing of
+                this batch is, and the next call may succeed.
         """
         if self._closed:
             raise ClosedError(f"the writer of {self.folder} was closed")
         policies: Mapping[str, SampleBatch]
         policies = {"default": batch} if isinstance(batch, SampleBatch) else batch.policy_batches
+        parts = {policy_id: rows for policy_id, rows in policies.items() if len(rows)}
+        tables = {policy_id: to_table(rows) for policy_id, rows in parts.items()}
+        self._append(tables)
         episodes: set[int] = set()
-        for policy_id, rows in policies.items():
-            if not len(rows):
-                continue
-            self._append(policy_id, to_table(rows))
+        for rows in parts.values():
             self.num_rows += len(rows)
             if "eps_id" in rows:
                 episodes |= set(rows["eps_id"].tolist())
         self.num_episodes += len(episodes)
+        for policy_id in parts:
+            shard = self._shards[policy_id]
+            if shard.num_rows >= self._shard_rows or shard.age >= self._shard_seconds:
+                self._retire(policy_id)
 
     def close(self) -> None:
-        """Complete all shards. Idempotent."""
+        """Complete all shards. Idempotent.
+
+        One that cannot be, on a full disk for example, stays a journal: it is read as it is, the
+        log says why, and the next writer of the folder tries again.
+        """
         self._closed = True
-        shards, self._shards = list(self._shards.values()), {}
-        for shard in shards:
-            shard.complete()
+        shards, self._shards = [*self._incomplete, *self._shards.values()], {}
+        self._incomplete = []
+        with contextlib.ExitStack() as stack:
+            for shard in shards:
+                stack.callback(shard.close)
+            for shard in shards:
+                shard.complete()
 
     def __enter__(self) -> EpisodeWriter:
         return self
@@ -122,33 +144,58 @@ class EpisodeWriter:
     ) -> None:
         self.close()
 
-    def _append(self, policy_id: str, table: pa.Table) -> None:
-        shard = self._shards.get(policy_id)
-        if shard is not None and not shard.takes(table.schema):
-            shard.complete()  # observations of another form begin another shard
-            shard = None
-        if shard is None:
-            # Any policy id is a folder's name: slashes and dots are escaped.
-            folder = self.folder / quote(policy_id, safe="").replace(".", "%2E")
-            folder.mkdir(exist_ok=True)
-            shard = self._shards[policy_id] = _Shard(folder, self._name, table.schema)
-        shard.append(table, durable=self._durable)
-        if shard.num_rows >= self._shard_rows or shard.age >= self._shard_seconds:
-            del self._shards[policy_id]
-            shard.complete()
+    def _append(self, tables: Mapping[str, pa.Table]) -> None:
+        """Append to all shards, or to none."""
+        for policy_id, table in tables.items():
+            shard = self._shards.get(policy_id)
+            if shard is not None and not shard.takes(table.schema):
+                self._retire(policy_id)  # observations of another form begin another shard
+        written: list[str] = []
+        try:
+            for policy_id, table in tables.items():
+                if policy_id not in self._shards:
+                    # Any policy id is a folder's name: slashes and dots are escaped.
+                    folder = self.folder / quote(policy_id, safe="").replace(".", "%2E")
+                    folder.mkdir(exist_ok=True)
+                    self._shards[policy_id] = _Shard(folder, self._name, table.schema)
+                written.append(policy_id)
+                self._shards[policy_id].append(table, durable=self._durable)
+            with without_interrupts():
+                for policy_id in written:
+                    self._shards[policy_id].confirm()
+        except BaseException:
+            for policy_id in written:
+                if not self._shards[policy_id].take_back():
+                    self._shards.pop(policy_id).close()
+            raise
+
+    def _retire(self, policy_id: str) -> None:
+        """Complete a shard, now or some time later; what follows goes to another one."""
+        self._incomplete.append(self._shards.pop(policy_id))
+        while self._incomplete and self._incomplete[0].complete():
+            self._incomplete.pop(0).close()
 
 
 class _Shard:
-    """A journal that is written to, and locked meanwhile."""
+    """A journal that is written to, and locked meanwhile.
+
+    Rows are appended, and then confirmed or taken back: what stands behind the last confirmed row
+    is nobody's.
+    """
 
     def __init__(self, folder: Path, writer: str, schema: pa.Schema) -> None:
-        self._path = folder / f"{time.time_ns():019d}-{writer}{JOURNAL}"
-        self._file: BinaryIO = self._path.open("xb", buffering=0)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._path, self._file = _new_journal(folder, writer)
         self._schema = schema
-        self._stream = pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), schema)
+        self._written = _Written()
+        self._stream = pa.ipc.new_stream(pa.PythonFile(self._written, mode="w"), schema)
         self._begun = time.monotonic()
-        self.num_rows = 0
+        #: Length and rows, of all that was confirmed, and with what was appended since.
+        self._confirmed = self._appended = (0, 0)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that were confirmed."""
+        return self._confirmed[1]
 
     @property
     def age(self) -> float:
@@ -160,25 +207,94 @@ class _Shard:
         return bool(self._schema.equals(schema, check_metadata=True))
 
     def append(self, table: pa.Table, *, durable: bool) -> None:
-        """Write rows; they are the kernel's when this returns, or the disk's."""
+        """Write rows; they are the kernel's when this returns, or the disk's.
+
+        Raises:
+            OSError: They are not, or only in part: `take_back`.
+        """
         self._stream.write_table(table.combine_chunks())
+        left = memoryview(self._written.take())
+        length, rows = self._confirmed
+        self._appended = (length + len(left), rows + table.num_rows)
+        while left:  # a disk that is nearly full takes a part, and says so by the number only
+            left = left[self._file.write(left) :]
         if durable:
             os.fsync(self._file.fileno())
-        self.num_rows += table.num_rows
+            if not length:
+                _sync(self._path.parent)
 
-    def complete(self) -> None:
-        """Make it a Parquet file."""
+    def confirm(self) -> None:
+        """What was appended is to stay."""
+        self._confirmed = self._appended
+
+    def take_back(self) -> bool:
+        """Cut it back to what was confirmed; return whether more can be appended."""
+        length, rows = self._confirmed
+        self._written.take()
         try:
-            self._stream.close()
-            _to_parquet(self._path)
-        finally:
-            self._file.close()
+            if not rows:
+                self._path.unlink()
+                return False
+            os.ftruncate(self._file.fileno(), length)
+            self._file.seek(length)
+        except OSError as exc:
+            logger.error("%s has rows at its end that were not confirmed: %s", self._path, exc)
+            return False
+        return True
+
+    def complete(self) -> bool:
+        """Make it a Parquet file; return whether it is one. It can be tried again."""
+        return _to_parquet(self._path, self.num_rows)
+
+    def close(self) -> None:
+        """Leave it to other writers."""
+        self._file.close()
 
 
-def _take_over(journal: Path) -> None:
+class _Written:
+    """What Arrow has written, as a file: so that what fails is the writing of bytes only."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def write(self, data: Any) -> int:
+        self._pieces.append(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        """Return what was written since the last time."""
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _new_journal(folder: Path, writer: str) -> tuple[Path, FileIO]:
+    """Return a new, locked file."""
+    while True:
+        path = folder / f"{time.time_ns():019d}-{writer}{JOURNAL}"
+        file = path.open("xb", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except BaseException:
+            file.close()
+            path.unlink(missing_ok=True)
+            raise
+        if os.fstat(file.fileno()).st_nlink:
+            return path, file
+        file.close()  # another writer took it over before it was locked, and found it empty
+
+
+def _take_over(path: Path) -> None:
     """Complete a journal whose writer is gone."""
     try:
-        file = journal.open("r+b")
+        file = path.open("r+b")
     except FileNotFoundError:  # another has just done so
         return
     with file:
@@ -186,18 +302,61 @@ def _take_over(journal: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return  # somebody writes to it
-        if journal.exists():
-            _to_parquet(journal)
+        if path.exists():
+            _to_parquet(path)
 
 
-def _to_parquet(journal: Path) -> None:
-    """Write a journal anew as Parquet, and remove it. A kill leaves one of the two, or both."""
-    table = read_journal(journal)
-    if table is not None and table.num_rows:
-        shard = journal.with_name(re.sub(f"{re.escape(JOURNAL)}$", SHARD, journal.name))
-        unfinished = shard.with_name(f".{shard.name}")
-        pq.write_table(table, unfinished, compression="zstd")
-        with unfinished.open("rb") as written:
-            os.fsync(written.fileno())
-        unfinished.replace(shard)
-    journal.unlink()
+def _to_parquet(path: Path, num_rows: int | None = None) -> bool:
+    """Write a journal anew as Parquet, and remove it. A kill leaves one of the two, or both.
+
+    Args:
+        path: Of the journal.
+        num_rows: That must be in it; None: nobody knows.
+
+    Returns:
+        Whether that was done. If not, the journal is as it was, and the log says why.
+    """
+    shard = path.with_name(re.sub(f"{re.escape(JOURNAL)}$", SHARD, path.name))
+    unfinished = shard.with_name(f".{shard.name}")
+    try:
+        journal = read_journal(path)
+        if num_rows is not None and journal.num_rows != num_rows:
+            raise OSError(f"{journal.num_rows} of {num_rows} rows can be read back")
+        if journal.num_rows:
+            assert journal.table is not None
+            pq.write_table(journal.table, unfinished, compression="zstd", write_page_checksum=True)
+            _read_back(unfinished, journal.table)
+            with unfinished.open("rb") as written:
+                os.fsync(written.fileno())
+            unfinished.replace(shard)
+            _sync(path.parent)
+        if journal.is_damaged:
+            kept = path.with_name(f"{path.name}.damaged")
+            path.replace(kept)
+            logger.error("%s is damaged behind row %d: see %s", shard, journal.num_rows, kept)
+        else:
+            path.unlink()
+    except (OSError, pa.ArrowException, MemoryError) as exc:
+        logger.warning("%s stays a journal, which can be read: %s", path, exc)
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _read_back(path: Path, table: pa.Table) -> None:
+    """Raise OSError if a file does not hold the columns of a table."""
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for name in table.column_names:  # one by one: shards may be large
+            found = file.read(columns=[name]).num_rows
+            if found != table.num_rows:
+                raise OSError(f"{path} has {found} rows of {name}, not {table.num_rows}")
+
+
+def _sync(folder: Path) -> None:
+    """Have the disk know the names of the files in a folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

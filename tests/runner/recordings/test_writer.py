@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +116,166 @@ def test_a_kill_loses_no_written_episode(tmp_path: Path) -> None:
         pass
     assert not list(folder.glob("*/*.arrows"))
     assert set(told) <= lengths(folder).keys()
+
+
+SCARCE = """
+import contextlib, itertools, os, resource, signal, sys
+from pathlib import Path
+folder, tests, how, end = sys.argv[1:]
+sys.path.insert(0, tests)
+from test_writer import episode
+from envbus.runner.batch import MultiAgentBatch
+from envbus.runner.recordings import EpisodeWriter
+
+@contextlib.contextmanager
+def room_for(size):
+    # A disk on which so many bytes more can be written, to each file or in all.
+    if how == "limit":
+        largest = max([path.stat().st_size for path in Path(folder).glob("*/*.arrows")], default=0)
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest + size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    else:
+        filler = Path(folder) / "filler"
+        with filler.open("wb", buffering=0) as file:
+            with contextlib.suppress(OSError):
+                while file.write(bytes(4096)):
+                    pass
+            os.ftruncate(file.fileno(), max(file.tell() - size, 0))
+        try:
+            yield
+        finally:
+            filler.unlink()
+
+writer = EpisodeWriter(folder, shard_rows=70)
+sizes = itertools.cycle([0, 1, 9, 500, 4096, 5000, 9000, 20000, 40000])
+for eps_id in range(60):
+    rows = {"a": episode(eps_id, 10, width=200, agent="a"), "b": episode(eps_id, 9, agent="b")}
+    try:
+        if eps_id % 3:
+            with room_for(next(sizes)):
+                writer.write(MultiAgentBatch(rows, 10))
+        else:
+            writer.write(MultiAgentBatch(rows, 10))
+    except OSError as exc:
+        print("refused", eps_id, exc.errno, flush=True)
+    else:
+        print("confirmed", eps_id, flush=True)
+if end == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if end == "scarce":
+    with room_for(0):
+        writer.close()
+else:
+    writer.close()
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path | None]:
+    """Return a folder that is a disk of its own; None: this user cannot make one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        yield None
+        return
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("how", "end"),
+    [("limit", "close"), ("limit", "kill"), ("disk", "scarce"), ("disk", "kill")],
+)
+def test_what_was_confirmed_is_read_back_and_nothing_else_though_the_disk_was_full_for_a_moment(
+    tmp_path: Path, small_disk: Path | None, how: str, end: str
+) -> None:
+    folder = tmp_path / "episodes"
+    if how == "disk" and small_disk is not None:
+        folder = small_disk / "episodes"
+    how = "limit" if folder.parent == tmp_path else how
+    folder.mkdir()
+    child = subprocess.run(
+        [sys.executable, "-c", SCARCE, str(folder), str(Path(__file__).parent), how, end],
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == (-signal.SIGKILL if end == "kill" else 0), child.stderr
+    told = [line.split() for line in child.stdout.splitlines()]
+    confirmed = {int(line[1]) for line in told if line[0] == "confirmed"}
+    assert len(told) == 60
+    assert 20 < len(confirmed) < 55
+
+    def check() -> None:
+        found = {
+            int(one["a"]["eps_id"][0]): (len(one["a"]), len(one["b"]))
+            for one in read_episodes(folder)
+        }
+        assert found == dict.fromkeys(confirmed, (10, 9))
+
+    check()
+    with EpisodeWriter(folder):  # completes what was left
+        pass
+    assert not list(folder.glob("*/*.arrows*"))
+    assert not list(folder.glob("*/.*"))
+    check()
+
+
+def test_an_episode_that_cannot_be_written_is_refused_whole_and_the_writer_goes_on(
+    tmp_path: Path,
+) -> None:
+    with EpisodeWriter(tmp_path) as writer:
+        rows = {"a": episode(1, 3, agent="a"), "b": episode(1, 2, agent="b")}
+        writer.write(MultiAgentBatch(rows, 3))
+        (tmp_path / "c").write_text("in the way")  # where a third policy's folder would be
+        rows = {"a": episode(2, 3, agent="a"), "c": episode(2, 2, agent="c")}
+        with pytest.raises(FileExistsError):
+            writer.write(MultiAgentBatch(rows, 3))
+        assert (writer.num_episodes, writer.num_rows) == (1, 5)
+        (tmp_path / "c").unlink()
+        rows = {"a": episode(3, 3, agent="a"), "c": episode(3, 2, agent="c")}
+        writer.write(MultiAgentBatch(rows, 3))
+    found = [sorted(one.policy_batches) for one in read_episodes(tmp_path)]
+    assert found == [["a", "b"], ["a", "c"]]
+
+
+def test_a_journal_that_is_damaged_within_is_kept_beside_what_could_be_read(
+    tmp_path: Path,
+) -> None:
+    writer = EpisodeWriter(tmp_path)
+    ends = []
+    for eps_id in range(3):
+        writer.write(episode(eps_id, 4))
+        (journal,) = tmp_path.glob("*/*.arrows")
+        ends.append(journal.stat().st_size)
+    whole = bytearray(journal.read_bytes())
+    whole[ends[0] : ends[0] + 300] = bytes(300)  # as a power cut leaves it
+    damaged = tmp_path / "damaged" / "default"
+    damaged.mkdir(parents=True)
+    (damaged / journal.name).write_bytes(whole)
+    assert lengths(tmp_path / "damaged") == {0: 4}
+    with EpisodeWriter(tmp_path / "damaged"):
+        pass
+    assert sorted(path.suffix for path in damaged.iterdir()) == [".damaged", ".parquet"]
+    assert (damaged / f"{journal.name}.damaged").read_bytes() == whole
+    assert lengths(tmp_path / "damaged") == {0: 4}
+    writer.close()
+
+
+def test_a_reader_finds_all_while_shards_are_completed_beside_it(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, shard_rows=4) as writer:
+        for eps_id in range(5):
+            writer.write(episode(eps_id, 2))
+        reading = read_episodes(tmp_path)
+        found = [next(reading)]  # it has seen which files there are
+        writer.write(episode(5, 2))
+        assert not list(tmp_path.glob("*/*.arrows"))
+        found += list(reading)
+    assert {int(one.single()["eps_id"][0]) for one in found} == set(range(6))
 
 
 def test_a_journal_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
