@@ -28,6 +28,7 @@ from gymnasium import spaces
 from envbus.actors.external.protocol import ActionChosen
 from envbus.bench.networks import NumpyNet, num_inputs, view
 from envbus.bus.codec import encode
+from envbus.bus.zmq_sockets import router_socket
 
 __all__ = ["CASES", "SERVERS", "BridgeCase", "case_named"]
 
@@ -82,7 +83,7 @@ def _policy(case: BridgeCase) -> Callable[[list[npt.NDArray[Any]]], npt.NDArray[
 
 def serve_pyzmq(case: BridgeCase) -> None:
     """A ROUTER that sends back the header it got, and ready-made bytes."""
-    router = zmq.Context().socket(zmq.ROUTER)
+    router = router_socket(zmq.Context())
     port = router.bind_to_random_port("tcp://127.0.0.1")
     _say(f"tcp://127.0.0.1:{port}")
     (answer,) = encode(ActionChosen(action=0))

@@ -29,6 +29,7 @@ from envbus.bus.messages import PROTOCOL_VERSION, Header, Hello, Kind, Reply, Re
 from envbus.bus.serve import Worker
 from envbus.bus.zmq_peer import ZmqPeer
 from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import router_socket
 
 __all__ = ["BUS_CASES", "CARRIERS", "BenchAnswer", "BenchQuestion", "BusCase", "Carrier"]
 
@@ -155,7 +156,7 @@ class PyzmqCarrier(Carrier):
         super().__init__(case)
         self._folder = tempfile.TemporaryDirectory(prefix="envbus-bench-")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket = router_socket(self._context)
         self._socket.bind(f"ipc://{self._folder.name}/bus")
         self._frames = [IDENTITY, *_question_frames()]
         self._start(f"ipc://{self._folder.name}/bus")

@@ -19,6 +19,7 @@ import zmq.auth
 from zmq.utils.monitor import recv_monitor_message
 
 from envbus.bus.keys import BrokerKeys, PeerKeys
+from envbus.bus.zmq_sockets import ZAP_DOMAIN
 
 __all__ = [
     "MONITOR_QUEUE",
@@ -32,9 +33,6 @@ __all__ = [
 
 logger = logging.getLogger("envbus.bus.authentication")
 
-#: A domain that is enforced makes libzmq refuse everybody if nobody answers it; by default it would
-#: let everybody in.
-_DOMAIN = "envbus"
 #: User of a connection without keys that a `Doorkeeper` has let in; no key looks like that.
 NOBODY = "anonymous"
 #: Events that a socket's monitor keeps. libzmq's threads stand still when there is no room.
@@ -59,7 +57,8 @@ def guard(router: zmq.Socket[bytes], keys: BrokerKeys) -> None:
     router.setsockopt(zmq.CURVE_SERVER, 1)
     router.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret)
     router.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public)
-    router.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
+    router.setsockopt_string(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+    # Refuses everybody if nobody answers; by default libzmq would let everybody in.
     router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
 
@@ -130,7 +129,7 @@ class Doorkeeper:
         self._refused = 0
         self._closed = False
         self._authenticator = zmq.auth.Authenticator(router.context, log=logger)
-        self._authenticator.configure_curve_callback(_DOMAIN, self)
+        self._authenticator.configure_curve_callback(ZAP_DOMAIN, self)
         self._authenticator.start()
         router.context.setsockopt(zmq.RCVHWM, MONITOR_QUEUE)
         self._monitor = router.get_monitor_socket(_FAILED)

@@ -34,6 +34,7 @@ from envbus.bus.zmq_sockets import (
     POLLIN,
     check_bindable,
     receive_frames,
+    router_socket,
     send_frames,
     set_limits,
 )
@@ -78,7 +79,7 @@ class ZmqRouter:
         for endpoint in endpoints:
             check_bindable(endpoint, has_keys=keys is not None, insecure=insecure)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket = router_socket(self._context)
         self._extra = select.epoll() if hasattr(select, "epoll") else None
         self._extra_fds: set[int] = set()
         #: Paths of Unix sockets that are this one's, and their inodes; libzmq leaves them behind.

@@ -184,6 +184,17 @@ def test_every_module_says_what_it_is_for_and_what_it_offers(file: Path) -> None
     assert "__all__" in offered, "no __all__"
 
 
+def test_router_sockets_are_made_in_one_place() -> None:
+    # Which refuses what HTTP requests could pass for.
+    makers = {
+        relative(file)
+        for file in SOURCES
+        for node in ast.walk(parse(file))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "zmq.ROUTER"
+    }
+    assert makers == {"bus/zmq_sockets.py"}
+
+
 def test_no_test_sleeps() -> None:
     sleeping = [
         relative(file)
