@@ -6,6 +6,7 @@ rows) is in `blocks.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -17,6 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate
 
 from envbus.actors.agent_spaces import AgentSpaces, RecordSpace
+from envbus.bus.brief import brief
 from envbus.bus.codec import register_struct
 
 __all__ = [
@@ -81,15 +83,55 @@ _DESCRIBE: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
 }
 
 
+#: Elements of a MultiBinary space, whose description is not the longer for being large.
+_MAX_BINARY = 2**24
+#: Longest element of a Text space, in characters.
+_MAX_TEXT = 2**24
+
+
+def _number_dtype(plain: Mapping[str, Any]) -> np.dtype[Any]:
+    """Return the dtype of a space's elements: numbers, nothing that has a size of its own."""
+    text = plain["dtype"]
+    if type(text) is not str or len(text) > 8:
+        raise ValueError(f"not the dtype of a space: {brief(text)}")
+    dtype = np.dtype(text)
+    if dtype.kind not in "biuf":
+        raise ValueError(f"a space has no elements of {dtype}")
+    return dtype
+
+
+def _numbers(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an array of `dtype` that takes no more memory than what it is made of."""
+    if type(value) is np.ndarray:
+        if value.dtype.kind not in "biuf":
+            raise ValueError(f"bounds are numbers, not of {value.dtype}")
+    else:
+        level = [value]
+        while level:  # as long as there are lists in it: their depth was bounded by who decoded
+            if not all(isinstance(x, list | tuple | int | float | np.number) for x in level):
+                raise ValueError("bounds are numbers, or lists of them")
+            level = [x for part in level if isinstance(part, list | tuple) for x in part]
+    with np.errstate(over="raise", invalid="raise"):
+        return np.array(value, dtype)
+
+
+def _int(value: Any) -> int:
+    if not isinstance(value, int | np.integer):
+        raise TypeError(f"expected an integer, not {brief(value)}")
+    return int(value)
+
+
 def _build_box(plain: Mapping[str, Any]) -> Space:
-    dtype = np.dtype(plain["dtype"])
-    low, high = np.array(plain["low"], dtype), np.array(plain["high"], dtype)
+    dtype = _number_dtype(plain)
+    low, high = _numbers(plain["low"], dtype), _numbers(plain["high"], dtype)
     space = spaces.Box(low, high, dtype=dtype.type)
     # An integer box with an infinite bound stores the dtype's limit: it cannot be told again.
-    if "bounded_below" in plain:
-        space.bounded_below = np.array(plain["bounded_below"], dtype=np.bool_)
-    if "bounded_above" in plain:
-        space.bounded_above = np.array(plain["bounded_above"], dtype=np.bool_)
+    for name in ("bounded_below", "bounded_above"):
+        if name in plain:
+            bounded = _numbers(plain[name], np.dtype(np.bool_))
+            if bounded.shape != space.shape:
+                raise ValueError(f"{name} has shape {bounded.shape}, the bounds {space.shape}")
+            setattr(space, name, bounded)
     return space
 
 
@@ -97,7 +139,7 @@ def _build_dict(plain: Mapping[str, Any]) -> Space:
     # Pairs keep their order; a mapping would be sorted.
     space = spaces.Dict([(key, from_plain(sub)) for key, sub in plain["items"]])
     if hasattr(space, "sort_keys"):
-        space.sort_keys = plain["sort_keys"]
+        space.sort_keys = bool(plain["sort_keys"])
     return space
 
 
@@ -117,27 +159,44 @@ def _build_agents(plain: Mapping[str, Any]) -> dict[Any, Space]:
 
 
 def _build_discrete(plain: Mapping[str, Any]) -> Space:
-    n, start, dtype = int(plain["n"]), int(plain["start"]), np.dtype(plain["dtype"])
+    n, start, dtype = _int(plain["n"]), _int(plain["start"]), _number_dtype(plain)
+    limits = np.iinfo(dtype)
+    if not limits.min <= start <= start + n - 1 <= limits.max:
+        raise ValueError(f"{n} numbers from {start} on do not fit {dtype}")
     if dtype == np.int64:  # the only one before Gymnasium 1.2.2
         return spaces.Discrete(n, start=start)
     return spaces.Discrete(n, start=start, dtype=dtype.type)
+
+
+def _build_multi_discrete(plain: Mapping[str, Any]) -> Space:
+    dtype = _number_dtype(plain)
+    nvec, start = _numbers(plain["nvec"], dtype), _numbers(plain["start"], dtype)
+    if nvec.size and not (start <= np.iinfo(dtype).max - (nvec - 1)).all():
+        raise ValueError(f"not all elements fit {dtype}")
+    return spaces.MultiDiscrete(nvec, dtype=dtype, start=start)
+
+
+def _build_multi_binary(plain: Mapping[str, Any]) -> Space:
+    shape = [_int(size) for size in plain["shape"]]
+    if not all(size > 0 for size in shape) or math.prod(shape) > _MAX_BINARY:
+        raise ValueError(f"shape {brief(shape)}: 1 to {_MAX_BINARY} elements are allowed")
+    return spaces.MultiBinary(shape[0] if plain["flat"] else shape)
+
+
+def _build_text(plain: Mapping[str, Any]) -> Space:
+    longest, shortest = _int(plain["max_length"]), _int(plain["min_length"])
+    if longest > _MAX_TEXT or type(plain["characters"]) is not str:
+        raise ValueError(f"a text has at most {_MAX_TEXT} characters of a string")
+    return spaces.Text(longest, min_length=shortest, charset=plain["characters"])
 
 
 #: The way back, by class name.
 _BUILD: dict[str, Callable[[Mapping[str, Any]], Space]] = {
     "Box": _build_box,
     "Discrete": _build_discrete,
-    "MultiDiscrete": lambda plain: spaces.MultiDiscrete(
-        np.array(plain["nvec"]),
-        dtype=np.dtype(plain["dtype"]),
-        start=np.array(plain["start"]),
-    ),
-    "MultiBinary": lambda plain: spaces.MultiBinary(
-        plain["shape"][0] if plain["flat"] else list(plain["shape"])
-    ),
-    "Text": lambda plain: spaces.Text(
-        plain["max_length"], min_length=plain["min_length"], charset=plain["characters"]
-    ),
+    "MultiDiscrete": lambda plain: _build_multi_discrete(plain),
+    "MultiBinary": lambda plain: _build_multi_binary(plain),
+    "Text": lambda plain: _build_text(plain),
     "Dict": _build_dict,
     "Tuple": lambda plain: spaces.Tuple([from_plain(sub) for sub in plain["items"]]),
     "OneOf": lambda plain: spaces.OneOf([from_plain(sub) for sub in plain["items"]]),
@@ -170,6 +229,8 @@ def to_plain(space: Space) -> Plain:
 def from_plain(plain: Plain) -> Space:
     """Return the space that `to_plain` described.
 
+    It takes no more memory than a small multiple of what describes it, whoever has written that.
+
     Raises:
         ValueError: `plain` does not describe a space.
     """
@@ -177,12 +238,19 @@ def from_plain(plain: Plain) -> Space:
         return plain
     name = plain.get("space") if isinstance(plain, Mapping) else None
     if not isinstance(name, str) or name not in _BUILD:
-        raise ValueError(f"not the plain form of a space: {str(plain)[:200]}")
+        raise ValueError(f"not the plain form of a space: {brief(plain)}")
     try:
         space = _BUILD[name](plain)
         if plain.get("random") is not None:
             space._np_random = _build_generator(plain["random"])
-    except (KeyError, IndexError, TypeError, AssertionError, OverflowError) as error:
+    except (
+        LookupError,
+        TypeError,
+        AssertionError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise ValueError(f"bad plain form of a {name} space: {error!r}") from error
     return space
 

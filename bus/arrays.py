@@ -51,8 +51,9 @@ _MAX_DIMENSIONS = 64
 _MAX_DTYPE_DEPTH = 16
 #: Buffers that their sender, in this process, may still have.
 _MAY_BE_SHARED = frozenset({bytes, bytearray, memoryview, np.ndarray})
-#: Elements of an array whose items have no bytes, which no byte count bounds.
-_MAX_EMPTY_ITEMS = 2**31
+#: Elements of an array whose items have no bytes, which no byte count bounds: whatever converts
+#: them makes bytes of them.
+_MAX_EMPTY_ITEMS = 2**16
 
 
 def describe(dtype: np.dtype[Any]) -> Descriptor | None:

@@ -1,6 +1,6 @@
 """What the two directions of free-form values share: which types are what, and a bounded walk.
 
-Used by `tree_encoder.py` and `tree_decoder.py` only. Pure.
+Used by `tree_encoder.py` and `tree_decoder.py`, and `survey` by who bounds values himself. Pure.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ PURE = CORE | {
     "actors/packing.py",
     "bus/attention.py",
     "bus/autopsy.py",
+    "bus/brief.py",
     "bus/gateway/carriage.py",
     "bus/gateway/door.py",
     "bus/gateway/framing.py",

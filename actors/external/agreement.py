@@ -6,20 +6,30 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import gymnasium
 import numpy as np
 
 from envbus.actors.agent_spaces import AgentSpaces
+from envbus.actors.agents import ALL
 from envbus.actors.external.elements import Take, taker
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import Value
 from envbus.actors.spaces import Element, Space, from_plain, to_plain
-from envbus.bus.errors import ConfigError
+from envbus.bus.brief import brief, cut
+from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.bus.messages import Tree
 
 __all__ = ["Agreement", "SpaceLike"]
+
+#: Maps, lists and spaces within each other, as in a `Tree` of the codec.
+_MAX_DEPTH: Final = 64
+#: Spaces within each other or beside each other, and agents, that somebody may tell us.
+_MAX_SPACES: Final = 4096
+_MAX_AGENTS: Final = 1024
+#: Characters of a space in an error.
+_LONGEST: Final = 1000
 
 #: One agent's space, or those of several by agent.
 SpaceLike: TypeAlias = "Space | Mapping[Any, Space]"
@@ -88,7 +98,7 @@ class Agreement:
         """
         try:
             return cls(_build(observation_space), _build(action_space))
-        except (ValueError, TypeError, AttributeError) as error:
+        except (EnvbusError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise SpaceMismatchError(f"the spaces cannot be read: {error}") from error
 
     @property
@@ -106,8 +116,9 @@ class Agreement:
         for kind in ("observation", "action"):
             ours, theirs = getattr(self, f"{kind}_space"), getattr(other, f"{kind}_space")
             if ours != theirs:
+                told = cut(str(ours), _LONGEST), cut(str(theirs), _LONGEST)
                 raise SpaceMismatchError(
-                    f"the bridge has the {kind} space {ours}, this client has {theirs}"
+                    f"the bridge has the {kind} space {told[0]}, this client has {told[1]}"
                 )
 
     def take_observation(self, value: Value, place: str) -> Element:
@@ -128,7 +139,14 @@ def _by_agent(space: SpaceLike) -> dict[Any, Space] | None:
     if hasattr(space, "items"):
         spaces = dict(space)
     if not spaces or not all(isinstance(sub, gymnasium.Space) for sub in spaces.values()):
-        raise ConfigError(f"expected a Gymnasium space, or a dict of them by agent, not {space!r}")
+        raise ConfigError(
+            f"expected a Gymnasium space, or a dict of them by agent, not {brief(space)}"
+        )
+    for agent in spaces:
+        if agent == ALL or type(agent) is bool or not isinstance(agent, str | int):
+            raise ConfigError(
+                f"an agent's id is a string or an integer, and not {ALL!r}: {brief(agent)}"
+            )
     return spaces
 
 
@@ -148,8 +166,10 @@ def _taker(space: Space) -> Take:
         for agent, element in value.items():
             take_one = takers.get(agent)
             if take_one is None:
-                known = ", ".join(map(str, takers))
-                raise SpaceMismatchError(f"{place}: no agent {agent!r}; the agents are {known}")
+                known = cut(", ".join(map(str, takers)), _LONGEST)
+                raise SpaceMismatchError(
+                    f"{place}: no agent {brief(agent)}; the agents are {known}"
+                )
             taken[agent] = take_one(element, f"{place}[{agent!r}]")
         return taken
 
@@ -180,6 +200,27 @@ def _listed(plain: Any) -> Value:
 def _build(value: Value) -> SpaceLike:
     if type(value) is Tree:
         value = value.value
-    if isinstance(value, Mapping) and not isinstance(value.get("space"), str):
-        return {agent: from_plain(plain) for agent, plain in value.items()}
-    return from_plain(value)
+    _assert_bounded(value)
+    if not isinstance(value, Mapping) or isinstance(value.get("space"), str):
+        return from_plain(value)
+    if len(value) > _MAX_AGENTS:
+        raise ValueError(f"{len(value)} agents, and at most {_MAX_AGENTS} are allowed")
+    return {agent: from_plain(plain) for agent, plain in value.items()}
+
+
+def _assert_bounded(value: Value) -> None:
+    """Raise ValueError for what is nested without reason, or made to fill memory."""
+    level: list[Value] = [value] if isinstance(value, Mapping | list | tuple) else []
+    spaces = 0
+    for _ in range(_MAX_DEPTH):
+        spaces += sum(isinstance(item, Mapping) for item in level)
+        if spaces > _MAX_SPACES:
+            raise ValueError(f"more than {_MAX_SPACES} spaces")
+        found: list[Value] = []
+        for item in level:
+            parts = item.values() if isinstance(item, Mapping) else item
+            found += [part for part in parts if isinstance(part, Mapping | list | tuple)]
+        if not found:
+            return
+        level = found
+    raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")

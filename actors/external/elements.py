@@ -2,11 +2,15 @@
 
 Pure. Whoever sends may write nested lists for arrays and tuples, and plain numbers for those of
 the space's width; whoever receives converts by the space, and refuses by name what is outside.
+
+Values may be anybody's. So nothing becomes an array before it is known to have the space's shape
+and to consist of numbers, and nothing passes that is not finite or leaves the space's dtype.
 """
 
 from __future__ import annotations
 
-import reprlib
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -17,9 +21,10 @@ from gymnasium import spaces
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import Value
 from envbus.actors.spaces import Element, Space
+from envbus.bus.brief import brief
 from envbus.bus.messages import Tree
 
-__all__ = ["Take", "taker", "to_wire"]
+__all__ = ["Take", "is_finite", "taker", "to_wire"]
 
 #: Returns the element that a value is; the second argument is its place, for people.
 Take: TypeAlias = Callable[[Value, str], Element]
@@ -31,6 +36,9 @@ _SMALL: Final = 32
 _PLAIN_KINDS: Final = frozenset("biuf")
 #: Kinds that may stand for those of a space's dtype: none of them loses what it means.
 _CONVERTIBLE: Final = {"f": "fiu", "i": "iu", "u": "iu", "b": "biu", "c": "cfiu"}
+_LISTS: Final = frozenset({list, tuple})
+#: Types that may stand in lists, by what may be converted.
+_NUMBERS: Final = {"b": bool, "i": int, "f": float, "c": complex}
 
 
 def taker(space: Space) -> Take:
@@ -99,22 +107,28 @@ def _array_taker(
     kinds = allowed or _CONVERTIBLE.get(dtype.kind, dtype.kind)
     is_float = dtype.kind == "f"
     holds_all = dtype.kind in "iu" and _is_whole_range(dtype, low, high)
-    size = int(np.prod(shape))
+    size = math.prod(shape)
+    numbers = frozenset(kind for code, kind in _NUMBERS.items() if code in kinds)
+    if dtype.kind in "fc":  # infinite bounds are no numbers that may be sent
+        most = np.finfo(dtype).max
+        low, high = np.maximum(low, -most), np.minimum(high, most)
 
     def take(value: Value, place: str) -> Element:
-        array = value if type(value) is np.ndarray else _to_array(value, space, place)
+        array = value if type(value) is np.ndarray else to_array(value, place)
         if array.shape != shape:
-            if array.size != size or size:
+            if array.size or size:
                 raise _mismatch(space, place, value, f"of shape {array.shape}")
-            array = array.reshape(shape)  # an empty list does not say how it is empty
+            return np.empty(shape, dtype)  # an empty list does not say how it is empty
         if array.dtype == dtype:
             if holds_all:  # of pixels: comparing them takes longer than moving them
                 return array
         else:
-            if array.dtype.kind not in kinds and array.size:
+            if array.dtype.kind not in kinds:
+                if not array.size:
+                    return np.empty(shape, dtype)
                 raise _mismatch(space, place, value, f"of {array.dtype}")
             if is_float:
-                with np.errstate(over="ignore"):  # it becomes infinite, which the bounds judge
+                with np.errstate(over="ignore"):  # it becomes infinite, which is refused below
                     array = array.astype(dtype)
         inside = (array >= low) & (array <= high)
         if not inside.all():
@@ -122,6 +136,43 @@ def _array_taker(
             where = f" at {[int(i) for i in index]}" if index else ""
             raise _mismatch(space, place, value, f"with {array[index]}{where}")
         return array if array.dtype == dtype else array.astype(dtype)
+
+    def to_array(value: Value, place: str) -> Array:
+        if shape and type(value) is list and not size and not any(value):
+            return np.empty(0)
+        if not is_nested(value):
+            check_nested(value, 0, value, place)
+        try:
+            array: Array = np.array(value)
+        except (ValueError, OverflowError) as error:
+            raise _mismatch(space, place, value, "which is no array of it") from error
+        return array
+
+    def is_nested(value: Value) -> bool:
+        """Return whether it is lists of numbers, nested as `shape` says, and nothing else."""
+        level: list[Value] = [value]
+        for length in shape:
+            if not _LISTS.issuperset(map(type, level)) or any(len(x) != length for x in level):
+                return False
+            level = list(itertools.chain.from_iterable(level))
+        return numbers.issuperset(map(type, level))
+
+    def check_nested(part: Value, depth: int, value: Value, place: str) -> None:
+        """Refuse what is not nested as `shape` says, or holds more than numbers and arrays."""
+        if isinstance(part, np.ndarray | np.generic):
+            if part.shape != shape[depth:] or part.dtype.kind not in kinds:
+                raise _mismatch(space, place, value, "with an array in it that does not fit")
+        elif depth == len(shape):
+            if type(part) not in numbers:
+                raise _mismatch(space, place, value, f"with a {type(part).__name__} in it")
+        elif not isinstance(part, list | tuple) or len(part) != shape[depth]:
+            came = f"{len(part)}" if isinstance(part, list | tuple) else "no list"
+            raise _mismatch(
+                space, place, value, f"with {came} where {shape[depth]} numbers or lists belong"
+            )
+        else:
+            for item in part:
+                check_nested(item, depth + 1, value, place)
 
     if is_float and len(shape) == 1 and size <= _SMALL:
         return _small_taker(dtype, low, high, take)
@@ -157,15 +208,6 @@ def _is_whole_range(
     return bool((low == limits.min).all() and (high == limits.max).all())
 
 
-def _to_array(value: Value, space: Space, place: str) -> Array:
-    if not isinstance(value, list | tuple | int | float | np.generic):
-        raise _mismatch(space, place, value)
-    try:
-        return np.array(value)
-    except (ValueError, OverflowError) as error:
-        raise _mismatch(space, place, value, "that is no array: lists of one length") from error
-
-
 def _discrete_taker(space: spaces.Discrete) -> Take:
     first, last = int(space.start), int(space.start) + int(space.n) - 1
     scalar: Any = np.dtype(space.dtype).type
@@ -196,7 +238,7 @@ def _dict_taker(space: spaces.Dict) -> Take:
         if not isinstance(value, Mapping):
             raise _mismatch(space, place, value)
         if len(value) != len(parts) or any(key not in value for key, _ in parts):
-            keys = sorted(map(repr, value))
+            keys = sorted(map(brief, itertools.islice(value, 20)))
             raise _mismatch(space, place, value, f"with the keys {', '.join(keys) or 'none'}")
         return {key: sub(value[key], f"{place}[{key!r}]") for key, sub in parts}
 
@@ -253,9 +295,32 @@ def _any_taker(space: Space) -> Take:
             inside = False
         if not inside:
             raise _mismatch(space, place, value)
+        if not is_finite(value):
+            raise _mismatch(space, place, value, "with a number that is not finite")
         return value
 
     return take
+
+
+def is_finite(value: Value) -> bool:
+    """Return whether no number in nested dicts, lists, tuples and arrays is infinite or NaN."""
+    found = [value]
+    while found:
+        item = found.pop()
+        if isinstance(item, Mapping):
+            found += item.values()
+        elif isinstance(item, list | tuple):
+            found += item
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                return False
+        elif (
+            isinstance(item, np.ndarray | np.generic)
+            and item.dtype.kind in "fc"
+            and not np.isfinite(item).all()
+        ):
+            return False
+    return True
 
 
 def _opened(value: Value) -> Value:
@@ -266,5 +331,6 @@ def _mismatch(space: Space, place: str, value: Value, what: str = "") -> SpaceMi
     if type(value) is np.ndarray:
         came = f"an array of {value.dtype}, shape {value.shape}"
     else:
-        came = f"the {type(value).__name__} {reprlib.repr(value)}"
-    return SpaceMismatchError(f"{place}: expected {space}, got {came}{f', {what}' if what else ''}")
+        came = f"the {type(value).__name__} {brief(value)}"
+    text = f"{brief(space)}, got {came}{f', {what}' if what else ''}"
+    return SpaceMismatchError(f"{place}: expected {text}")

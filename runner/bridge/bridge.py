@@ -343,6 +343,7 @@ class ExternalEnvBridge:
         """Return counts since the start."""
         counts = self._episodes.statistics()
         counts.refused += self._reception.refused
+        counts.surprises = self._reception.complaints.counts["request"]
         counts.host_restarts = self._attendants.hosts.restarts
         return counts
 

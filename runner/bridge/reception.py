@@ -1,14 +1,19 @@
 """Where clients' messages become events of the rules, and effects become answers.
 
-Performs what `episodes.py` decides, over the bridge's broker.
+Performs what `episodes.py` decides, over the bridge's broker. Each message stands for itself:
+whatever it makes this program raise is answered to its sender, counted, logged within a rate, and
+is nobody else's trouble.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from msgspec import structs
 
 from envbus.actors.external.agreement import Agreement
 from envbus.actors.external.elements import to_wire
@@ -20,10 +25,12 @@ from envbus.actors.external.protocol import (
     GetModel,
     JoinBridge,
 )
+from envbus.bus.brief import brief, cut
 from envbus.bus.broker import Broker, Outcome
 from envbus.bus.broker_vocabulary import Notify, PeerLeft
 from envbus.bus.codec import decode
-from envbus.bus.errors import EncodeError, ProtocolError
+from envbus.bus.complaints import Complaints
+from envbus.bus.errors import EncodeError, ProtocolError, TransportError
 from envbus.bus.messages import Failed, FailureCode, Header, Kind, Reply
 from envbus.bus.transport import Frames
 from envbus.runner.agent_results import DUMMY_AGENT
@@ -60,6 +67,10 @@ _REQUEST = Kind.REQUEST
 #: these; taking all there are would have both wait for each other by turns, and the first of many
 #: have left the caches when they are answered.
 _MOST_TAKEN = 64
+#: Characters of a client's name, as of a peer's.
+_MAX_NAME = 256
+#: Characters of what a client is told of its mistake: a few bytes must not bring back a flood.
+_LONGEST = 4000
 
 
 class Reception:
@@ -76,6 +87,7 @@ class Reception:
         agreement: As above; None until the first client has told it.
         policy_ids: What clients are told of who may act.
         refused: Requests that were refused for what they hold, before any episode was asked.
+        complaints: About requests that made this program raise what is no refusal.
     """
 
     def __init__(
@@ -93,6 +105,7 @@ class Reception:
         self.agreement = agreement
         self.policy_ids: list[str] = []
         self.refused = 0
+        self.complaints = Complaints(logger)
         #: Peers that know no ext types.
         self._plain: set[bytes] = set()
         self._names: dict[bytes, str] = {}
@@ -205,6 +218,10 @@ class Reception:
 
     def _on_request(self, peer: bytes, header: Header, frames: Frames) -> None:
         try:
+            if not 0.0 < header.ttl < math.inf:
+                raise ProtocolError(
+                    f"the ttl of a {header.payload_type} is finite and over 0 s, not {header.ttl}"
+                )
             if header.payload_type in VERBS:
                 if self.agreement is None:
                     self.refused += 1
@@ -218,7 +235,10 @@ class Reception:
                 event = self._join(peer, header, decode(JoinBridge, frames))
             else:
                 known = ", ".join((JoinBridge.__name__, GetModel.__name__, *VERBS))
-                raise ProtocolError(f"a bridge answers no {header.payload_type}; it does: {known}")
+                raise ProtocolError(
+                    f"a bridge answers no {brief(header.payload_type)}; it does: {known}"
+                )
+            self.handle(event)
         except RefusedError as error:
             self.refused += 1
             self._answer(peer, header.request_id, error.failed())
@@ -226,11 +246,33 @@ class Reception:
             self.refused += 1
             failed = Failed(code=FailureCode.PROTOCOL, message=str(error), peer=BRIDGE)
             self._answer(peer, header.request_id, failed)
-        else:
-            self.handle(event)
+        except TransportError:  # not the message: this bridge itself is in trouble
+            raise
+        except Exception as error:  # the border: a message of one client ends nobody else's work
+            self._on_surprise(peer, header, error)
+
+    def _on_surprise(self, peer: bytes, header: Header, error: Exception) -> None:
+        """A request made this program raise what is no refusal."""
+        what = f"{type(error).__name__}: {brief(str(error))}"
+        name = brief(self._names.get(peer, peer.hex()))
+        text = f"a {brief(header.payload_type)} of client {name} was not taken: {what}"
+        self.complaints.add("request", text, error)
+        failed = Failed(
+            code=FailureCode.REMOTE,
+            message=f"the bridge could not take this {header.payload_type}: {what}",
+            peer=BRIDGE,
+            remote_type=type(error).__qualname__,
+        )
+        self._answer(peer, header.request_id, failed)
 
     def _join(self, peer: bytes, header: Header, payload: JoinBridge) -> Join:
         spaces = payload.observation_space, payload.action_space
+        for what, text in (("client", payload.client), ("resume", payload.resume)):
+            if len(text) > _MAX_NAME or not (text.isprintable() or not text):
+                raise RefusedError(
+                    f"{what} is a text of at most {_MAX_NAME} characters, without control "
+                    f"characters, not {brief(text)}"
+                )
         if (spaces[0] is None) != (spaces[1] is None):
             raise SpaceMismatchError("tell both spaces, or neither")
         if spaces[0] is not None:
@@ -263,8 +305,11 @@ class Reception:
         )
 
     def _answer(self, peer: bytes, request_id: int, answer: Reply | Failed) -> None:
+        if type(answer) is Failed and len(answer.message) > _LONGEST:
+            answer = structs.replace(answer, message=cut(answer.message, _LONGEST))
         try:
             self._broker.answer(peer, request_id, answer)
         except EncodeError as error:
-            failed = Failed(code=FailureCode.PROTOCOL, message=str(error), peer=BRIDGE)
+            text = cut(str(error), _LONGEST)
+            failed = Failed(code=FailureCode.PROTOCOL, message=text, peer=BRIDGE)
             self._broker.answer(peer, request_id, failed)

@@ -1,5 +1,7 @@
 """Clients' requests as events of the rules: read, checked against the spaces, sorted by agent.
 
+What passes here is whole and finite: what a runner makes of it cannot fail for its form.
+
 Pure: neither socket nor clock.
 """
 
@@ -24,10 +26,11 @@ from envbus.actors.external.protocol import (
     StartEpisode,
     Value,
 )
-from envbus.bus.codec import decode
-from envbus.bus.errors import ProtocolError
+from envbus.bus.brief import brief, cut
+from envbus.bus.codec import DEFAULT_LIMITS, decode
 from envbus.bus.messages import Header, Payload, Tree
 from envbus.bus.transport import Frames
+from envbus.bus.tree import survey
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.bridge.results import ClientChoice
 from envbus.runner.bridge.vocabulary import (
@@ -45,6 +48,14 @@ __all__ = ["VERBS", "read"]
 
 #: Columns that a client may add to a row.
 _MAX_EXTRAS = 64
+#: Bytes of a request without its buffers. As Python's objects they take up to eighty times as much.
+_MAX_PAYLOAD = 1 << 25
+#: Rows have their rewards, and what clients add, in float32.
+_MOST = float(np.finfo(np.float32).max)
+#: Maps and lists within each other: as in a `Tree`.
+_MAX_DEPTH = DEFAULT_LIMITS.max_depth
+
+_NUMBERS = (int, np.integer, np.floating)
 
 Verb: TypeAlias = "Start | Ask | LogStep | LogReward | Fragment | End"
 
@@ -54,11 +65,15 @@ def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> V
 
     Raises:
         DecodeError: The frames do not hold what the header says.
-        ProtocolError: The request has no time to live.
         SpaceMismatchError: An observation or action is outside its space.
         EpisodeError: Rewards, infos or flags are not what they have to be.
     """
     payload_type, convert = VERBS[header.payload_type]
+    if frames and memoryview(frames[0]).nbytes > _MAX_PAYLOAD:
+        raise EpisodeError(
+            f"a {header.payload_type} has at most {_MAX_PAYLOAD} bytes beside the arrays that are "
+            f"frames of their own, not {memoryview(frames[0]).nbytes}"
+        )
     payload = decode(payload_type, frames, writable=True)
     return convert(payload, header, peer, agreement)
 
@@ -68,16 +83,14 @@ def _start(payload: StartEpisode, header: Header, peer: bytes, _agreement: Agree
 
 
 def _ask(payload: GetAction, header: Header, peer: bytes, agreement: Agreement) -> Ask:
-    if not 0.0 < header.ttl < math.inf:
-        raise ProtocolError(f"the ttl of a GetAction is finite and over 0 s, not {header.ttl}")
     episode_id = payload.episode_id
-    observation = _observation(payload.observation, episode_id, agreement)
+    observation = _seen(payload.observation, episode_id, agreement)
     return Ask(peer, header.request_id, episode_id, observation, header.ttl)
 
 
 def _log_action(payload: LogAction, header: Header, peer: bytes, agreement: Agreement) -> LogStep:
     episode_id = payload.episode_id
-    observation = _observation(payload.observation, episode_id, agreement)
+    observation = _seen(payload.observation, episode_id, agreement)
     action = agreement.take_action(payload.action, f"action of episode {episode_id}")
     if not agreement.multi_agent:
         action = {DUMMY_AGENT: action}
@@ -116,6 +129,10 @@ def _log_returns(
         if not isinstance(value, dict):
             raise EpisodeError(
                 f"Episode {episode_id}: an info is a map, not a {type(value).__name__}."
+            )
+        if value and survey(value, _MAX_DEPTH)[0]:
+            raise EpisodeError(
+                f"Episode {episode_id}: an info is nested deeper than {_MAX_DEPTH} levels."
             )
     return LogReward(peer, header.request_id, episode_id, rewards, infos, terminateds, truncateds)
 
@@ -161,9 +178,11 @@ def _extras(
         own = {} if own is None else _opened(own)
         if agent not in action or not isinstance(own, dict) or len(own) > _MAX_EXTRAS:
             raise EpisodeError(
-                f"Episode {episode_id}: extras of {agent!r} are a map by name of at most "
+                f"Episode {episode_id}: extras of {brief(agent)} are a map by name of at most "
                 f"{_MAX_EXTRAS} values, of an agent that has acted."
             )
+        for name, column in own.items():
+            _check_column(column, f"extra {brief(name)} of agent {brief(agent)}", episode_id)
         extras[agent] = own
     return extras
 
@@ -199,10 +218,50 @@ def _observation(value: Value, episode_id: str, agreement: Agreement) -> ByAgent
     return taken if agreement.multi_agent else {DUMMY_AGENT: taken}
 
 
+def _seen(value: Value, episode_id: str, agreement: Agreement) -> ByAgent:
+    """Return an observation that an action follows upon."""
+    observation = _observation(value, episode_id, agreement)
+    if not observation:
+        raise EpisodeError(f"Episode {episode_id}: an observation of nobody; name an agent.")
+    return observation
+
+
 def _number(value: Value, what: str, episode_id: str) -> float:
-    if type(value) is float or (isinstance(value, int | np.number) and type(value) is not bool):
-        return float(value)
-    raise EpisodeError(f"Episode {episode_id}: a {what} is a number, not {value!r:.80}.")
+    if type(value) is float or (isinstance(value, _NUMBERS) and type(value) is not bool):
+        try:
+            number = float(value)
+        except OverflowError:  # an int of hundreds of digits
+            number = math.inf
+        if -_MOST <= number <= _MOST:
+            return number
+        raise EpisodeError(
+            f"Episode {episode_id}: a {what} is a finite number of float32, not {brief(value)}."
+        )
+    raise EpisodeError(f"Episode {episode_id}: a {what} is a number, not {brief(value)}.")
+
+
+def _check_column(value: Value, what: str, episode_id: str) -> None:
+    """Refuse what cannot become numbers of a row."""
+    level = [_opened(value)]
+    for _ in range(_MAX_DEPTH):
+        found: list[Value] = []
+        for item in level:
+            if isinstance(item, Mapping):
+                found += map(_opened, item.values())
+            elif isinstance(item, list | tuple):
+                found += map(_opened, item)
+            elif isinstance(item, np.ndarray | np.generic):
+                if item.dtype.kind not in "biuf" or not (np.abs(item) <= _MOST).all():
+                    raise EpisodeError(
+                        f"Episode {episode_id}: {what} has {item.dtype} or what is not finite; it "
+                        "consists of finite numbers of float32."
+                    )
+            else:
+                _number(int(item) if type(item) is bool else item, what, episode_id)
+        if not found:
+            return
+        level = found
+    raise EpisodeError(f"Episode {episode_id}: {what} is nested too deep.")
 
 
 def _map(value: Value, what: str, episode_id: str, agreement: Agreement | None) -> dict[Any, Any]:
@@ -212,6 +271,12 @@ def _map(value: Value, what: str, episode_id: str, agreement: Agreement | None) 
         raise EpisodeError(
             f"Episode {episode_id}: {what} are a map by agent, not a {type(value).__name__}."
         )
+    for agent in value:
+        if type(agent) is not str and type(agent) is not int:
+            raise EpisodeError(
+                f"Episode {episode_id}: {what} of {brief(agent)}, which is no agent: their ids are "
+                "strings or integers."
+            )
     if agreement is not None and not value.keys() <= set(agreement.agents):
         strange = value.keys() - set(agreement.agents)
         raise EpisodeError(
@@ -227,7 +292,7 @@ def _flags(value: Value, episode_id: str, agreement: Agreement) -> dict[Any, boo
         if not isinstance(flag, bool | np.bool_):
             raise EpisodeError(
                 f"Episode {episode_id}: the flag of agent {agent!r} is true or false, not "
-                f"{flag!r:.80}."
+                f"{brief(flag)}."
             )
         flags[agent] = bool(flag)
     return flags
@@ -238,4 +303,4 @@ def _opened(value: Value) -> Value:
 
 
 def _names(agents: Any) -> str:
-    return ", ".join(sorted(map(str, agents))) or "nobody"
+    return cut(", ".join(sorted(map(str, agents))), 1000) or "nobody"

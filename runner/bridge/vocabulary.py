@@ -334,8 +334,10 @@ class BridgeStatistics(msgspec.Struct, kw_only=True):
     policy_errors: int = 0
     #: Actions of the runner that nobody waited for, or not any more.
     dropped_actions: int = 0
-    #: Requests that were refused / that came again and were not done again.
+    #: Requests that were refused / that made the bridge raise what is no refusal, which is a bug of
+    #: it, and were refused as well / that came again and were not done again.
     refused: int = 0
+    surprises: int = 0
     resent: int = 0
     #: Clients that came back to their session.
     resumed: int = 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from gymnasium import spaces
 
 from envbus.actors.external.agreement import Agreement
 from envbus.actors.external.errors import SpaceMismatchError
+from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 
 BOX, TWO = spaces.Box(-1.0, np.inf, (2,)), spaces.Discrete(2)
@@ -102,3 +104,74 @@ def test_agents_are_taken_as_they_come_and_strange_ones_are_refused() -> None:
         agreement.take_observation([1], "o")
     with pytest.raises(SpaceMismatchError, match=r"o\['y'\]"):
         agreement.take_observation({"y": 2}, "o")
+
+
+def nested(depth: int) -> Any:
+    plain: Any = {"space": "Discrete", "dtype": "<i8", "n": 2, "start": 0}
+    for _ in range(depth):
+        plain = {"space": "Tuple", "items": [plain]}
+    return plain
+
+
+def box(**changes: Any) -> dict[str, Any]:
+    return {"space": "Box", "dtype": "<f4", "low": [-1.0], "high": [1.0], **changes}
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        nested(5000),
+        box(low=np.ndarray((2**31,), "S0", b"")),
+        box(low=np.ndarray((2**31,), "S0", b""), high=np.ndarray((2**31,), "S0", b"")),
+        box(dtype="<U100000000"),
+        box(dtype="|S0"),
+        box(dtype="O"),
+        box(dtype=["<f4"] * 3),
+        box(dtype="f4," * 1000),
+        box(low=["x" * 20_000] * 100),
+        box(low=[float("nan")]),
+        box(dtype="<f4", high=[1e300]),
+        box(dtype="|u1", low=[-1], high=[300]),
+        box(bounded_below=[True] * 3),
+        box(low=[[1]] * 3),
+        {"space": "MultiBinary", "shape": [2**40], "flat": True},
+        {"space": "MultiBinary", "shape": [2**20, 2**20], "flat": False},
+        {"space": "MultiBinary", "shape": [0, 2**62], "flat": False},
+        {"space": "Text", "max_length": 2**62, "min_length": 1, "characters": "a"},
+        {"space": "Text", "max_length": 3, "min_length": 1, "characters": [[]] * 3},
+        {"space": "Discrete", "dtype": "<i8", "n": 2**63 - 1, "start": 2**63 - 1},
+        {"space": "Discrete", "dtype": "|u1", "n": 300, "start": 0},
+        {"space": "Discrete", "dtype": "<i8", "n": 1e308, "start": 0},
+        {"space": "MultiDiscrete", "dtype": "|i1", "nvec": [200], "start": [0]},
+        {"space": "MultiDiscrete", "dtype": "|i1", "nvec": [100], "start": [100]},
+        {"space": "MultiDiscrete", "dtype": "<i8", "nvec": "9" * 5000, "start": [0]},
+        {"space": "Dict", "items": [[[], nested(0)]], "sort_keys": True},
+        {"space": "Dict", "items": {"a": 1}, "sort_keys": True},
+        {"space": "Graph", "node": nested(0), "edge": 3},
+        {"space": "AgentSpaces", "distinct": [nested(0)], "agents": [["x", 2**70]]},
+        {f"a{i}": nested(0) for i in range(2000)},
+        {"space": "Tuple", "items": [nested(0)] * 5000},
+        {"__all__": nested(0)},
+        {1.5: nested(0)},
+        {None: nested(0)},
+        {True: nested(0)},
+    ],
+    ids=lambda plain: brief(plain)[:50],
+)
+def test_spaces_that_nobody_means_are_refused_without_being_built(plain: Any) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(SpaceMismatchError, match="cannot be read") as caught:
+            Agreement.from_wire(plain, plain)
+        assert tracemalloc.get_traced_memory()[1] < 3_000_000
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 2000
+
+
+def test_spaces_as_deep_as_anybody_needs_are_taken() -> None:
+    space: spaces.Space[Any] = TWO
+    for _ in range(12):
+        space = spaces.Dict(a=spaces.Tuple([space]))
+    agreement = Agreement(space, TWO)
+    agreement.check_equal(over_the_wire(agreement))

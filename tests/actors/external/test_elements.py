@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import OrderedDict
 from typing import Any
 
@@ -13,6 +14,7 @@ from gymnasium import spaces
 from envbus.actors.external.elements import taker, to_wire
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import GetAction
+from envbus.bus.brief import brief
 from envbus.bus.codec import decode, encode
 from envbus.bus.messages import Tree
 from tests.bus.codec_samples import identical
@@ -157,7 +159,93 @@ def test_numbers_are_converted_where_they_keep_their_meaning(
     assert taker(space)(value, "it") in space
 
 
-def test_a_number_beyond_the_dtype_becomes_infinite_without_a_warning() -> None:
-    space = spaces.Box(-np.inf, np.inf, (1,))
-    for value in ([1e300], [float("inf")], np.array([1e300])):
-        assert taker(space)(value, "it")[0] == np.inf
+INF, NAN = float("inf"), float("nan")
+REAL = spaces.Box(-np.inf, np.inf, (2,))
+PICTURE = spaces.Box(0, 255, (2, 2, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (REAL, [0.0, 1e300]),
+        (REAL, [INF, 0.0]),
+        (REAL, [0.0, NAN]),
+        (REAL, [0, 10**400]),
+        (REAL, np.array([0.0, 1e39])),
+        (REAL, np.array([0.0, -np.inf], np.float32)),
+        (spaces.Box(-np.inf, np.inf, (100,)), np.full(100, np.inf, np.float32)),
+        (spaces.Box(-np.inf, np.inf, (), np.float16), 65520.0),
+        (spaces.Box(0, 2**63 - 1, (1,), np.int64), [2**63]),
+        (spaces.Box(0, 2**63 - 1, (1,), np.int64), np.array([2**63], np.uint64)),
+        (PICTURE, [[[0, 0, 256]] * 2] * 2),
+        (PICTURE, [[[0, 0, -1]] * 2] * 2),
+        (spaces.Sequence(REAL, stack=True), np.array([[0.0, np.inf]], np.float32)),
+        (
+            spaces.Graph(REAL, None),
+            spaces.GraphInstance(np.full((1, 2), np.inf, np.float32), None, None),
+        ),
+        (spaces.Dict(a=REAL), {"a": [INF, 0.0]}),
+    ],
+    ids=lambda value: brief(value)[:40],
+)
+def test_what_is_not_finite_or_leaves_its_dtype_is_refused(
+    space: spaces.Space[Any], value: Any
+) -> None:
+    with pytest.raises(SpaceMismatchError, match=r"^it"):
+        taker(space)(value, "it")
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (REAL, ["x" * 20_000] * 2),
+        (REAL, ["1.0", "2.0"]),
+        (REAL, "12"),
+        (PICTURE, [["x" * 20_000, *["y"] * 4000]] * 2),
+        (PICTURE, [[[1, 2, 3]] * 2] * 3),
+        (PICTURE, [[[1, 2, 3]] * 2, [[1, 2, 3]]]),
+        (PICTURE, [[[1, 2, [3]]] * 2] * 2),
+        (PICTURE, [[[1, 2, None]] * 2] * 2),
+        (PICTURE, [[[1, 2, "3"]] * 2] * 2),
+        (PICTURE, [[np.zeros(2, np.uint8)] * 2] * 2),
+        (PICTURE, [[np.zeros(3, "S1")] * 2] * 2),
+        (PICTURE, np.zeros((2, 2, 3), "V1")),
+        (REAL, np.ndarray((2**31,), "S0", b"")),
+        (REAL, np.ndarray((0, 2**40), np.float32, b"")),
+        (spaces.Box(-1, 1, (0,)), [["x"]]),
+        (spaces.Discrete(3), 10**5000),
+        (spaces.MultiBinary(2), [0, 2]),
+        (spaces.Text(4), "x" * 10**6),
+    ],
+    ids=lambda value: brief(value)[:40],
+)
+def test_what_has_another_form_is_refused_without_being_built(
+    space: spaces.Space[Any], value: Any
+) -> None:
+    take = taker(space)
+    tracemalloc.start()
+    try:
+        with pytest.raises(SpaceMismatchError, match=r"^it") as caught:
+            take(value, "it")
+        assert tracemalloc.get_traced_memory()[1] < 300_000
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 1500
+
+
+def test_a_deep_list_is_refused_like_any_other() -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    for space in (REAL, spaces.Tuple([REAL]), spaces.Discrete(2), spaces.Text(3)):
+        with pytest.raises(SpaceMismatchError):
+            taker(space)(deep, "it")
+    while type(deep) is list:  # or its end would take the stack
+        (deep,) = deep
+
+
+def test_arrays_may_stand_in_lists() -> None:
+    rows = [np.full(3, i, np.uint8) for i in range(4)]
+    came = taker(PICTURE)([rows[:2], [rows[2], [np.uint8(3), 3, 3]]], "it")
+    assert came.dtype == np.uint8
+    assert came[:, :, 0].tolist() == [[0, 1], [2, 3]]

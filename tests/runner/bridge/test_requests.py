@@ -17,12 +17,14 @@ from envbus.actors.external.protocol import (
     LogReturns,
     StartEpisode,
 )
+from envbus.bus.brief import brief
 from envbus.bus.codec import encode
-from envbus.bus.errors import DecodeError, ProtocolError
+from envbus.bus.errors import DecodeError
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Payload, Tree
 from envbus.runner.bridge.requests import read
 from envbus.runner.bridge.vocabulary import Ask, End, LogReward, LogStep, Start
 
+INF, NAN = float("inf"), float("nan")
 BOX, TWO = spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(2)
 ONE = Agreement(BOX, TWO)
 MANY = Agreement({"x": BOX, "y": BOX}, {"x": TWO, "y": TWO})
@@ -92,8 +94,6 @@ def test_x_20_what_does_not_fit_the_agents_is_refused_by_name(payload: Payload, 
 def test_what_cannot_be_read_is_told_apart_from_what_is_wrong() -> None:
     with pytest.raises(SpaceMismatchError, match="observation of episode e"):
         event(GetAction(episode_id="e", observation=[2.0]))
-    with pytest.raises(ProtocolError, match="ttl"):
-        event(GetAction(episode_id="e", observation=[0.0]), ttl=0.0)
     header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "GetAction", 1.0)
     with pytest.raises(DecodeError):
         read(header, [b"\x80"], b"p", ONE)
@@ -142,3 +142,64 @@ def test_x_21_a_step_of_a_fragment_that_does_not_fit_is_refused_and_named(
         event(LogFragment(episode_id="e", policy_id="p", first=0, steps=[step]))
     with pytest.raises(EpisodeError, match="first step is not -1"):
         event(LogFragment(episode_id="e", policy_id="p", first=-1, steps=[]))
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "reward", [NAN, INF, -INF, 1e300, 2**1023, 10**400, np.float32("inf")], ids=brief
+)
+def test_a_reward_that_is_not_finite_in_float32_is_refused_by_name(reward: Any) -> None:
+    with pytest.raises(EpisodeError, match="Episode e: a reward is a finite number"):
+        event(LogReturns(episode_id="e", reward=Tree(reward)))
+    with pytest.raises(EpisodeError, match="a reward of agent 'x' is a finite number"):
+        event(LogReturns(episode_id="e", reward=Tree({"x": reward})), MANY)
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (LogReturns(episode_id="e", reward={}, info={"x": deep(500)}), "an info is nested deeper"),
+        (LogReturns(episode_id="e", reward={1.5: 1.0}), "rewards of 1.5, which is no agent"),
+        (LogReturns(episode_id="e", reward={None: 1.0}), "rewards of None, which is no agent"),
+        (LogReturns(episode_id="e", reward={}, info={NAN: {}}), "infos of nan"),
+        (LogReturns(episode_id="e", reward={}, info={(1, 2): {}}), "infos of"),
+        (GetAction(episode_id="e", observation={}), "an observation of nobody"),
+        (LogAction(episode_id="e", observation={}, action={}), "an observation of nobody"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_maps_of_nobody_and_depths_without_reason_are_refused(payload: Payload, text: str) -> None:
+    with pytest.raises(EpisodeError, match=text):
+        event(payload, MANY)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(NAN, INF, 1e39, "x" * 20_000, ["x", "y" * 20_000], None, deep(500), [1, [2, "a"]]),
+        *(Tree(10**400), np.array(["a"]), np.array([INF]), np.array([1e39])),
+    ],
+    ids=lambda value: brief(value)[:30],
+)
+def test_what_a_client_adds_to_a_row_consists_of_finite_numbers(value: Any) -> None:
+    def step(extras: Any) -> LogFragment:
+        acted = FragmentStep(observation=[0], action=1, policy_version=3, extras=extras)
+        return LogFragment(episode_id="e", policy_id="p", first=0, steps=[acted])
+
+    with pytest.raises(EpisodeError, match=r"extra 'v' of agent 'agent0'"):
+        event(step({"v": value}))
+    fine = {"h": [[0.5], [1, True]], "c": {"x": 3e38}}
+    assert event(step({"v": fine})).parts[0].choice.extras == {"agent0": {"v": fine}}
+    event(step({"v": [Tree((np.zeros(3), np.float64(3e38)))]}))
+
+
+def test_a_request_has_a_largest_size_beside_its_arrays() -> None:
+    header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "LogReturns", 1.0)
+    with pytest.raises(EpisodeError, match="at most 33554432 bytes"):
+        read(header, [bytes(2**25 + 1)], b"p", ONE)

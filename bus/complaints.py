@@ -1,0 +1,63 @@
+"""What others did wrong, counted by kind and logged within a rate: senders choose how often."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from envbus.bus.brief import cut, printable
+
+__all__ = ["Complaints"]
+
+#: Seconds between two log lines of one kind; what lies between is counted.
+_EVERY: Final = 5.0
+#: Characters of a line: texts may hold what others have sent.
+_LONGEST: Final = 2000
+
+
+class Complaints:
+    """Counts, and a log that nobody can fill. One thread uses it.
+
+    Args:
+        logger: Where it is told, as a warning.
+        every: Seconds between two lines of one kind.
+        clock: Seconds of a clock that never goes back.
+
+    Attributes:
+        counts: By kind. Kinds are chosen by the program, never by those who are complained about.
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        *,
+        every: float = _EVERY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._logger = logger
+        self._every = every
+        self._clock = clock
+        #: By kind: when it was told last, and the count then.
+        self._told: dict[str, tuple[float, int]] = {}
+
+    def add(self, kind: str, text: str, error: BaseException | None = None) -> None:
+        """Count one, and tell of it unless one of its kind was told just now.
+
+        Args:
+            kind: What it is about.
+            text: For people; one line is made of it.
+            error: Whose traceback is logged, too.
+        """
+        self.counts[kind] += 1
+        count, now = self.counts[kind], self._clock()
+        last, told = self._told.get(kind, (-self._every, 0))
+        if told and now - last < self._every:
+            return
+        self._told[kind] = now, count
+        between = count - told - 1
+        more = f" (and {between} more like it)" if between else ""
+        self._logger.warning("%s%s", printable(cut(text, _LONGEST)), more, exc_info=error)
