@@ -108,11 +108,15 @@ class ZmqPeer:
         return self._identity
 
     def send(self, frames: Frames) -> None:
-        """Queue `frames` for the broker; never blocks. Large buffers are not copied."""
+        """Queue `frames` for the broker; never blocks. Large buffers are not copied.
+
+        What a connection that is turned away has taken is lost with it, and so is what comes until
+        this peer knocks again: `trouble` tells.
+        """
         try:
             send_frames(self._socket, frames)
-        except zmq.Again as exc:
-            raise QueueFullError("the queue to the broker is full: it does not read") from exc
+        except zmq.Again:
+            self._send_again(frames)
         except zmq.ZMQError as exc:
             raise self._translate(exc) from exc
 
@@ -175,6 +179,16 @@ class ZmqPeer:
         self._monitor.close(0)
         self._socket.close(LINGER_MS)
         self._context.term()
+
+    def _send_again(self, frames: Frames) -> None:
+        """Find out what hindered: libzmq says the same of a full queue and of none."""
+        self._take_news()  # knocks, should it be time to: then there is a new queue
+        if self._knock_at < math.inf:
+            return  # lost: the queue went with the connection
+        try:
+            send_frames(self._socket, frames)
+        except zmq.Again as exc:
+            raise QueueFullError("the queue to the broker is full: it does not read") from exc
 
     def _take_news(self) -> None:
         """Take what the monitor has said; knock again where libzmq would not."""

@@ -247,6 +247,22 @@ def test_private_endpoints_need_no_key_and_others_do(ring: KeyRing, tmp_path: Pa
         ZmqRouter([], private=["tcp://0.0.0.0:*"], keys=ring.broker())
 
 
+def test_a_peer_that_is_turned_away_may_send_and_no_queue_is_called_full(ring: KeyRing) -> None:
+    with contextlib.ExitStack() as stack:
+        router = stack.enter_context(
+            contextlib.closing(ZmqRouter(["tcp://127.0.0.1:*"], keys=ring.broker()))
+        )
+        (public,) = router.endpoints
+        peer = stack.enter_context(contextlib.closing(ZmqPeer(public, b"no keys")))
+        turned_away = 0
+        while turned_away < 100:  # long enough for it to knock again, too
+            peer.send([b"header", b"payload"])
+            peer.receive(0.005)  # libzmq takes the queue away a moment after it tells
+            turned_away += bool(peer.trouble())
+        assert "keys" in peer.trouble()
+        assert not router.wait(0.0)
+
+
 def test_a_private_endpoint_that_is_bound_later_opens_no_other_door(
     ring: KeyRing, tmp_path: Path
 ) -> None:
