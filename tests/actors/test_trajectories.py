@@ -191,5 +191,15 @@ def test_a_vector_env_in_one_actor(mode: str, actors: int, shared_memory: bool) 
 
 
 def test_options_reach_each_env() -> None:
-    sources = [partial(CountingEnv, 3)] * 2
+    sources = [partial(_LevelEnv, 3)] * 2
     equal_trajectories(sources, "NextStep", options={"level": 3})
+    driver = Driver(sources, "NextStep")
+    _, infos = driver.reset(options={"level": 3})
+    assert infos["level"].tolist() == [3, 3]
+    driver.close()
+
+
+class _LevelEnv(CountingEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, {**info, "level": (options or {}).get("level", 0)}

@@ -60,10 +60,13 @@ def test_its_parameters_are_those_of_gymnasiums_async_vector_env() -> None:
 
 def test_envs_may_be_ids_import_paths_and_callables(make: Make) -> None:
     """V-01."""
-    envs = make(["CartPole-v1", lambda: gymnasium.make("CartPole-v1"), "gymnasium:make"][:2])
-    assert envs.num_envs == 2
-    assert envs.reset(seed=1)[0].shape == (2, 4)
-    assert make(["envbus.actors.testing:CountingEnv"] * 2).reset()[0].shape == (2, 4)
+    path = "gymnasium.envs.classic_control:CartPoleEnv"
+    envs = make(["CartPole-v1", lambda: gymnasium.make("CartPole-v1"), path])
+    observations, _ = envs.reset(seed=[1, 1, 1])
+    expected, _ = gymnasium.make("CartPole-v1").reset(seed=1)
+    np.testing.assert_array_equal(observations, [expected] * 3)
+    # Only an id and who makes by it have a spec; a class that is called by its path has none.
+    assert [spec is None for spec in envs.get_attr("spec")] == [False, False, True]
 
 
 def test_no_env_is_built_in_this_process(make: Make) -> None:
@@ -167,31 +170,44 @@ def test_a_limit_of_concurrency_holds_for_step_and_reset_and_hinders_no_call(
     make: Make, limit: int, num_envs: int
 ) -> None:
     """V-15."""
+    together = min(limit, num_envs)
     with multiprocessing.Manager() as manager:
-        count = _Count(manager.Lock(), manager.list([0, 0]))
-        envs = make([partial(_CountedEnv, count)] * num_envs, max_concurrency=limit)
+        count = _Count(manager.Lock(), manager.list([0, 0]), manager.Event(), together)
+        envs = make(
+            [partial(_CountedEnv, count)] * num_envs, max_concurrency=limit, num_actors=num_envs
+        )
         envs.reset()
         envs.step([0] * num_envs)
-        assert 1 <= count.values[1] <= limit
-        assert envs.get_attr("length") == (3,) * num_envs
+        assert count.values[1] == together
+        assert len(set(envs.get_attr("pid"))) == together
         envs.close()
 
 
 class _Count:
     """How many envs are at work now, and at most at one time."""
 
-    def __init__(self, lock: Any, values: Any) -> None:
+    def __init__(self, lock: Any, values: Any, reached: Any, together: int) -> None:
         self.lock, self.values = lock, values
+        #: Set as soon as `together` envs were at work at one time.
+        self.reached, self.together = reached, together
 
-    def enter(self, change: int) -> None:
+    def enter(self) -> None:
         with self.lock:
-            self.values[0] += change
+            self.values[0] += 1
             self.values[1] = max(self.values)
+            if self.values[1] >= self.together:
+                self.reached.set()
+        assert self.reached.wait(PATIENCE), "fewer envs work at one time than may"
+
+    def leave(self) -> None:
+        with self.lock:
+            self.values[0] -= 1
 
 
 class _CountedEnv(CountingEnv):
     def __init__(self, count: _Count) -> None:
         super().__init__()
+        self.pid = os.getpid()
         self.counted = count
 
     def reset(self, **kwargs: Any) -> Any:
@@ -201,11 +217,11 @@ class _CountedEnv(CountingEnv):
         return self._count(partial(super().step, action))
 
     def _count(self, work: Callable[[], Any]) -> Any:
-        self.counted.enter(1)
-        threading.Event().wait(0.01)  # so that those who may overlap do
-        result = work()
-        self.counted.enter(-1)
-        return result
+        self.counted.enter()
+        try:
+            return work()
+        finally:
+            self.counted.leave()
 
 
 def test_the_envs_metadata_is_copied_deeply_enough_to_be_changed(make: Make) -> None:

@@ -69,7 +69,8 @@ def test_a_custom_action_space_needs_no_layout() -> None:
 def test_a_space_of_changing_size_goes_beside_shared_memory() -> None:
     """V-04."""
     for space in (spaces.Text(4), spaces.Sequence(BOX), spaces.Graph(BOX, None)):
-        choose_spaces([(space, space)] * 2, "same", shared_memory=True)
+        chosen = choose_spaces([(space, space)] * 2, "same", shared_memory=True)
+        assert chosen.observation_space == chosen.action_space == batch_space(space, 2)
 
 
 # --- reset_mask (A-04) ------------------------------------------------------------------------
