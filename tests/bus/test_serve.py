@@ -12,6 +12,7 @@ from envbus.bus.codec import decode, decode_header, encode, encode_header
 from envbus.bus.errors import (
     EncodeError,
     ProtocolError,
+    QueueFullError,
     RequestTimeoutError,
     VersionMismatchError,
 )
@@ -186,7 +187,7 @@ def test_a_queue_that_is_full_loses_the_reply_and_not_the_worker(
 ) -> None:
     bus = Bus(asking(1))
     bus.router._queued[b"w"] = 1000
-    with caplog.at_level(logging.ERROR), pytest.raises(Exception, match="wait for the broker"):
+    with caplog.at_level(logging.ERROR), pytest.raises(QueueFullError, match="wait for the broker"):
         bus.worker.run()
     assert "the reply to request 1 is lost" in caplog.text
 

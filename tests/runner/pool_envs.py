@@ -48,9 +48,12 @@ class GatedEnv(CountingEnv):
         self.gate = gate
 
     def step(self, action: Any) -> Any:
+        self.await_gate()
+        return super().step(action)
+
+    def await_gate(self) -> None:
         while not self.gate.exists():
             threading.Event().wait(0.005)
-        return super().step(action)
 
 
 class PidEnv(CountingEnv):

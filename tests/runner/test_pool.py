@@ -287,6 +287,26 @@ def test_a_reset_drops_what_was_asked_before(make: Make) -> None:
         pool.recv()
 
 
+def test_the_answer_to_what_a_reset_dropped_is_taken_for_nobodys(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    pool = make([partial(_HeldResetEnv, gate)])
+    pool.reset(seed=1)
+    pool.reset(seed=2, options={"hold": True})
+    batch = pool.recv(timeout=0.5)  # the first answer comes; the second one cannot
+    assert (batch.env_ids.tolist(), batch.late) == ([], [0])
+    gate.touch()
+    assert _after_the_reset(receive_all(pool, [0])) == [2]
+
+
+class _HeldResetEnv(GatedEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if options is not None:
+            self.await_gate()
+        return super().reset(seed=seed)
+
+
 def _after_the_reset(rows: dict[int, dict[str, Any]]) -> list[int]:
     """Return each env's seed, if its row is the first of an episode."""
     assert [rows[i]["observation"].tolist()[1:3] for i in sorted(rows)] == [[0, 0]] * len(rows)
