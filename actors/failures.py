@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 import traceback
 from typing import Any
@@ -15,6 +16,8 @@ __all__ = ["original_of", "slot_error"]
 #: Characters of a message or traceback that cross; a pathological one must not fill the bus.
 _MAX_TEXT = 64 * 1024
 _INT64 = range(-(2**63), 2**63)
+#: Files below it are what calls envs, and of no use to who looks for an env's mistake.
+_HERE = os.path.join(os.path.dirname(__file__), "")
 #: `BaseException.args` itself.
 _ARGS: Any = BaseException.__dict__["args"].__get__
 
@@ -108,7 +111,11 @@ def _message(error: BaseException) -> str:
 
 def _traceback(error: BaseException) -> str:
     try:
-        return _text("".join(traceback.format_exception(error)))
+        told = traceback.TracebackException.from_exception(error, compact=True)
+        own = [frame.filename.startswith(_HERE) for frame in told.stack]
+        if not all(own):  # else the mistake is ours
+            del told.stack[: own.index(False)]
+        return _text("".join(told.format()))
     except BaseException as second:  # formatting calls anybody's __str__ and __repr__
         frames = "".join(traceback.format_tb(error.__traceback__))
         return _text(

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TextIO
 
 import typer
 
-from envbus.bus.errors import ConfigError, TransportError
+from envbus.bus.errors import ConfigError, EnvbusError, TransportError
 from envbus.runner import cli_bridge, cli_bus, cli_serve
 from envbus.runner.console import log_to, open_console, refuse
 
@@ -22,6 +22,8 @@ __all__ = ["app", "main"]
 
 #: What shells report of a program that ended by Ctrl-C: 128 and the signal's number.
 INTERRUPTED = 130
+#: The same of one that wrote into a pipe whose reader has gone: SIGPIPE.
+CLOSED_PIPE = 141
 #: Length of a job that was given no end.
 DEFAULT_SECONDS = 10.0
 
@@ -43,11 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; None: those of this process.
 
     Returns:
-        0; 1 where a part of the work failed; 2 for a call that cannot work; 130 after Ctrl-C.
+        0; 1 where a part of the work failed; 2 for a call that cannot work; 130 after Ctrl-C; 141
+        where nobody reads the output any more.
     """
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)
         code = app(arguments, prog_name="envbus", standalone_mode=False)
+        sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except _UsageError as exc:
@@ -57,7 +61,49 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refuse(str(exc))
     except TransportError as exc:  # an address in use, for example
         return refuse(str(exc), code=1)
+    except BrokenPipeError:  # `envbus ... | head`: nobody reads any more
+        # Whatever is still to be flushed at the exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return CLOSED_PIPE
+    except Exception as exc:
+        return _report(exc)
     return code if isinstance(code, int) else 0
+
+
+def _report(exc: Exception) -> int:
+    """Say what a command failed of that is nobody's mistake in the call; return the exit code.
+
+    Of an env only what it raised, once; of envbus' other errors their text; of all else the
+    traceback, without the frames of whatever reads options.
+    """
+    import traceback
+
+    from envbus.runner.faults import env_errors
+
+    errors = env_errors(exc)
+    if errors:
+        first = errors[0]
+        others = "" if len(errors) == 1 else f"; so did {len(errors) - 1} other env(s)"
+        text = (
+            f"{first.summary}{others}\n\n"
+            f"In the env's process:\n{first.remote_traceback.rstrip()}\n\n"
+            "This comes from the env's own code. To look at it with a debugger: "
+            "ActorPool([...], num_actors=0); to have envs that fail made anew: "
+            "restart_failed_sub_environments=True, see docs/reliability.md."
+        )
+    elif isinstance(exc, EnvbusError):
+        text = str(exc)
+    else:
+        frames = exc.__traceback__
+        while frames is not None and _reads_options(frames.tb_frame.f_code.co_filename):
+            frames = frames.tb_next
+        text = "".join(traceback.format_exception(type(exc), exc, frames))
+    sys.stderr.write(f"envbus: error: {text.rstrip()}\n")
+    return 1
+
+
+def _reads_options(file: str) -> bool:
+    return file == __file__ or bool({"typer", "click"} & set(os.path.dirname(file).split(os.sep)))
 
 
 def _show_version(wanted: bool) -> None:

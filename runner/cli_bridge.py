@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.console import open_console, read_token
+from envbus.runner.console import open_console, read_token, spaces_of
 
 if TYPE_CHECKING:
     from envbus.runner.diagnosis.address import Address
@@ -180,16 +180,7 @@ def _client_findings(
     from envbus.runner.diagnosis.address import Address
     from envbus.runner.diagnosis.client_conformance import Server, check_client
 
-    spaces = None
-    if env is not None:
-        import gymnasium
-
-        try:
-            made = gymnasium.make(env)
-        except gymnasium.error.Error as exc:
-            raise ConfigError(f"--env {env}: {exc}") from exc
-        spaces = made.observation_space, made.action_space
-        made.close()
+    spaces = spaces_of(env)
     token = read_token(token_file)
     server = Server(address, spaces, token)
     # The port that was found is used again.

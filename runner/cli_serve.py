@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.console import log_to, open_console, read_token
+from envbus.runner.console import log_to, open_console, read_token, spaces_of
 
 if TYPE_CHECKING:
     from envbus.bus.gateway import GatewayConfig
@@ -140,7 +140,7 @@ def serve(
         writer = None if record is None else stack.enter_context(_writer(record))
         bridge = stack.enter_context(
             ExternalEnvBridge(
-                *_spaces(env),
+                *(spaces_of(env) or ()),
                 bind=bind or "tcp://127.0.0.1:*",
                 keys=keys,
                 allow=allow,
@@ -247,20 +247,6 @@ def _gateway(
         private_key=None if tls_key is None else str(tls_key),
         insecure=insecure,
     )
-
-
-def _spaces(env: str | None) -> tuple[Any, ...]:
-    if env is None:
-        return ()
-    import gymnasium
-
-    try:
-        made = gymnasium.make(env)
-    except Exception as exc:  # whatever the env's own module raises
-        raise ConfigError(f"--env {env}: {exc}") from exc
-    spaces = made.observation_space, made.action_space
-    made.close()
-    return spaces
 
 
 @contextmanager

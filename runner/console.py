@@ -1,18 +1,18 @@
-"""What the commands share: one line for a refusal, the log, secrets from files."""
+"""What the commands share: a line for a refusal, the log, secrets from files, spaces of an env."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 from envbus.bus.errors import ConfigError
 
-__all__ = ["log_to", "open_console", "read_token", "refuse"]
+__all__ = ["log_to", "open_console", "read_token", "refuse", "spaces_of"]
 
 #: Columns of what is no terminal.
 _UNWRAPPED = 10_000
@@ -48,6 +48,25 @@ def log_to(console: Console) -> None:
     else:  # RichHandler would fill each line up with blanks
         handler, form = logging.StreamHandler(console.file), "%(levelname)-8s %(message)s"
     logging.basicConfig(level=logging.WARNING, handlers=[handler], format=form)
+
+
+def spaces_of(env: str | None) -> tuple[Any, Any] | None:
+    """Return observation and action space of the env that `--env` names; None without one.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    if env is None:
+        return None
+    import gymnasium
+
+    try:
+        made = gymnasium.make(env)
+    except Exception as exc:  # whatever the env's own module raises
+        raise ConfigError(f"--env {env}: {str(exc) or type(exc).__name__}") from exc
+    spaces = made.observation_space, made.action_space
+    made.close()
+    return spaces
 
 
 def read_token(file: Path | None) -> str | None:

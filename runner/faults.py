@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import enum
+import logging
 import sys
 from collections.abc import Sequence
 
-import gymnasium
 import msgspec
 
 from envbus.actors.failures import original_of
@@ -27,6 +26,8 @@ __all__ = [
     "raise_env_errors",
     "to_exception",
 ]
+
+logger = logging.getLogger("envbus.runner.faults")
 
 
 class FaultCause(enum.Enum):
@@ -124,24 +125,19 @@ def advise(reason: str, advice: str) -> str:
 
 
 def raise_env_errors(errors: Sequence[EnvError], originals: Sequence[Exception | None]) -> None:
-    """Log each error as Gymnasium's AsyncVectorEnv does, then raise the last one.
+    """Raise the last error.
 
-    The last one is raised as its own type where that could be rebuilt. All of them stand in its
-    `__cause__`: the one `EnvError`, or, for several, an `ExceptionGroup` of them (before Python
-    3.11 the last one's).
+    As its own type where that could be rebuilt. All of them stand in its `__cause__`: the one
+    `EnvError`, or, for several, an `ExceptionGroup` of them. Before Python 3.11 there are no
+    groups: the cause is the last one's, and the others are logged.
 
     Args:
         errors: At least one.
         originals: For each, the rebuilt original exception or None.
     """
-    # Under `-W error` a log line must not take the place of the error that it announces.
-    with contextlib.suppress(UserWarning):
-        for error in errors:
-            gymnasium.logger.error(
-                f"Received the following error from Worker-{error.env_id} - Shutting it down"
-            )
-            gymnasium.logger.error(error.remote_traceback.replace("%", "%%"))
-        gymnasium.logger.error("Raising the last exception back to the main process.")
+    if sys.version_info < (3, 11):
+        for error in errors[:-1]:
+            logger.error("%s", error)
     last, original = errors[-1], originals[-1]
     cause = as_cause(errors)
     if original is not None:
@@ -154,8 +150,13 @@ def raise_env_errors(errors: Sequence[EnvError], originals: Sequence[Exception |
 def as_cause(errors: Sequence[EnvError]) -> Exception | None:
     """Return one exception for all of `errors`: an `ExceptionGroup` if there are several.
 
-    Before Python 3.11 there are no groups, and the last one stands for all.
+    Before Python 3.11 there are no groups, and the last one stands for all. A traceback that
+    several have in common is in the text of the first one only.
     """
+    first: dict[str, int] = {}
+    for error in errors:
+        if (known := first.setdefault(error.remote_traceback, error.env_id)) != error.env_id:
+            error.args = (f"{error.summary}\n\nRemote traceback: the same as of env {known}",)
     if len(errors) > 1 and sys.version_info >= (3, 11):
         return builtins.ExceptionGroup(f"{len(errors)} envs failed", list(errors))
     return errors[-1] if errors else None

@@ -136,10 +136,16 @@ class DictSide(SubEnvironments):
         return result
 
     def fileno(self) -> int:
-        """Return a descriptor to wait for beside others, after a `poll(0.0)` without results.
+        """Return a descriptor to wait for beside others.
 
-        It tells of what envs send. For deadlines and restarts `poll` must be called now and then.
+        Where it is readable call `recv(timeout=0.0)`, or `poll(0.0)`, and wait again only after
+        that has brought nothing. It tells of what envs send; for deadlines and restarts make that
+        call now and then in any case, each second for example.
+
+        Raises:
+            ClosedEnvironmentError: The pool was closed.
         """
+        self._assert_open()
         return self._fleet.fileno()
 
     def send_actions(self, actions: Mapping[int, Mapping[Any, Any]]) -> None:
@@ -203,8 +209,7 @@ class DictSide(SubEnvironments):
             self.reset(seed, options)
         else:
             named = [env_id]
-            seeds = [seed if i == env_id else None for i in range(self.num_envs)]
-            self.reset(seeds, options, env_ids=named)
+            self.reset([seed], options, env_ids=named)
         if not wait:
             return ASYNC_RESET, ASYNC_RESET
         self._wait_for_first(named, timeout)

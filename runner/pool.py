@@ -35,7 +35,7 @@ from envbus.runner.pool_rounds import PoolRounds, slots_of
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.seeding import spread_seeds
 from envbus.runner.statistics import Statistics, gather
-from envbus.runner.vector_spaces import check_max_concurrency, choose_spaces
+from envbus.runner.vector_spaces import check_equal_spaces, check_max_concurrency, choose_spaces
 
 __all__ = ["ActorPool"]
 
@@ -165,6 +165,7 @@ class ActorPool(DictSide):
     def _set_up(self, policy: RestartPolicy | None, *, all_or_nothing: bool) -> None:
         fleet = self._fleet
         self.num_envs = fleet.num_envs
+        check_equal_spaces(fleet.env_spaces())
         spaces = choose_spaces(fleet.env_spaces(), "same", shared_memory=False)
         self.single_observation_space = spaces.single_observation_space
         self.single_action_space = spaces.single_action_space
@@ -202,7 +203,7 @@ class ActorPool(DictSide):
         """Ask envs to begin new episodes; their first observations come from `recv`.
 
         Args:
-            seed: Env i gets `seed + i`; or one seed, or None, per env of the pool.
+            seed: Env i gets `seed + i`; or one seed, or None, for each of `env_ids`.
             options: Handed to each env.
             env_ids: Which envs; None: all, and what they were asked before is dropped. Those
                 whose actor died are skipped: their next episode begins by itself, with a seed
@@ -215,13 +216,14 @@ class ActorPool(DictSide):
                 Nothing was sent.
         """
         self._assert_open()
-        seeds = spread_seeds(seed, self.num_envs)
         if env_ids is None:
+            seeds = spread_seeds(seed, self.num_envs)
             self._faults.check_some_left()
             self._rounds.drop_everything()
             named: Sequence[int] = range(self.num_envs)
         else:
             named = self._check_env_ids(env_ids)
+            seeds = spread_seeds(seed, self.num_envs, named)
         for env_id in named:
             self._faults.lives.remember(env_id, seeds[env_id])
         self._begin_episodes(named)

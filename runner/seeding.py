@@ -12,12 +12,19 @@ __all__ = ["restart_seed", "spread_seeds"]
 
 
 def spread_seeds(
-    seed: int | Sequence[int | None] | npt.NDArray[np.integer[Any]] | None, num_envs: int
+    seed: int | Sequence[int | None] | npt.NDArray[np.integer[Any]] | None,
+    num_envs: int,
+    env_ids: Sequence[int] | None = None,
 ) -> list[int | None]:
     """Return one seed per env: `seed + i`, as Gymnasium does, or the sequence's.
 
+    Args:
+        seed: For all envs, or one for each.
+        num_envs: How many there are.
+        env_ids: Which of them a sequence is for, in its order; None: all.
+
     Raises:
-        ValueError: The sequence has another length than there are envs.
+        ValueError: The sequence has another length than there are envs, or `env_ids`.
         TypeError: `seed` is neither an integer nor a sequence of integers and None.
     """
     if seed is None:
@@ -26,7 +33,11 @@ def spread_seeds(
         return [int(seed) + index for index in range(num_envs)]
     if not _is_sequence(seed):
         raise TypeError(f"a seed is an integer, a sequence with one per env, or None, not {seed!r}")
-    if len(seed) != num_envs:
+    if env_ids is not None and len(seed) != len(env_ids):
+        raise ValueError(
+            f"there are {len(seed)} seeds for {len(env_ids)} env_ids; give one, or None, for each"
+        )
+    if env_ids is None and len(seed) != num_envs:
         raise ValueError(
             f"If seeds are passed as a list the length must match num_envs={num_envs} but got "
             f"length={len(seed)}."
@@ -34,7 +45,11 @@ def spread_seeds(
     for item in seed:
         if item is not None and not isinstance(item, int | np.integer):
             raise TypeError(f"a seed must be an integer or None, not {item!r}")
-    return [None if item is None else int(item) for item in seed]
+    seeds = [None if item is None else int(item) for item in seed]
+    if env_ids is None:
+        return seeds
+    by_env = dict(zip(env_ids, seeds, strict=True))
+    return [by_env.get(env_id) for env_id in range(num_envs)]
 
 
 def _is_sequence(value: object) -> bool:
@@ -49,4 +64,6 @@ def restart_seed(seed: int | None, env_id: int, incarnation: int) -> int | None:
     """
     if seed is None:
         return None
-    return int(np.random.SeedSequence([seed, env_id, incarnation]).generate_state(1)[0])
+    # NumPy takes no negative ones; envs may. A further word keeps -7 apart from 7.
+    words = [seed, env_id, incarnation] if seed >= 0 else [-seed, env_id, incarnation, 1]
+    return int(np.random.SeedSequence(words).generate_state(1)[0])

@@ -15,7 +15,13 @@ import numpy.typing as npt
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, create_shared_memory
 
-__all__ = ["VectorSpaces", "check_max_concurrency", "check_reset_mask", "choose_spaces"]
+__all__ = [
+    "VectorSpaces",
+    "check_equal_spaces",
+    "check_max_concurrency",
+    "check_reset_mask",
+    "choose_spaces",
+]
 
 
 class VectorSpaces(msgspec.Struct, frozen=True):
@@ -91,6 +97,25 @@ def choose_spaces(
             "custom space, which has no layout in memory."
         )
     return VectorSpaces(single, batched, single_action, batch_space(single_action, num_envs))
+
+
+def check_equal_spaces(
+    env_spaces: Sequence[tuple[gymnasium.Space[Any], gymnasium.Space[Any]]],
+) -> None:
+    """See that all envs of a pool have the spaces of its first one.
+
+    Raises:
+        RuntimeError: They have not; names which env and which space.
+    """
+    first = env_spaces[0]
+    for env_id, spaces in enumerate(env_spaces):
+        for what, own, expected in zip(("observation", "action"), spaces, first, strict=True):
+            if own != expected:
+                raise RuntimeError(
+                    "the envs of an ActorPool must have equal spaces, so that their rows can be "
+                    f"batched; make a pool for each kind. Env {env_id} has {own} as {what} space, "
+                    f"env 0 has {expected}."
+                )
 
 
 def check_reset_mask(

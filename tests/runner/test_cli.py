@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from envbus.runner.cli import main
+from envbus.runner.cli import CLOSED_PIPE, main
 
 COMMAND = [sys.executable, "-W", "error", "-m", "envbus.runner.cli"]
 
@@ -149,8 +151,38 @@ def test_json_has_standard_output_for_itself_whatever_envs_print(folder: Path) -
 def test_an_env_that_fails_is_a_failure_with_its_traceback(folder: Path) -> None:
     done = envbus("run", "mine:BrokenEnv", "--num-envs", "1", "--steps", "5", cwd=folder)
     assert done.returncode == 1
-    assert "RuntimeError: step is broken" in done.stderr
     assert "mine.py" in done.stderr
+    assert done.stderr.count("RuntimeError: step is broken") == 2  # the first line, the traceback
+    assert "num_actors=0" in done.stderr
+    assert not {"typer", "click", "cli.py", "slots.py"} & set(re.findall(r"[\w.]+", done.stderr))
+    assert len(done.stderr.splitlines()) < 15
+
+
+def test_a_policy_that_fails_is_told_without_the_frames_of_the_command_line(folder: Path) -> None:
+    done = envbus(
+        *("run", "mine:LoudEnv", "--num-envs", "3", "--actors", "1", "--steps", "9"),
+        *("--policy", "mine:wrong"),
+        cwd=folder,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "typer" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "mine:LoudEnv", "--num-envs", "1", "--steps", "5"], ["keys", "new"]]
+)
+def test_a_reader_that_goes_is_no_traceback(folder: Path, arguments: list[str]) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        done = subprocess.run(
+            [*COMMAND, *arguments], cwd=folder, stdout=writes, stderr=subprocess.PIPE, timeout=60
+        )
+    finally:
+        os.close(writes)
+    assert done.returncode in (1, CLOSED_PIPE)  # Rich ends programs by itself, with 1
+    assert not done.stderr
 
 
 @pytest.mark.slow

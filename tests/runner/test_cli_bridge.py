@@ -38,6 +38,8 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert "nothing listens there" in capsys.readouterr().err
     assert main(["conformance", "--client", "--env", "NoSuchEnv-v0", "127.0.0.1:0"]) == 2
     assert "--env NoSuchEnv-v0" in capsys.readouterr().err
+    assert main(["conformance", "--client", "--env", "nomodule:X-v0", "127.0.0.1:0"]) == 2
+    assert capsys.readouterr().err.startswith("envbus: error: --env nomodule:X-v0: ")
 
 
 CLIENT = """

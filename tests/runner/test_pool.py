@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import select
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -265,13 +266,44 @@ def test_the_end_of_an_episode_is_treated_as_the_mode_says(make: Make, mode: Aut
         assert ended.observations[:, :2].tolist() == [[1, 2], [1, 2]]
         assert ended.infos == {}
     if mode is AutoresetMode.DISABLED:
-        pool.reset(env_ids=[1], seed=[None, 9])
+        pool.reset(env_ids=[1], seed=[9])
         assert receive_all(pool, [1])[1]["observation"].tolist() == [2, 0, 0, 9]
     elif mode is AutoresetMode.NEXT_STEP:
         pool.send(np.array([6, 6]))
         begun = pool.recv(min_envs=2, timeout=PATIENCE)
         assert begun.observations[:, :3].tolist() == [[2, 0, 0]] * 2
         assert (begun.rewards.tolist(), begun.infos["episode"].tolist()) == ([0.0, 0.0], [2, 2])
+
+
+def test_seeds_of_some_envs_are_in_the_order_of_the_ids(make: Make) -> None:
+    pool = make(counting(3), num_actors=2)
+    pool.reset(seed=0)
+    receive_all(pool, range(3))
+    pool.reset(seed=[70, 90], env_ids=[2, 0])
+    rows = receive_all(pool, [0, 2])
+    assert [int(rows[i]["observation"][3]) for i in (0, 2)] == [90, 70]
+    with pytest.raises(ValueError, match="3 seeds for 2 env_ids"):
+        pool.reset(seed=[1, 2, 3], env_ids=[2, 0])
+
+
+def test_an_env_with_a_negative_seed_that_fails_is_made_anew(make: Make) -> None:
+    pool = make([partial(_AnySeedEnv, 1000)], restart_failed_sub_environments=True)
+    pool.reset(seed=-5)
+    receive_all(pool, [0])
+    pool.send(np.array([13]))
+    [row] = receive_all(pool, [0]).values()
+    assert row["observation"].tolist()[3] == restart_seed(-5, 0, 1)
+
+
+def test_the_descriptor_tells_when_recv_is_worth_a_call(make: Make) -> None:
+    pool = make(counting(1))
+    pool.reset(seed=0)
+    while not pool.recv(timeout=0.0).env_ids.size:
+        ready, _, _ = select.select([pool.fileno()], [], [], PATIENCE)
+        assert ready
+    pool.close()
+    with pytest.raises(ClosedEnvironmentError):
+        pool.fileno()
 
 
 def test_a_reset_drops_what_was_asked_before(make: Make) -> None:
@@ -426,9 +458,10 @@ def test_an_env_with_custom_spaces(make: Make) -> None:
     }
 
 
-def test_envs_must_have_the_same_spaces(make: Make) -> None:
+def test_envs_must_have_the_same_spaces_and_no_other_class_is_blamed(make: Make) -> None:
     spaces = all_spaces()
-    with pytest.raises(RuntimeError, match="Env 1 has MultiBinary"):
+    told = r"^the envs of an ActorPool must .* make a pool for each kind\. Env 1 has MultiBinary"
+    with pytest.raises(RuntimeError, match=told):
         make(
             [
                 partial(SpaceEnv, spaces["discrete"], spaces["discrete"]),
@@ -816,6 +849,13 @@ def test_an_actor_that_cannot_come_back_is_given_up(make: Make, tmp_path: Path) 
         receive_for_ever(pool)
     with pytest.raises(RestartLimitError):
         pool.recv(timeout=PATIENCE)
+
+
+class _AnySeedEnv(PidEnv):
+    """Takes seeds that NumPy does not."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=None if seed is None else abs(seed), options=options)
 
 
 class _BreakableEnv(PidEnv):

@@ -14,6 +14,18 @@ def test_env_i_gets_seed_plus_i() -> None:
     assert spread_seeds(0, 1) == [0]
 
 
+def test_seeds_of_some_envs_are_in_the_order_of_their_ids() -> None:
+    assert spread_seeds([7, None, 5], 5, [4, 0, 1]) == [None, 5, None, None, 7]
+    assert spread_seeds(10, 3, [2]) == [10, 11, 12]
+    with pytest.raises(ValueError, match="3 seeds for 2 env_ids"):
+        spread_seeds([1, 2, 3], 3, [0, 1])
+
+
+def test_a_negative_seed_has_lives_of_its_own() -> None:
+    lives = [restart_seed(seed, 0, life) for seed in (-7, 7) for life in (1, 2)]
+    assert len(set(lives)) == 4
+
+
 def test_no_seed_seeds_nobody() -> None:
     assert spread_seeds(None, 2) == [None, None]
 
