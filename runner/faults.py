@@ -7,6 +7,7 @@ import enum
 import logging
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -58,6 +59,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     error: EnvError | None = None
     #: Whether it is not made anew any more: it has failed too often.
     given_up: bool = False
+
+    def info(self) -> dict[str, Any]:
+        """Return what an env's info says of it."""
+        return {"cause": self.cause.value, "error": self.message, "restarts": self.restarts}
 
 
 class EnvError(EnvbusError):

@@ -37,6 +37,8 @@ class ObservationStore:
         self._leaves = leaves
         self._singles: list[Any] = [None] * num_envs
         self._batch: Any = None
+        #: What `remember` has kept: leaves, or single observations.
+        self._kept: list[Any] | None = None
         if leaves is not None:
             self._structure = spaces.structurer(space)
             self._batch = self._structure(leaves)
@@ -81,6 +83,26 @@ class ObservationStore:
             return self._structure([leaf[rows] for leaf in self._leaves])
         singles = [self._singles[env_id] for env_id in env_ids]
         return deepcopy(_concatenate(self._space, singles))
+
+    def remember(self, env_ids: Sequence[int] | npt.NDArray[np.int64] | None = None) -> None:
+        """Keep the present observations of some envs for `before`; None: of all."""
+        present = self._singles if self._leaves is None else self._leaves
+        if self._kept is None:
+            self._kept = deepcopy(list(present))
+        elif self._leaves is None:
+            for env_id in range(self._num_envs) if env_ids is None else env_ids:
+                self._kept[env_id] = self._singles[env_id]
+        else:
+            rows: Any = slice(None) if env_ids is None else env_ids
+            for kept, leaf in zip(self._kept, self._leaves, strict=True):
+                kept[rows] = leaf[rows]
+
+    def before(self, env_id: int) -> Any:
+        """Return one env's observation as it was remembered, the caller's own."""
+        assert self._kept is not None, "nothing was remembered"
+        if self._leaves is None:
+            return deepcopy(self._kept[env_id])
+        return self._structure([leaf[env_id].copy() for leaf in self._kept])
 
     def single(self, env_id: int) -> Any:
         """Return one env's observation, the caller's own."""

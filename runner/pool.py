@@ -179,7 +179,12 @@ class ActorPool(DictSide):
         #: Whether the envs are in this process, and share rows with it.
         self.steps_in_place = isinstance(fleet, LocalFleet) and fleet.actors[0].reads_blocks
         self._roster = PoolRoster(fleet.actors)
-        self._results = PoolResults(self.single_observation_space, self.num_envs, blocks)
+        self._results = PoolResults(
+            self.single_observation_space,
+            self.num_envs,
+            blocks,
+            tells_cuts=policy is not None and self.autoreset_mode is AutoresetMode.SAME_STEP,
+        )
         self._faults = PoolFaults(
             self._roster,
             self._states,
@@ -226,6 +231,8 @@ class ActorPool(DictSide):
             seeds = spread_seeds(seed, self.num_envs, named)
         for env_id in named:
             self._faults.lives.remember(env_id, seeds[env_id])
+        if self._results.cut is not None:
+            self._results.cut.on_reset(named)
         self._begin_episodes(named)
         idle = [env_id for env_id in named if self._states[env_id] is EnvState.IDLE]
         self._rounds.reset(idle, seeds, options)
@@ -259,7 +266,10 @@ class ActorPool(DictSide):
         position: dict[int, int] = {}
         if singles is not None:
             position = {env_id: place for place, env_id in enumerate(chosen)}
-        for actor, members in self._roster.by_actor(self._states.idle(chosen)):
+        idle = self._states.idle(chosen)
+        if self._results.cut is not None and idle:
+            self._results.cut.on_send(idle)
+        for actor, members in self._roster.by_actor(idle):
             slots = slots_of(actor, members)
             if singles is not None:
                 picked = [singles[position[env_id]] for env_id in members]

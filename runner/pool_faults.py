@@ -171,6 +171,8 @@ class PoolFaults:
             error=error,
             given_up=for_good,
         )
+        if self._results.cut is not None:
+            self._results.cut.on_fault(fault)
         self.untold.append(fault)
         self._log.fault(fault)
         self.lives.begin([env_id])

@@ -34,14 +34,15 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     rewards: npt.NDArray[np.float64]
     #: `(n,)` bool.
     terminations: npt.NDArray[np.bool_]
-    #: `(n,)` bool.
+    #: `(n,)` bool. Under SAME_STEP also where a fault cut off the episode before.
     truncations: npt.NDArray[np.bool_]
     #: Merged as a vector env of `n` envs merges them: rows are those of this batch.
     infos: dict[str, Any]
     #: `(n,)` int64: which life of the env each row comes from, from 0.
     incarnations: npt.NDArray[np.int64]
     #: Envs that failed, alone or with their actor, since the last batch: their episodes are over,
-    #: without a last row. The first observation of their next episode comes by itself.
+    #: without a last row. The first observation of their next episode comes by itself; under
+    #: SAME_STEP in a row that is truncated, with the last one as `final_obs`.
     faults: list[Fault]
     #: Envs that were asked and have not answered, if the time-out ended this `recv`.
     late: list[int]
@@ -60,6 +61,59 @@ class Rows(NamedTuple):
     truncations: npt.NDArray[np.bool_]
 
 
+class CutEpisodes:
+    """SAME_STEP: the episodes that faults cut off, until the row after them was received.
+
+    That row looks like any in which an episode ends: truncated, with `final_obs`.
+
+    Args:
+        observations: Of the pool.
+        num_envs: How many there are.
+    """
+
+    def __init__(self, observations: ObservationStore, num_envs: int) -> None:
+        self._observations = observations
+        #: Whether the caller has an observation of the env's present episode.
+        self._shown = np.zeros(num_envs, np.bool_)
+        #: Whether an action was sent since, so that the row may hold another one.
+        self._asked = np.zeros(num_envs, np.bool_)
+        #: By env: its info.
+        self._cut: dict[int, dict[str, Any]] = {}
+
+    def on_send(self, env_ids: list[int]) -> None:
+        """Actions are about to be sent to these envs."""
+        self._observations.remember(env_ids)
+        self._asked[env_ids] = True
+
+    def on_receive(self, env_ids: npt.NDArray[np.int64]) -> None:
+        """The caller gets the rows of these envs."""
+        self._shown[env_ids] = True
+        self._asked[env_ids] = False
+        if self._cut:
+            for env_id in env_ids.tolist():
+                self._cut.pop(env_id, None)
+
+    def on_reset(self, env_ids: Sequence[int]) -> None:
+        """The caller has these envs reset: it ends their episodes itself."""
+        self._shown[list(env_ids)] = False
+        self._asked[list(env_ids)] = False
+        for env_id in env_ids:
+            self._cut.pop(env_id, None)
+
+    def on_fault(self, fault: Fault) -> None:
+        """An env has failed."""
+        env_id = fault.env_id
+        if self._shown[env_id]:
+            kept = self._observations
+            last = kept.before(env_id) if self._asked[env_id] else kept.single(env_id)
+            self._cut[env_id] = {"final_obs": last, "final_info": {"fault": fault.info()}}
+            self._shown[env_id] = self._asked[env_id] = False
+
+    def info(self, env_id: int) -> dict[str, Any] | None:
+        """Return the info of the episode that was cut off before this env's row; None: none was."""
+        return self._cut.get(env_id)
+
+
 class PoolResults:
     """The last result of each env.
 
@@ -67,18 +121,26 @@ class PoolResults:
         observation_space: Of one env.
         num_envs: How many there are.
         blocks: Arrays of all envs; those of shared memory are written by the actors.
+        tells_cuts: Rows tell of an episode before them that a fault cut off.
 
     Attributes:
+        cut: Those episodes; None: rows do not tell of them.
         blocks: Rewards and flags are rows of it.
         observations: Row by row.
         rows: All of them; None where observations have no fixed size.
     """
 
     def __init__(
-        self, observation_space: gymnasium.Space[Any], num_envs: int, blocks: Blocks
+        self,
+        observation_space: gymnasium.Space[Any],
+        num_envs: int,
+        blocks: Blocks,
+        *,
+        tells_cuts: bool = False,
     ) -> None:
         self.blocks = blocks
         self.observations = ObservationStore(observation_space, num_envs, blocks.observations)
+        self.cut = CutEpisodes(self.observations, num_envs) if tells_cuts else None
         self.rows: Rows | None = None
         if blocks.observations is not None:
             self.rows = Rows(
@@ -109,6 +171,12 @@ class PoolResults:
             for env_id, info in zip(members, result.infos.value, strict=True):
                 if info:
                     self._infos[env_id] = info
+        if self.cut is not None and not is_step:
+            for env_id in members:
+                cut = self.cut.info(env_id)
+                if cut is not None:
+                    blocks.truncations[env_id] = True
+                    self._infos[env_id] = {**cut, **self._infos.get(env_id, {})}
 
     def has_ended(self, env_id: int) -> bool:
         """Return whether an env's last row was the last of its episode."""
@@ -146,6 +214,8 @@ class PoolResults:
             copy: False: observations may be views.
         """
         index = np.asarray(env_ids, np.int64)
+        if self.cut is not None:
+            self.cut.on_receive(index)
         infos = self._take_infos(env_ids) if self._infos else {}
         return Batch(
             env_ids=index,

@@ -138,6 +138,11 @@ class Recovery:
             self._due = [other for other in self._due if other is not unit]
             self._works(unit, now)
 
+    def once_more(self, unit: range) -> None:
+        """Whoever was to make this unit anew was interrupted: it is due again."""
+        if unit.start in self._broken and unit not in self._due:
+            self._due.append(unit)
+
     def restarts(self) -> int:
         """Return how often units were to be made anew so far."""
         return self._supervision.statistics().restarts

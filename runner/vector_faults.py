@@ -10,10 +10,13 @@ import math
 import random
 import time
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
+import numpy.typing as npt
 
+from envbus.actors.blocks import Blocks
 from envbus.actors.protocol import Rebuild, Reset
 from envbus.bus.errors import EnvbusError, RestartLimitError
 from envbus.bus.messages import Request, Tree
@@ -78,6 +81,11 @@ class VectorFaults:
         self._at_work = False
         #: Indices of actors whose new lives have not begun an episode yet.
         self._reviving: set[int] = set()
+        #: Envs that the present round was to reset, and did: their rows begin an episode.
+        self._begun: set[int] = set()
+        #: SAME_STEP: rewards and flags that the present step brought, and the infos of the envs
+        #: whose episodes ended by themselves in it.
+        self._stepped: _Stepped | None = None
 
     @property
     def unsettled(self) -> bool:
@@ -93,13 +101,22 @@ class VectorFaults:
             new_life: What actors get that die in it.
             openings: By actor index, those of its requests that begin episodes.
         """
-        if self._work:
-            self._drop_work()
+        self.look_back()
+        self._new_life = new_life
+        self.openings = openings
+        self._begun.clear()
+        self._stepped = None
+
+    def look_back(self) -> AbstractSet[int]:
+        """Take in what a round was given up with; return the envs whose faults were not told yet.
+
+        Their episodes are over, but their caller does not know: in a step they do nothing.
+        """
+        self._drop_work(worked=False)
         abandoned, self.lockstep.abandoned = self.lockstep.abandoned, None
         if abandoned is not None and self.recovery is not None:
             self._note_errors(self.recovery, abandoned)
-        self._new_life = new_life
-        self.openings = openings
+        return self._untold.keys()
 
     def _note_openings(self, done: Round) -> None:
         """Take in whose episodes have begun in a round."""
@@ -107,12 +124,14 @@ class VectorFaults:
             if not isinstance(self.openings.get(index), Reset):
                 continue
             self.to_reset.discard(index)
+            failed = {error.slot for error in done.replies[index].errors}
+            env_ids = self._fleet.actors[index].env_ids
+            good = [env_id for slot, env_id in enumerate(env_ids) if slot not in failed]
+            self._begun.update(good)
             if index in self._reviving:
                 self._reviving.discard(index)
-                failed = {error.slot for error in done.replies[index].errors}
-                for slot, env_id in enumerate(self._fleet.actors[index].env_ids):
-                    if slot not in failed:
-                        self._log.restarted(env_id, int(self.lives.numbers[env_id]))
+                for env_id in good:
+                    self._log.restarted(env_id, int(self.lives.numbers[env_id]))
 
     def opening(self, actor: Actor, given: Reset | None = None) -> Reset:
         """Return the reset of all envs of an actor that was started again, or is about to be.
@@ -135,6 +154,10 @@ class VectorFaults:
         self, done: Round, infos: Infos, *, in_step: bool, reset: bool, deadline: float
     ) -> list[Actor]:
         """Make the envs anew that failed, and say so: truncated, reward 0, named.
+
+        Two rows of a step keep their flags, and have the fault in their infos only. One that
+        begins an episode, since the one before was over: it failed on the way there, and works.
+        And, with SAME_STEP, one whose episode ended by itself: what failed is the next one.
 
         Called again with the same round after it raised, it goes on where it was.
 
@@ -165,6 +188,8 @@ class VectorFaults:
                 }
             return []
         self._note_errors(recovery, done)
+        if in_step and reset and self._stepped is None:
+            self._stepped = _Stepped(self._results.blocks, infos)
         while recovery:
             if self.given_up:
                 break
@@ -180,15 +205,20 @@ class VectorFaults:
         self.check_given_up()
         blocks = self._results.blocks
         for env_id, fault in self._untold.items():
-            if in_step:
-                blocks.rewards[env_id] = 0.0
-                blocks.terminations[env_id] = False
-                blocks.truncations[env_id] = True
-            infos.setdefault(env_id, {})["fault"] = {
-                "cause": fault.cause.value,
-                "error": fault.message,
-                "restarts": fault.restarts,
-            }
+            told = fault.info()
+            info = infos.setdefault(env_id, {})
+            info["fault"] = told
+            if not in_step or (not reset and env_id in self._begun):
+                continue
+            if self._stepped is not None and env_id in self._stepped.ended:
+                infos[env_id] = self._stepped.restore(blocks, env_id, info)
+                continue
+            blocks.rewards[env_id] = 0.0
+            blocks.terminations[env_id] = False
+            blocks.truncations[env_id] = True
+            if reset:  # SAME_STEP: the row shows the next episode already
+                info["final_obs"] = self._results.observations.before(env_id)
+                info["final_info"] = {"fault": told}
         self._untold.clear()
         return []
 
@@ -217,6 +247,7 @@ class VectorFaults:
         message: str,
         error: EnvError | None = None,
     ) -> None:
+        self._begun.discard(env_id)
         self._untold[env_id] = fault = Fault(
             env_id=env_id,
             cause=cause,
@@ -240,7 +271,7 @@ class VectorFaults:
 
     def _remake(self, recovery: Recovery, deadline: float, *, reset: bool) -> Round | None:
         """Make those failed envs anew that are due first; None if that lasts past `deadline`."""
-        while not self._work:
+        while not self._work and not self._at_work:
             self._work = recovery.due(time.monotonic())
             if not self._work:
                 wake_at = recovery.wake_at()
@@ -254,7 +285,7 @@ class VectorFaults:
             left = None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
             done = self.lockstep.collect(left)
         except EnvbusError:
-            self._drop_work()
+            self._drop_work(worked=False)
             raise
         if done is None:
             return None
@@ -263,7 +294,7 @@ class VectorFaults:
             if failed.isdisjoint(unit) and self._reviving.isdisjoint(self._indices(unit)):
                 for env_id in unit:
                     self._log.restarted(env_id, int(self.lives.numbers[env_id]))
-        self._drop_work()
+        self._drop_work(worked=True)
         return done
 
     def _begin_work(self, *, reset: bool) -> None:
@@ -283,13 +314,21 @@ class VectorFaults:
         self.lockstep.begin(requests, self._timeouts.start, kill_late=True)
         self._at_work = True
 
-    def _drop_work(self) -> None:
-        """Wait no more for envs that are being made anew: what failed is told by its errors."""
-        if self._work:
+    def _drop_work(self, *, worked: bool) -> None:
+        """Wait no more for envs that are being made anew.
+
+        Args:
+            worked: All have answered: what failed is told by its errors. Else nobody knows how
+                far it came, and they are made anew once more.
+        """
+        if self._work or self._at_work:  # none is left of it if all of their actors died
             assert self.recovery is not None
             self.lockstep.abandon()
             for unit in self._work:
-                self.recovery.works(unit, time.monotonic())
+                if worked:
+                    self.recovery.works(unit, time.monotonic())
+                else:
+                    self.recovery.once_more(unit)
             self._work, self._at_work = [], False
 
     def _indices(self, env_ids: Iterable[int]) -> set[int]:
@@ -315,7 +354,7 @@ class VectorFaults:
             return None
         if self._new_life is not NewLife.SAME_REQUEST:
             given = None
-        request = self.opening(actor, given)
+        request = self.opening(actor, None if given is None else _of_all(given, actor))
         self.openings = {**self.openings, index: request}
         return request
 
@@ -324,3 +363,33 @@ class VectorFaults:
             self.given_up[env_id] = loss.reason
             self._fault(env_id, loss.cause, loss.reason)
         self._log.tell()
+
+
+class _Stepped:
+    """What a step brought that resets may write over before it is told. SAME_STEP only."""
+
+    def __init__(self, blocks: Blocks, infos: Infos) -> None:
+        self._rows = [array.copy() for array in _flags(blocks)]
+        self.ended = {env_id: info for env_id, info in infos.items() if "final_obs" in info}
+
+    def restore(self, blocks: Blocks, env_id: int, first: dict[str, Any]) -> dict[str, Any]:
+        """Write an env's reward and flags again; return its info, `first` with what ended."""
+        for array, former in zip(_flags(blocks), self._rows, strict=True):
+            array[env_id] = former[env_id]
+        ended = self.ended[env_id]
+        return {**first, "final_obs": ended["final_obs"], "final_info": ended["final_info"]}
+
+
+def _flags(blocks: Blocks) -> tuple[npt.NDArray[Any], ...]:
+    return blocks.rewards, blocks.terminations, blocks.truncations
+
+
+def _of_all(request: Reset, actor: Actor) -> Reset:
+    """Return a reset of all envs of an actor: those that `request` leaves out have died, too."""
+    if request.slots is None:
+        return request
+    seeds = None
+    if request.seeds is not None:
+        given = dict(zip(request.slots, request.seeds.value, strict=True))
+        seeds = Tree([given.get(slot) for slot in range(len(actor.env_ids))])
+    return msgspec.structs.replace(request, slots=None, seeds=seeds)

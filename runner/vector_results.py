@@ -40,6 +40,8 @@ class VectorResults:
         self.blocks = blocks
         self.observations = ObservationStore(space, num_envs, blocks.observations)
         self._actors = actors
+        #: By actor index: the slots that the present step asks, where not all.
+        self.partial: Mapping[int, Sequence[int]] = {}
 
     def take(self, done: Round, openings: Mapping[int, Reset | Rebuild]) -> Infos:
         """Take in what a round's replies carry, once, and return the infos.
@@ -60,7 +62,7 @@ class VectorResults:
                 continue
             actor = self._actors[index]
             request = openings.get(index)
-            slots = request.slots if request is not None else None
+            slots = self.partial.get(index) if request is None else request.slots
             rows: Any = actor.rows
             if slots is not None:
                 rows = [actor.env_ids[slot] for slot in slots]

@@ -15,6 +15,7 @@ from envbus.actors.copies import own
 from envbus.actors.protocol import Rebuild, Reset, Step
 from envbus.bus.messages import Request, Tree
 from envbus.runner.actions import STEP_ALL, ActionStore
+from envbus.runner.actor import Actor
 from envbus.runner.fleet import Fleet
 from envbus.runner.lockstep import Round
 from envbus.runner.seeding import spread_seeds
@@ -59,6 +60,8 @@ class VectorSteps:
         self._faults = faults
         self._recycling = recycling
         self._same_step = mode is AutoresetMode.SAME_STEP
+        #: Whether a fault may have to tell the last observation of an episode.
+        self._keeps_last = self._same_step and faults.recovery is not None
 
     def begin_reset(
         self, verb: str, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
@@ -111,13 +114,25 @@ class VectorSteps:
         singles = self._actions.store(actions)
         requests: dict[int, Request[Any]] = {}
         openings: dict[int, Reset | Rebuild] = {}
+        partial: dict[int, list[int]] = {}
+        untold = faults.look_back()
+        if self._keeps_last:
+            known = [i for i in range(self._fleet.num_envs) if i not in untold] if untold else None
+            self._results.observations.remember(known)
         fresh = None if self._recycling is None else self._recycling.before_step()
         if fresh is not None:
             faults.to_reset.add(fresh.index)
         for actor in self._fleet.actors:
             index = actor.index
+            is_untold = bool(untold) and not untold.isdisjoint(actor.env_ids)
             if index in faults.to_reset:
-                requests[index] = openings[index] = faults.opening(actor)
+                if self._same_step or not is_untold:
+                    requests[index] = openings[index] = faults.opening(actor)
+            elif is_untold:
+                slots = [i for i, env_id in enumerate(actor.env_ids) if env_id not in untold]
+                if slots:
+                    partial[index] = slots
+                    requests[index] = self._step_of(actor, slots, singles)
             elif singles is not None:
                 requests[index] = Step(actions=Tree(singles[actor.rows]))
             elif actor.reads_blocks:
@@ -126,8 +141,19 @@ class VectorSteps:
                 assert self._blocks.actions is not None
                 rows = [leaf[actor.rows].copy() for leaf in self._blocks.actions]
                 requests[index] = Step(action_arrays=rows)
+        self._results.partial = partial
         faults.expect(NewLife.RESET if self._same_step else NewLife.NOTHING, openings)
         rounds.begin(Pending.STEP, requests, self._timeouts.step, kill_late=True)
+
+    def _step_of(self, actor: Actor, slots: list[int], singles: list[Any] | None) -> Step:
+        """Return a step of some envs of an actor."""
+        rows = [actor.env_ids[slot] for slot in slots]
+        if singles is not None:
+            return Step(slots=slots, actions=Tree([singles[row] for row in rows]))
+        if actor.reads_blocks:
+            return Step(slots=slots)
+        assert self._blocks.actions is not None
+        return Step(slots=slots, action_arrays=[leaf[rows] for leaf in self._blocks.actions])
 
     def end_step(self, verb: str, asked: str, timeout: float | None) -> Infos:
         """Wait for the step and return its infos; the rest is in the rows."""

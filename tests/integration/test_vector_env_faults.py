@@ -96,12 +96,14 @@ def test_an_env_that_raises_is_made_anew_alone(
         assert infos["fault"]["cause"][1] == "error"
         assert infos["fault"]["restarts"][1] == life - 1
         assert "env 1 (actor-0, incarnation 0) failed in step" in infos["fault"]["error"][1]
-        assert "final_obs" not in infos
         first = [1, 0, 0, restart_seed(11, 1, life)]
         if mode is AutoresetMode.SAME_STEP:
+            assert infos["final_obs"][1].tolist() == before[1].tolist()
+            assert infos["final_info"]["fault"]["cause"][1] == "error"
             assert observations[1].tolist() == first
             assert infos["episode"][1] == 1
         else:
+            assert "final_obs" not in infos
             assert observations[1].tolist() == before[1].tolist()
             observations, rewards, _, truncations, infos = act(envs, 1, 1, 1, 1)
             assert observations[1].tolist() == first
@@ -143,7 +145,9 @@ def test_an_env_that_raises_in_its_automatic_reset(make: Make, mode: str, tmp_pa
     if mode == "NextStep":
         observations, *_ = act(envs, 1, 1)
     assert observations[0].tolist() == [1, 0, 0, restart_seed(0, 0, 1)]
-    assert "final_obs" not in infos or infos["final_obs"][0] is None
+    assert ("final_obs" in infos) == (mode == "SameStep")
+    if mode == "SameStep":
+        assert counts(np.stack([infos["final_obs"][0]])) == [[1, 1]]
 
 
 @MODES

@@ -1,0 +1,200 @@
+"""Every row of vector envs and pools whose actors are killed, against a model of what it may be."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import runpy
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from envbus.runner.pool import ActorPool
+from envbus.runner.vector_env import BusVectorEnv
+from tests.integration.faulty import RESTART
+from tests.integration.nursery_children import is_alive, wait_until
+from tests.integration.row_model import RAISE, EnvModel, LifeEnv, reward_of, rows_of
+from tests.sources import ROOT
+
+pytestmark = pytest.mark.timeout(180)
+
+MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
+#: Steps before which an actor may be killed.
+PLACES = 4
+PATTERNS = [
+    set(chosen)
+    for size in range(1, PLACES + 1)
+    for chosen in itertools.combinations(range(PLACES), size)
+]
+
+
+def kill(pid: int) -> None:
+    if is_alive(pid):
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid), "its end")
+
+
+class Watched:
+    """A vector env whose rows are checked as they come."""
+
+    def __init__(self, mode: AutoresetMode, lengths: list[int], **settings: Any) -> None:
+        factories = [partial(LifeEnv, length) for length in lengths]
+        self.envs = BusVectorEnv(factories, autoreset_mode=mode, **settings, **RESTART)
+        self.models = [EnvModel(mode, length) for length in lengths]
+
+    def reset(self, mask: Any = None) -> None:
+        options = None if mask is None else {"reset_mask": mask}
+        observations, infos = self.envs.reset(options=options)
+        for i, row in enumerate(rows_of(observations, infos)):
+            self.models[i].on_reset(row, asked=mask is None or bool(mask[i]))
+
+    def step(self, actions: Any) -> None:
+        observations, *flags, infos = self.envs.step(actions)
+        self.check(observations, infos, flags, actions)
+
+    def check(self, observations: Any, infos: Any, flags: Any, actions: Any) -> None:
+        rows = rows_of(observations, infos, *flags)
+        for model, row, action in zip(self.models, rows, actions, strict=True):
+            model.on_step(row, float(action))
+
+    def kill(self, index: int = 0) -> None:
+        kill(self.envs.actor_pids()[index])
+
+    def reset_who_is_over(self) -> None:
+        over = np.array([model.over for model in self.models])
+        if self.envs.autoreset_mode is AutoresetMode.DISABLED and over.any():
+            self.reset(over)
+
+
+@pytest.fixture
+def watch() -> Iterator[Any]:
+    made: list[Watched] = []
+
+    def make(*args: Any, **kwargs: Any) -> Watched:
+        made.append(Watched(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.envs.close(terminate=True)
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("lengths", "settings"),
+    [
+        ([4, 100], {"num_actors": 2}),
+        ([3, 4, 100], {"num_actors": 2}),
+        ([2, 100], {"num_actors": 1, "lanes": False, "shared_memory": False}),
+    ],
+    ids=["one env per actor", "two envs per actor", "no lanes, no shared memory"],
+)
+def test_each_row_is_one_that_may_be_whenever_an_actor_is_killed(
+    watch: Any, mode: AutoresetMode, lengths: list[int], settings: dict[str, Any]
+) -> None:
+    watched = watch(mode, lengths, **settings)
+    for number, pattern in enumerate(PATTERNS):
+        watched.reset()
+        for place in range(PLACES + 2):
+            if place in pattern and number % 2:  # before a reset of those that are over
+                watched.kill()
+            watched.reset_who_is_over()
+            if place in pattern:
+                watched.kill()
+            watched.step(np.full(len(lengths), float(number)))
+    assert watched.models[-1].transitions >= len(PATTERNS)
+
+
+@MODES
+def test_a_row_is_one_that_may_be_when_an_env_raises_and_its_actor_is_killed(
+    watch: Any, mode: AutoresetMode
+) -> None:
+    watched = watch(mode, [3, 4, 5, 100], num_actors=2)
+    for kills in PATTERNS:
+        watched.reset()
+        for place in range(PLACES + 2):
+            watched.reset_who_is_over()
+            actions = np.array([RAISE if place < PLACES else 1.0, 2.0, 3.0, 4.0])
+            watched.envs.step_async(actions)
+            if place in kills:
+                watched.kill()
+            observations, *flags, infos = watched.envs.step_wait()
+            watched.check(observations, infos, flags, actions)
+
+
+def test_an_off_policy_loop_for_same_step_learns_from_real_rows_only(watch: Any) -> None:
+    """As CleanRL's: `real_next_obs[i] = infos["final_obs"][i]` wherever a row is truncated."""
+    lengths = [2, 3, 100, 100]
+    inner = watch(AutoresetMode.SAME_STEP, lengths, num_actors=2).envs
+    envs = RecordEpisodeStatistics(inner)
+    replay: list[tuple[Any, float, Any, bool]] = []
+    whole: list[int] = []
+    observations, _ = envs.reset(seed=0)
+    for step in range(24):
+        if step % 5 == 3:
+            os.kill(inner.actor_pids()[step % 2], signal.SIGKILL)
+        next_observations, rewards, terminations, truncations, infos = envs.step(np.ones(4))
+        real_next_obs = next_observations.copy()
+        for i in np.flatnonzero(terminations | truncations):
+            real_next_obs[i] = infos["final_obs"][i]
+        replay += zip(observations, rewards, real_next_obs, terminations, strict=True)
+        observations = next_observations
+        if "episode" in infos:  # docs/reliability.md says so
+            is_whole = infos["_episode"] & ~infos.get("_fault", np.zeros(4, np.bool_))
+            whole += infos["episode"]["l"][is_whole].tolist()
+    assert np.isfinite([next_observation for _, _, next_observation, _ in replay]).all()
+    for observation, reward, next_observation, terminated in replay:
+        assert observation[:2].tolist() == next_observation[:2].tolist(), "of two episodes"
+        acted = next_observation[2] == observation[2] + 1
+        assert reward == (reward_of(next_observation) if acted else 0.0)
+        assert acted or not terminated
+    assert whole
+    assert set(whole) <= {2, 3}
+
+
+def test_a_pool_for_same_step_tells_of_a_cut_episode_as_of_any_that_ends() -> None:
+    lengths = [2, 3, 100, 100]
+    factories = [partial(LifeEnv, length) for length in lengths]
+    with ActorPool(factories, autoreset_mode="SameStep", num_actors=2, **RESTART) as pool:
+        models = [EnvModel(AutoresetMode.SAME_STEP, length) for length in lengths]
+        for number, pattern in enumerate(PATTERNS):
+            pool.reset()
+            batch = pool.recv(min_envs=4)
+            for row, env_id in zip(
+                rows_of(batch.observations, batch.infos), batch.env_ids, strict=True
+            ):
+                models[env_id].on_reset(row)
+            for place in range(PLACES + 2):
+                if place in pattern and number % 2 == 0:
+                    kill(pool.actor_pids()[0])
+                pool.send(np.full(4, float(number)))
+                if place in pattern and number % 2 == 1:
+                    kill(pool.actor_pids()[0])
+                seen: set[int] = set()
+                while len(seen) < 4:
+                    batch = pool.recv()
+                    for fault in batch.faults:
+                        models[fault.env_id].faults += 1
+                    flags = batch.rewards, batch.terminations, batch.truncations
+                    rows = rows_of(batch.observations, batch.infos, *flags)
+                    for row, env_id in zip(rows, batch.env_ids.tolist(), strict=True):
+                        row.fault = None
+                        models[env_id].on_step(row, float(number))
+                        seen.add(env_id)
+    assert models[-1].transitions >= len(PATTERNS)
+
+
+def test_the_example_of_episodes_that_count_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    script = tmp_path / "example.py"
+    script.write_text(example, "utf-8")
+    assert len(runpy.run_path(str(script))["returns"]) > 0
