@@ -137,7 +137,8 @@ format: install-test ## Rewrite the sources as ruff would have them.
 	@$(BIN)/python -m ruff check --fix --quiet .
 	@$(BIN)/python -m ruff format .
 
-fuzz: install-fuzz ## Fuzz the codec and the broker, FUZZ_SECONDS each; needs atheris.
+fuzz: install-fuzz ## Fuzz a bridge, the codec and the broker, FUZZ_SECONDS each; the last two need atheris.
+	@$(BIN)/python -m tests.fuzz.bridge --seconds $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
 
 bench: install-bench ## Measure; see bench/README.md. BENCH_ARGS are handed on.

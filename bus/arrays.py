@@ -54,6 +54,8 @@ _MAY_BE_SHARED = frozenset({bytes, bytearray, memoryview, np.ndarray})
 #: Elements of an array whose items have no bytes, which no byte count bounds: whatever converts
 #: them makes bytes of them.
 _MAX_EMPTY_ITEMS = 2**16
+#: Longest side of an array that has no elements: who goes along it would take for ever.
+_MAX_EMPTY_SIZE = 2**24
 
 
 def describe(dtype: np.dtype[Any]) -> Descriptor | None:
@@ -236,7 +238,7 @@ def checked_shape(dtype: np.dtype[Any], shape: object, data: Buffer) -> tuple[in
 def _checked_nbytes(dtype: np.dtype[Any], sizes: tuple[int, ...]) -> int:
     count = math.prod(sizes)
     nbytes = count * dtype.itemsize
-    if not nbytes and count > _MAX_EMPTY_ITEMS:
+    if not nbytes and (count > _MAX_EMPTY_ITEMS or max(sizes, default=0) > _MAX_EMPTY_SIZE):
         raise DecodeError(f"array of {dtype}, shape {_short(sizes)} is too large to hold nothing")
     return nbytes
 

@@ -36,6 +36,8 @@ _SMALL: Final = 32
 _PLAIN_KINDS: Final = frozenset("biuf")
 #: Kinds that may stand for those of a space's dtype: none of them loses what it means.
 _CONVERTIBLE: Final = {"f": "fiu", "i": "iu", "u": "iu", "b": "biu", "c": "cfiu"}
+#: Spaces whose elements, stacked, are one array.
+_OF_ONE_ARRAY: Final = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _LISTS: Final = frozenset({list, tuple})
 #: Types that may stand in lists, by what may be converted.
 _NUMBERS: Final = {"b": bool, "i": int, "f": float, "c": complex}
@@ -64,6 +66,8 @@ def taker(space: Space) -> Take:
         return _one_of_taker(space)
     if isinstance(space, spaces.Sequence) and not space.stack:
         return _sequence_taker(space)
+    if isinstance(space, spaces.Sequence) and isinstance(space.feature_space, _OF_ONE_ARRAY):
+        return _stacked_taker(space)
     return _any_taker(space)
 
 
@@ -282,6 +286,23 @@ def _sequence_taker(space: spaces.Sequence) -> Take:
         if not isinstance(value, list | tuple):
             raise _mismatch(space, place, value)
         return tuple([part(item, f"{place}[{i}]") for i, item in enumerate(value)])
+
+    return take
+
+
+def _stacked_taker(space: spaces.Sequence) -> Take:
+    part, shape = taker(space.feature_space), space.feature_space.shape
+    dtype = space.feature_space.dtype
+    assert shape is not None
+
+    def take(value: Value, place: str) -> Element:
+        if isinstance(value, np.ndarray):
+            if value.shape[1:] != shape or not value.shape or not (value.size or len(value) == 0):
+                raise _mismatch(space, place, value)
+        elif not isinstance(value, list | tuple):
+            raise _mismatch(space, place, value)
+        items = [part(item, f"{place}[{i}]") for i, item in enumerate(value)]
+        return np.stack(items) if items else np.empty((0, *shape), dtype)
 
     return take
 

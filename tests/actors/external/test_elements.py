@@ -36,6 +36,8 @@ SPACES = [
     spaces.Tuple([spaces.Discrete(2), spaces.Dict(x=spaces.Box(0.0, 1.0, (100,)))]),
     spaces.OneOf([spaces.Discrete(2), spaces.Box(0.0, 1.0, (2,))]),
     spaces.Sequence(spaces.Box(0.0, 1.0, (2,))),
+    spaces.Sequence(spaces.Box(0.0, 1.0, (2,)), stack=True),
+    spaces.Sequence(spaces.Discrete(3), stack=True),
 ]
 
 
