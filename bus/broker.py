@@ -40,6 +40,7 @@ from envbus.bus.broker_vocabulary import (
 from envbus.bus.codec import decode_header, encode, encode_header
 from envbus.bus.errors import (
     ConfigError,
+    DecodeError,
     NoPeerError,
     OverloadedError,
     PeerLostError,
@@ -277,6 +278,8 @@ class Broker:
                 self._handle(Malformed(peer, "a message without a header frame"))
             except VersionMismatchError as exc:
                 self._handle(Malformed(peer, str(exc), FailureCode.VERSION, exc.request_id))
+            except DecodeError as exc:
+                self._handle(Malformed(peer, str(exc), request_id=exc.request_id))
             except ProtocolError as exc:
                 self._handle(Malformed(peer, str(exc)))
             else:

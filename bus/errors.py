@@ -63,7 +63,15 @@ class ProtocolError(EnvbusError):
 
 
 class DecodeError(ProtocolError):
-    """Frames could not be read: malformed, over a limit, or of an unknown type."""
+    """Frames could not be read: malformed, over a limit, or of an unknown type.
+
+    Attributes:
+        request_id: Id of the refused message, so that it can be answered; 0 if not readable.
+    """
+
+    def __init__(self, message: str, *, request_id: int = 0) -> None:
+        super().__init__(message)
+        self.request_id = request_id
 
 
 class EncodeError(ProtocolError, TypeError):

@@ -8,10 +8,10 @@ import msgspec
 
 from envbus.bus.errors import DecodeError, EncodeError, VersionMismatchError
 from envbus.bus.limits import MAX_HEADER_BYTES
-from envbus.bus.messages import PROTOCOL_VERSION, Header
+from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind
 from envbus.bus.transport import Buffer
 
-__all__ = ["decode_header", "encode_header"]
+__all__ = ["decode_header", "encode_header", "readable_request_id"]
 
 
 class _AnyHeader(msgspec.Struct, array_like=True, gc=False):
@@ -56,12 +56,28 @@ def decode_header(frame: Buffer) -> Header:
         header = _decode(frame)
     except Exception as exc:
         _check_version(frame)
-        raise DecodeError(f"header: {exc}") from exc
+        raise DecodeError(f"header: {exc}", request_id=readable_request_id(frame)) from exc
     if header.version != PROTOCOL_VERSION:
         _check_version(frame)
     if not math.isfinite(header.ttl) or header.request_id < 0 or header.incarnation < 0:
-        raise DecodeError(f"header has a number out of range: {header}")
+        raise DecodeError(
+            f"header has a number out of range: {header}", request_id=readable_request_id(frame)
+        )
     return header
+
+
+def readable_request_id(frame: Buffer) -> int:
+    """Return the id by which to fail a message whose header cannot be used; 0 if there is none.
+
+    Answers and notices have none: their id is none of the sender's requests.
+    """
+    try:
+        header = _decode_any(frame)
+    except Exception:
+        return 0
+    if header.kind in (Kind.REPLY, Kind.FAILURE, Kind.NOTICE):
+        return 0
+    return max(header.request_id, 0)
 
 
 def _check_version(frame: Buffer) -> None:

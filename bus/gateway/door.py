@@ -17,11 +17,20 @@ _BEARER: Final = "bearer "
 
 
 class TurnedAwayError(EnvbusError):
-    """A connection ends for what came over it; the client is told `code` and text."""
+    """A connection ends for what came over it; the client is told `code` and text.
 
-    def __init__(self, message: str, code: FailureCode = FailureCode.PROTOCOL) -> None:
+    Args:
+        message: For people.
+        code: For programs.
+        request_id: The request that it answers; 0: none in particular.
+    """
+
+    def __init__(
+        self, message: str, code: FailureCode = FailureCode.PROTOCOL, request_id: int = 0
+    ) -> None:
         super().__init__(message)
         self.code = code
+        self.request_id = request_id
 
 
 def check_token(shown: str, expected: str) -> None:

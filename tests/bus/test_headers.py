@@ -84,6 +84,27 @@ def test_a_header_that_makes_no_sense_is_refused(fields: object) -> None:
         decode_header(msgpack.packb(fields))
 
 
+@pytest.mark.parametrize(
+    ("fields", "request_id"),
+    [
+        ([PROTOCOL_VERSION, Kind.REQUEST, 7, "Step", float("nan")], 7),
+        ([PROTOCOL_VERSION, 7, 7, "Step"], 7),
+        ([PROTOCOL_VERSION, Kind.REQUEST, 7], 7),
+        ([PROTOCOL_VERSION, Kind.REQUEST, -7, "Step"], 0),
+        ([PROTOCOL_VERSION, Kind.NOTICE, 7, "Step", float("nan")], 0),
+        ([PROTOCOL_VERSION, Kind.FAILURE, 7], 0),
+        ([PROTOCOL_VERSION, Kind.REQUEST, "7", "Step"], 0),
+    ],
+)
+def test_a_refused_request_is_told_by_its_id_if_that_can_be_read(
+    fields: list[object], request_id: int
+) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode_header(msgpack.packb(fields))
+    assert caught.value.request_id == request_id
+    assert pickle.loads(pickle.dumps(caught.value)).request_id == request_id
+
+
 @pytest.mark.parametrize("name", ["x" * 5000, "\ud800"])
 def test_a_name_that_does_not_fit_is_refused_before_it_is_sent(name: str) -> None:
     with pytest.raises(EncodeError):
