@@ -28,6 +28,7 @@ __all__ = [
     "KeyPair",
     "PathLike",
     "PeerKeys",
+    "check_private",
     "load_keys",
     "load_public_key",
     "new_keys",
@@ -185,10 +186,20 @@ def load_keys(path: PathLike) -> KeyPair:
     public, secret = _read(path)
     if secret is None:
         raise ConfigError(f"{path} holds no secret key; give the file NAME{_PRIVATE}")
+    check_private(path, "secret key")
+    return KeyPair(public, secret)
+
+
+def check_private(path: PathLike, what: str) -> None:
+    """Refuse a file of a secret that others may read.
+
+    Raises:
+        ConfigError: They may.
+        OSError: It cannot be looked at.
+    """
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & 0o077:
-        raise ConfigError(f"others may read the secret key {path} (mode {mode:04o}); chmod 600 it")
-    return KeyPair(public, secret)
+        raise ConfigError(f"others may read the {what} {path} (mode {mode:04o}); chmod 600 it")
 
 
 def load_public_key(path: PathLike) -> bytes:

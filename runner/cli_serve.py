@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -76,6 +76,12 @@ def serve(
         Path | None,
         typer.Option(help="File of the token that clients over TCP and WebSocket have to show."),
     ] = None,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Clients over TCP and WebSocket at one time.")
+    ] = 256,
+    max_message_bytes: Annotated[
+        int, typer.Option(min=1, help="Longest message of a client over TCP and WebSocket.")
+    ] = 4 * 2**20,
     tls_cert: Annotated[
         Path | None, typer.Option(help="TLS for TCP and WebSocket: the certificate (chain), PEM.")
     ] = None,
@@ -132,7 +138,8 @@ def serve(
     if here not in sys.path:
         sys.path.insert(0, here)
     make = policy_maker(policy)
-    gateway = _gateway(tcp, ws, origin, token_file, tls_cert, tls_key, insecure=insecure)
+    limits = {"max_connections": max_connections, "max_message_bytes": max_message_bytes}
+    gateway = _gateway(tcp, ws, origin, token_file, tls_cert, tls_key, limits, insecure=insecure)
     console = open_console()
     log_to(console if console.is_terminal else open_console(stderr=True))
     logging.getLogger("envbus.runner").setLevel(logging.INFO)
@@ -221,6 +228,7 @@ def _gateway(
     token_file: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    limits: Mapping[str, int],
     *,
     insecure: bool,
 ) -> GatewayConfig | None:
@@ -246,6 +254,7 @@ def _gateway(
         certificate=None if tls_cert is None else str(tls_cert),
         private_key=None if tls_key is None else str(tls_key),
         insecure=insecure,
+        **limits,
     )
 
 

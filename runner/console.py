@@ -73,9 +73,14 @@ def read_token(file: Path | None) -> str | None:
     """Return the token that a file holds; None without one.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: It cannot be read, or others may read it.
     """
+    if file is None:
+        return None
+    from envbus.bus.keys import check_private  # with ZeroMQ, which few commands need
+
     try:
-        return None if file is None else file.read_text("utf-8").strip()
+        check_private(file, "token")
+        return file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"the token cannot be read: {exc}") from exc

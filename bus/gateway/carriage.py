@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import NoReturn, Protocol
 
 from websockets.datastructures import Headers, MultipleValuesError
+from websockets.exceptions import PayloadTooBig
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import State
@@ -20,15 +22,24 @@ from envbus.bus.gateway.door import (
     is_welcome_origin,
     shown_token,
 )
-from envbus.bus.gateway.framing import StreamReader, pack, pack_for_stream, unpack
+from envbus.bus.gateway.framing import (
+    BEGINNING,
+    StreamReader,
+    TooLarge,
+    begun_request,
+    pack,
+    pack_for_stream,
+    unpack,
+)
 from envbus.bus.headers import encode_header
 from envbus.bus.messages import PROTOCOL_VERSION, Failed, Header, Kind
 from envbus.bus.transport import Frames
 
-__all__ = ["Carriage", "StreamCarriage", "WebSocketCarriage"]
+__all__ = ["Carriage", "StreamCarriage", "WebSocketCarriage", "failure_of"]
 
-#: Bytes of a WebSocket's reason for closing (RFC 6455, 5.5).
+#: Bytes of a WebSocket's reason for closing (RFC 6455, 5.5), and of a frame's mask (5.3).
 _MAX_REASON = 123
+_MASK_BYTES = 4
 
 
 class Carriage(Protocol):
@@ -45,10 +56,17 @@ class Carriage(Protocol):
     def receive(self, data: bytes) -> Iterator[list[memoryview]]:
         """Yield the messages that `data` completes; to be exhausted before the next call.
 
+        A request that is over the limit is failed by its id, if that can be read.
+
         Raises:
-            TurnedAwayError: The client may not come in.
-            DecodeError: What came is malformed or over a limit.
+            TurnedAwayError: The client may not come in, or sent what is over the limit and no
+                request.
+            DecodeError: What came is malformed.
         """
+        ...
+
+    def admit(self) -> None:
+        """The client has said hello: its mistakes need not end the connection."""
         ...
 
     def take_unsent(self) -> bytes:
@@ -64,7 +82,7 @@ class Carriage(Protocol):
         ...
 
     def farewell(self, reason: TurnedAwayError) -> bytes:
-        """Return the last words: why the connection ends."""
+        """Return the last words: why the connection ends, as the answer to a request or not."""
         ...
 
 
@@ -74,15 +92,22 @@ class StreamCarriage:
     def __init__(self, config: GatewayConfig) -> None:
         self.has_token = False
         self.over = False
-        self._reader = StreamReader(config.max_message_bytes)
+        self._limit = config.max_message_bytes
+        self._reader = StreamReader(self._limit)
+        self._unsent = b""
 
     def receive(self, data: bytes) -> Iterator[list[memoryview]]:
-        """Yield the messages that `data` completes."""
+        """Yield the messages that `data` completes. A request that is too large is passed over."""
         return self._reader.feed(data)
 
+    def admit(self) -> None:
+        """Pass over requests that are too large from now on."""
+        self._reader.on_too_large = self._on_too_large
+
     def take_unsent(self) -> bytes:
-        """Return nothing: there is no handshake."""
-        return b""
+        """Return failures of what was too large."""
+        unsent, self._unsent = self._unsent, b""
+        return unsent
 
     def wrap(self, frames: Frames) -> bytes:
         """Return a message behind its length."""
@@ -94,7 +119,13 @@ class StreamCarriage:
 
     def farewell(self, reason: TurnedAwayError) -> bytes:
         """Return a failure message."""
-        return pack_for_stream(_failure(reason))
+        return pack_for_stream(failure_of(reason))
+
+    def _on_too_large(self, message: TooLarge) -> None:
+        reason = _too_large(message, self._limit)
+        if not reason.request_id:
+            raise reason
+        self._unsent += self.farewell(reason)  # and the connection goes on
 
 
 class WebSocketCarriage:
@@ -104,7 +135,8 @@ class WebSocketCarriage:
         self.has_token = False
         self.over = False
         self._config = config
-        self._protocol = ServerProtocol(max_size=config.max_message_bytes)
+        self._protocol = _Protocol(max_size=config.max_message_bytes)
+        self._protocol.last_words = self._on_too_large
         #: Fragments of a message that is not complete.
         self._fragments: list[bytes] = []
 
@@ -120,6 +152,9 @@ class WebSocketCarriage:
                 message = self._assemble(event)
                 if message is not None:
                     yield unpack(message)
+
+    def admit(self) -> None:
+        """Change nothing: what is too large is failed, and ends the connection."""
 
     def take_unsent(self) -> bytes:
         """Return answers to handshake, pings and closing."""
@@ -141,7 +176,7 @@ class WebSocketCarriage:
 
     def farewell(self, reason: TurnedAwayError) -> bytes:
         """Return a failure message and a reason to close; by HTTP if that is not over yet."""
-        words = self.wrap(_failure(reason))
+        words = self.wrap(failure_of(reason))
         if words:
             text = str(reason).encode()[:_MAX_REASON].decode(errors="ignore")
             self._protocol.fail(CloseCode.POLICY_VIOLATION, text)
@@ -190,10 +225,48 @@ class WebSocketCarriage:
         self._fragments.clear()
         return message
 
+    def _on_too_large(self, size: int, masked: bytes) -> bytes:
+        """Return the failure of a message that is too large, of which this much has come."""
+        begun = self._fragments[0] if self._fragments else _unmasked(masked)
+        size += sum(map(len, self._fragments))
+        message = TooLarge(size, begun_request(begun[:BEGINNING]))
+        return pack(failure_of(_too_large(message, self._config.max_message_bytes)))
+
     def _collect(self) -> bytes:
         pieces = self._protocol.data_to_send()
         self.over |= b"" in pieces  # the end of what is sent
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class _Protocol(ServerProtocol):
+    """Says why, before it fails a connection for a message over the limit (code 1009).
+
+    A frame's length is read before its mask and content, so that these are what is left to read.
+    """
+
+    last_words: Callable[[int, bytes], bytes]
+
+    def fail(self, code: CloseCode | int, reason: str = "") -> None:
+        """Fail the connection."""
+        if code == CloseCode.MESSAGE_TOO_BIG and self.state is State.OPEN:
+            error = sys.exc_info()[1]
+            size = error.size if isinstance(error, PayloadTooBig) else None
+            begun = bytes(self.reader.buffer[: _MASK_BYTES + BEGINNING])
+            self.send_binary(self.last_words(size or 0, begun))
+        super().fail(code, reason)
+
+
+def _unmasked(data: bytes) -> bytes:
+    mask, content = data[:_MASK_BYTES], data[_MASK_BYTES:]
+    return bytes(byte ^ mask[index % _MASK_BYTES] for index, byte in enumerate(content))
+
+
+def _too_large(message: TooLarge, limit: int) -> TurnedAwayError:
+    return TurnedAwayError(
+        f"a message of {message.size} bytes is over the limit of {limit} "
+        "(max_message_bytes of the gateway); it was not passed on",
+        request_id=message.request_id,
+    )
 
 
 def _header(headers: Headers, name: str) -> str | None:
@@ -203,6 +276,7 @@ def _header(headers: Headers, name: str) -> str | None:
         raise TurnedAwayError(f"the request has several headers {name}") from None
 
 
-def _failure(reason: TurnedAwayError) -> Frames:
-    header = Header(PROTOCOL_VERSION, Kind.FAILURE, 0, Failed.__name__)
+def failure_of(reason: TurnedAwayError) -> Frames:
+    """Return the message that tells a client why."""
+    header = Header(PROTOCOL_VERSION, Kind.FAILURE, reason.request_id, Failed.__name__)
     return [encode_header(header), *encode(Failed(code=reason.code, message=str(reason)))]

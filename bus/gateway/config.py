@@ -57,12 +57,15 @@ class GatewayConfig:
     origins: tuple[str, ...] = ()
     #: Longest message of a client, in bytes. A hundred frames of 84x84x4 fit.
     max_message_bytes: int = 4 * 2**20
-    #: Each takes three file descriptors here and one at the broker.
+    #: Clients that have said hello, behind token and TLS. Each takes three file descriptors here
+    #: and one at the broker.
     max_connections: int = 256
+    #: Connections that have not yet, or that end: one more, and the oldest of them is cut off. Each
+    #: gets `handshake_timeout`, 64 KiB and a file descriptor. Nothing of it reaches the broker.
+    max_strangers: int = 256
     #: Bytes that may wait for a client that reads slowly, besides the message that goes over it.
     max_unsent_bytes: int = 16 * 2**20
-    #: Seconds from the connection to its first message for the broker; so long a TLS handshake
-    #: may take, too.
+    #: Seconds from the connection to its hello, with what comes before it: TLS, HTTP, the token.
     handshake_timeout: float = 10.0
     #: Seconds of silence until a connection is probed (a ping, or TCP's keepalive); after twice
     #: that time without a sign of life it is closed.

@@ -7,17 +7,19 @@ import logging
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
+
+import zmq
 
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.dealer import Dealer
-from envbus.bus.gateway.door import TurnedAwayError
+from envbus.bus.gateway.door import TurnedAwayError, printable
 from envbus.bus.gateway.session import Session
 from envbus.bus.messages import FailureCode
 from envbus.bus.transport import Frames
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "Crowd"]
 
 logger = logging.getLogger("envbus.bus.gateway")
 
@@ -30,42 +32,61 @@ MakeDealer: TypeAlias = Callable[
 ]
 
 
+class Crowd:
+    """All connections of a gateway.
+
+    Attributes:
+        admitted: Those that have said hello and go on.
+        strangers: The others, oldest first: not through yet, or about to end.
+    """
+
+    def __init__(self) -> None:
+        self.admitted: set[Connection] = set()
+        self.strangers: dict[Connection, None] = {}
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter((*self.strangers, *self.admitted))
+
+
 class Connection(asyncio.Protocol):
     """Passes messages between a client and a DEALER of its own, in order, untouched.
+
+    A stranger until it has said hello: before that it has no DEALER, and is not counted among those
+    who are let in.
 
     Args:
         session: Decides.
         config: Limits.
         make_dealer: From routing id, and what to call for messages and for room.
-        others: All connections; this one is among them from its first to its last moment.
+        crowd: All connections; this one is among them from its first to its last moment.
+        cut: Ends the connection before it has a transport: TLS is under way.
     """
 
     def __init__(
         self,
         session: Session,
         config: GatewayConfig,
-        make_dealer: Callable[
-            [bytes, Callable[[list[bytes]], object], Callable[[], object]], Dealer
-        ],
-        others: set[Connection],
+        make_dealer: MakeDealer,
+        crowd: Crowd,
+        cut: Callable[[], object] = lambda: None,
     ) -> None:
         self._session = session
         self._config = config
         self._make_dealer = make_dealer
-        self._others = others
+        self._crowd = crowd
+        self._cut = cut
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport
+        self._transport: asyncio.Transport | None = None
         self._dealer: Dealer | None = None
         #: Messages for which the broker's queue had no room; nothing is read meanwhile.
         self._waiting: deque[Frames] = deque()
-        self._since = self._heard = self._loop.time()
+        #: When it began, when anything came, and when a message for the broker did.
+        self._since = self._heard = self._told = self._loop.time()
         self._probed = False
         self._abort_at: float | None = None
-
-    @property
-    def is_served(self) -> bool:
-        """Whether it was let in and goes on."""
-        return self._dealer is not None and self._session.ended is None
+        crowd.strangers[self] = None
+        if len(crowd.strangers) > config.max_strangers:
+            next(iter(crowd.strangers)).cut_off()
 
     # --- the client ----------------------------------------------------------------------------
 
@@ -73,25 +94,20 @@ class Connection(asyncio.Protocol):
         """A client is there; TLS, where there is any, is done."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._others.add(self)
-        _set_options(transport.get_extra_info("socket"), self._config.keepalive)
-        if len(self._others) > 2 * self._config.max_connections:
-            transport.abort()  # nor is there room for those who are told why
+        if self not in self._crowd.strangers:  # cut off meanwhile
+            transport.abort()
             return
-        if sum(other.is_served for other in self._others) >= self._config.max_connections:
-            return  # told when it says something: HTTP answers requests, it does not forestall them
-        identity = f"gateway.{secrets.token_hex(8)}".encode()
-        self._dealer = self._make_dealer(identity, self._on_message, self._on_writable)
+        _set_options(transport.get_extra_info("socket"), self._config.keepalive)
 
     def data_received(self, data: bytes) -> None:
         """Something came from the client."""
         self._heard, self._probed = self._loop.time(), False
-        if self._dealer is None:
-            limit = self._config.max_connections
-            self.end(f"{limit} clients are connected, which is the limit")
-            return
-        self._waiting += self._session.receive(data)
-        self._pass_on()
+        messages = self._session.receive(data)
+        if messages:
+            self._told = self._heard
+            if self._dealer is not None or self._admit():
+                self._waiting += messages
+                self._pass_on()
         self._say(self._session.take_unsent())
 
     def eof_received(self) -> bool:
@@ -101,29 +117,68 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing comes or goes any more: tell the broker, who would wait for heartbeats else."""
         del exc
-        self._others.discard(self)
+        self._leave()
         if self._dealer is not None:
             farewell = self._session.goodbye()
             if farewell is not None:
                 self._dealer.send(farewell)
             self._dealer.close()
         if self._session.ended:
-            logger.info("a connection was ended: %s", self._session.ended)
+            logger.info("a connection was ended: %s", printable(self._session.ended))
+
+    def cut_off(self) -> None:
+        """End it at once: it is a stranger, and there are too many of those."""
+        self._leave()
+        if self._transport is None:
+            self._cut()
+            return
+        if self._session.ended is None:
+            limit = self._config.max_strangers
+            self.end(f"more than {limit} connections have not said hello; the oldest is cut off")
+        self._transport.abort()
+
+    def _admit(self) -> bool:
+        """Make a client of a stranger that has said hello, if there is room."""
+        crowd, limit = self._crowd, self._config.max_connections
+        if len(crowd.admitted) >= limit:
+            self.end(f"{limit} clients are connected, which is the limit (max_connections)")
+            return False
+        identity = f"gateway.{secrets.token_hex(8)}".encode()
+        try:
+            self._dealer = self._make_dealer(identity, self._on_message, self._on_writable)
+        except zmq.ZMQError as error:
+            self.end(f"the gateway has no room for one more client: {error}")
+            return False
+        self._leave()
+        crowd.admitted.add(self)
+        return True
+
+    def forget(self) -> None:
+        """It did not come about."""
+        if self._transport is None:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._crowd.strangers.pop(self, None)
+        self._crowd.admitted.discard(self)
 
     # --- the broker ----------------------------------------------------------------------------
 
     def _on_message(self, frames: list[bytes]) -> None:
-        self._say(self._session.wrap(frames))
+        words = self._session.wrap(frames)
+        self._say(words + self._session.take_unsent())
 
     def _on_writable(self) -> None:
         self._pass_on()
-        if not self._waiting and not self._transport.is_closing():
-            self._transport.resume_reading()
+        transport = self._transport
+        if not self._waiting and transport is not None and not transport.is_closing():
+            transport.resume_reading()
 
     def _pass_on(self) -> None:
         """Hand messages to the broker as long as it takes them."""
         while self._waiting and self._dealer is not None:
             if not self._dealer.send(self._waiting[0]):
+                assert self._transport is not None
                 self._transport.pause_reading()
                 return
             self._waiting.popleft()
@@ -132,17 +187,21 @@ class Connection(asyncio.Protocol):
 
     def look_after(self, now: float) -> None:
         """Judge how long things take; called about once a second."""
+        if self._transport is None:
+            return  # TLS, which has a time-out of its own
         if self._abort_at is not None:
             if now >= self._abort_at:
                 self._transport.abort()
             return
-        config = self._config
+        config, lease = self._config, self._session.lease
         if self._waiting:
-            self._heard = now  # it is not heard, as nobody listens
+            self._heard = self._told = now  # it is not heard, as nobody listens
         if not self._session.joined and now - self._since > config.handshake_timeout:
+            self.end(f"no hello came within {config.handshake_timeout:g} s", FailureCode.TIMEOUT)
+        elif lease and now - self._told > lease:
             self.end(
-                f"no message for the broker came within {config.handshake_timeout:g} s",
-                FailureCode.TIMEOUT,
+                f"no message came for {lease:g} s, which is the lease: connect and say hello again",
+                FailureCode.NOT_JOINED,
             )
         elif now - self._heard > config.keepalive and not self._probed:
             probe = self._session.probe()
@@ -158,7 +217,10 @@ class Connection(asyncio.Protocol):
 
     def hang_up(self) -> None:
         """Close the connection once the last words are sent."""
-        self._transport.close()
+        if self._transport is None:
+            self.cut_off()
+        else:
+            self._transport.close()
 
     def _say(self, words: bytes) -> None:
         """Write to the client, and nothing more after its session's end.
@@ -166,20 +228,24 @@ class Connection(asyncio.Protocol):
         Then the client is left to close the connection, for a while: closed here, with something
         unread in it, the system would take the last words back (a reset).
         """
-        if self._transport.is_closing() or self._abort_at is not None:
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._abort_at is not None:
             return
-        unsent = self._transport.get_write_buffer_size()
+        unsent = transport.get_write_buffer_size()
         if unsent > self._config.max_unsent_bytes and self._session.ended is None:
             self.end(f"{unsent} bytes wait for this client, which does not read")
             return
         if words:
-            self._transport.write(words)
+            transport.write(words)
         if self._session.ended is not None:
             self._abort_at = self._loop.time() + _LINGER
-            if self._transport.can_write_eof():
-                self._transport.write_eof()
+            if self in self._crowd.admitted:  # it makes room, but is bounded still
+                self._leave()
+                self._crowd.strangers[self] = None
+            if transport.can_write_eof():
+                transport.write_eof()
             else:  # TLS
-                self._transport.close()
+                transport.close()
 
 
 def _set_options(sock: socket.socket, keepalive: float) -> None:

@@ -7,13 +7,24 @@ stands before it, in 4 bytes, big endian. Pure: no socket, clock, thread or proc
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 from envbus.bus.errors import DecodeError, EncodeError
+from envbus.bus.headers import readable_request_id
+from envbus.bus.limits import MAX_HEADER_BYTES
 from envbus.bus.transport import Buffer, Frames
 
-__all__ = ["MAX_FRAMES", "StreamReader", "pack", "pack_for_stream", "unpack"]
+__all__ = [
+    "BEGINNING",
+    "MAX_FRAMES",
+    "StreamReader",
+    "TooLarge",
+    "begun_request",
+    "pack",
+    "pack_for_stream",
+    "unpack",
+]
 
 #: Frames of one message: the header and what `CodecLimits.max_frames` allows behind it.
 MAX_FRAMES: Final = 1 + 1024
@@ -23,6 +34,17 @@ _BIN8, _BIN16, _BIN32 = 0xC4, 0xC5, 0xC6
 #: Bytes of the number behind the first one.
 _NUMBER: Final = {_ARRAY16: 2, _ARRAY32: 4, _BIN8: 1, _BIN16: 2, _BIN32: 4}
 _LENGTH: Final = struct.Struct(">I")
+#: Bytes at the beginning of a message that hold its header for sure: with what MessagePack puts
+#: before it, an array's and a bin's first bytes.
+BEGINNING: Final = MAX_HEADER_BYTES + 10
+
+
+class TooLarge(NamedTuple):
+    """Stands for a message that is over the limit and was passed over."""
+
+    size: int
+    #: Of the request that it was; 0: it was none, or that is not to be read.
+    request_id: int
 
 
 def pack(frames: Frames) -> bytes:
@@ -78,18 +100,37 @@ def unpack(data: bytes | memoryview) -> list[memoryview]:
     return frames
 
 
+def begun_request(data: bytes | memoryview) -> int:
+    """Return the id of the request that a message's first `BEGINNING` bytes are of; 0: of none."""
+    view = memoryview(data)
+    try:
+        first = _byte(view, 0)
+        at = 1 if first & 0xF0 == _FIXARRAY else 1 + _NUMBER[first]
+        size, begin = _number(view, at + 1, _NUMBER[_byte(view, at)])
+    except (DecodeError, KeyError):
+        return 0
+    return readable_request_id(view[begin : begin + size]) if size <= MAX_HEADER_BYTES else 0
+
+
 class StreamReader:
     """Cuts a byte stream into messages. Holds one unfinished message at most.
 
     Args:
         max_message_bytes: Longest message that is accepted, in bytes without its length.
+        on_too_large: Told of each message over the limit, of which nothing is kept; then those
+            behind it are read. None: it is an error. May be set later.
     """
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(
+        self, max_message_bytes: int, on_too_large: Callable[[TooLarge], object] | None = None
+    ) -> None:
         self._max_message_bytes = max_message_bytes
+        self.on_too_large = on_too_large
         self._rest = bytearray()
         #: Bytes that `_rest` must have before it is worth a look.
         self._wanted = _LENGTH.size
+        #: Bytes still to come of a message that is over the limit.
+        self._passed_over = 0
 
     def feed(self, data: bytes) -> Iterator[list[memoryview]]:
         """Yield the messages, as their frames, that `data` completes.
@@ -100,6 +141,10 @@ class StreamReader:
             DecodeError: A message is over the limit, which shows before it was received, or
                 malformed. Those before it were yielded.
         """
+        if self._passed_over:
+            count = min(self._passed_over, len(data))
+            self._passed_over -= count
+            data = data[count:]
         if self._rest:
             self._rest += data
             if len(self._rest) < self._wanted:
@@ -110,12 +155,22 @@ class StreamReader:
         self._wanted = _LENGTH.size
         while len(view) - at >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(view, at)
-            if size > self._max_message_bytes:
-                raise DecodeError(
-                    f"a message of {size} bytes is announced; at most {self._max_message_bytes} "
-                    "are allowed"
-                )
             begin = at + _LENGTH.size
+            if size > self._max_message_bytes:
+                if self.on_too_large is None:
+                    raise DecodeError(
+                        f"a message of {size} bytes is announced; at most "
+                        f"{self._max_message_bytes} are allowed"
+                    )
+                needed = min(size, BEGINNING)
+                if begin + needed > len(view):
+                    self._wanted = _LENGTH.size + needed
+                    break
+                at = min(begin + size, len(view))
+                self._passed_over = begin + size - at
+                request_id = begun_request(view[begin : begin + needed])
+                self.on_too_large(TooLarge(size, request_id))
+                continue
             if begin + size > len(view):
                 self._wanted = _LENGTH.size + size
                 break

@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import resource
 import socket
-from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import zmq
 
 from envbus.bus.errors import ClosedError, EnvbusError, TransportError
-from envbus.bus.gateway.carriage import Carriage, StreamCarriage, WebSocketCarriage
-from envbus.bus.gateway.config import BOOTSTRAP_PARCEL, PROBE, Bootstrap, GatewayConfig
-from envbus.bus.gateway.connection import Connection
+from envbus.bus.gateway.carriage import StreamCarriage, WebSocketCarriage
+from envbus.bus.gateway.config import BOOTSTRAP_PARCEL, PROBE, Bootstrap
+from envbus.bus.gateway.connection import Connection, Crowd
 from envbus.bus.gateway.dealer import Dealer
 from envbus.bus.gateway.session import Session
 from envbus.bus.messages import FailureCode
@@ -27,12 +27,18 @@ from envbus.bus.pipe import Pipe
 
 __all__ = ["main"]
 
+logger = logging.getLogger("envbus.bus.gateway")
+
+CarriageMaker: TypeAlias = type[StreamCarriage] | type[WebSocketCarriage]
+
 #: Seconds to wait for the driver's side of a hand-over that it has begun.
 _HANDOVER_TIMEOUT: Final = 30.0
 #: Seconds for clients to take their last messages when the gateway ends.
 _END_TIMEOUT: Final = 1.0
 #: Seconds for what the broker has said at its own end to come here and be passed on.
 _LAST_WORDS: Final = 0.05
+#: Seconds until the next try to accept a connection, after one has failed.
+_ACCEPT_PAUSE: Final = 0.1
 #: File descriptors besides those of connections.
 _SPARE_DESCRIPTORS: Final = 256
 _DESCRIPTORS_PER_CONNECTION: Final = 3
@@ -50,7 +56,8 @@ def main(pipe: Pipe) -> None:
         socket.socket(fileno=pipe.receive_fd(number, _HANDOVER_TIMEOUT))
         for number in range(first, first + count)
     ]
-    _allow_descriptors(config.max_connections * _DESCRIPTORS_PER_CONNECTION + _SPARE_DESCRIPTORS)
+    clients = config.max_connections * _DESCRIPTORS_PER_CONNECTION
+    _allow_descriptors(clients + config.max_strangers + _SPARE_DESCRIPTORS)
     asyncio.run(_serve(bootstrap, listeners, pipe, first + count))
 
 
@@ -63,24 +70,43 @@ async def _serve(
     # One more than is allowed is told so, and lasts a moment.
     context.set(zmq.MAX_SOCKETS, 2 * config.max_connections + 64)
     make_dealer = functools.partial(Dealer, context, bootstrap.endpoint)
-    connections: set[Connection] = set()
+    crowd, tls = Crowd(), config.tls()
 
-    def make_connection(make_carriage: Callable[[GatewayConfig], Carriage]) -> Connection:
-        session = Session(make_carriage(config), config.token)
-        return Connection(session, config, make_dealer, connections)
+    async def accept(listener: socket.socket, make_carriage: CarriageMaker) -> None:
+        """Take in who comes; asyncio's own server would count nobody before TLS is through."""
+        listener.setblocking(False)
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptor left, or who came is gone
+                logger.warning("a connection was not accepted: %s", error)
+                await asyncio.sleep(_ACCEPT_PAUSE)
+                continue
+            opening = asyncio.ensure_future(open_connection(sock, make_carriage))
+            openings.add(opening)
+            opening.add_done_callback(openings.discard)
 
-    tls = config.tls()
-    servers = [
-        await loop.create_server(
-            functools.partial(
-                make_connection,
-                StreamCarriage if index < len(config.tcp) else WebSocketCarriage,
-            ),
-            sock=listener,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else config.handshake_timeout,
-        )
-        for index, listener in enumerate(listeners)
+    async def open_connection(sock: socket.socket, make_carriage: CarriageMaker) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        session = Session(make_carriage(config), config)
+        connection = Connection(session, config, make_dealer, crowd, task.cancel)
+        try:
+            await loop.connect_accepted_socket(
+                lambda: connection,
+                sock,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else config.handshake_timeout,
+            )
+        except (OSError, asyncio.CancelledError):  # of TLS, or too slow, or one of too many
+            connection.forget()
+            sock.close()
+
+    openings: set[asyncio.Future[None]] = set()
+    makers = (StreamCarriage,) * len(config.tcp) + (WebSocketCarriage,) * len(config.websocket)
+    acceptors = [
+        asyncio.ensure_future(accept(listener, maker))
+        for listener, maker in zip(listeners, makers, strict=True)
     ]
     stopped = asyncio.Event()
     orders = _Orders(pipe, next_parcel, stopped)
@@ -88,17 +114,17 @@ async def _serve(
     orders.give_sign()
     interval = min(config.handshake_timeout, config.keepalive, 2.0) / 2
     while not stopped.is_set():
-        for connection in list(connections):
+        for connection in list(crowd):
             connection.look_after(loop.time())
         await _wait(stopped, interval)
-    for server in servers:
-        server.close()
+    for acceptor in acceptors:
+        acceptor.cancel()
     await asyncio.sleep(_LAST_WORDS)
-    for connection in list(connections):
+    for connection in list(crowd):
         connection.end("the gateway ends", FailureCode.PEER_LOST)
         connection.hang_up()
     until = loop.time() + _END_TIMEOUT
-    while connections and loop.time() < until:
+    while any(crowd) and loop.time() < until:
         await asyncio.sleep(0.01)
     context.destroy(linger=int(_END_TIMEOUT * 1000))
 

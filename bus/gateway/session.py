@@ -2,36 +2,65 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
+
 from envbus.bus.codec import decode, encode
-from envbus.bus.errors import ProtocolError, VersionMismatchError
-from envbus.bus.gateway.carriage import Carriage
-from envbus.bus.gateway.door import TurnedAwayError, check_token
+from envbus.bus.errors import EncodeError, ProtocolError, VersionMismatchError
+from envbus.bus.gateway.carriage import Carriage, failure_of
+from envbus.bus.gateway.config import GatewayConfig
+from envbus.bus.gateway.door import TurnedAwayError, check_token, printable
 from envbus.bus.headers import decode_header, encode_header
-from envbus.bus.messages import PROTOCOL_VERSION, FailureCode, Goodbye, Header, Kind, Token
+from envbus.bus.messages import (
+    PROTOCOL_VERSION,
+    Failed,
+    FailureCode,
+    Goodbye,
+    Header,
+    Hello,
+    Kind,
+    Token,
+    Welcome,
+)
 from envbus.bus.transport import Frames
 
-__all__ = ["Session"]
+__all__ = ["STRANGERS_BYTES", "Session"]
+
+#: What may come before hello is through: HTTP's headers and a token, or a hello with all the
+#: services and names that a broker takes.
+STRANGERS_BYTES: Final = 64 * 1024
+#: What a header that names such a type holds: most messages need not be read.
+_HELLO, _WELCOME = Hello.__name__.encode(), Welcome.__name__.encode()
 
 
 class Session:
-    """Lets a client in, and its messages through untouched.
+    """Lets a client in, and its messages through untouched, save the limit that Welcome tells.
 
     Args:
         carriage: How messages are carried.
-        token: What the client has to show; None: nothing.
+        config: The token that clients have to show, and limits.
 
     Attributes:
-        joined: A message for the broker came.
+        joined: The client was let in and said hello.
         ended: Why the connection ends, once it is to end; "" if its client wants it.
+        lease: Seconds of silence after which the broker takes the client for gone; 0.0: it has not
+            welcomed it yet, or watches it otherwise.
     """
 
-    def __init__(self, carriage: Carriage, token: str | None) -> None:
+    def __init__(self, carriage: Carriage, config: GatewayConfig) -> None:
         self.joined = False
         self.ended: str | None = None
+        self.lease = 0.0
         self._carriage = carriage
-        self._token = token
+        self._token = config.token
+        self._limit = config.max_message_bytes
         self._unsent = b""
         self._incarnation = 0
+        #: Bytes that came before hello.
+        self._strange_bytes = 0
+        #: Of the last hello; None: the broker has answered it.
+        self._hello_id: int | None = None
 
     def receive(self, data: bytes) -> list[list[memoryview]]:
         """Return the messages for the broker that `data` completes.
@@ -43,8 +72,16 @@ class Session:
             return messages
         try:
             for frames in self._carriage.receive(data):
-                if self.joined or self._let_in(frames):
+                if self.joined:
+                    if _HELLO in bytes(frames[0]):
+                        self._on_hello(frames)
                     messages.append(frames)
+                elif self._let_in(frames):
+                    messages.append(frames)
+            if not self.joined:
+                self._strange_bytes += len(data)
+                if self._strange_bytes > STRANGERS_BYTES:
+                    raise TurnedAwayError(f"{STRANGERS_BYTES} bytes came and no hello among them")
         except TurnedAwayError as error:
             self.end(error)
         except ProtocolError as error:
@@ -56,7 +93,15 @@ class Session:
 
     def wrap(self, frames: Frames) -> bytes:
         """Return the bytes that carry a message of the broker's."""
-        return b"" if self.ended is not None else self._carriage.wrap(frames)
+        if self.ended is not None:
+            return b""
+        try:
+            if self._hello_id is not None:
+                frames = self._on_answer(frames)
+            return self._carriage.wrap(frames) if frames else b""
+        except EncodeError as error:  # another peer's, which no carriage takes
+            self.end(TurnedAwayError(f"a message cannot be carried: {error}"))
+            return b""
 
     def probe(self) -> bytes:
         """Return what makes a living client say something, or nothing if TCP does that."""
@@ -83,11 +128,12 @@ class Session:
         return [encode_header(header), *encode(Goodbye())]
 
     def _let_in(self, frames: list[memoryview]) -> bool:
-        """Take a first message; return whether it is for the broker."""
+        """Take a first message; return whether it is the hello, for the broker."""
         try:
             header = decode_header(frames[0])
         except VersionMismatchError as error:
-            raise TurnedAwayError(str(error), FailureCode.VERSION) from error
+            raise TurnedAwayError(str(error), FailureCode.VERSION, error.request_id) from error
+        request_id = header.request_id if header.kind is Kind.REQUEST else 0
         if header.payload_type == Token.__name__:
             shown = decode(Token, frames[1:])
             if self._token is not None:
@@ -95,7 +141,52 @@ class Session:
             self._carriage.has_token = True
             return False
         if self._token is not None and not self._carriage.has_token:
-            raise TurnedAwayError("a token is wanted before anything else; this client showed none")
+            raise TurnedAwayError(
+                "a token is wanted before anything else; this client showed none",
+                request_id=request_id,
+            )
+        if not self._on_hello(frames):
+            what = printable(header.payload_type[:40])
+            reason = TurnedAwayError(
+                f"say hello first: this was a {what}", FailureCode.NOT_JOINED, request_id
+            )
+            if not request_id:
+                raise reason
+            self._unsent += self._carriage.wrap(failure_of(reason))  # and the connection stays
+            return False
         self.joined = True
+        self._carriage.admit()
         self._incarnation = header.incarnation
         return True
+
+    def _on_hello(self, frames: list[memoryview]) -> bool:
+        """Note a hello, whose answer is awaited; return whether it is one."""
+        try:
+            header = decode_header(frames[0])
+        except ProtocolError:
+            return False  # the broker will say so
+        if header.payload_type != Hello.__name__ or header.kind is not Kind.REQUEST or header.to:
+            return False
+        self._hello_id = header.request_id
+        return True
+
+    def _on_answer(self, frames: Frames) -> Frames:
+        """Look at what may be the answer to hello; return what the client gets, if it goes on."""
+        try:
+            header = decode_header(frames[0])
+            if header.request_id != self._hello_id:
+                return frames
+            if header.kind is Kind.REPLY and header.payload_type == Welcome.__name__:
+                welcome = decode(Welcome, frames[1:])
+                self._hello_id, self.lease = None, welcome.lease
+                limit = min(welcome.max_message_bytes, self._limit)
+                told = msgspec.structs.replace(welcome, max_message_bytes=limit)
+                return [encode_header(header), *encode(told)]
+            if header.kind is Kind.FAILURE:
+                failed = decode(Failed, frames[1:])
+                self._hello_id = None
+                self.end(TurnedAwayError(failed.message, failed.code, header.request_id))
+                return []
+        except ProtocolError:
+            pass  # whatever it is, it is nothing of ours
+        return frames

@@ -31,6 +31,8 @@ ACTIONS = Discrete(2)
 
 def balance(observation: Any) -> int:
     """Push to where the pole falls: that keeps it up for some hundred steps."""
+    if observation.ndim > 1:
+        return 0
     return int(observation[2] + 0.3 * observation[3] > 0.0)
 
 
@@ -63,8 +65,10 @@ class Serving:
         infos: All that were not empty, by episode.
     """
 
-    def __init__(self, *, agents: Sequence[str] = (), **settings: Any) -> None:
-        spaces: tuple[Any, Any] = OBSERVATIONS, ACTIONS
+    def __init__(
+        self, *, agents: Sequence[str] = (), observations: Box = OBSERVATIONS, **settings: Any
+    ) -> None:
+        spaces: tuple[Any, Any] = observations, ACTIONS
         if agents:
             spaces = {a: OBSERVATIONS for a in agents}, {a: ACTIONS for a in agents}
         local = ("127.0.0.1:0",)
@@ -119,7 +123,7 @@ class Serving:
             elif episode in result.off_policy_actions:
                 self.off_policy.setdefault(episode, []).append(result.off_policy_actions[episode])
             else:
-                first = next(iter(observations.values()))[0]
+                first = next(iter(observations.values())).flat[0]
                 if first == FAILURE:
                     self.bridge.fail([episode], ArithmeticError("the policy fails, as told"))
                 elif first != SILENCE:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.clients.serving import CLIENTS, PATIENCE, Serving, running
@@ -138,6 +140,13 @@ def test_a_client_that_was_asleep_comes_back_to_its_episodes(checks: list[str]) 
         assert serving.rewards["sleeper"] == 3.0
         assert serving.ended["sleeper"] == "terminated"
         assert serving.bridge.statistics().resumed == 1
+
+
+def test_pictures_go_through_and_what_is_too_large_is_told_once(checks: list[str]) -> None:
+    with Serving(observations=Box(0, 255, (480, 640, 3), np.uint8)) as serving:
+        check(serving, checks, "large")
+        assert serving.ended == {"pictures": "terminated"}
+        assert serving.bridge.statistics().resumed == 0
 
 
 def test_a_token_lets_in_and_nothing_else_does(checks: list[str]) -> None:

@@ -23,6 +23,7 @@ from envbus.runner.cli import main
         (["--keys", "missing.key_secret"], "allow="),
         (["--policy", "envbus.runner:MlpPolicy", "--env", "FrozenLake-v1"], "takes Box"),
         (["--seconds", "-1"], "--seconds"),
+        (["--tcp", "127.0.0.1:0", "--max-connections", "0"], "--max-connections"),
     ],
 )
 def test_mistakes_are_told_in_one_line_and_nothing_is_served(
@@ -43,11 +44,25 @@ def test_a_folder_that_cannot_be_written_to_is_told(
     assert "cannot record" in capsys.readouterr().err
 
 
+def test_a_token_that_others_may_read_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("very-secret-token-0\n")
+    token.chmod(0o644)
+    place = ["--tcp", "127.0.0.1:0", "--token-file", str(token)]
+    assert main(["serve", "--seconds", "0", *place]) == 2
+    told = capsys.readouterr().err
+    assert f"others may read the token {token} (mode 0644); chmod 600 it" in told
+    assert "secret" not in told
+
+
 def test_all_addresses_are_told_and_no_token(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = tmp_path / "token"
     token.write_text("very-secret-token-0\n")
+    token.chmod(0o600)
     places = ["--tcp", "127.0.0.1:0", "--ws", "127.0.0.1:0", "--token-file", str(token)]
     assert main(["serve", "--seconds", "0", "--env", "CartPole-v1", *places]) == 0
     captured = capsys.readouterr()

@@ -37,10 +37,14 @@ namespace envbus {
 struct Error : std::runtime_error { using runtime_error::runtime_error; };
 /// There was no connection until the time was over, or the bridge has ended.
 struct ConnectionLost : Error { using Error::Error; };
+/// Refused at once because a limit is reached; later there may be room.
+struct Overloaded : ConnectionLost { using ConnectionLost::ConnectionLost; };
 /// No answer came in time.
 struct TimeoutError : Error { using Error::Error; };
 /// The bridge, or the gateway before it, does not understand or does not want this client.
 struct Refused : Error { using Error::Error; };
+/// A call is larger than the gateway takes; the message says its size and the limit.
+struct MessageTooLarge : Refused { using Refused::Refused; };
 /// A call does not fit its episode, which goes on as it was.
 struct EpisodeError : Refused { using Refused::Refused; };
 struct EpisodeNotFound : EpisodeError { using EpisodeError::EpisodeError; };
@@ -76,7 +80,8 @@ class Value {
   Value(std::initializer_list<Value> items) : data_(Array(items)) {}
   template <typename T, typename = std::enable_if_t<std::is_arithmetic_v<T>>>
   Value(T number) : data_(stored(number)) {}
-  /// An array of numbers.
+  /// An array of numbers. A vector of `std::uint8_t` is bytes instead, which a space of that dtype takes for
+  /// its array, in C order: a byte for each number of a picture.
   template <typename T, typename = std::enable_if_t<std::is_arithmetic_v<T>>>
   Value(const std::vector<T>& numbers) : data_(Array(numbers.begin(), numbers.end())) {}
 
@@ -134,8 +139,14 @@ class Packer {
   void operator()(std::nullptr_t) { byte(0xc0); }
   void operator()(bool value) { byte(value ? 0xc3 : 0xc2); }
   void operator()(std::int64_t value) {
+    const auto bits = static_cast<std::uint64_t>(value);
     if (value >= -32 && value < 128) byte(static_cast<std::uint8_t>(value));
-    else { byte(0xd3); number(static_cast<std::uint64_t>(value), 8); }
+    else if (value >= 0 && bits <= 0xff) { byte(0xcc); number(bits, 1); }
+    else if (value >= 0 && bits <= 0xffff) { byte(0xcd); number(bits, 2); }
+    else if (value >= 0 && bits <= 0xffffffff) { byte(0xce); number(bits, 4); }
+    else if (value >= INT16_MIN && value < 0) { byte(0xd1); number(bits, 2); }
+    else if (value >= INT32_MIN && value < 0) { byte(0xd2); number(bits, 4); }
+    else { byte(0xd3); number(bits, 8); }
   }
   void operator()(double value) {
     std::uint64_t bits;
@@ -489,8 +500,13 @@ class Client {
       const Value header = unpack(frames[0].as_bytes()), payload = unpack(frames[1].as_bytes());
       const std::int64_t kind = header[1].as_int(), answered = header[2].as_int();
       if (answered == id && kind == kReply) return payload;
+      // Our lease is over: we slept. After a new hello it is asked again.
+      if (kind == kFailure && payload["code"].as_string() == "not_joined") {
+        connection_.reset();
+        throw ConnectionLost(payload["message"].as_string());
+      }
       if (answered == id && kind == kFailure) raise(payload);
-      if (answered == 0 && kind == kFailure) complain(payload);
+      if (answered == 0 && kind == kFailure) complaint_ = payload;
       if (kind == kNotice && header[3].as_string() == "Shutdown") {
         connection_.reset();
         throw ConnectionLost("the bridge has ended");
@@ -504,25 +520,27 @@ class Client {
       return connection_->receive(deadline);
     } catch (const ConnectionLost&) {
       connection_.reset();
-      const std::string complaint = std::exchange(complaint_, "");
-      if (complaint.empty()) throw;
-      throw Refused(complaint);
+      // The last words of a gateway that ends the connection; who is refused would be so again.
+      const Value complaint = std::exchange(complaint_, nullptr);
+      if (complaint.is_nil()) throw;
+      try {
+        raise(complaint);
+      } catch (const TimeoutError& error) {
+        throw ConnectionLost(error.what());
+      }
     }
-  }
-
-  /// Keep the last words of a gateway that wants this client no more. Those that only say that the
-  /// connection ends are as good as none.
-  void complain(const Value& failed) {
-    const std::string& code = failed["code"].as_string();
-    if (code != "peer_lost" && code != "timeout") complaint_ = failed["message"].as_string();
   }
 
   void send(Kind kind, std::int64_t id, const char* type, const Value& payload,
             Clock::time_point deadline, const char* to) {
     const double left = std::max(Seconds(deadline - Clock::now()).count(), 0.001);
     const Value header{1, int(kind), id, type, kind == kRequest ? left : 0.0, 0, to};
+    const Value::Bytes message = pack(Value{pack(header), pack(payload)});
+    if (message.size() > limit_)
+      throw MessageTooLarge(std::string(type) + ": a message of " + std::to_string(message.size()) +
+                            " bytes is over the gateway's limit of " + std::to_string(limit_));
     try {
-      connection_->send(pack(Value{pack(header), pack(payload)}), deadline);
+      connection_->send(message, deadline);
       forgotten_at_ = after(lease_);
     } catch (const Error&) {  // perhaps in the midst of a message
       connection_.reset();
@@ -538,7 +556,9 @@ class Client {
         send(kNotice, 0, "Token", Value::Map{{"token", options_.token}}, deadline, "");
       const std::string name = options_.name + "-" + std::to_string(random());
       const Value::Map greeting{{"name", name}, {"heartbeat", options_.heartbeat}};
-      lease_ = request(++last_id_, "Hello", greeting, deadline, "")["lease"].as_float();
+      const Value welcome = request(++last_id_, "Hello", greeting, deadline, "");
+      lease_ = welcome["lease"].as_float();
+      limit_ = static_cast<std::size_t>(welcome["max_message_bytes"].as_int());
       Value::Map hello{{"client", options_.name}, {"plain", true}, {"resume", session_}};
       try {
         bridge_ = request(++last_id_, "JoinBridge", hello, deadline, "bridge");
@@ -557,8 +577,11 @@ class Client {
     const std::string &code = failed["code"].as_string(), &what = failed["message"].as_string();
     const std::string& type = failed["remote_type"].as_string();
     if (code == "timeout") throw TimeoutError(what);
-    if (code == "peer_lost") throw ConnectionLost(what);
-    if (code != "remote" || type == "Refused") throw Refused(what);
+    if (code == "peer_lost" || code == "not_joined") throw ConnectionLost(what);
+    if (code == "overloaded") throw Overloaded(what);
+    if (code == "no_peer" || code == "version" || code == "protocol") throw Refused(what);
+    if (code != "remote") throw RemoteError(code + ": " + what);  // it is newer than this
+    if (type == "Refused") throw Refused(what);
     if (type == "EpisodeNotFound") throw EpisodeNotFound(what);
     if (type == "EpisodeAlreadyStarted") throw EpisodeAlreadyStarted(what);
     if (type == "EpisodeFinished") throw EpisodeFinished(what);
@@ -575,8 +598,10 @@ class Client {
   Options options_;
   std::unique_ptr<Connection> connection_;
   Value bridge_;
-  std::string session_, complaint_;
+  Value complaint_;
+  std::string session_;
   std::int64_t last_id_ = 0;
+  std::size_t limit_ = SIZE_MAX;
   double lease_ = 1.0;
   Clock::time_point forgotten_at_ = Clock::time_point::max();
 };

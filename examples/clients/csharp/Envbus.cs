@@ -24,11 +24,17 @@ namespace Envbus
     /// <summary>There was no connection until the time was over, or the bridge has ended.</summary>
     public class ConnectionLostException : EnvbusException { public ConnectionLostException(string message) : base(message) { } }
 
+    /// <summary>Refused at once because a limit is reached; later there may be room.</summary>
+    public class OverloadedException : ConnectionLostException { public OverloadedException(string message) : base(message) { } }
+
     /// <summary>No answer came in time.</summary>
     public class AnswerTimeoutException : EnvbusException { public AnswerTimeoutException(string message) : base(message) { } }
 
     /// <summary>The bridge, or the gateway before it, does not understand or does not want this client.</summary>
     public class RefusedException : EnvbusException { public RefusedException(string message) : base(message) { } }
+
+    /// <summary>A call is larger than the gateway takes; the message says its size and the limit.</summary>
+    public class MessageTooLargeException : RefusedException { public MessageTooLargeException(string message) : base(message) { } }
 
     /// <summary>A call does not fit its episode, which goes on as it was.</summary>
     public class EpisodeException : RefusedException { public EpisodeException(string message) : base(message) { } }
@@ -71,7 +77,8 @@ namespace Envbus
     /// </summary>
     /// <remarks>
     /// Values are null, bool, numbers, string, byte[], arrays and lists (nested for matrices), and
-    /// dictionaries with string keys. With several agents observations, actions, rewards and infos
+    /// dictionaries with string keys. A byte[] stands for the array of a space of dtype uint8, in C
+    /// order: a byte for each number of a picture. With several agents observations, actions, rewards and infos
     /// are dictionaries by agent. What is returned has long, double, string, byte[],
     /// List&lt;object&gt; and Dictionary&lt;string, object&gt;. Any number of episodes may be open at once.
     /// </remarks>
@@ -85,8 +92,9 @@ namespace Envbus
         readonly object gate = new object();
         Connection connection;
         string session = "";
-        string complaint;
+        Dictionary<string, object> complaint;
         long lastId;
+        long limit = long.MaxValue;
         TimeSpan lease = TimeSpan.MaxValue;
         readonly Stopwatch sinceSent = Stopwatch.StartNew();
         bool disposed;
@@ -212,8 +220,13 @@ namespace Envbus
                 var answer = (Dictionary<string, object>)MessagePack.Unpack((byte[])frames[1]);
                 long kind = (long)header[1], answered = (long)header[2];
                 if (answered == id && kind == Reply) return answer;
+                if (kind == Failure && (string)answer["code"] == "not_joined")
+                {
+                    Drop(); // our lease is over: we slept; after a new hello it is asked again
+                    throw ErrorOf(answer);
+                }
                 if (answered == id && kind == Failure) throw ErrorOf(answer);
-                if (answered == 0 && kind == Failure) Complain(answer);
+                if (answered == 0 && kind == Failure) complaint = answer;
                 if (kind == Notice && (string)header[3] == "Shutdown")
                 {
                     Drop();
@@ -221,14 +234,6 @@ namespace Envbus
                 }
                 // All else is a late answer, which nobody waits for any more.
             }
-        }
-
-        /// Keep the last words of a gateway that wants this client no more. Those that only say that the
-        /// connection ends are as good as none.
-        void Complain(Dictionary<string, object> failed)
-        {
-            var code = (string)failed["code"];
-            if (code != "peer_lost" && code != "timeout") complaint = (string)failed["message"];
         }
 
         byte[] Receive(Deadline deadline)
@@ -241,9 +246,10 @@ namespace Envbus
             {
                 Drop();
                 if (complaint == null) throw;
-                var refused = new RefusedException(complaint);
+                // The last words of a gateway that ends the connection; who is refused would be so again.
+                var error = ErrorOf(complaint);
                 complaint = null;
-                throw refused;
+                throw error is AnswerTimeoutException ? new ConnectionLostException(error.Message) : error;
             }
         }
 
@@ -251,9 +257,12 @@ namespace Envbus
         {
             double left = kind == Request ? Math.Max(deadline.Left.TotalSeconds, 0.001) : 0.0;
             var header = new object[] { 1, kind, id, type, left, 0, to };
+            var message = MessagePack.Pack(new object[] { MessagePack.Pack(header), MessagePack.Pack(payload) });
+            if (message.Length > limit)
+                throw new MessageTooLargeException(type + ": a message of " + message.Length + " bytes is over the gateway's limit of " + limit);
             try
             {
-                connection.Send(MessagePack.Pack(new object[] { MessagePack.Pack(header), MessagePack.Pack(payload) }), deadline);
+                connection.Send(message, deadline);
                 sinceSent.Restart();
             }
             catch (EnvbusException) // perhaps in the midst of a message
@@ -274,6 +283,7 @@ namespace Envbus
                     { "name", options.Name + "-" + Guid.NewGuid() },
                     { "heartbeat", options.Heartbeat.TotalSeconds } }, deadline, "");
                 lease = TimeSpan.FromSeconds(Convert.ToDouble(welcome["lease"]));
+                limit = Convert.ToInt64(welcome["max_message_bytes"]);
                 var hello = new Dictionary<string, object> {
                     { "client", options.Name }, { "plain", true }, { "resume", session } };
                 try
@@ -304,8 +314,10 @@ namespace Envbus
         {
             string code = (string)failed["code"], what = (string)failed["message"], type = (string)failed["remote_type"];
             if (code == "timeout") return new AnswerTimeoutException(what);
-            if (code == "peer_lost") return new ConnectionLostException(what);
-            if (code != "remote") return new RefusedException(what);
+            if (code == "peer_lost" || code == "not_joined") return new ConnectionLostException(what);
+            if (code == "overloaded") return new OverloadedException(what);
+            if (code == "no_peer" || code == "version" || code == "protocol") return new RefusedException(what);
+            if (code != "remote") return new RemoteException(code + ": " + what); // it is newer than this
             switch (type)
             {
                 case "Refused": return new RefusedException(what);
@@ -500,6 +512,11 @@ namespace Envbus
         static void WriteInteger(Stream stream, long value)
         {
             if (value >= -32 && value < 128) stream.WriteByte((byte)value);
+            else if (value >= 0 && value <= byte.MaxValue) WriteNumber(stream, 0xcc, (ulong)value, 1);
+            else if (value >= 0 && value <= ushort.MaxValue) WriteNumber(stream, 0xcd, (ulong)value, 2);
+            else if (value >= 0 && value <= uint.MaxValue) WriteNumber(stream, 0xce, (ulong)value, 4);
+            else if (value < 0 && value >= short.MinValue) WriteNumber(stream, 0xd1, (ulong)value, 2);
+            else if (value < 0 && value >= int.MinValue) WriteNumber(stream, 0xd2, (ulong)value, 4);
             else WriteNumber(stream, 0xd3, (ulong)value, 8);
         }
 

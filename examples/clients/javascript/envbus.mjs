@@ -14,10 +14,14 @@ export class EnvbusError extends Error {
 }
 /** There was no connection until the time was over, or this client was closed. */
 export class ConnectionLostError extends EnvbusError {}
+/** Refused at once because a limit is reached; later there may be room. */
+export class OverloadedError extends ConnectionLostError {}
 /** No answer came in time. */
 export class TimeoutError extends EnvbusError {}
 /** The bridge, or the gateway before it, does not understand or does not want this client. */
 export class RefusedError extends EnvbusError {}
+/** A call is larger than the gateway takes; the message says its size and the limit. */
+export class MessageTooLargeError extends RefusedError {}
 /** A call does not fit its episode, which goes on as it was. */
 export class EpisodeError extends RefusedError {}
 export class EpisodeNotFoundError extends EpisodeError {}
@@ -41,9 +45,11 @@ const REFUSALS = {
 
 function errorOf({ code, message, remote_type: type }) {
   if (code === "timeout") return new TimeoutError(message)
-  if (code === "peer_lost") return new ConnectionLostError(message)
+  if (code === "peer_lost" || code === "not_joined") return new ConnectionLostError(message)
+  if (code === "overloaded") return new OverloadedError(message)
+  if (["no_peer", "version", "protocol"].includes(code)) return new RefusedError(message)
   if (code === "remote" && type in REFUSALS) return new REFUSALS[type](message)
-  return code === "remote" ? new RemoteError(`${type}: ${message}`) : new RefusedError(message)
+  return new RemoteError(`${type || code}: ${message}`) // also of a code that is newer than this
 }
 
 // --- the client ------------------------------------------------------------------------------
@@ -87,6 +93,7 @@ export class Client {
   #complaint = null // the last failure that answers no call: why the connection ends
   #end = null // why no call is taken any more
   #heartbeat; #lease; #lastSent
+  #limit = Infinity // bytes of a message, as Welcome says
   #pulse = null
 
   constructor(url, {
@@ -153,8 +160,20 @@ export class Client {
     })
   }
 
-  #sendCall({ id, type, payload, to, deadline }) {
-    this.#send(REQUEST, id, type, payload, Math.max(deadline - Date.now(), 1) / 1000, to)
+  #sendCall(call) {
+    const { id, type, payload, to, deadline } = call
+    call.sent = true
+    try {
+      this.#send(REQUEST, id, type, payload, Math.max(deadline - Date.now(), 1) / 1000, to)
+    } catch (error) { // it is too large, or has no form: sent again it would be as well
+      this.#settle(call)
+      call.reject(error)
+    }
+  }
+
+  #settle(call) {
+    this.#calls.delete(call.id)
+    clearTimeout(call.timer)
   }
 
   #notify(type, payload = {}) { this.#send(NOTICE, 0, type, payload) }
@@ -164,8 +183,13 @@ export class Client {
     if (this.#joined && now - this.#lastSent > this.#lease) { // asleep for so long: forgotten
       return this.#onLost("no sign of life was sent in time")
     }
+    const data = encode([encode([1, kind, id, type, ttl, 0, to]), encode(payload)])
+    if (data.length > this.#limit) {
+      throw new MessageTooLargeError(
+        `${type}: a message of ${data.length} bytes is over the gateway's limit of ${this.#limit}`)
+    }
     this.#lastSent = now
-    this.#carriage?.send(encode([encode([1, kind, id, type, ttl, 0, to]), encode(payload)]))
+    this.#carriage?.send(data)
   }
 
   async #open(deadline) {
@@ -177,8 +201,9 @@ export class Client {
     const greet = (type, payload, to) =>
       this.#ask(type, payload, deadline - Date.now(), { to, handshake: true })
     const name = `${this.#name}-${Math.random().toString(36).slice(2, 12)}`
-    const { lease } = await greet("Hello", { name, heartbeat: this.#heartbeat / 1000 }, "")
-    this.#lease = lease * 1000
+    const welcome = await greet("Hello", { name, heartbeat: this.#heartbeat / 1000 }, "")
+    this.#lease = welcome.lease * 1000
+    this.#limit = welcome.max_message_bytes
     const join = { client: this.#name, plain: true, resume: this.#session }
     this.bridge = await greet("JoinBridge", join, "bridge").catch((error) => {
       if (!(error instanceof SessionLostError)) throw error
@@ -197,10 +222,11 @@ export class Client {
     const [, kind, id, type] = header
     if (kind === NOTICE && type === "Shutdown") return this.#carriage.close()
     if (kind !== REPLY && kind !== FAILURE) return
+    // Our lease is over: we slept. What has no answer is asked again after a new hello.
+    if (kind === FAILURE && payload.code === "not_joined" && this.#joined) return this.#onLost(payload.message)
     const call = this.#calls.get(id)
     if (call) {
-      this.#calls.delete(id)
-      clearTimeout(call.timer)
+      this.#settle(call)
       if (kind === REPLY) call.resolve(payload)
       else call.reject(errorOf(payload))
     } else if (kind === FAILURE && id === 0) {
@@ -216,7 +242,9 @@ export class Client {
     this.#complaint = this.#carriage = null
     this.#joined = false
     clearInterval(this.#pulse)
-    this.#fail(error, ({ handshake }) => handshake)
+    // Who is refused would be so again: none of those sent is the one for sure, so all of them end.
+    const refused = error instanceof RefusedError
+    this.#fail(error, ({ handshake, sent }) => handshake || (refused && sent))
     if (joined && !this.#end) this.#reopen()
   }
 
@@ -253,8 +281,7 @@ export class Client {
 
   #fail(error, which = () => true) {
     for (const call of [...this.#calls.values()].filter(which)) {
-      this.#calls.delete(call.id)
-      clearTimeout(call.timer)
+      this.#settle(call)
       call.reject(error)
     }
   }
@@ -358,9 +385,12 @@ class Writer {
       const bytes = new TextEncoder().encode(value)
       this.#head(bytes.length, 0xa0, 32, 0xd9)
       this.#bytes(bytes)
-    } else if (value instanceof Uint8Array) {
+    } else if (value instanceof Uint8Array || value instanceof Uint8ClampedArray) { // also a picture's
       this.#head(value.length, 0, 0, 0xc4)
       this.#bytes(value)
+    } else if (value instanceof Float32Array) {
+      this.#head(value.length, 0x90, 16, 0xdb)
+      for (const item of value) { this.#byte(0xca); this.#put(4, "setFloat32", item) }
     } else if (Array.isArray(value) || ArrayBuffer.isView(value)) {
       this.#head(value.length, 0x90, 16, 0xdb)
       for (const item of value) this.value(item)
@@ -384,6 +414,8 @@ class Writer {
     if (!Number.isSafeInteger(value) || Object.is(value, -0)) {
       this.#byte(0xcb); this.#put(8, "setFloat64", value)
     } else if (value >= -32 && value < 128) this.#byte(value & 0xff)
+    else if (value >= 0 && value < 0x100) { this.#byte(0xcc); this.#byte(value) }
+    else if (value >= 0 && value < 0x10000) { this.#byte(0xcd); this.#put(2, "setUint16", value) }
     else if (value >= -(2 ** 31) && value < 2 ** 31) { this.#byte(0xd2); this.#put(4, "setInt32", value) }
     else this.#bigint(BigInt(value))
   }

@@ -9,11 +9,14 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
+from envbus.bus.codec import decode
 from envbus.bus.errors import DecodeError
 from envbus.bus.gateway.carriage import StreamCarriage, WebSocketCarriage
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.door import TurnedAwayError
 from envbus.bus.gateway.framing import pack, pack_for_stream, unpack
+from envbus.bus.headers import decode_header, encode_header
+from envbus.bus.messages import Failed, Header, Kind
 
 FRAMES = [b"header", b"payload", b"buffer"]
 
@@ -106,6 +109,25 @@ def test_fragments_together_are_held_to_the_limit() -> None:
     assert browser.carriage.over
     assert browser.protocol.close_rcvd is not None
     assert browser.protocol.close_rcvd.code == 1009
+
+
+@pytest.mark.parametrize("fragmented", [False, True])
+def test_a_request_over_the_limit_is_failed_by_its_id_before_the_close(fragmented: bool) -> None:
+    browser = open_browser(max_message_bytes=100)
+    packed = pack([encode_header(Header(1, Kind.REQUEST, 7, "Big")), bytes(100)])
+    if fragmented:
+        browser.protocol.send_binary(packed[:50], fin=False)
+        browser.talk()
+        browser.protocol.send_continuation(packed[50:], fin=True)
+    else:
+        browser.protocol.send_binary(packed)
+    assert browser.talk() == []
+    told, close = browser.came()
+    header, payload = unpack(told.data)
+    assert decode_header(header).request_id == 7
+    failed = decode(Failed, [payload])
+    assert f"a message of {len(packed)} bytes is over the limit of 100" in failed.message
+    assert (close.opcode, browser.carriage.over) == (Opcode.CLOSE, True)
 
 
 def test_text_and_malformed_messages_are_refused() -> None:

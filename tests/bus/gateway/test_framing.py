@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import itertools
+
 import msgpack
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from envbus.bus.errors import DecodeError, EncodeError
-from envbus.bus.gateway.framing import MAX_FRAMES, StreamReader, pack, pack_for_stream, unpack
+from envbus.bus.gateway.framing import (
+    MAX_FRAMES,
+    StreamReader,
+    TooLarge,
+    begun_request,
+    pack,
+    pack_for_stream,
+    unpack,
+)
+from envbus.bus.headers import encode_header
+from envbus.bus.messages import Header, Kind
 
 messages = st.lists(st.binary(max_size=300), min_size=1, max_size=20)
 
@@ -75,6 +87,30 @@ def test_a_message_over_the_limit_is_refused_before_it_has_come() -> None:
     assert list(reader.feed(b"\x00\x00")) == []
     with pytest.raises(DecodeError, match="101 bytes is announced; at most 100"):
         list(reader.feed(b"\x00\x65"))
+
+
+@given(messages, messages, st.integers(1, 5000), st.data())
+def test_what_is_over_the_limit_is_passed_over_wherever_the_stream_is_cut(
+    before: list[bytes], behind: list[bytes], size: int, data: st.DataObject
+) -> None:
+    head = encode_header(Header(1, Kind.REQUEST, 7, "Big"))
+    large = [head, bytes(6100 + size)]
+    stream = b"".join(pack_for_stream(frames) for frames in (before, large, large, behind))
+    told: list[TooLarge] = []
+    reader, came = StreamReader(6100, told.append), []
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
+    for begin, end in itertools.pairwise([0, *cuts, len(stream)]):
+        came += read(reader, stream[begin:end])
+    assert came == [before, behind]
+    assert told == [TooLarge(len(pack(large)), 7)] * 2
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"\x92", b"\xdd\x00", b"\xa0", b"\x92\xc4\x02\xc1\xc1", b"\x92\xc6\x00\x01\x00\x00"],
+)
+def test_no_request_is_made_out_in_what_begins_none(begun: bytes) -> None:
+    assert begun_request(begun) == 0
 
 
 def test_messages_before_a_bad_one_are_returned() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -10,16 +11,19 @@ from pathlib import Path
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
 
 from envbus.bus.broker_vocabulary import Complete, Notify, PeerLeft, PeerReady
 from envbus.bus.errors import ConfigError, RestartLimitError, TransportError
 from envbus.bus.gateway import Gateway, GatewayConfig
+from envbus.bus.gateway.framing import pack
 from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     FailureCode,
     Header,
     Heartbeat,
+    Hello,
     Kind,
     Shutdown,
     Token,
@@ -194,7 +198,7 @@ def test_who_says_nothing_for_too_long_is_told_so(tmp_path: Path) -> None:
     with Bus(tmp_path, handshake_timeout=0.3) as bus:
         with TcpClient(bus.gateway.tcp[0]) as silent:
             (words,) = drained(silent)
-        assert failure(words).message == "no message for the broker came within 0.3 s"
+        assert failure(words).message == "no hello came within 0.3 s"
         with socket.create_connection(("127.0.0.1", port(bus.gateway.websocket[0]))) as silent:
             silent.sendall(b"GET / HTTP/1.1\r\n")
             assert drained_bytes(silent).startswith(b"HTTP/1.1 503")
@@ -208,12 +212,17 @@ def test_a_websocket_that_does_not_answer_pings_is_closed(tmp_path: Path) -> Non
     ):
         peer = joined(bus, living, "living")
         dead.sendall(
-            b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+            UPGRADE + bytes(Frame(Opcode.BINARY, pack(hello("dead"))).serialize(mask=True))
         )
         assert b"no sign of life for 0.6 s" in drained_bytes(dead)
         bus.broker.shut_down(peer)
         assert decode_header(living.receive()[0]).payload_type == Shutdown.__name__
+
+
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
 
 
 def port(address: str) -> int:
@@ -228,12 +237,94 @@ def test_one_client_too_many_is_told_so(tmp_path: Path) -> None:
                 second.send(hello("second"))
                 refused = failure(drained(second)[0])
                 assert refused.code is FailureCode.OVERLOADED
-                assert refused.message == "1 clients are connected, which is the limit"
-            with pytest.raises(InvalidStatus, match="503"):
-                WebSocketClient(bus.gateway.websocket[0])
+                assert "1 clients are connected, which is the limit" in refused.message
+            with WebSocketClient(bus.gateway.websocket[0]) as other:
+                other.send(hello("other"))
+                assert failure(drained(other)[0]).code is FailureCode.OVERLOADED
         bus.take(PeerLeft)
         with TcpClient(bus.gateway.tcp[0]) as third:
             joined(bus, third, "third")
+
+
+def test_strangers_keep_no_client_out(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(PRIVATE_KEY)
+    tls = {"certificate": str(certificate), "private_key": str(key)}
+    trusting = ssl.create_default_context(cadata=CERTIFICATE)
+    with (
+        Bus(tmp_path, max_connections=1, max_strangers=4, token="secret", **tls) as bus,
+        contextlib.ExitStack() as stack,
+    ):
+        places = [*bus.gateway.tcp, *bus.gateway.websocket]
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port(place))))
+            for place in places * 5
+        ]
+        for stranger in strangers[::2]:
+            with contextlib.suppress(OSError):  # cut off already
+                stranger.sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of TLS
+        wait_until(lambda: sum(map(is_closed, strangers)) == 6, "strangers are cut off")
+        silent = stack.enter_context(TcpClient(bus.gateway.tcp[0], trusting))
+        with TcpClient(bus.gateway.tcp[0], trusting) as client:
+            client.send(message(Token(token="secret"), Kind.NOTICE))
+            joined(bus, client, "sim")
+            assert sum(map(is_closed, strangers)) == 8
+            silent.send(message(Token(token="guess"), Kind.NOTICE))
+            assert failure(drained(silent)[0]).message == "the token is wrong"
+
+
+def is_closed(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return not sock.recv(1 << 16)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("kind", ["tcp", "websocket"])
+def test_a_client_that_falls_silent_for_its_lease_makes_room(tmp_path: Path, kind: str) -> None:
+    with Bus(tmp_path, max_connections=1, handshake_timeout=1.0) as bus:
+        with client_of(bus, kind) as silent:  # a WebSocket's thread answers pings
+            silent.send(message(Hello(name="silent", heartbeat=0.1)))
+            bus.take(PeerReady)
+            bus.until(lambda: bus.of(PeerLeft), "it is given up")
+            told, words = drained(silent)
+            assert welcome(told).lease == pytest.approx(0.4)
+            assert failure(words).code is FailureCode.NOT_JOINED
+        with client_of(bus, kind) as next_one:
+            joined(bus, next_one, "next")
+
+
+@pytest.mark.parametrize("kind", ["tcp", "websocket"])
+def test_a_client_whose_hello_is_refused_makes_room(tmp_path: Path, kind: str) -> None:
+    with Bus(tmp_path, max_connections=1) as bus:
+        with client_of(bus, kind) as refused:
+            refused.send(message(Hello(name="")))
+            bus.poll(PATIENCE)
+            (words,) = drained(refused)
+            assert failure(words).code is FailureCode.PROTOCOL
+        with client_of(bus, kind) as next_one:
+            joined(bus, next_one, "next")
+
+
+@pytest.mark.parametrize("kind", ["tcp", "websocket"])
+def test_a_request_over_the_limit_that_welcome_told_is_failed_by_its_id(
+    tmp_path: Path, kind: str
+) -> None:
+    with Bus(tmp_path, max_message_bytes=100_000) as bus, client_of(bus, kind) as client:
+        client.send(hello("sim"))
+        bus.take(PeerReady)
+        assert welcome(client.receive()).max_message_bytes == 100_000
+        client.send([encode_header(Header(1, Kind.REQUEST, 77, "Big", 30.0)), bytes(5_000_000)])
+        frames = client.receive()
+        assert decode_header(frames[0]).request_id == 77
+        assert "is over the limit of 100000" in failure(frames).message
+        if kind == "tcp":  # a WebSocket is closed behind it
+            client.send([encode_header(Header(1, Kind.REQUEST, 78, "Small", 30.0)), b""])
+            assert [note.header.request_id for note in bus.take(Notify)] == [78]
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_others_go_on(tmp_path: Path) -> None:

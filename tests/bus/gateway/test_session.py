@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,24 +14,26 @@ from envbus.bus.gateway.carriage import StreamCarriage, WebSocketCarriage
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.door import TurnedAwayError
 from envbus.bus.gateway.framing import StreamReader, pack, pack_for_stream
-from envbus.bus.gateway.session import Session
+from envbus.bus.gateway.session import STRANGERS_BYTES, Session
 from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     Failed,
     FailureCode,
     Header,
+    Heartbeat,
     Hello,
     Kind,
     Payload,
     Token,
+    Welcome,
 )
 
 CONFIG = GatewayConfig(tcp=("127.0.0.1:0",), max_message_bytes=1000)
 
 
 def session(token: str | None = None) -> Session:
-    return Session(StreamCarriage(CONFIG), token)
+    return Session(StreamCarriage(CONFIG), dataclasses.replace(CONFIG, token=token))
 
 
 def message(payload: Payload, kind: Kind = Kind.REQUEST, **header: Any) -> list[bytes]:
@@ -47,11 +50,15 @@ def passed(of: Session, *messages: Sequence[bytes]) -> list[list[bytes]]:
     return [[bytes(frame) for frame in frames] for frames in of.receive(stream)]
 
 
-def last_words(of: Session) -> Failed:
+def last_words(of: Session, request_id: int = 0) -> Failed:
     (frames,) = StreamReader(1000).feed(of.take_unsent())
     header = decode_header(frames[0])
-    assert (header.kind, header.request_id) == (Kind.FAILURE, 0)
+    assert (header.kind, header.request_id) == (Kind.FAILURE, request_id)
     return decode(Failed, frames[1:])
+
+
+def read(stream: bytes) -> list[list[memoryview]]:
+    return list(StreamReader(1000).feed(stream))
 
 
 def test_messages_pass_untouched_and_in_order() -> None:
@@ -62,7 +69,7 @@ def test_messages_pass_untouched_and_in_order() -> None:
 def test_without_a_token_nothing_passes() -> None:
     guarded = session("secret")
     assert passed(guarded, HELLO) == []
-    assert "a token is wanted" in last_words(guarded).message
+    assert "a token is wanted" in last_words(guarded, 1).message
     assert not guarded.joined
     assert guarded.ended
 
@@ -86,19 +93,92 @@ def test_a_token_that_nobody_wants_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "code"),
+    ("first", "code", "request_id"),
     [
-        ([b"\xc1"], FailureCode.PROTOCOL),
-        ([b""], FailureCode.PROTOCOL),
-        (message(Hello(name="sim"), version=2), FailureCode.VERSION),
-        ([message(Token(token="x"), Kind.NOTICE)[0], b"\xc1"], FailureCode.PROTOCOL),
-        ([bytes(999)], FailureCode.PROTOCOL),
+        ([b"\xc1"], FailureCode.PROTOCOL, 0),
+        ([b""], FailureCode.PROTOCOL, 0),
+        (message(Hello(name="sim"), version=2), FailureCode.VERSION, 1),
+        ([message(Token(token="x"), Kind.NOTICE)[0], b"\xc1"], FailureCode.PROTOCOL, 0),
+        ([bytes(999)], FailureCode.PROTOCOL, 0),
+        (message(Heartbeat(), Kind.NOTICE), FailureCode.NOT_JOINED, 0),
+        (message(Hello(name="sim"), Kind.NOTICE), FailureCode.NOT_JOINED, 0),
     ],
 )
-def test_a_bad_first_message_ends_the_session(first: list[bytes], code: FailureCode) -> None:
+def test_a_bad_first_message_ends_the_session(
+    first: list[bytes], code: FailureCode, request_id: int
+) -> None:
     opened = session()
     assert passed(opened, first, HELLO) == []
-    assert last_words(opened).code is code
+    assert last_words(opened, request_id).code is code
+
+
+def test_a_request_before_hello_is_refused_and_the_connection_stays() -> None:
+    opened = session()
+    early = message(Hello(name="sim"), to="another", request_id=5)
+    assert passed(opened, early, HELLO) == [HELLO]
+    assert last_words(opened, 5).code is FailureCode.NOT_JOINED
+
+
+def test_what_a_stranger_announces_ends_its_session_at_once_if_it_is_too_large() -> None:
+    opened = session()
+    assert opened.receive(b"\x16\x03\x01\x02\x00") == []  # TLS, where there is none
+    assert "is announced; at most 1000" in last_words(opened).message
+
+
+def test_a_stranger_gets_no_more_than_its_small_buffer() -> None:
+    config = dataclasses.replace(CONFIG, max_message_bytes=1 << 20)
+    stranger = Session(StreamCarriage(config), config)
+    assert stranger.receive(b"\x00\x0f\xff\xff" + bytes(STRANGERS_BYTES - 4)) == []
+    assert stranger.ended is None
+    assert stranger.receive(b"\x00") == []
+    assert "no hello among them" in last_words(stranger).message
+
+
+def test_welcome_tells_the_limit_and_the_lease_that_hold_here() -> None:
+    opened = session()
+    passed(opened, HELLO)
+    welcome = message(Welcome(lease=4.0, max_message_bytes=1 << 30), Kind.REPLY)
+    ((header, payload),) = read(opened.wrap(welcome))
+    assert decode(Welcome, [payload]) == Welcome(lease=4.0, max_message_bytes=1000)
+    assert (header, opened.lease) == (welcome[0], 4.0)
+    small = message(Welcome(lease=4.0, max_message_bytes=10), Kind.REPLY, request_id=7)
+    passed(opened, message(Hello(name="again"), request_id=7))
+    assert read(opened.wrap(small)) == [small]
+
+
+def test_another_answer_that_is_called_welcome_passes_untouched() -> None:
+    opened = session()
+    passed(opened, HELLO)
+    forged = message(Welcome(lease=0.1, max_message_bytes=1), Kind.REPLY, request_id=2)
+    assert read(opened.wrap(forged)) == [forged]
+    assert opened.lease == 0.0
+
+
+def test_a_hello_that_is_refused_ends_the_session_by_its_id() -> None:
+    opened = session()
+    passed(opened, HELLO)
+    refusal = Failed(code=FailureCode.OVERLOADED, message="full")
+    assert opened.wrap(message(refusal, Kind.FAILURE)) == b""
+    assert last_words(opened, 1) == refusal
+    assert opened.ended == "full"
+
+
+def test_a_request_over_the_limit_is_failed_by_its_id_and_others_pass() -> None:
+    opened = session()
+    large = message(Hello(name="x" * 2000), request_id=7)
+    assert passed(opened, HELLO, large, HELLO) == [HELLO, HELLO]
+    failed = last_words(opened, 7)
+    assert failed.code is FailureCode.PROTOCOL
+    size = len(pack(large))
+    assert f"a message of {size} bytes is over the limit of 1000" in failed.message
+    assert opened.ended is None
+
+
+def test_what_is_over_the_limit_and_no_request_ends_the_session() -> None:
+    opened = session()
+    large = [*message(Heartbeat(), Kind.NOTICE), bytes(2000)]
+    assert passed(opened, HELLO, large, HELLO) == [HELLO]
+    assert "is over the limit of 1000" in last_words(opened).message
 
 
 def test_the_first_reason_is_the_one_that_is_told() -> None:
@@ -139,7 +219,6 @@ def test_any_stream_is_passed_or_ends_its_own_session(
         messages = opened.receive(stream[at : at + step])
         assert opened.joined or not messages
         if opened.ended is not None:
-            assert last_words(opened).message == opened.ended
             assert opened.receive(pack_for_stream(HELLO)) == []
             return
 
@@ -169,7 +248,7 @@ def test_any_bytes_at_a_websocket_are_passed_or_end_their_own_session(
     stream = bytearray(b"".join([HANDSHAKE, *chunks] if handshake else chunks))
     if stream and data.draw(st.booleans(), "damage"):
         stream[data.draw(st.integers(0, len(stream) - 1))] ^= data.draw(st.integers(1, 255))
-    opened = Session(WebSocketCarriage(CONFIG), None)
+    opened = Session(WebSocketCarriage(CONFIG), CONFIG)
     for at in range(0, len(stream), step):
         messages = opened.receive(bytes(stream[at : at + step]))
         assert opened.joined or not messages

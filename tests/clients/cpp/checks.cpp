@@ -1,5 +1,5 @@
 // Calls each verb of the C++ client as an author would, and each error on purpose.
-// checks HOST PORT single|agents|reconnect|refused|messagepack [token]
+// checks HOST PORT single|agents|reconnect|large|refused|messagepack [token]
 
 #include <cmath>
 #include <cstdlib>
@@ -130,6 +130,20 @@ void replaced(const char* host, int port, const envbus::Options& options) {
   client.end_episode(episode, kObservation);
 }
 
+// Pictures of 640 x 480 as bytes and as numbers; and what is over the gateway's limit.
+void large(const char* host, int port, const envbus::Options& options) {
+  Client client(host, port, options);
+  const std::string episode = client.start_episode("pictures");
+  CHECK(client.get_action(episode, Value::Bytes(480 * 640 * 3, 200)).as_int() == 0);
+  const std::string told = rejected<envbus::MessageTooLarge>(
+      [&] { client.log_returns(episode, 1, Map{{"text", std::string(5000000, 'x')}}); });
+  CHECK(contains(told, "LogReturns: a message of 5000"));
+  CHECK(contains(told, "bytes is over the gateway's limit of 4194304"));
+  const Value::Array picture(480, Value::Array(640, {255, 128, 0}));
+  CHECK(client.get_action(episode, picture).as_int() == 0);
+  client.end_episode(episode, Value::Bytes(480 * 640 * 3));
+}
+
 void refused(const char* host, int port, envbus::Options options) {
   CHECK(contains(rejected<envbus::Refused>([&] { Client(host, port, options); }), "token is wanted"));
   options.token = "guess";
@@ -144,11 +158,15 @@ void messagepack() {
   Map large;
   for (int i = 0; i < 70000; ++i) large[std::to_string(i)] = i;
   for (const Value& value : Value::Array{
-           nullptr, true, false, 0, 127, 128, -1, -32, -33, 65535, smallest, ~smallest, 0.1, -1e300,
+           nullptr, true, false, 0, 127, 128, 255, 256, 65535, 65536, 4294967295, 4294967296, -1, -32, -33,
+           -128, -32768, -32769, -2147483648, -2147483649, smallest, ~smallest, 0.1, -1e300,
            INFINITY, "", std::string(31, 'x'), std::string(40, 'x'), std::string(300, 'x'),
            std::string(70000, 'x'), envbus::Value::Bytes(300), envbus::Value::Bytes(70000),
            Value::Array(20, Value{1}), Value::Array(70000), Map{}, large, Map{{"a", Map{{"b", 1}}}}})
     CHECK(envbus::unpack(envbus::pack(value)) == value);
+  for (const auto& [number, size] : std::map<std::int64_t, std::size_t>{
+           {127, 1}, {128, 2}, {255, 2}, {256, 3}, {-33, 3}, {65536, 5}, {-32769, 5}})
+    CHECK(envbus::pack(number).size() == size);
   const Value::Bytes packed = envbus::pack(Map{{"a", {"text", 1.5, 70000}}, {"b", std::string(40, 'x')}});
   for (std::size_t size = 0; size < packed.size(); ++size)
     rejected<envbus::ValueError>([&] { envbus::unpack({packed.begin(), packed.begin() + size}); });
@@ -169,6 +187,7 @@ int main(int, char** argv) try {
   else if (what == "pause") pause(host, port, options);
   else if (what == "stopped") stopped(host, port, options);
   else if (what == "replaced") replaced(host, port, options);
+  else if (what == "large") large(host, port, options);
   else if (what == "refused") refused(host, port, options);
   else if (what == "messagepack") messagepack();
   else throw std::logic_error("there is no check " + what);

@@ -1,5 +1,5 @@
 // Calls each verb of the C# client as an author would, and each error on purpose.
-// Checks.exe HOST PORT single|agents|reconnect|refused|messagepack TOKEN [tls]
+// Checks.exe HOST PORT single|agents|reconnect|large|refused|messagepack TOKEN [tls]
 
 using System;
 using System.Collections.Generic;
@@ -162,6 +162,22 @@ static class Checks
         }
     }
 
+    // Pictures of 640 x 480 as bytes and as numbers; and what is over the gateway's limit.
+    static void Large(string host, int port, Options options)
+    {
+        using (var client = new Client(host, port, options))
+        {
+            string episode = client.StartEpisode("pictures");
+            Equal(client.GetAction(episode, new byte[480 * 640 * 3]), 0);
+            var info = new Map { { "text", new string('x', 5000000) } };
+            string told = Rejected<MessageTooLargeException>(() => client.LogReturns(episode, 1, info));
+            Check(told.Contains("LogReturns: a message of 5000") && told.EndsWith("bytes is over the gateway's limit of 4194304"), told);
+            var picture = Enumerable.Repeat(Enumerable.Repeat(new[] { 255, 128, 0 }, 640).ToArray(), 480).ToArray();
+            Equal(client.GetAction(episode, picture), 0);
+            client.EndEpisode(episode, new byte[480 * 640 * 3]);
+        }
+    }
+
     static void Refused(string host, int port, Options options)
     {
         Check(Rejected<RefusedException>(() => new Client(host, port, options)).Contains("token is wanted"), "no token");
@@ -182,13 +198,16 @@ static class Checks
     static void Messages()
     {
         var values = new object[] {
-            null, true, false, 0, 127, 128, -1, -32, -33, 65535, long.MinValue, long.MaxValue, ulong.MaxValue,
+            null, true, false, 0, 127, 128, 255, 256, 65535, 65536, uint.MaxValue, 1L << 32, -1, -32, -33,
+            -128, short.MinValue, short.MinValue - 1, int.MinValue, int.MinValue - 1L, long.MinValue, long.MaxValue, ulong.MaxValue,
             0.1, -1e300, double.PositiveInfinity, "", "ü", new string('x', 31), new string('x', 40), new string('x', 300),
             new string('x', 70000), new byte[300], new byte[70000], new object[20], new object[70000], new Map(),
             Enumerable.Range(0, 70000).ToDictionary(i => i.ToString(), i => (object)i), new Map { { "a", new Map { { "b", 1 } } } },
         };
         foreach (object value in values) Equal(MessagePack.Unpack(MessagePack.Pack(value)), value);
         Equal(MessagePack.Unpack(MessagePack.Pack(0.5f)), 0.5);
+        foreach (var pair in new Dictionary<int, int> { { 127, 1 }, { 128, 2 }, { 255, 2 }, { 256, 3 }, { -33, 3 }, { 65536, 5 }, { -32769, 5 } })
+            Equal(MessagePack.Pack(pair.Key).Length, pair.Value);
         var packed = MessagePack.Pack(new Map { { "a", new object[] { "text", 1.5, 70000 } }, { "b", new string('x', 40) } });
         for (int size = 0; size < packed.Length; size++)
             Rejected<EnvbusException>(() => MessagePack.Unpack(packed.Take(size).ToArray()));
@@ -212,6 +231,7 @@ static class Checks
             case "pause": Pause(args[0], port, options); break;
             case "stopped": Stopped(args[0], port, options); break;
             case "replaced": Replaced(args[0], port, options); break;
+            case "large": Large(args[0], port, options); break;
             case "refused": Refused(args[0], port, options); break;
             case "untrusted": Untrusted(args[0], port, options); break;
             case "messagepack": Messages(); break;
