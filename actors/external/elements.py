@@ -118,7 +118,10 @@ def _array_taker(
         low, high = np.maximum(low, -most), np.minimum(high, most)
 
     def take(value: Value, place: str) -> Element:
-        array = value if type(value) is np.ndarray else to_array(value, place)
+        if type(value) is bytes and dtype == np.uint8 and len(value) == size:
+            array: Array = np.frombuffer(bytearray(value), dtype).reshape(shape)  # a picture, say
+        else:
+            array = value if type(value) is np.ndarray else to_array(value, place)
         if array.shape != shape:
             if array.size or size:
                 raise _mismatch(space, place, value, f"of shape {array.shape}")

@@ -246,6 +246,20 @@ def test_a_deep_list_is_refused_like_any_other() -> None:
         (deep,) = deep
 
 
+def test_bytes_stand_for_an_array_of_uint8_in_c_order() -> None:
+    space = spaces.Box(0, 100, (2, 3), np.uint8)
+    take = taker(space)
+    came = take(bytes([0, 1, 2, 3, 4, 100]), "it")
+    assert identical(came, np.array([[0, 1, 2], [3, 4, 100]], np.uint8))
+    assert came.flags.writeable
+    for wrong in (bytes(5), bytes(7), b"", bytes([0, 0, 0, 0, 0, 101])):
+        with pytest.raises(SpaceMismatchError, match="it: expected Box"):
+            take(wrong, "it")
+    for other in (spaces.Box(0, 100, (6,), np.int8), spaces.MultiBinary(6), spaces.Text(9)):
+        with pytest.raises(SpaceMismatchError):
+            taker(other)(bytes(6), "it")
+
+
 def test_arrays_may_stand_in_lists() -> None:
     rows = [np.full(3, i, np.uint8) for i in range(4)]
     came = taker(PICTURE)([rows[:2], [rows[2], [np.uint8(3), 3, 3]]], "it")
