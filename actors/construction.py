@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from envbus.actors import env_source, spaces
 from envbus.actors.env_source import AnyEnv
 from envbus.actors.failures import slot_error
+from envbus.actors.import_rule import ImportRule
 from envbus.actors.protocol import Build, Built, SlotError
 from envbus.actors.slot_group import SlotGroup
 from envbus.actors.slots import EnvSlots
@@ -31,7 +32,9 @@ Maker: TypeAlias = Callable[[], AnyEnv]
 
 
 def construct(
-    request: Build, report: Callable[[int], object] = lambda _: None
+    request: Build,
+    report: Callable[[int], object] = lambda _: None,
+    rule: ImportRule | None = None,
 ) -> tuple[list[SlotGroup], Built]:
     """Return the groups of slots, and the reply.
 
@@ -41,6 +44,7 @@ def construct(
     Args:
         request: What to make.
         report: Called with each source's number before it is made.
+        rule: What may be imported and called; None: everything.
 
     Raises:
         ValueError: The autoreset mode is unknown.
@@ -53,10 +57,12 @@ def construct(
     complete = 0
     try:
         if request.specs is not None:
+            if rule is not None:
+                raise PermissionError("a remote actor registers no env specs of others")
             env_source.register_missing(request.specs.value)
         for number, plain in enumerate(request.sources.value):
             report(number)
-            makers.append(functools.partial(env_source.make, env_source.from_plain(plain)))
+            makers.append(functools.partial(env_source.make, env_source.from_plain(plain), rule))
             envs.append(makers[-1]())
             space_pairs.add(envs[-1])
             complete += _count(envs[-1])

@@ -14,6 +14,7 @@ from envbus.actors.agent_spaces import RecordSpace
 from envbus.actors.blocks import BlockLayout, Blocks
 from envbus.actors.construction import construct
 from envbus.actors.failures import slot_error
+from envbus.actors.import_rule import ImportRule
 from envbus.actors.packing import pack_records, unpack_by_agent
 from envbus.actors.protocol import (
     Build,
@@ -66,6 +67,7 @@ class EnvActor:
         receive_fd: Callable[[int], int] | None = None,
         check: Callable[[object], object] | None = None,
         report: Callable[[Making], object] | None = None,
+        rule: ImportRule | None = None,
     ) -> None:
         """Start without envs.
 
@@ -75,6 +77,8 @@ class EnvActor:
             check: Raises `EncodeError` for what cannot be sent, so that one such result of a call
                 is an error of its slot. None: all results of the request fail with it.
             report: Tells the runner which env is being made.
+            rule: What may be imported and called by name, where the runner is not trusted with
+                more; functions are not taken then. None: everything.
         """
         self.handlers: dict[type[Request[Any]], Handler] = {
             Build: self.build,
@@ -87,6 +91,9 @@ class EnvActor:
             Exec: self.execute,
             CloseEnvs: self.close_envs,
         }
+        self._rule = rule
+        if rule is not None:
+            del self.handlers[Exec]
         self._receive_fd = receive_fd
         self._check = check
         self._report = report or _tell_nobody
@@ -109,7 +116,9 @@ class EnvActor:
         """
         if self._slots.groups:
             raise RuntimeError("this actor has its envs already; build a new actor instead")
-        groups, built = construct(request, lambda source: self._report(Making(source=source)))
+        groups, built = construct(
+            request, lambda source: self._report(Making(source=source)), self._rule
+        )
         self._slots = SlotTable(groups)
         return built
 
@@ -216,7 +225,13 @@ class EnvActor:
         return self._result(addressed, request.slots, outcomes, with_rewards=True)
 
     def call(self, request: Call) -> CallResult:
-        """Call a method of the envs, or read an attribute."""
+        """Call a method of the envs, or read an attribute.
+
+        Raises:
+            PermissionError: The rule is against the name.
+        """
+        if self._rule is not None:
+            self._rule.check_attribute(request.name)
         return self._each(
             f"`{request.name}`",
             request.slots,
@@ -230,7 +245,10 @@ class EnvActor:
 
         Raises:
             ValueError: Not one value per slot.
+            PermissionError: The rule is against the name.
         """
+        if self._rule is not None:
+            self._rule.check_attribute(request.name)
         values = request.values.value
         addressed = self._slots.addressed(request.slots)
         if len(values) != addressed:

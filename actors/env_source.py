@@ -17,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import VectorEnv
 
 from envbus.actors.agents import in_agents_env
+from envbus.actors.import_rule import ImportRule
 from envbus.bus.codec import register_struct
 from envbus.bus.errors import ConfigError
 
@@ -147,22 +148,31 @@ def from_plain(plain: object) -> EnvSource:
     raise ValueError(f"not the plain form of an env source: {str(plain)[:200]}")
 
 
-def make(source: EnvSource) -> AnyEnv:
+def make(source: EnvSource, rule: ImportRule | None = None) -> AnyEnv:
     """Make the env, one with several agents as an `AgentsEnv`.
 
     What its import or its constructor raises passes through.
 
+    Args:
+        source: What to make.
+        rule: What may be imported and called; None: everything.
+
     Raises:
+        PermissionError: The rule is against it. Nothing was imported that it is against.
         TypeError: What came is no `gymnasium.Env`, no `gymnasium.vector.VectorEnv`, and no env
             with several agents.
     """
     env: object
     if isinstance(source, GymId):
-        _import_all(source.modules)
+        if rule is not None:
+            rule.check_id(source.id)
+        _import_all(source.modules, rule)
         env = _make_id(source)
     elif isinstance(source, EntryPoint):
-        _import_all(source.modules)
-        env = _call_target(source)
+        _import_all(source.modules, rule)
+        env = _call_target(source, rule)
+    elif rule is not None:
+        raise PermissionError(f"a remote actor does not call {_name(source)}")
     else:
         env = source()
     env = in_agents_env(env)
@@ -197,8 +207,10 @@ def _is_dotted_name(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
 
 
-def _import_all(modules: Iterable[str]) -> None:
+def _import_all(modules: Iterable[str], rule: ImportRule | None) -> None:
     for module in modules:
+        if rule is not None:
+            rule.check_module(module)
         importlib.import_module(module)
 
 
@@ -213,17 +225,23 @@ def _make_id(source: GymId) -> object:
     )
 
 
-def _call_target(source: EntryPoint) -> object:
+def _call_target(source: EntryPoint, rule: ImportRule | None) -> object:
     module_name, _, name = source.target.partition(":")
+    if rule is not None:
+        rule.check_module(module_name)
     target: Any = importlib.import_module(module_name)
     try:
         for part in name.split("."):
             target = getattr(target, part)
+            if rule is not None:
+                rule.check_found(source.target, target)
     except AttributeError:
         # "module:Env" may also be an id without its version, as `gymnasium.make` takes it.
         if name in gymnasium.registry or any(
             spec.name == name and spec.namespace is None for spec in gymnasium.registry.values()
         ):
+            if rule is not None:
+                rule.check_id(name)
             return gymnasium.make(name, **source.kwargs)
         raise AttributeError(
             f"module {module_name!r} has no attribute {name!r}, and no Gymnasium id has that name"

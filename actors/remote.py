@@ -1,7 +1,8 @@
 """An env actor on another host: joins a runner's bus by itself and waits to be given envs.
 
 Leaves out how the runner chooses it (`envbus.runner.links`). It has no pipe and no shared memory
-with its runner: arrays travel in messages, and envs are given as ids or import paths.
+with its runner: arrays travel in messages, and envs are given as ids or import paths, of which it
+makes what `import_rule.py` lets pass.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Iterable
 
 from envbus.actors.env_actor import EnvActor
+from envbus.actors.import_rule import ImportRule
 from envbus.actors.protocol import CallResult
 from envbus.bus.codec import encode
 from envbus.bus.keys import PathLike, PeerKeys
@@ -38,6 +41,7 @@ def serve_remote(
     timeout: float = 60.0,
     keys: PathLike | None = None,
     server_key: PathLike | None = None,
+    allow: Iterable[str] = (),
 ) -> None:
     """Join the runner at `endpoint`, host the envs it asks for, and leave when it says so.
 
@@ -45,18 +49,22 @@ def serve_remote(
         endpoint: What the runner is bound to, e.g. `"tcp://10.0.0.5:5555"`.
         name: For messages to people; None: host name and process id.
         timeout: Seconds to wait for the runner to answer.
-        keys: File of this actor's secret key, for a runner that has keys. Who holds the runner's
-            key can run code here: it names the envs to build.
+        keys: File of this actor's secret key, for a runner that has keys.
         server_key: File of the runner's public key.
+        allow: Modules of which the runner may have classes and functions called to make envs,
+            with all below them: `["my_sims"]`. Without any it makes the Gymnasium ids that are
+            registered here, and nothing else.
 
     Raises:
-        ConfigError: The endpoint is malformed, or a key file cannot be used.
+        ConfigError: The endpoint is malformed, a key file cannot be used, or what is allowed is
+            no module's name.
         RequestTimeoutError: No runner answered; if keys do not fit, the message says so.
         VersionMismatchError: The runner speaks another protocol version.
         ProtocolError: The runner refuses this actor, e.g. as the name is taken.
     """
     chosen = name or f"{socket.gethostname()}-{os.getpid()}"
     identity = f"{chosen}.{secrets.token_hex(8)}".encode()
+    rule = ImportRule(allow)
     peer_keys = PeerKeys.load(keys, server_key)
 
     def connect(suffix: bytes = b"") -> PeerTransport:
@@ -65,6 +73,7 @@ def serve_remote(
     actor = EnvActor(
         check=lambda value: encode(CallResult(values=Tree(value))),
         report=lambda making: worker.tell(making),
+        rule=rule,
     )
     transport = connect()
     worker = Worker(

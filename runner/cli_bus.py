@@ -108,6 +108,15 @@ def actor(
     server_key: Annotated[
         Path | None, typer.Option(help="File of the runner's public key.")
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="Module of which the runner may have classes and functions called, with all "
+            "below it: my_sims, for envs like my_sims.envs:Walker. Gymnasium ids that are "
+            "registered here need none. Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Host envs for a runner on another machine, until it says to stop.
 
@@ -117,6 +126,13 @@ def actor(
 
     log_to(open_console(stderr=True))
     try:
-        serve_remote(endpoint, name=name, timeout=timeout, keys=keys, server_key=server_key)
+        serve_remote(
+            endpoint,
+            name=name,
+            timeout=timeout,
+            keys=keys,
+            server_key=server_key,
+            allow=allow or (),
+        )
     except (RequestTimeoutError, ProtocolError) as exc:
         raise typer.Exit(refuse(str(exc), code=1)) from exc

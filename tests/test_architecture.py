@@ -45,6 +45,7 @@ PURE = CORE | {
     "actors/external/fragments.py",
     "actors/external/local_episodes.py",
     "actors/external/local_policy.py",
+    "actors/import_rule.py",
     "actors/packing.py",
     "bus/attention.py",
     "bus/autopsy.py",

@@ -158,7 +158,7 @@ def test_infos_of_agents_that_cannot_cross_are_placeholders() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     source = f"{__name__}:ObjectEnv"
     with (
-        with_remote_actor(endpoint),
+        with_remote_actor(endpoint, "--allow", "tests"),
         ActorPool(
             [source], autoreset_mode="Disabled", num_actors=1, remote_actors=1, bind=endpoint
         ) as pool,
@@ -171,7 +171,8 @@ def test_infos_of_agents_that_cannot_cross_are_placeholders() -> None:
 def test_an_env_with_agents_may_live_in_a_remote_actor() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     source = parse_source("mpe2.simple_spread_v3:parallel_env", {"max_cycles": 3})
-    with with_remote_actor(endpoint) as process:
+    allowed = ("--allow", "mpe2", "--allow", "pettingzoo")  # which wraps its parallel_env
+    with with_remote_actor(endpoint, *allowed) as process:
         with ActorPool(
             [source] * 2, autoreset_mode="Disabled", num_actors=2, remote_actors=1, bind=endpoint
         ) as pool:

@@ -14,12 +14,17 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
+from envbus.actors.env_source import EntryPoint, EnvSource, GymId, to_plain
+from envbus.actors.protocol import Build, Exec
 from envbus.actors.testing import InfoEnv
+from envbus.bus.client import Client
 from envbus.bus.codec import Placeholder
-from envbus.bus.errors import ConfigError, EncodeError
+from envbus.bus.errors import ConfigError, EncodeError, ProtocolError
 from envbus.bus.keys import new_keys
+from envbus.bus.messages import Tree
 from envbus.runner import ActorLostError, BusVectorEnv
-from tests.integration.bus_programs import free_port
+from tests.integration.bus_programs import RunningBroker, free_port
+from tests.integration.nursery_children import wait_until
 
 PATIENCE = 30.0
 
@@ -78,7 +83,7 @@ def test_the_caller_cannot_tell_a_remote_actor_from_a_local_one() -> None:
 def test_what_cannot_cross_is_a_placeholder_in_infos_and_refused_elsewhere() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     source = f"{__name__}:ObjectEnv"
-    with with_remote_actor(endpoint):
+    with with_remote_actor(endpoint, "--allow", "tests"):
         envs = make_vec([source, source], endpoint)
         envs.reset(seed=0)
         infos = envs.step(envs.action_space.sample())[-1]
@@ -165,3 +170,40 @@ def test_remote_actors_need_an_endpoint() -> None:
 def test_a_wide_bind_is_refused_unless_asked_for() -> None:
     with pytest.raises(ConfigError, match="insecure=True"):
         make_vec(["CartPole-v1"] * 2, "tcp://0.0.0.0:*")
+
+
+@pytest.mark.timeout(120)
+def test_an_actor_calls_nothing_that_its_own_command_line_does_not_allow(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+
+    def errors_of(source: EnvSource) -> str:
+        build = Build(sources=Tree([to_plain(source)]), autoreset_mode="NextStep")
+        built = client.ask("remote-env", build, timeout=PATIENCE).result()
+        return " ".join(error.message for error in built.errors)
+
+    with (
+        RunningBroker() as broker,
+        with_remote_actor(broker.endpoint, "--allow", "envbus.actors.testing") as actor,
+        Client(broker.endpoint) as client,
+    ):
+        wait_until(lambda: broker.statistics().ready_peers_now == 2, "the actor has joined")
+        popen = EntryPoint("subprocess:Popen", {"args": ["touch", str(canary)]})
+        assert "--allow subprocess" in errors_of(popen)
+        through = EntryPoint("envbus.actors.testing:os.mkdir", {"path": str(canary)})
+        assert "--allow os" in errors_of(through)
+        assert "--allow this" in errors_of(GymId("this:CartPole-v1"))
+        assert errors_of(EntryPoint("envbus.actors.testing:InfoEnv")) == ""
+        function = Exec(function=Tree("print"), args=Tree([]), kwargs=Tree({}))
+        with pytest.raises(ProtocolError, match="does not answer Exec"):
+            client.ask("remote-env", function, timeout=PATIENCE).result()
+        actor.kill()
+    assert not canary.exists()
+
+
+def test_a_pool_is_told_which_flag_its_remote_actor_lacks() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    source = f"{__name__}:ObjectEnv"
+    with with_remote_actor(endpoint) as actor:
+        with pytest.raises(PermissionError, match=f"--allow {__name__}"):
+            make_vec([source, source], endpoint)
+        actor.kill()

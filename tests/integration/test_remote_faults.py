@@ -23,7 +23,7 @@ FAULTY = "tests.integration.faulty:FaultyEnv"
 
 def test_a_remote_env_that_raises_is_made_anew_alone() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
-    with with_remote_actor(endpoint) as process:
+    with with_remote_actor(endpoint, "--allow", "tests") as process:
         envs = BusVectorEnv(
             [FAULTY] * 4,
             num_actors=2,
@@ -45,7 +45,10 @@ def test_a_remote_env_that_raises_is_made_anew_alone() -> None:
 
 def test_a_frozen_actor_that_goes_on_after_it_was_replaced_changes_nothing_and_leaves() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
-    with with_remote_actor(endpoint) as first, with_remote_actor(endpoint) as second:
+    with (
+        with_remote_actor(endpoint, "--allow", "tests") as first,
+        with_remote_actor(endpoint, "--allow", "tests") as second,
+    ):
         envs = BusVectorEnv(
             [FAULTY] * 2,
             num_actors=2,
@@ -75,7 +78,7 @@ def test_a_frozen_actor_that_goes_on_after_it_was_replaced_changes_nothing_and_l
 
 def test_a_pool_whose_remote_actor_dies_waits_for_the_next_to_join() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
-    with with_remote_actor(endpoint):
+    with with_remote_actor(endpoint, "--allow", "tests"):
         pool = ActorPool([FAULTY] * 2, num_actors=2, remote_actors=1, bind=endpoint, **RESTART)
         pool.reset(seed=0)
         receive_all(pool, range(2))
@@ -83,7 +86,7 @@ def test_a_pool_whose_remote_actor_dies_waits_for_the_next_to_join() -> None:
         batch = pool.recv(min_envs=2, timeout=PATIENCE)
         faults = batch.faults or pool.recv(timeout=PATIENCE).faults
         assert [fault.env_id for fault in faults] == [1]
-        with with_remote_actor(endpoint):
+        with with_remote_actor(endpoint, "--allow", "tests"):
             batch = receive_until_back(pool, 1)
             assert batch.observations[-1].tolist() == [1, 0, 0, restart_seed(1, 1, 1)]
             pool.close()
