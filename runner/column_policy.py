@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import Policy, PolicyOutput, TwoStepPolicy
+from envbus.runner.policy_output import checked_output, owned
 
 __all__ = ["Answers", "Asked", "ColumnPolicy"]
 
@@ -24,7 +25,7 @@ class Asked(NamedTuple):
     """Rows that a policy was asked about."""
 
     env_ids: _Ints
-    #: As the policy was told them.
+    #: What the policy was told, and has no part in: it may write to its own.
     states: Tree
     #: The answer itself, or of a policy that works elsewhere, its ticket.
     answer: Any
@@ -69,9 +70,11 @@ class ColumnPolicy:
         self._two_step = policy if isinstance(policy, TwoStepPolicy) else None
         self._num_envs = num_envs
         self._unchanged = unchanged
-        #: Of one row, and of all envs, `(N, ...)`; None before the first question, and without.
-        self._first_state: Tree = None
+        #: Of all envs, `(N, ...)`; None before the first question, and without.
         self._states: Tree = None
+        #: `(N,)` whose next question is an episode's first: their state is the policy's first one,
+        #: as it is then.
+        self._fresh: _Bools = np.ones(num_envs, np.bool_)
         #: Known from the first question on.
         self._is_stateless = False
 
@@ -85,7 +88,7 @@ class ColumnPolicy:
         states = self._states_of(env_ids)
         answer: Any
         if self._two_step is None:
-            answer = self._policy.compute_actions(observations, states, explore=explore)
+            answer = self._policy.compute_actions(observations, owned(states), explore=explore)
         else:
             answer = self._two_step.submit_actions(
                 observations,
@@ -96,19 +99,21 @@ class ColumnPolicy:
         return Asked(env_ids, states, answer)
 
     def answer(self, asked: Asked) -> Answers:
-        """Return what the policy says, waiting for it if it works elsewhere."""
+        """Return what the policy says, waiting for it if it works elsewhere.
+
+        Raises:
+            ValueError: It is not one row per env: see `checked_output`.
+        """
         out: PolicyOutput = asked.answer
         if self._two_step is not None:
             out = self._two_step.collect_actions(asked.answer)
+        out = checked_output(out, len(asked.env_ids), asked.states)
         extras = out.extras
         if asked.states is not None:
             extras = {**extras, "state_in": asked.states, "state_out": out.states}
-        actions = out.actions
-        if type(actions) is not np.ndarray:
-            actions = map_tree(np.asarray, actions)
         return Answers(
             asked.env_ids,
-            actions,
+            out.actions,
             extras,
             self._policy.policy_version if out.versions is None else out.versions,
         )
@@ -124,12 +129,7 @@ class ColumnPolicy:
 
     def begin(self, env_ids: _Ints) -> None:
         """Episodes begin: their states are the first ones."""
-        if self._states is not None:
-            map_tree(
-                lambda kept, first: kept.__setitem__(env_ids, first),
-                self._states,
-                self._first_state,
-            )
+        self._fresh[env_ids] = True
 
     def forget(self, asked: Asked) -> None:
         """Do without an answer."""
@@ -139,13 +139,17 @@ class ColumnPolicy:
     def _states_of(self, env_ids: _Ints) -> Tree:
         if self._is_stateless:
             return None
-        if self._states is None:
-            self._first_state = self._policy.initial_state()
-            if self._first_state is None:
+        fresh = env_ids[self._fresh[env_ids]]
+        if len(fresh):
+            first = self._policy.initial_state()
+            if first is None:
                 self._is_stateless = True
                 return None
-            self._states = map_tree(
-                lambda leaf: np.repeat(np.asarray(leaf)[np.newaxis], self._num_envs, axis=0),
-                self._first_state,
-            )
+            if self._states is None:
+                self._states = map_tree(
+                    lambda leaf: np.repeat(np.asarray(leaf)[np.newaxis], self._num_envs, axis=0),
+                    first,
+                )
+            map_tree(lambda kept, new: kept.__setitem__(fresh, new), self._states, first)
+            self._fresh[fresh] = False
         return map_tree(lambda leaf: leaf[env_ids], self._states)

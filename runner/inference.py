@@ -13,6 +13,7 @@ from envbus.runner.local_rows import fitted
 from envbus.runner.metrics import PerfTimers
 from envbus.runner.nested import Tree, leaves_of, map_tree
 from envbus.runner.policies import Policy, as_rows
+from envbus.runner.policy_output import checked_output, owned
 from envbus.runner.sampling import RunnerConfig
 from envbus.runner.slot import Slot
 from envbus.runner.trajectory import AgentID
@@ -104,12 +105,13 @@ class Inference:
         first = policy.initial_state()
         if first is not None:
             states = stack([one.slot.states.get(one.agent_id, first) for one in group])
-        out = policy.compute_actions(observations, states, explore=explore)
+        out = policy.compute_actions(observations, owned(states), explore=explore)
         asked = clock()
+        out = checked_output(out, len(group), states, listed=ragged)
         extras: Mapping[str, Tree] = out.extras
-        if states is not None:
-            extras = {**extras, "state_in": states, "state_out": out.states}
-        chosen = out.actions if ragged else map_tree(np.asarray, out.actions)
+        if states is not None:  # its arrays may be other rows' with its next call
+            extras = {**extras, "state_in": states, "state_out": owned(out.states)}
+        chosen = out.actions if ragged else owned(out.actions)
         sent = chosen
         connector = self._config.connector("action", policy_id)
         if connector is not None:
@@ -178,10 +180,14 @@ class Inference:
             first = policy.initial_state()
             states = None if first is None else stack([first])
             rows = stack([one.observation], ragged=self._is_ragged())
-            out = policy.compute_actions(rows, states, explore=False)
-            extras = {name: row_of(values, 0) for name, values in out.extras.items()}
+            out = policy.compute_actions(rows, owned(states), explore=False)
+            out = checked_output(out, 1, states, listed=self._is_ragged())
+            extras = {name: row_of(owned(values), 0) for name, values in out.extras.items()}
             if states is not None:
-                extras |= {"state_in": first, "state_out": row_of(out.states, 0)}
+                extras |= {
+                    "state_in": row_of(states, 0),
+                    "state_out": row_of(owned(out.states), 0),
+                }
             known = self._like[policy_id] = (policy, extras)
         return known[1]
 
@@ -208,11 +214,11 @@ def by_form(
 
 
 def stack(trees: Sequence[Tree], *, ragged: bool = False) -> Tree:
-    """Return rows `(n, ...)`; of elements without a fixed size an array of objects."""
+    """Return rows `(n, ...)` in new memory; an array of objects if they have no fixed size."""
     if ragged:
         return as_rows(trees)
     if len(trees) == 1:
-        return map_tree(lambda leaf: np.asarray(leaf)[np.newaxis], trees[0])
+        return map_tree(lambda leaf: np.array(leaf)[np.newaxis], trees[0])
     return map_tree(lambda *leaves: np.stack(leaves), *trees)
 
 

@@ -68,13 +68,21 @@ class Policy(Protocol):
             observations: `(rows, ...)`, nested as the space is; an array of objects `(rows,)` if
                 the space has no fixed size. Not to be written to.
             states: What was returned for these rows, or `initial_state` at an episode's begin,
-                `(rows, ...)`; None of a policy without a state.
+                `(rows, ...)`; None of a policy without a state. A copy, which may be written to.
             explore: False: the best action instead of a sampled one.
+
+        Returns:
+            One row per observation, in arrays that may be used again with the next call. States
+            have the structure and shapes of `initial_state`, and become its dtypes.
         """
         ...
 
     def initial_state(self) -> Tree:
-        """Return the state of one row at the begin of an episode; None: there is none."""
+        """Return the state of one row at the begin of an episode; None: there is none.
+
+        It is asked when an episode's first action is chosen, and may follow from the weights.
+        Whether there is one never changes.
+        """
         return None
 
     def get_weights(self) -> Weights:

@@ -17,6 +17,7 @@ from envbus.bus.messages import Failed, FailureCode, Header, Payload, Tree
 from envbus.bus.serve import describe
 from envbus.runner.nested import Tree as Nested
 from envbus.runner.policy_batching import Batcher, BatchingConfig, Piece
+from envbus.runner.policy_output import owned
 from envbus.runner.policy_protocol import ActionsChosen, ChooseActions
 from envbus.runner.policy_rows import (
     Answer,
@@ -198,9 +199,9 @@ class Calls:
         )
         explore = pieces[0].request.request.explore
         begin = time.perf_counter()
-        out = policy.compute_actions(observations, states, explore=explore)
+        out = policy.compute_actions(observations, owned(states), explore=explore)
         seconds = time.perf_counter() - begin
-        return Answer.of(out, rows, policy.policy_version), seconds
+        return Answer.of(out, rows, policy.policy_version, states), seconds
 
     def _observations(self, piece: Piece[_Call]) -> Nested:
         request = piece.request.request

@@ -24,6 +24,7 @@ from envbus.bus.errors import ProtocolError
 from envbus.runner.nested import Tree, concatenate_trees, leaves_of, map_tree
 from envbus.runner.policies import PolicyOutput, as_rows
 from envbus.runner.policy_batching import Piece
+from envbus.runner.policy_output import checked_output, owned
 
 __all__ = ["Answer", "RowMemory", "SharedRows", "cut", "form_of", "gather", "join", "split"]
 
@@ -74,24 +75,31 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     versions: npt.NDArray[np.int64] | None
 
     @classmethod
-    def of(cls, out: PolicyOutput, rows: int, version: int) -> Answer:
-        """Return what a policy returned, after a look at its form.
+    def of(cls, out: PolicyOutput, rows: int, version: int, states: Tree = None) -> Answer:
+        """Return what a policy returned, after a look at its form, in arrays of its own.
+
+        Args:
+            out: What it returned.
+            rows: How many it was asked about.
+            version: Of its weights.
+            states: What it was told.
 
         Raises:
-            ValueError: Something has not as many rows as were asked for.
+            ValueError: As `checked_output`.
         """
-        actions = out.actions
-        is_array = isinstance(actions, np.ndarray)
-        listed = actions.dtype.hasobject if is_array else isinstance(actions, list)
-        if listed:
-            actions = list(actions)
-            if len(actions) != rows:
-                raise ValueError(f"the policy returned {len(actions)} actions for {rows} rows")
-        else:
-            actions = _checked(actions, rows, "actions")
-        states = None if out.states is None else _checked(out.states, rows, "states")
-        extras = {name: _checked(tree, rows, name) for name, tree in out.extras.items()}
-        return cls(actions, listed, states, extras, rows, version, out.versions)
+        is_array = isinstance(out.actions, np.ndarray)
+        listed = out.actions.dtype.hasobject if is_array else isinstance(out.actions, list)
+        out = checked_output(out, rows, states, listed=listed)
+        actions = list(out.actions) if listed else owned(out.actions)
+        return cls(
+            actions,
+            listed,
+            owned(out.states),
+            {name: owned(tree) for name, tree in out.extras.items()},
+            rows,
+            version,
+            out.versions,
+        )
 
 
 def split(answer: Answer, start: int, stop: int) -> Answer:
@@ -249,16 +257,3 @@ def _joined(leaves: Sequence[npt.NDArray[Any]], memory: RowMemory) -> npt.NDArra
             return np.array(leaf)
     rows = sum(map(len, leaves))
     return np.concatenate(leaves, out=memory.empty((rows, *leaf.shape[1:]), leaf.dtype))
-
-
-def _checked(tree: Tree, rows: int, what: str) -> Tree:
-    if type(tree) is np.ndarray and tree.ndim and len(tree) == rows:
-        return tree
-
-    def check(leaf: Any) -> npt.NDArray[Any]:
-        array = np.asarray(leaf)
-        if not array.ndim or len(array) != rows:
-            raise ValueError(f"the policy returned {what} of shape {array.shape} for {rows} rows")
-        return array
-
-    return map_tree(check, tree)

@@ -225,10 +225,16 @@ class RemotePolicy(TwoStepPolicy):
     # --- state and weights -------------------------------------------------------------------
 
     def initial_state(self) -> Nested:
-        """Return the state of one row at the begin of an episode, as the policy says."""
-        if self._described is None:
-            self._described = self._describe(with_weights=False)
-        return self._described.initial_state.value
+        """Return the state of one row at the begin of an episode, as the policy says.
+
+        It may be another one after weights were set; that there is none stays as it is.
+        """
+        known = self._described
+        if known is None or (
+            known.push < self._newest_push and known.initial_state.value is not None
+        ):
+            known = self._described = self._describe(with_weights=False)
+        return known.initial_state.value
 
     def get_weights(self) -> Weights:
         """Return copies of the weights of one worker."""

@@ -83,6 +83,7 @@ PURE = CORE | {
     "runner/shares.py",
     "runner/distributions.py",
     "runner/policy_batching.py",
+    "runner/policy_output.py",
     "runner/policy_counts.py",
     "runner/policy_map.py",
     "runner/policy_server/choosing.py",

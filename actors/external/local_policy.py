@@ -149,6 +149,7 @@ class LocalPolicy:
         states = None
         if initial is not None:
             states = _row(self._states.get(episode_id, {}).get(agent, initial))
+            before = _first(states)
         out = policy.compute_actions(
             _row(observation) if fixed else _objects(observation), states, explore=self._explore
         )
@@ -156,7 +157,7 @@ class LocalPolicy:
         extras = {name: _first(values) for name, values in out.extras.items()}
         if states is not None:
             after = _first(out.states)
-            extras |= {"state_in": _first(states), "state_out": after}
+            extras |= {"state_in": before, "state_out": after}
             self._states.setdefault(episode_id, {})[agent] = after
         return action, {name: _sendable(value) for name, value in extras.items()}
 
@@ -166,20 +167,21 @@ class LocalPolicy:
 
 
 def _row(tree: Any) -> Any:
-    """Return rows `(1, ...)` of one element."""
+    """Return rows `(1, ...)` of one element, in new memory."""
     if isinstance(tree, dict):
         return {key: _row(part) for key, part in tree.items()}
     if isinstance(tree, tuple):
         return tuple(_row(part) for part in tree)
-    return np.asarray(tree)[np.newaxis]
+    return np.array(tree)[np.newaxis]
 
 
 def _first(tree: Any) -> Any:
+    """Return the first row, in new memory: a policy may use its arrays again."""
     if isinstance(tree, dict):
         return {key: _first(part) for key, part in tree.items()}
     if isinstance(tree, tuple):
         return tuple(_first(part) for part in tree)
-    return np.asarray(tree)[0]
+    return np.array(np.asarray(tree)[0])
 
 
 def _objects(element: Element) -> Any:

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from envbus.actors.spaces import is_fixed_size
 from envbus.runner.inference import row_of, stack
-from envbus.runner.nested import Tree, map_tree
-from envbus.runner.policies import PolicyOutput, count_rows
+from envbus.runner.nested import Tree
+from envbus.runner.policy_output import checked_output, owned
 from envbus.runner.policy_server.loading import ServedPolicies, clipped
 
 __all__ = ["Asked", "Batch", "Chooser"]
@@ -90,25 +88,17 @@ class Chooser:
         try:
             observations = stack([one.observation for one in rows], ragged=ragged)
             states = None if first is None else self._stacked_states(rows, first)
-            out = policy.compute_actions(observations, states, explore=self._explore)
-            actions = self._checked(out, len(rows), name, ragged=ragged)
+            out = policy.compute_actions(observations, owned(states), explore=self._explore)
+            out = checked_output(out, len(rows), states, listed=ragged)
+            actions = out.actions
+            if not ragged:
+                actions = clipped(actions, self._action_spaces[name])
             if first is not None:
-                self._keep_states(rows, out.states)
+                self._keep_states(rows, owned(out.states))
         except Exception as exc:  # the policy is the user's: clients are told, others go on
             return Batch(name, rows, None, None, 0, exc, ragged)
         logp = out.extras.get("action_logp")
         return Batch(name, rows, actions, logp, policy.policy_version, None, ragged)
-
-    def _checked(self, out: PolicyOutput, rows: int, name: str, *, ragged: bool) -> Any:
-        actions: Any = out.actions
-        if ragged:
-            count = len(actions)
-        else:
-            actions = clipped(map_tree(np.asarray, actions), self._action_spaces[name])
-            count = count_rows(actions)
-        if count != rows:
-            raise ValueError(f"the policy returned {count} actions for {rows} observations")
-        return actions
 
     def _stacked_states(self, rows: Sequence[Asked], first: Tree) -> Tree:
         states, none = self._states, dict[Any, Tree]()

@@ -24,6 +24,7 @@ from envbus.runner.policies import FunctionPolicy, TwoStepPolicy, as_rows
 from envbus.runner.policy_workers import PolicyWorkers
 from tests.integration.nursery_children import wait_until
 from tests.integration.policies_under_test import Probe, hold, make_probe, rows, spoil
+from tests.runner.test_env_runner_careless_policies import UsesBuffersAgain
 
 pytestmark = pytest.mark.skipif(not LANES_EXIST, reason="no SOCK_SEQPACKET or epoll here")
 
@@ -96,6 +97,23 @@ def test_a_bad_part_of_a_request_that_is_split_fails_it_once(triples: PolicyWork
     with pytest.raises(RemoteError, match="spoiled"):
         asker.compute_actions(bad, None)
     assert asker.compute_actions(rows(7, 8, 9), None).actions.tolist() == [7, 8, 9]
+
+
+def test_a_policy_that_uses_its_arrays_again_and_begins_by_its_weights() -> None:
+    with PolicyWorkers(UsesBuffersAgain(), max_batch=3) as workers:
+        policy = workers.policy()
+        states = {"n": np.arange(16.0).reshape(8, 2)}  # more rows than one batch takes
+
+        def ask() -> Any:
+            out = policy.compute_actions(rows(*range(8)), states)
+            assert out.states["n"].tolist() == (states["n"] + 1).tolist()
+            assert out.extras["seen"].tolist() == (2 * states["n"][:, 0] + 2).tolist()
+            return out
+
+        assert policy.initial_state()["n"].tolist() == [0.0, 0.0]
+        workers.set_weights({"begin": np.full(2, 5.0)})
+        wait_until(lambda: ask().versions[-1] == 1, "the weights to be taken over")
+        assert policy.initial_state()["n"].tolist() == [5.0, 5.0]
 
 
 def test_observations_of_other_forms_go_in_batches_of_their_own(pair: PolicyWorkers) -> None:

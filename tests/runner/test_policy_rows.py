@@ -107,12 +107,20 @@ def test_actions_of_no_fixed_size_are_split_and_joined_as_a_list() -> None:
         PolicyOutput(np.zeros(2)),
         PolicyOutput(["a", "b"]),
         PolicyOutput(np.zeros(3), np.zeros((1, 4))),
-        PolicyOutput(np.zeros(3), None, {"logp": np.float64(0.0)}),
+        PolicyOutput(np.zeros(3), np.zeros((3, 4)), {"logp": np.float64(0.0)}),
     ],
 )
 def test_a_policy_that_does_not_answer_each_row_is_told_so(out: PolicyOutput) -> None:
     with pytest.raises(ValueError, match=r"the policy returned .* for 3 rows"):
-        Answer.of(out, 3, version=0)
+        Answer.of(out, 3, 0, np.zeros((3, 4)))
+
+
+def test_an_answer_is_its_own_though_the_policy_uses_its_arrays_again() -> None:
+    buffer = np.zeros(3)
+    answer = Answer.of(PolicyOutput(buffer, buffer, {"logp": buffer}), 3, 0, np.zeros(3))
+    buffer += 1
+    assert answer.actions.tolist() == answer.states.tolist() == [0.0] * 3
+    assert answer.extras["logp"].tolist() == [0.0] * 3
 
 
 def test_only_batches_of_one_form_go_together() -> None:

@@ -52,6 +52,29 @@ def test_states_belong_to_episodes_and_begin_anew_in_each() -> None:
     assert int(policy.answer("a", one, {}).action) == 11
 
 
+class Careless(Counting):
+    """Counts in the array that it was told, and hands out its own first state."""
+
+    first = np.zeros(1, np.float32)
+
+    def initial_state(self) -> Any:
+        return self.first
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool) -> Any:
+        states += 1
+        actions = (self.weight + states[:, 0]).astype(np.int64)
+        return SimpleNamespace(actions=actions, states=states, extras={"vf_preds": states[:, 0]})
+
+
+def test_a_policy_that_writes_to_its_states_writes_to_no_row_and_to_no_first_state() -> None:
+    policy = LocalPolicy(Careless(), BOX, MANY)
+    policy.take(model(3, w=10))
+    one = np.array([0.5], np.float32)
+    acted = [policy.answer(episode, one, {}) for episode in ("a", "b", "a")]
+    assert [int(each.action) for each in acted] == [11, 11, 12]
+    assert acted[2].extras == {"vf_preds": 2.0, "state_in": [1.0], "state_out": [2.0]}
+
+
 def test_versions_and_the_steps_chosen_by_them_go_together() -> None:
     policy = LocalPolicy(Counting(), BOX, MANY)
     assert policy.version == -1

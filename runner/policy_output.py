@@ -1,0 +1,111 @@
+"""A look at what a policy has returned, the same wherever one is asked. Pure.
+
+Leaves out who asks, and what becomes of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from envbus.runner.batch import COLUMN_DTYPES
+from envbus.runner.nested import Tree, map_tree
+from envbus.runner.policies import PolicyOutput
+
+__all__ = ["checked_output", "owned"]
+
+#: Columns that a batch has anyway: no extra may have such a name.
+_TAKEN: Final = frozenset(
+    {*COLUMN_DTYPES, "obs", "actions", "next_obs", "infos", "agent_id", "state_in", "state_out"}
+)
+
+
+def checked_output(
+    out: Any, rows: int, states: Tree = None, *, listed: bool = False
+) -> PolicyOutput:
+    """Return what a policy has returned, as arrays: one row, or one action, per observation.
+
+    Args:
+        out: What it returned.
+        rows: How many observations it was asked about.
+        states: What it was told; None: of a policy without a state.
+        listed: Actions are single ones, in a list or in an array of objects, and stay so.
+
+    Raises:
+        ValueError: Something has another number of rows, states are not as those that it was
+            told, or an extra has the name of another column.
+    """
+    if not isinstance(out, PolicyOutput):
+        raise ValueError(f"the policy returned {type(out).__name__}, not a PolicyOutput")
+    if listed:
+        if len(out.actions) != rows:
+            raise _wrong("actions", (len(out.actions),), rows)
+        actions = out.actions
+    else:
+        actions = _counted(out.actions, rows, "actions")
+    extras = out.extras
+    if not isinstance(extras, Mapping):
+        raise ValueError(f"the policy returned extras of {type(extras).__name__}, not by name")
+    if extras:
+        if not _TAKEN.isdisjoint(extras):
+            taken = sorted(_TAKEN & extras.keys())
+            raise ValueError(f"the policy returned extras that are named as other columns: {taken}")
+        extras = {name: _counted(tree, rows, name) for name, tree in extras.items()}
+    after = out.states
+    if states is not None:
+        if after is None:
+            raise ValueError("the policy has an initial_state, and returned no states")
+        after = _like(after, states, rows, "states")
+    elif after is not None:
+        after = _counted(after, rows, "states")
+    versions = out.versions
+    if versions is not None and np.shape(versions) != (rows,):
+        raise _wrong("versions", np.shape(versions), rows)
+    return PolicyOutput(actions, after, extras, versions)
+
+
+def owned(tree: Tree) -> Tree:
+    """Return a copy that nobody else writes to: a policy may use its arrays again."""
+    return None if tree is None else map_tree(np.array, tree)
+
+
+def _counted(tree: Tree, rows: int, what: str) -> Tree:
+    if type(tree) is np.ndarray and tree.ndim and len(tree) == rows:  # the usual case
+        return tree
+
+    def check(leaf: Any) -> Any:
+        array = np.asarray(leaf)
+        if not array.ndim or len(array) != rows:
+            raise _wrong(what, array.shape, rows)
+        return array
+
+    return map_tree(check, tree)
+
+
+def _like(tree: Tree, given: Tree, rows: int, what: str) -> Tree:
+    """Return states in the structure, shapes and dtypes of those that were given."""
+    if isinstance(given, dict):
+        if not isinstance(tree, dict) or tree.keys() != given.keys():
+            raise ValueError(f"the policy returned {what} that are no dict of {list(given)}")
+        return {
+            key: _like(tree[key], part, rows, f"{what}[{key!r}]") for key, part in given.items()
+        }
+    if isinstance(given, tuple):
+        if not isinstance(tree, tuple) or len(tree) != len(given):
+            raise ValueError(f"the policy returned {what} that are no tuple of {len(given)}")
+        pairs = enumerate(zip(tree, given, strict=True))
+        return tuple(_like(one, part, rows, f"{what}[{index}]") for index, (one, part) in pairs)
+    array = np.asarray(tree)
+    if array.shape != given.shape:
+        raise _wrong(what, array.shape, rows, f", where initial_state has {given.shape[1:]}")
+    if not np.can_cast(array.dtype, given.dtype, "same_kind"):
+        raise ValueError(
+            f"the policy returned {what} of {array.dtype}, where initial_state has {given.dtype}"
+        )
+    return array.astype(given.dtype, copy=False)
+
+
+def _wrong(what: str, shape: tuple[int, ...], rows: int, more: str = "") -> ValueError:
+    return ValueError(f"the policy returned {what} of shape {shape} for {rows} rows{more}")

@@ -1,0 +1,182 @@
+"""Policies that use their arrays again, write to what they were told, or return what fits nobody.
+
+All ways of sampling must give the rows that they give with a policy that does nothing of this.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envbus.actors.testing import CountingEnv
+from envbus.runner.env_runner import EnvRunner
+from envbus.runner.policies import Policy, PolicyOutput
+from envbus.runner.pool import ActorPool
+from envbus.runner.sampling import RunnerConfig
+from tests.actors.agent_envs import RoundRobinEnv
+
+WAYS = [("NextStep", True), ("Disabled", True), ("Disabled", False)]
+BOTH = pytest.mark.parametrize(("mode", "vectorized"), WAYS, ids=["next-step", "columns", "dicts"])
+#: Unequal, so that rows of a call are now all envs and now some.
+ENVS = [functools.partial(CountingEnv, length) for length in (2, 3, 5)]
+
+
+class Careful(Policy):
+    """Its state counts on from a number that is its weights; actions and an extra follow."""
+
+    def __init__(self) -> None:
+        self.begin = np.zeros(2, np.float64)
+
+    def initial_state(self) -> Any:
+        return {"n": self.begin.copy()}
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        after = states["n"] + 1
+        return PolicyOutput(self.act(after), {"n": after}, {"seen": after[:, 0] * 2})
+
+    def act(self, states: Any) -> Any:
+        actions: Any = states[:, 0].astype(np.int64) % 2
+        return actions
+
+    def get_weights(self) -> Any:
+        return {"begin": self.begin.copy()}
+
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        self.begin = np.array(weights["begin"])
+        super().set_weights(weights, version)
+
+
+class UsesBuffersAgain(Careful):
+    """Returns the same arrays each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actions = np.zeros(64, np.int64)
+        self.states = np.zeros((64, 2))
+        self.seen = np.zeros(64)
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        rows = len(states["n"])
+        for buffer in (self.actions, self.states, self.seen):
+            buffer[...] = 99
+        np.add(states["n"], 1, out=self.states[:rows])
+        self.actions[:rows] = self.act(self.states[:rows])
+        self.seen[:rows] = self.states[:rows, 0] * 2
+        return PolicyOutput(
+            self.actions[:rows], {"n": self.states[:rows]}, {"seen": self.seen[:rows]}
+        )
+
+
+class WritesToItsStates(Careful):
+    """Counts in the arrays that it was told, and hands out its own first state."""
+
+    def initial_state(self) -> Any:
+        return {"n": self.begin}
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        states["n"] += 1
+        return PolicyOutput(self.act(states["n"]), states, {"seen": states["n"][:, 0] * 2})
+
+
+class NarrowStates(Careful):
+    """Returns states of a narrower dtype than its first one has."""
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        after = (states["n"] + 1).astype(np.float32)
+        return PolicyOutput(self.act(after), {"n": after}, {"seen": after[:, 0] * np.float64(2)})
+
+
+def sampled(policy: Policy, mode: str, vectorized: bool, **config: Any) -> list[Any]:
+    """Return the columns of some samples; weights are set between them."""
+    # Without processes: who is ready when is the same each time.
+    pool = ActorPool(ENVS, num_actors=0, autoreset_mode=mode)
+    settings = RunnerConfig(seed=1, vectorized=vectorized, rollout_fragment_length=7, **config)
+    with EnvRunner(pool, policy, settings) as runner:
+        batches = [runner.sample().single()]
+        for begin in (3.0, 10.0):
+            runner.set_weights({"default_policy": {"begin": np.full(2, begin)}})
+            batches += [runner.sample().single(), runner.sample(num_env_steps=5).single()]
+        batches.append(runner.sample(num_episodes=4).single())
+    return [batch.columns for batch in batches]
+
+
+def assert_same(ones: Any, others: Any) -> None:
+    if isinstance(ones, dict):
+        assert ones.keys() == others.keys()
+        for name in ones:
+            assert_same(ones[name], others[name])
+    else:
+        assert ones.dtype == others.dtype
+        np.testing.assert_array_equal(ones, others)
+
+
+@functools.cache
+def expected() -> list[Any]:
+    return sampled(Careful(), "NextStep", True)
+
+
+@BOTH
+@pytest.mark.parametrize("make", [Careful, UsesBuffersAgain, WritesToItsStates, NarrowStates])
+def test_rows_are_those_of_a_policy_that_keeps_nothing_and_writes_to_nothing(
+    make: type[Policy], mode: str, vectorized: bool
+) -> None:
+    found = sampled(make(), mode, vectorized)
+    for one, other in zip(found, expected(), strict=True):
+        assert_same(one, other)
+    # An episode begins with the first state of the weights at its first action.
+    columns = found[2]
+    begun = columns["t"] == 0
+    assert begun.any()
+    assert set(columns["state_in"]["n"][begun, 0]) <= {0.0, 3.0}
+    assert (columns["state_out"]["n"] == columns["state_in"]["n"] + 1).all()
+
+
+@pytest.mark.parametrize("make", [UsesBuffersAgain, WritesToItsStates, NarrowStates])
+def test_so_are_the_rows_of_several_agents(make: type[Policy]) -> None:
+    def rows(policy: Policy) -> Any:
+        pool = ActorPool([RoundRobinEnv] * 3, num_actors=0, autoreset_mode="Disabled")
+        with EnvRunner(pool, policy, RunnerConfig(seed=1)) as runner:
+            return [runner.sample(num_env_steps=20).single().columns for _ in range(3)]
+
+    for one, other in zip(rows(make()), rows(Careful()), strict=True):
+        assert_same(one, other)
+
+
+class Wrong(Policy):
+    """Returns what it was given."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.parts = parts
+
+    def initial_state(self) -> Any:
+        return self.parts.get("first")
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        given = {name: part for name, part in self.parts.items() if name != "first"}
+        return PolicyOutput(**{"actions": np.zeros(3, np.int64), **given})
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"actions": np.zeros(1, np.int64)}, r"actions of shape \(1,\) for 3 rows"),
+        ({"extras": {"vf": np.zeros(1)}}, r"vf of shape \(1,\) for 3 rows"),
+        ({"extras": {"vf": np.zeros((1, 3))}}, r"vf of shape \(1, 3\) for 3 rows"),
+        ({"extras": {"rewards": np.zeros(3)}}, "named as other columns"),
+        ({"first": np.zeros(2)}, "returned no states"),
+        ({"first": np.zeros(2), "states": np.zeros((3, 4))}, r"where initial_state has \(2,\)"),
+        ({"first": np.int64(0), "states": np.zeros(3)}, "float64, where initial_state has int64"),
+    ],
+    ids=str,
+)
+def test_what_fits_nobody_is_refused_alike(
+    parts: Any, told: str, mode: str, vectorized: bool
+) -> None:
+    pool = ActorPool(ENVS, num_actors=0, autoreset_mode=mode)
+    config = RunnerConfig(vectorized=vectorized, min_envs=3)
+    with EnvRunner(pool, Wrong(**parts), config) as runner, pytest.raises(ValueError, match=told):
+        runner.sample()
