@@ -184,6 +184,11 @@ class Nursery:
         self._check_usable()
         return self._links.news.fileno()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether this interpreter ends, and all children with it."""
+        return self._server is not None and self._server.stopped
+
     def exits(self) -> list[tuple[Child, ExitStatus]]:
         """Return the children that have ended since the last call, without waiting.
 
@@ -371,12 +376,13 @@ class Nursery:
         """Take note that the server is gone; the ends of all children are then news."""
         if self._server is None:
             return
-        note = self._server.describe_end().splitlines()[0]
+        stopped, note = self._server.stopped, self._server.describe_end().splitlines()[0]
         self._server.bury()
         wait_until_gone([child.pid for child in self._children.values()], _KILL_TIMEOUT)
         self._server = None
         self._lost_servers += 1
-        logger.warning("%s; its children are killed", note)
+        if not stopped:
+            logger.warning("%s; its children are killed", note)
         ends = [message for message, _ in self._links.news.read()]
         reported = {end.number for end in ends if isinstance(end, Exited)}
         for number in self._children.keys() - reported:

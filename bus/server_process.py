@@ -44,6 +44,8 @@ class ServerProcess:
 
     Attributes:
         pid: Its process id.
+        stopped: It was told to end, as this interpreter ends. Who is still there when that
+            happens, finalizers for example, has nothing to report.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
@@ -61,6 +63,7 @@ class ServerProcess:
         self._lock = threading.Lock()
         self._buried = False
         self._retired = False
+        self.stopped = False
         #: What the server writes itself, most of it while importing; children write to the
         #: driver's own streams.
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `bury`)
@@ -211,6 +214,8 @@ def server_for(preload: Sequence[str]) -> ServerProcess:
         raise ConfigError(f"preload is a sequence of module names, not {preload!r}")
     key = tuple(preload)
     with _registry.lock:
+        if _registry.is_over:
+            raise StartError("this interpreter is ending: no process is started any more")
         server = _registry.servers.get(key)
         if server is not None and not server.is_alive():
             server.bury()
@@ -230,14 +235,18 @@ class _Registry:
         self.lock = threading.Lock()
         self.servers: dict[tuple[str, ...], ServerProcess] = {}
         self.retired: list[ServerProcess] = []
+        #: Whether the interpreter ends; a server that is started now would be left behind.
+        self.is_over = False
 
     def stop_all(self) -> None:
         """At the interpreter's end: leave no process, not even for a moment."""
         with self.lock:
+            self.is_over = True
             servers = self._take_all()
         deadline = time.monotonic() + _STOP_TIMEOUT
         with without_interrupts():
             for server in servers:
+                server.stopped = True
                 server.hang_up()
             for server in servers:
                 server.wait(deadline - time.monotonic())

@@ -291,3 +291,35 @@ def test_a_forked_copy_leaves_its_owners_envs_alone(
     with start(source, tmp_path, "-X", "dev") as driver:
         assert driver.finish() == (0, '"ClosedError"\n', "")
         assert traced(driver.trace) == []
+
+
+FORGETFUL = """
+import weakref
+
+class Thing:
+    pass
+
+# As PyTorch does: finalizers of weakref run after what envbus registers with atexit, not before.
+thing = Thing()
+weakref.finalize(thing, int)
+
+import gymnasium
+from functools import partial
+from envbus.runner import BusVectorEnv, MlpPolicy, PolicyWorkers
+
+envs = BusVectorEnv(["CartPole-v1"] * 2, num_actors=2)
+envs.reset(seed=0)
+make = partial(MlpPolicy, envs.single_observation_space, envs.single_action_space)
+workers = PolicyWorkers(make, 1)
+raise RuntimeError("of the user's own")
+"""
+
+
+def test_below_the_error_of_a_program_that_closes_nothing_stands_nothing_of_ours() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "Traceback (most recent call last):"
+    assert done.stderr.splitlines()[-1] == "RuntimeError: of the user's own"
+    assert len(done.stderr.splitlines()) == 3
