@@ -231,7 +231,7 @@ class PolicyProcesses:
                 timeout = self._patience()
             poller.poll(timeout * 1e3)
             with self._lock:
-                if self._closed or self._nursery.is_ending:
+                if self._nursery.is_ending or self._closed:
                     return
                 try:
                     self._look(time.monotonic())

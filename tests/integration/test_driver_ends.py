@@ -323,3 +323,30 @@ def test_below_the_error_of_a_program_that_closes_nothing_stands_nothing_of_ours
     assert done.stderr.splitlines()[0] == "Traceback (most recent call last):"
     assert done.stderr.splitlines()[-1] == "RuntimeError: of the user's own"
     assert len(done.stderr.splitlines()) == 3
+
+
+LONG_FOLDER = """
+import gymnasium
+from functools import partial
+from envbus.runner import ActorPool, ExternalEnvBridge, MlpPolicy, PolicyWorkers
+
+with ActorPool(["CartPole-v1"], lanes=False) as pool:
+    pool.reset(seed=0)
+    seen = pool.recv().observations
+    spaces = pool.single_observation_space, pool.single_action_space
+    with PolicyWorkers(partial(MlpPolicy, *spaces), 1) as workers:
+        workers.policy().compute_actions(seen, None)
+"""
+
+
+def test_below_a_folder_for_temporary_files_with_a_long_name_all_starts(tmp_path: Path) -> None:
+    folder = tmp_path / ("a-long-name" * 10)
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", LONG_FOLDER],
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
