@@ -101,6 +101,14 @@ class Agreement:
         except (EnvbusError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise SpaceMismatchError(f"the spaces cannot be read: {error}") from error
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Agreement):
+            return NotImplemented
+        ours, theirs = self.observation_space, other.observation_space
+        return bool(ours == theirs and self.action_space == other.action_space)
+
+    __hash__ = None  # type: ignore[assignment]  # spaces have none
+
     @property
     def agents(self) -> list[Any]:
         """Who acts; empty if there is one agent without a name."""

@@ -178,6 +178,20 @@ class ExternalEnvBridge:
         agreement = self._reception.agreement
         return None if agreement is None else agreement.action_space
 
+    def use_spaces(self, on_spaces: Callable[[Space, Space], object] | None) -> None:
+        """Look at the spaces that a client tells, where the bridge was given none.
+
+        Args:
+            on_spaces: Called by `poll` with the observation space and the action space, before the
+                client is let in. What it raises refuses that client, and the next one may tell
+                others. Spaces then hold for as long as anybody uses them, instead of for good.
+        """
+        self._reception.on_spaces = (
+            None
+            if on_spaces is None
+            else lambda told: on_spaces(told.observation_space, told.action_space)
+        )
+
     @property
     def is_multi_agent(self) -> bool:
         """Whether the spaces are given by agent; else the one agent is `"agent0"`."""

@@ -127,6 +127,11 @@ class Episodes:
         ready = len(self._book.ready)
         return ready >= min_envs or (0 < ready >= len(self._book.open))
 
+    def is_idle(self) -> bool:
+        """Whether there is neither a client nor anything that one has left."""
+        book = self._book
+        return not (book.sessions or book.open or book.ready or book.unconfirmed)
+
     def open_ids(self) -> list[str]:
         """Return the ids of the episodes that are not over."""
         return list(self._book.open)

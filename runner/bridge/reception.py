@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -86,6 +86,10 @@ class Reception:
     Attributes:
         agreement: As above; None until the first client has told it.
         policy_ids: What clients are told of who may act.
+        on_spaces: Called with the spaces that a client tells if the bridge was given none, before
+            the client is let in; what it raises refuses that client, and the next one may tell
+            others. With it, spaces hold for as long as there are clients; without it, for good.
+            None: any spaces will do.
         refused: Requests that were refused for what they hold, before any episode was asked.
         complaints: About requests that made this program raise what is no refusal.
     """
@@ -103,6 +107,8 @@ class Reception:
         self._models = models
         self._lease = lease
         self.agreement = agreement
+        self._is_given = agreement is not None
+        self.on_spaces: Callable[[Agreement], object] | None = None
         self.policy_ids: list[str] = []
         self.refused = 0
         self.complaints = Complaints(logger)
@@ -277,14 +283,29 @@ class Reception:
             raise SpaceMismatchError("tell both spaces, or neither")
         if spaces[0] is not None:
             announced = Agreement.from_wire(*spaces)
-            if self.agreement is None:
-                self.agreement = announced
+            if self.agreement is None or (self._is_open() and announced != self.agreement):
+                self._adopt(announced)
+            assert self.agreement is not None
             self.agreement.check_equal(announced)
         elif self.agreement is None:
             raise SpaceMismatchError("the bridge has no spaces yet: tell yours")
         (self._plain.add if payload.plain else self._plain.discard)(peer)
         self._names[peer] = payload.client
         return Join(peer, header.request_id, payload.client, payload.resume)
+
+    def _is_open(self) -> bool:
+        """Return whether other spaces may be told than a former client's: nobody uses those."""
+        return not self._is_given and self.on_spaces is not None and self._episodes.is_idle()
+
+    def _adopt(self, agreement: Agreement) -> None:
+        """Take a client's spaces for the bridge's."""
+        if self.on_spaces is not None:
+            try:
+                self.on_spaces(agreement)
+            except Exception as error:  # the border: it is the client's spaces that do not fit
+                self.complaints.add("spaces", f"a client's spaces were refused: {error}")
+                raise SpaceMismatchError(f"these spaces cannot be used here: {error}") from error
+        self.agreement = agreement
 
     def _welcome(self, effect: Welcome) -> BridgeJoined:
         assert self.agreement is not None

@@ -50,6 +50,8 @@ __all__ = ["VERBS", "read"]
 _MAX_EXTRAS = 64
 #: Bytes of a request without its buffers. As Python's objects they take up to eighty times as much.
 _MAX_PAYLOAD = 1 << 25
+#: Rows have versions in int64.
+_MAX_VERSION = 2**62
 #: Rows have their rewards, and what clients add, in float32.
 _MOST = float(np.finfo(np.float32).max)
 #: Maps and lists within each other: as in a `Tree`.
@@ -117,7 +119,7 @@ def _log_returns(
         infos = _map(info, "infos", episode_id, None)
         terminateds, truncateds = (_flags(given, episode_id, agreement) for given in flags)
     else:
-        if flags != [None, None]:
+        if any(given is not None for given in flags):
             raise EpisodeError(
                 f"Episode {episode_id} has one agent: end_episode says whether it is over."
             )
@@ -162,6 +164,10 @@ def _part(
     if step.observation is not None:
         acted = LogAction(episode_id=episode_id, observation=step.observation, action=step.action)
         taken = _log_action(acted, header, b"", agreement)
+        if step.policy_version > _MAX_VERSION:
+            raise EpisodeError(
+                f"Episode {episode_id}: {step.policy_version} is no version of a policy."
+            )
         if step.policy_version >= 0:
             extras = _extras(step.extras, taken.action, episode_id, agreement)
             choice = ClientChoice(policy_id, step.policy_version, extras)
@@ -191,7 +197,7 @@ def _end(payload: EndEpisode, header: Header, peer: bytes, agreement: Agreement)
     episode_id = payload.episode_id
     observation = _observation(payload.observation, episode_id, agreement)
     given = [_opened(payload.terminateds), _opened(payload.truncateds)]
-    if not agreement.multi_agent and given != [None, None]:
+    if not agreement.multi_agent and any(flags is not None for flags in given):
         raise EpisodeError(f"Episode {episode_id} has one agent: say truncated=true or nothing.")
     terminateds, truncateds = (_flags(flags, episode_id, agreement) for flags in given)
     # Who is not told of one by one ends as the episode does.

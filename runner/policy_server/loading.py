@@ -59,7 +59,12 @@ def load_policies(
         like[agent] = next((first for first, other in firsts.items() if other == pair), agent)
         firsts.setdefault(like[agent], pair)
     sole = len(firsts) == 1
-    names = {first: DEFAULT_POLICY_ID if sole else str(first) for first in firsts}
+    names: dict[Any, str] = {}
+    for first in firsts:
+        name = DEFAULT_POLICY_ID if sole else str(first)
+        while name in names.values():  # the agents 1 and "1"
+            name += "'"
+        names[first] = name
     return ServedPolicies(
         {names[first]: make(*pair) for first, pair in firsts.items()},
         {agent: names[first] for agent, first in like.items()},

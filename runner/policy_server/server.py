@@ -10,8 +10,10 @@ import time
 from typing import Any
 
 import msgspec
+from gymnasium import Space
 
 from envbus.actors.external.errors import SpaceMismatchError
+from envbus.bus.complaints import Complaints
 from envbus.runner.batch import MultiAgentBatch
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult
@@ -23,8 +25,6 @@ __all__ = ["PolicyServer", "Snapshot"]
 
 logger = logging.getLogger("envbus.runner.policy_server")
 
-#: Seconds between two log lines about errors of one kind; what lies between is counted.
-_COMPLAIN_EVERY = 5.0
 _WHAT = {
     "policy": "the policy raised",
     "action": "the policy's action was not sent",
@@ -71,8 +71,8 @@ class PolicyServer:
         explore: Whether actions are sampled, instead of the best ones.
 
     Raises:
-        ConfigError: The policies do not fit the bridge's spaces. Where the first client tells them,
-            `serve` raises that.
+        ConfigError: The policies do not fit the bridge's spaces. Where a client tells them, it is
+            refused if they do not, and others may come.
     """
 
     def __init__(
@@ -91,29 +91,23 @@ class PolicyServer:
         self._recording: Recording | None = None
         self._began = time.monotonic()
         self._counts = {"batches": 0, "rows": 0, "largest_batch": 0}
-        self._errors = {"policy": 0, "action": 0, "recording": 0}
-        #: By kind of error: when it was last told of.
-        self._complained: dict[str, float] = {}
+        self._complaints = Complaints(logger)
         self._draining = False
-        if bridge.observation_space is not None:
-            self._load()
+        observation_space, action_space = bridge.observation_space, bridge.action_space
+        if observation_space is not None and action_space is not None:
+            self._load(observation_space, action_space)
+        else:
+            bridge.use_spaces(self._load)
 
     def serve(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for episodes to have something, and answer those.
 
         Raises:
-            ConfigError: The policies do not fit the first client's spaces.
             RestartLimitError: The bridge's gateway died too often.
         """
         result = self._bridge.poll(timeout)
         if not result.observations and not result.ended:
             return
-        if self._chooser is None:
-            try:
-                self._load()
-            except Exception as exc:
-                self._bridge.fail(result.observations, exc)
-                raise
         if self._recording is not None:
             ended = self._recording.take(result)
             if result.ended:
@@ -136,7 +130,11 @@ class PolicyServer:
     def snapshot(self) -> Snapshot:
         """Return the counts so far."""
         bridge = self._bridge.statistics()
-        errors = self._errors | {"refused": bridge.refused, "time-out": bridge.timeouts}
+        errors = {
+            **self._complaints.counts,
+            "refused": bridge.refused + bridge.surprises,
+            "time-out": bridge.timeouts,
+        }
         return Snapshot(
             seconds=time.monotonic() - self._began,
             clients_now=bridge.clients_now,
@@ -156,15 +154,13 @@ class PolicyServer:
 
     # --- private ------------------------------------------------------------------------------
 
-    def _load(self) -> None:
-        observation_space, action_space = self._bridge.observation_space, self._bridge.action_space
-        assert observation_space is not None
-        assert action_space is not None
+    def _load(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
         policies = load_policies(self._make, observation_space, action_space)
-        self._bridge.policy_ids = list(policies.by_id)
-        self._chooser = Chooser(policies, explore=self._explore)
+        chooser = Chooser(policies, explore=self._explore)
         if self._writer is not None:
             self._recording = Recording(policies)
+        self._bridge.policy_ids = list(policies.by_id)
+        self._chooser = chooser
 
     def _act(self, result: BridgeResult) -> None:
         chooser, bridge = self._chooser, self._bridge
@@ -234,11 +230,5 @@ class PolicyServer:
         counts["largest_batch"] = max(counts["largest_batch"], rows)
 
     def _complain(self, kind: str, error: Exception) -> None:
-        self._errors[kind] += 1
-        now = time.monotonic()
-        if now - self._complained.get(kind, -_COMPLAIN_EVERY) >= _COMPLAIN_EVERY:
-            self._complained[kind] = now
-            text = f"{type(error).__name__}: {error}"
-            logger.warning(
-                "%s: %s", _WHAT[kind], text, exc_info=error if kind == "policy" else None
-            )
+        text = f"{_WHAT[kind]}: {type(error).__name__}: {error}"
+        self._complaints.add(kind, text, error if kind == "policy" else None)

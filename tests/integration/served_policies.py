@@ -36,6 +36,13 @@ def echo(action_space: Any) -> Callable[[Any], Any]:
     return policy
 
 
+def picky(action_space: Any) -> Callable[[Any], Any]:
+    """`echo`, for discrete actions."""
+    if not isinstance(action_space, spaces.Discrete):
+        raise ValueError("Discrete actions only")
+    return echo(action_space)
+
+
 class InWorker(FunctionPolicy):
     """`echo` in a policy worker, whose process id is the name of a file."""
 

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from gymnasium import spaces
 
-from envbus.actors import ClientTimeouts, ExternalEnvClient
+from envbus.actors import ClientTimeouts, ExternalEnvClient, SpaceMismatchError
 from envbus.bus.errors import OverloadedError
 from envbus.runner.recordings import read_episodes
 from tests.integration.bus_programs import free_port
@@ -301,3 +302,35 @@ def test_several_agents_are_served_and_recorded(tmp_path: Path) -> None:
         ("y", 2),
         ("y", 4),
     ]
+
+
+def test_a_client_whose_spaces_the_policy_cannot_use_is_refused_and_the_server_goes_on() -> None:
+    """Nobody has told the spaces: whoever is first does, and not for good."""
+    other = {
+        "observation_space": SPACES["observation_space"],
+        "action_space": spaces.Box(-1.0, 1.0, (1,)),
+    }
+    with Server("--lease", "0.2", policy="picky") as server:
+        with pytest.raises(SpaceMismatchError, match=r"cannot be used here.*Discrete actions only"):
+            ExternalEnvClient(server.addresses[0], **other)
+        with connect(server) as client:
+            assert client.policy_ids == ["default_policy"]
+            client.start_episode("e")
+            assert client.get_action("e", seen(4)) == 4
+            client.end_episode("e", seen(5))
+            with pytest.raises(SpaceMismatchError, match="the bridge has the action space"):
+                ExternalEnvClient(server.addresses[0], **other)
+        few = {**SPACES, "action_space": spaces.Discrete(2)}
+        by_agent: dict[str, Any] = {
+            name: {"x": space, 1: few[name], "1": space, "y": few[name]}
+            for name, space in SPACES.items()
+        }
+        deadline = time.monotonic() + PATIENCE
+        while True:  # the one before is a client until its goodbye was taken, and its lease is over
+            try:
+                with ExternalEnvClient(server.addresses[0], **by_agent) as client:
+                    assert client.policy_ids == ["x", "1"]
+                break
+            except SpaceMismatchError:
+                assert time.monotonic() < deadline
+        assert server.process.poll() is None

@@ -179,6 +179,20 @@ def test_maps_of_nobody_and_depths_without_reason_are_refused(payload: Payload, 
         event(payload, MANY)
 
 
+@pytest.mark.parametrize("flags", [np.zeros(0), np.ones(2), {}, 0])
+def test_flags_of_anybody_do_not_belong_to_an_episode_of_one_agent(flags: Any) -> None:
+    with pytest.raises(EpisodeError, match="has one agent"):
+        event(LogReturns(episode_id="e", reward=1.0, terminateds=flags))
+    with pytest.raises(EpisodeError, match="has one agent"):
+        event(EndEpisode(episode_id="e", observation=[0], truncateds=flags))
+
+
+def test_a_version_fits_its_column() -> None:
+    step = FragmentStep(observation=[0], action=1, policy_version=2**63)
+    with pytest.raises(EpisodeError, match="no version"):
+        event(LogFragment(episode_id="e", policy_id="p", first=0, steps=[step]))
+
+
 @pytest.mark.parametrize(
     "value",
     [
