@@ -319,9 +319,7 @@ def test_a_reset_drops_what_was_asked_before(make: Make) -> None:
         pool.recv()
 
 
-def test_the_answer_to_what_a_reset_dropped_is_taken_for_nobodys(
-    make: Make, tmp_path: Path
-) -> None:
+def test_an_answer_to_what_a_reset_dropped_is_dropped(make: Make, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     pool = make([partial(_HeldResetEnv, gate)])
     pool.reset(seed=1)
