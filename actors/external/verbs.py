@@ -1,6 +1,6 @@
 """What a simulator's verbs are on the wire, and what comes back; for all Python clients.
 
-Pure. Keeps the spaces that were agreed upon, and which episodes are open.
+Keeps the spaces that were agreed upon, and which episodes are open.
 """
 
 from __future__ import annotations
