@@ -11,6 +11,8 @@ Rules:
   socket, so that a driver that was busy for a minute sees the answers before it judges anybody.
 - At most once: nothing is sent twice, save an idempotent `Ask` for a service whose holder is
   lost, which goes to another peer, once.
+- An embedded broker passes nothing on from peer to peer; a standalone one does, but for what
+  controls a peer, and what is blocked.
 - A peer's bad input is counted, logged once per peer, answered, and changes nothing else.
 """
 
@@ -70,6 +72,8 @@ _READY = PeerState.READY
 _SUSPECT = PeerState.SUSPECT
 _JOINING = PeerState.JOINING
 _INFINITY = math.inf
+#: By these a broker and its peers control each other; no peer sends them to another one.
+_CONTROL = frozenset({"Goodbye", "Heartbeat", "Hello", "Shutdown", "Token", "Welcome"})
 
 #: Peers whose first complaint is remembered, so that each is logged once. Strangers choose
 #: their identities, so it has to end somewhere.
@@ -89,6 +93,7 @@ class BrokerCore:
         self._config = config = config or BrokerConfig()
         #: What a message has in `to` that is for the owner.
         self._owner = frozenset({"", config.owner})
+        self._blocked = config.blocked | _CONTROL
         self._peers = Peers()
         self._find = self._peers.find
         self._dispatcher = Dispatcher(config, self._peers)
@@ -259,7 +264,11 @@ class BrokerCore:
             self._dispatcher.counts.no_peer += 1
             text = f"this broker answers no {header.payload_type}; name a peer or service in 'to'"
             return [failure(identity, request_id, FailureCode.NO_PEER, text)]
-        if header.payload_type in self._config.blocked:
+        if self._config.embedded:
+            self._counts.blocked += 1
+            text = "nothing is passed on from peer to peer here: leave 'to' empty"
+            return [failure(identity, request_id, FailureCode.NO_PEER, text)]
+        if header.payload_type in self._blocked:
             self._counts.blocked += 1
             text = f"{header.payload_type} is blocked on this bus"
             return [failure(identity, request_id, FailureCode.PROTOCOL, text)]
@@ -298,7 +307,7 @@ class BrokerCore:
 
     def _on_notice_to(self, to: str, event: Received) -> list[Effect]:
         """Pass a notice on, to one peer; there is no promise that it arrives."""
-        if event.header.payload_type in self._config.blocked:
+        if self._config.embedded or event.header.payload_type in self._blocked:
             self._counts.blocked += 1
             return []
         router = self._dispatcher.router

@@ -229,7 +229,8 @@ class BrokerConfig:
     #: Requests in flight towards one peer. Under the default high-water mark of a ZeroMQ
     #: socket (1000), so that this limit, which says why, is met first.
     max_in_flight_per_peer: int = 256
-    #: Requests that wait for a free peer, per service.
+    #: Requests that wait for a free peer, per service. Requests of one peer do not wait if it has
+    #: so many, and `max_in_flight_per_peer` more, unsettled.
     max_backlog: int = 1024
     #: Peers that may be known at one time; bounds what strangers can make us remember.
     max_peers: int = 4096
@@ -237,8 +238,8 @@ class BrokerConfig:
     liveness: float = 4.0
     #: Told to peers in `Welcome`; enforced by the codec.
     max_message_bytes: int = 1 << 30
-    #: Whether an owner answers what is sent to the broker itself (`Notify`); if not, such
-    #: requests fail with `NO_PEER`.
+    #: Whether an owner answers what is sent to the broker itself (`Notify`), and nothing is passed
+    #: on from peer to peer. If not, requests to the broker itself fail with `NO_PEER`.
     embedded: bool = True
     #: Name of the owner: a request or notice to it is one to the broker itself. No peer can take
     #: it, nor offer it. "": it has none.
@@ -246,7 +247,7 @@ class BrokerConfig:
     #: Longest interval between signs of life, in seconds, that a peer may choose whose process
     #: nobody here watches; infinite: it need not give any, and is never missed if it vanishes.
     max_heartbeat: float = math.inf
-    #: Payload types that are not passed on from peer to peer.
+    #: Payload types that are not passed on from peer to peer; those that control a peer never are.
     blocked: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -305,7 +306,8 @@ class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     #: Notices to nobody; answers whose asker could not be reached.
     dropped_notices: int
     unsendable: int
-    #: Requests and notices of a type that is blocked.
+    #: Requests and notices that are not passed on: of a type that is blocked, or, by an embedded
+    #: broker, of any.
     blocked: int
     #: Connections that were refused for their keys, or broken off in the handshake. Counted by
     #: the transport, where it asks for keys.

@@ -135,6 +135,16 @@ class Dispatcher:
         if peer is None:
             if not self.router.has_ready(service):
                 return self._refuse_no_peer(service, None)
+            most = self._max_in_flight + self._config.max_backlog
+            if pending.origin and self.pending.asked_by(pending.origin) >= most:
+                counts.overloaded += 1
+                return [
+                    Refused(
+                        FailureCode.OVERLOADED,
+                        f"{most} requests of this peer are unsettled, and this one would have to "
+                        "wait; wait for some of them, or raise max_backlog",
+                    )
+                ]
             if not self.router.enqueue(service, wire_id):
                 counts.overloaded += 1
                 return [

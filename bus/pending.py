@@ -6,6 +6,7 @@ Pure: no socket, clock, thread or process in this file. Who gets a request is de
 
 from __future__ import annotations
 
+from collections import Counter
 from heapq import heapify, heappop, heappush
 
 import msgspec
@@ -55,6 +56,8 @@ class PendingRequests:
         self._requests: dict[int, Pending] = {}
         # Of peers' requests only: the owner is handed its wire_id and can use none twice.
         self._keys: dict[tuple[bytes, int], int] = {}
+        #: How many each peer has asked.
+        self._asked: dict[bytes, int] = {}
         # Settled requests stay in here until they surface or the heap is rebuilt.
         self._heap: list[tuple[float, int]] = []
         #: Most requests that were unsettled at one time.
@@ -76,6 +79,10 @@ class PendingRequests:
         """Whether that peer has a request of that id unsettled."""
         return (origin, request_id) in self._keys
 
+    def asked_by(self, origin: bytes) -> int:
+        """Return how many requests of that peer are unsettled."""
+        return self._asked.get(origin, 0)
+
     def open(self, pending: Pending) -> None:
         """Add a request.
 
@@ -91,6 +98,7 @@ class PendingRequests:
             if key in self._keys:
                 raise ValueError(f"request {key} is pending already")
             self._keys[key] = wire_id
+            self._asked[pending.origin] = self._asked.get(pending.origin, 0) + 1
         requests[wire_id] = pending
         heap = self._heap
         heappush(heap, (pending.deadline, wire_id))
@@ -106,9 +114,7 @@ class PendingRequests:
         pending = self._requests.get(wire_id)
         if pending is None or pending.holder != holder:
             return None
-        del self._requests[wire_id]
-        if pending.origin:
-            del self._keys[pending.origin, pending.request_id]
+        self._remove(pending)
         return pending
 
     def expire(self, now: float) -> list[Pending]:
@@ -153,6 +159,8 @@ class PendingRequests:
             if pending.origin
         }
         expect(keys == self._keys, "the index by origin differs from the requests")
+        asked = Counter(origin for origin, _ in keys)
+        expect(asked == self._asked, "the counts by origin differ from the requests")
         expect(
             all(wire_id == entry.wire_id for wire_id, entry in self._requests.items()),
             "a request is filed under another one's id",
@@ -171,3 +179,6 @@ class PendingRequests:
         del self._requests[pending.wire_id]
         if pending.origin:
             del self._keys[pending.origin, pending.request_id]
+            self._asked[pending.origin] -= 1
+            if not self._asked[pending.origin]:
+                del self._asked[pending.origin]

@@ -32,8 +32,8 @@ E = TypeVar("E")
 def core_with(
     *peers: str, config: BrokerConfig | None = None, heartbeat: float = 0.0, capacity: int = 1
 ) -> BrokerCore:
-    """A core with ready peers that offer `env`."""
-    core = BrokerCore(config)
+    """A core with ready peers that offer `env`; without `config` they may ask each other."""
+    core = BrokerCore(config or BrokerConfig(embedded=False))
     drive(
         core,
         [

@@ -293,7 +293,7 @@ def test_it_tells_what_it_holds() -> None:
 
 
 def test_what_is_blocked_is_passed_to_nobody_and_its_owner_may_still_ask() -> None:
-    core = BrokerCore(BrokerConfig(blocked=frozenset({"Call"})))
+    core = BrokerCore(BrokerConfig(blocked=frozenset({"Call"}), embedded=False))
     drive(core, [hello_from(b"a"), hello_from(b"w", services=["env"])])
     refused = drive(core, [request_from(b"a", 1, to="env", payload_type="Call")])
     failed = failure_in(only(refused, Send))
@@ -303,6 +303,46 @@ def test_what_is_blocked_is_passed_to_nobody_and_its_owner_may_still_ask() -> No
     assert core.statistics().in_flight_now == 0
     assert sends(drive(core, [request_from(b"a", 2, to="env", payload_type="Step")]))
     assert sends(drive(core, [Ask("a", "Call", 1.0, ())]))
+
+
+def test_an_embedded_broker_passes_nothing_on_from_peer_to_peer() -> None:
+    core = core_with("a", config=BrokerConfig(owner="me"))
+    drive(core, [hello_from(b"c")])
+    for number, to in enumerate(("a", "env", "c", "nobody"), start=1):
+        refused = only(drive(core, [request_from(b"c", number, to=to)]), Send)
+        assert refused.peer == b"c"
+        assert failure_in(refused).code is FailureCode.NO_PEER
+        for payload_type in ("News", "Shutdown"):
+            assert drive(core, [notice_from(b"c", payload_type, to=to)]) == []
+    assert core.statistics().blocked == 12
+    assert core.statistics().in_flight_now == core.statistics().backlog_now == 0
+    assert sends(drive(core, [Ask("env", "Step", 1.0, ())]))  # the owner may
+
+
+@pytest.mark.parametrize(
+    "payload_type", ["Goodbye", "Heartbeat", "Hello", "Shutdown", "Token", "Welcome"]
+)
+def test_what_controls_a_peer_is_never_passed_on(payload_type: str) -> None:
+    core = core_with("a")
+    drive(core, [hello_from(b"c")])
+    assert drive(core, [notice_from(b"c", payload_type, to="a")]) == []
+    refused = only(drive(core, [request_from(b"c", 7, to="a", payload_type=payload_type)]), Send)
+    assert refused.peer == b"c"
+    assert core.statistics().blocked == 2
+    assert core.peer_state(b"a") is PeerState.READY
+
+
+def test_what_one_peer_asks_fills_no_more_than_its_share() -> None:
+    core = BrokerCore(BrokerConfig(max_in_flight_per_peer=2, max_backlog=3, embedded=False))
+    services = [f"own-{number}" for number in range(64)]
+    drive(core, [hello_from(b"evil", services=services), hello_from(b"w", services=["env"])])
+    asked = [
+        request_from(b"evil", number, to=services[number % 64]) for number in range(1, 65 * 64)
+    ]
+    drive(core, asked, check=False)
+    assert core.statistics().backlog_now <= 5
+    drive(core, [hello_from(b"honest")])
+    assert sends(drive(core, [request_from(b"honest", 1, to="env")])) != []
 
 
 def test_strangers_do_not_fill_the_log() -> None:

@@ -44,7 +44,11 @@ TARGETS = st.sampled_from([*IDENTITIES, *NAMES, *SERVICES, "nobody"])
 
 
 LIMITS = BrokerConfig(
-    max_in_flight_per_peer=3, max_backlog=2, max_peers=3, blocked=frozenset({"Blocked"})
+    max_in_flight_per_peer=3,
+    max_backlog=2,
+    max_peers=3,
+    blocked=frozenset({"Blocked"}),
+    embedded=False,
 )
 
 

@@ -456,7 +456,7 @@ def test_a_peer_is_told_when_its_request_is_refused(
 
 
 def test_what_is_for_the_broker_itself_goes_to_its_owner() -> None:
-    core = core_with("a")
+    core = core_with("a", config=BrokerConfig())
     request = request_from(b"a", 7, frames=FRAMES)
     notice = notice_from(b"a", "Progress", frames=FRAMES)
     assert drive(core, [request, notice]) == [

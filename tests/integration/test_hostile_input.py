@@ -1,4 +1,4 @@
-"""Hostile peers of a live standalone broker: it does not crash, hang or grow, and others go on."""
+"""Hostile peers of live brokers: these do not crash, hang or grow, and others go on."""
 
 from __future__ import annotations
 
@@ -9,19 +9,28 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import zmq
+from gymnasium import spaces
 
 from envbus.bus.client import Client
-from envbus.bus.codec import encode_header
-from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind
+from envbus.bus.codec import decode_header, encode_header
+from envbus.bus.messages import PROTOCOL_VERSION, Goodbye, Header, Kind, Shutdown
+from envbus.runner import ExternalEnvBridge
 from tests.fuzz.seeds import bombs, messages
-from tests.integration.bus_programs import Ask, RawPeer, frames_of, hello_frames, worker
-from tests.integration.nursery_children import PATIENCE
+from tests.integration.bus_programs import (
+    Ask,
+    RawPeer,
+    RunningBroker,
+    frames_of,
+    hello_frames,
+    worker,
+)
+from tests.integration.nursery_children import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -155,3 +164,47 @@ def test_hostile_peers_do_no_harm(tmp_path: Path) -> None:
     assert statistics["malformed"] > 1000
     assert statistics["stranger_frames"] > 1000
     assert not canary.exists()
+
+
+def test_no_peer_of_a_standalone_broker_can_send_another_one_home() -> None:
+    with (
+        RunningBroker() as broker,
+        worker("w", broker.endpoint, heartbeat=1.0, services=["names"]) as served,
+        RawPeer(broker.endpoint, b"evil") as evil,
+        Client(broker.endpoint) as client,
+    ):
+        evil.send(*hello_frames("evil", heartbeat=30.0))
+        assert decode_header(evil.receive()[0]).payload_type == "Welcome"
+        for notice in (Shutdown(), Goodbye()):
+            for to in ("w", "names", client.name):
+                evil.send(*frames_of(Kind.NOTICE, notice, to=to))
+        wait_until(lambda: broker.statistics().blocked == 6, "all have come")
+        assert client.ask("w", Ask(number=7), timeout=USABLE).result(USABLE).number == 7
+        assert served.is_running
+
+
+def test_a_client_of_a_bridge_reaches_its_owner_and_nobody_else() -> None:
+    with (
+        ExternalEnvBridge(spaces.Discrete(2), spaces.Discrete(2), lanes=False) as bridge,
+        RawPeer(bridge.endpoints[0], b"evil") as evil,
+        RawPeer(bridge.endpoints[0], b"honest") as honest,
+    ):
+
+        def poll_until(condition: Callable[[], object]) -> None:
+            wait_until(lambda: bridge.poll(0.01) and condition(), "the bridge has seen it")
+
+        services = [f"own-{number}" for number in range(8)]
+        evil.send(*hello_frames("evil", heartbeat=30.0, services=services))
+        honest.send(*hello_frames("honest", heartbeat=30.0))
+        poll_until(lambda: bridge.broker_statistics().ready_peers_now == 2)
+        assert decode_header(honest.receive()[0]).payload_type == "Welcome"
+        evil.send(*frames_of(Kind.NOTICE, Shutdown(), to="honest"))
+        for number in range(1, 401):
+            to = "honest" if number % 2 else services[number % 8]
+            evil.send(*frames_of(Kind.REQUEST, Ask(), number, to=to, ttl=600.0))
+        poll_until(lambda: bridge.broker_statistics().blocked == 401)
+        assert honest.is_silent()
+        assert bridge.broker_statistics().backlog_now == 0
+        assert bridge.broker_statistics().in_flight_now == 0
+        assert decode_header(evil.receive()[0]).payload_type == "Welcome"
+        assert b"no_peer" in evil.receive()[1]
