@@ -35,6 +35,7 @@ from envbus.bench.startup import FULL_STARTS, QUICK_STARTS, measure_startup
 from envbus.bench.targets import check, render_verdicts
 from envbus.bench.variants import VARIANTS, Variant, variants_named
 from envbus.bench.vector import measure_vector
+from envbus.runner.extras import how_to_install
 
 __all__ = ["app", "main"]
 
@@ -230,7 +231,7 @@ def report(
             plot = plot_vector if kind == "vector" else plot_sampling
             written += plot(records[kind], folder)
     except ModuleNotFoundError as exc:
-        print(f"no figure: {exc}; `pip install envbus[plot]`")
+        print(f"no figure: {exc}; {how_to_install('plot')}")
     for path in written:
         _said(path)
 

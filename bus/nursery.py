@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import select
 import shutil
 import signal
@@ -51,6 +52,10 @@ logger = logging.getLogger("envbus.bus.nursery")
 #: How children start unless told otherwise. macOS' frameworks crash in processes that were
 #: forked after they were loaded, and numpy alone loads one (Accelerate).
 DEFAULT_METHOD: Final = "spawn" if sys.platform == "darwin" else "fork"
+#: Descriptors of this process per child: its pipe, its stacks, its lane, and one more while its
+#: process starts; and what a program should have left for itself.
+_DESCRIPTORS: Final = 4
+_SPARE_DESCRIPTORS: Final = 16
 #: Seconds for a killed child to be reported by the server, which may hold that back for the sake
 #: of what the child has left (`forkserver.py`).
 _KILL_TIMEOUT: Final = 2.2
@@ -184,6 +189,17 @@ class Nursery:
         self._check_usable()
         return self._links.news.fileno()
 
+    def check_room(self, children: int) -> None:
+        """See that this process may have the descriptors that so many more children take.
+
+        Raises:
+            StartError: It may not; says how many are needed.
+        """
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = _in_use() + _DESCRIPTORS * children + _SPARE_DESCRIPTORS
+        if allowed != resource.RLIM_INFINITY and needed > allowed:
+            raise StartError(f"{children} processes cannot be started: {_descriptors(children)}")
+
     @property
     def is_ending(self) -> bool:
         """Whether this interpreter ends, and all children with it."""
@@ -304,8 +320,17 @@ class Nursery:
         if self._server is None or not self._server.is_alive() or self._links.control.ended:
             self._lose_server()
             self._attach()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        pipe, stacks = Pipe(ours), StackFile()
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            pipe = Pipe(ours)
+            try:
+                stacks = StackFile()
+            except BaseException:
+                pipe.close()
+                theirs.close()
+                raise
+        except OSError as error:
+            raise StartError(f"{name} could not be started: {error}; {_descriptors(1)}") from error
         try:
             with theirs, standard_streams() as streams:
                 self._send(message, [theirs.fileno(), *streams, stacks.fd], deadline)
@@ -420,6 +445,23 @@ class Nursery:
                 self._on_exit(Exited(child.number, -signal.SIGKILL))
             else:
                 logger.warning("%s (pid %d) was killed and has not ended", child.name, child.pid)
+
+
+def _in_use() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
+def _descriptors(children: int) -> str:
+    """Say how many descriptors children take, how many there may be, and what to do."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = _in_use()
+    needed = used + _DESCRIPTORS * children + _SPARE_DESCRIPTORS
+    more = "" if most in (resource.RLIM_INFINITY, allowed) else f" (up to {most})"
+    return (
+        f"each takes {_DESCRIPTORS} descriptors of this process, which has {used} and may have "
+        f"{allowed}. Start fewer (num_actors=), or allow {needed} at least: `ulimit -n` in the "
+        f"shell before{more}"
+    )
 
 
 def _abandon(links: NurseryLinks, children: dict[int, Child], owner: int) -> None:

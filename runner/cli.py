@@ -35,6 +35,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -137,7 +138,12 @@ def run(
     num_envs: Annotated[int, typer.Option(min=1, help="How many envs.")] = 8,
     actors: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that host them.", show_default="one per core"),
+        typer.Option(
+            *("--num-actors", "--actors"),
+            min=1,
+            help="Processes that host them.",
+            show_default="one per core",
+        ),
     ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="End after so many env steps, over all envs.")

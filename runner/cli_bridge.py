@@ -18,6 +18,7 @@ from rich.text import Text
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.console import open_console, read_token, spaces_of
+from envbus.runner.extras import how_to_install
 
 if TYPE_CHECKING:
     from envbus.runner.diagnosis.address import Address
@@ -155,7 +156,7 @@ def replay(
         from envbus.runner.recordings import minari_episodes, read_episodes
         from envbus.runner.recordings import replay as send
     except ImportError as exc:
-        raise ConfigError("to replay episodes, install envbus[parquet]") from exc
+        raise ConfigError(f"episodes in files need more: {how_to_install('parquet')}") from exc
     from envbus.actors import ExternalEnvClient
 
     console = open_console()

@@ -20,6 +20,7 @@ import typer
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.console import log_to, open_console, read_token, spaces_of
+from envbus.runner.extras import how_to_install
 
 if TYPE_CHECKING:
     from envbus.bus.gateway import GatewayConfig
@@ -263,6 +264,6 @@ def _writer(folder: Path) -> Iterator[Any]:
     try:
         from envbus.runner.recordings import EpisodeWriter
     except ImportError as exc:
-        raise ConfigError("to record episodes, install envbus[parquet]") from exc
+        raise ConfigError(f"--record: {how_to_install('parquet')}") from exc
     with EpisodeWriter(folder) as writer:
         yield writer

@@ -9,6 +9,7 @@ from typing import Any
 from gymnasium import Space
 
 from envbus.bus.errors import ConfigError
+from envbus.runner.extras import how_to_install
 from envbus.runner.mlp import MlpPolicy
 from envbus.runner.policies import Policy
 
@@ -28,7 +29,7 @@ def policy_from_weights(
             # By name: whoever has no such model needs no onnxruntime.
             adapter = importlib.import_module("envbus.runner.adapters.onnx_policy")
         except ImportError as exc:
-            raise ConfigError("to run an ONNX model, install envbus[onnx]") from exc
+            raise ConfigError(f"to run an ONNX model: {how_to_install('onnx')}") from exc
         policy: Policy = adapter.OnnxPolicy(weights["model"], action_space)
         return policy
     biases = sorted(

@@ -6,12 +6,20 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from gymnasium.vector import AutoresetMode
+
 from envbus.bus.errors import ConfigError
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.recycling import RecycleAfter
 
-__all__ = ["FleetConfig", "Timeouts", "choose_num_actors", "choose_start_method"]
+__all__ = [
+    "FleetConfig",
+    "Timeouts",
+    "choose_autoreset_mode",
+    "choose_num_actors",
+    "choose_start_method",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +159,22 @@ def choose_num_actors(
     if remote > chosen:
         raise ConfigError(f"remote_actors={remote} is more than the {chosen} actor(s) in all")
     return chosen
+
+
+def choose_autoreset_mode(mode: object) -> AutoresetMode:
+    """Return the mode that is meant by one of Gymnasium's values, or by its name.
+
+    Raises:
+        ValueError: There is no such mode.
+    """
+    if isinstance(mode, AutoresetMode):
+        return mode
+    word = mode.replace("_", "").lower() if isinstance(mode, str) else None
+    for known in AutoresetMode:
+        if known.value.lower() == word:
+            return known
+    words = ", ".join(repr(known.value) for known in AutoresetMode)
+    raise ValueError(f"autoreset_mode must be one of {words}, not {mode!r}")
 
 
 def choose_start_method(context: str | None) -> Literal["fork", "spawn"] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import IO, Any
@@ -12,16 +13,40 @@ from rich.logging import RichHandler
 
 from envbus.bus.errors import ConfigError
 
-__all__ = ["log_to", "open_console", "read_token", "refuse", "spaces_of"]
+__all__ = ["in_options", "log_to", "open_console", "read_token", "refuse", "spaces_of"]
 
+#: By argument of the classes behind the commands: the option that gives it.
+_OPTIONS = {
+    "token": "--token-file",
+    "certificate": "--tls-cert",
+    "private_key": "--tls-key",
+    "insecure": "--insecure",
+    "keys": "--keys",
+    "allow": "--allow",
+    "server_key": "--server-key",
+    "bind": "--bind",
+    "origins": "--origin",
+    "num_actors": "--num-actors",
+    "num_envs": "--num-envs",
+    "kill_one": "--kill-one",
+}
+#: One with its value, as Python has it; or a name that is no English word.
+_ARGUMENT = re.compile(
+    rf"\b({'|'.join(_OPTIONS)})=(?:True|'[^']*')?|\b({'|'.join(n for n in _OPTIONS if '_' in n)})\b"
+)
 #: Columns of what is no terminal.
 _UNWRAPPED = 10_000
 
 
 def refuse(message: str, *, code: int = 2) -> int:
-    """Say in one line why nothing is done; return the exit code."""
-    sys.stderr.write(f"envbus: error: {' '.join(message.split())}\n")
+    """Say in one line why nothing is done, in words of the command line; return the exit code."""
+    sys.stderr.write(f"envbus: error: {in_options(' '.join(message.split()))}\n")
     return code
+
+
+def in_options(message: str) -> str:
+    """Return a text that speaks of Python's arguments as one of the options that give them."""
+    return _ARGUMENT.sub(lambda found: _OPTIONS[found[1] or found[2]], message)
 
 
 def open_console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:

@@ -130,6 +130,7 @@ class Crew(Generic[M]):
             StartError: A process ended, or was not there within `timeouts.start`.
             Exception: What brings it up raises.
         """
+        self._links.nursery.check_room(sum(not actor.remote for actor in self.actors))
         for actor in self.actors:
             self._bring_up.start(actor)
         self.wait_for_all(until)

@@ -30,6 +30,7 @@ __all__ = [
     "TwoStepPolicy",
     "Weights",
     "as_rows",
+    "check_is_no_module",
     "count_rows",
     "import_function",
     "parse_policy",
@@ -265,6 +266,19 @@ class FunctionPolicy(Policy):
         del explore
         out = self._function(observations)
         return out if isinstance(out, PolicyOutput) else PolicyOutput(out, states)
+
+
+def check_is_no_module(given: object, what: str) -> None:
+    """See that a function is none of PyTorch's modules, which do not take arrays.
+
+    Raises:
+        ConfigError: It is one; says how it becomes a policy.
+    """
+    if hasattr(given, "state_dict") and hasattr(given, "forward"):
+        raise ConfigError(
+            f"{what} is a PyTorch module ({type(given).__name__}), which takes tensors: give "
+            "TorchPolicy(module, action_space), from envbus.runner.adapters.torch_policy"
+        )
 
 
 def parse_policy(text: str) -> PolicyFactory:

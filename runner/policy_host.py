@@ -19,7 +19,7 @@ import msgspec
 from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.bus.pipe import Pipe
 from envbus.bus.serve import describe
-from envbus.runner.policies import FunctionPolicy, Policy
+from envbus.runner.policies import FunctionPolicy, Policy, check_is_no_module
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_door import Door
 from envbus.runner.policy_weights import HostedPolicies, HostedPolicy, Pushed
@@ -128,6 +128,7 @@ def _made_by(factory: Any, policy_id: str, index: int) -> Policy:
     made = factory if _is_policy(factory) else _call(factory, index)
     if _is_policy(made):
         return cast("Policy", made)
+    check_is_no_module(made, f"what the factory of policy {policy_id!r} returned")
     if callable(made):
         return FunctionPolicy(made)
     raise ConfigError(

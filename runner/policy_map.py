@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.episode import DEFAULT_POLICY_ID
-from envbus.runner.policies import FunctionPolicy, Policy, Weights
+from envbus.runner.policies import FunctionPolicy, Policy, Weights, check_is_no_module
 
 __all__ = ["Policies", "PolicyMap"]
 
@@ -97,6 +97,7 @@ def _as_policy(name: str, policy: Any) -> Policy:
     if hasattr(policy, "compute_actions"):
         found: Policy = policy
         return found
+    check_is_no_module(policy, f"policy {name!r}")
     if callable(policy):
         return FunctionPolicy(policy)
     raise ConfigError(

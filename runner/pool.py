@@ -23,7 +23,7 @@ from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import Tree
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import STEP_ALL, ActionStore
-from envbus.runner.config import FleetConfig, Timeouts
+from envbus.runner.config import FleetConfig, Timeouts, choose_autoreset_mode
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.local_fleet import LocalFleet, make_fleet
@@ -128,7 +128,7 @@ class ActorPool(DictSide):
         if not sources:
             raise ValueError("`env_fns` is empty; pass one factory or id per env")
         self.closed = False
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = choose_autoreset_mode(autoreset_mode)
         self.timeouts = timeouts or Timeouts()
         self._log = FaultLog(hooks)
         policy = RestartPolicy.chosen(restart_failed_sub_environments, restart_policy)

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.config import FleetConfig, Timeouts
+from envbus.runner.config import FleetConfig, Timeouts, choose_autoreset_mode
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.fleet import Fleet
 from envbus.runner.recycling import RecycleAfter
@@ -153,7 +153,7 @@ class BusVectorEnv(CallableVectorEnv):
         self.context = context
         self.daemon = daemon
         self.observation_mode = observation_mode
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = choose_autoreset_mode(autoreset_mode)
         self.max_concurrency = check_max_concurrency(max_concurrency)
         self.timeouts = timeouts or Timeouts()
         restart = RestartPolicy.chosen(restart_failed_sub_environments, restart_policy)

@@ -1,6 +1,6 @@
 """Videos of chosen episodes: what the envs draw, written to files as it comes.
 
-Needs imageio, and ffmpeg for anything but GIF (`pip install envbus[video]`).
+Needs imageio, and ffmpeg for anything but GIF (`pip install -e '.[video]'`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from envbus.bus.errors import ConfigError, RequestTimeoutError
 from envbus.runner.callbacks import Callbacks
 from envbus.runner.episode import EpisodeRecorder
+from envbus.runner.extras import how_to_install
 from envbus.runner.faults import ActorLostError, Fault
 from envbus.runner.metrics import PerfTimers
 from envbus.runner.sub_environments import SubEnvironment
@@ -193,5 +194,5 @@ def _import_imageio(suffix: str) -> Any:
         if suffix != ".gif":
             import imageio_ffmpeg  # noqa: F401  # imageio's own complaint does not say which extra
     except ImportError as exc:
-        raise ConfigError(f"videos need more: pip install 'envbus[video]' ({exc})") from None
+        raise ConfigError(f"videos need more ({exc}): {how_to_install('video')}") from None
     return imageio

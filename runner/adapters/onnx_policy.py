@@ -1,6 +1,6 @@
 """`OnnxPolicy`: a network in ONNX's format as a policy, without the library that trained it.
 
-Needs onnxruntime (`pip install envbus[onnx]`).
+Needs onnxruntime (`pip install -e '.[onnx]'`).
 """
 
 from __future__ import annotations

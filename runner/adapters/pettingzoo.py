@@ -1,6 +1,6 @@
 """A PettingZoo ParallelEnv whose env lives in an actor of its own.
 
-Needs PettingZoo (`pip install envbus[pettingzoo]`). For many envs at a time use
+Needs PettingZoo (`pip install -e '.[pettingzoo]'`). For many envs at a time use
 `ActorPool.poll` and `send_actions`.
 """
 

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from envbus.bus.errors import ConfigError
 from envbus.runner.distributions import ActionHead
+from envbus.runner.extras import how_to_install
 from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import Policy, PolicyOutput, Weights
 
@@ -51,8 +53,11 @@ class TorchPolicy(Policy):
         seed: int | None = None,
         device: Any = "cpu",
     ) -> None:
-        import torch
-
+        try:
+            import torch
+        except ImportError as exc:
+            how = how_to_install("torch")
+            raise ConfigError(f"TorchPolicy needs PyTorch ({exc}): {how}") from exc
         self._torch = torch
         self.device = torch.device(device)
         self._is_on_cpu = self.device.type == "cpu"

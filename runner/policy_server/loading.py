@@ -16,6 +16,7 @@ from envbus.actors.agent_spaces import AgentSpaces
 from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.episode import DEFAULT_POLICY_ID
+from envbus.runner.extras import how_to_install
 from envbus.runner.policies import Policy, import_function, parse_policy
 from envbus.runner.policy_map import PolicyMap
 
@@ -138,7 +139,7 @@ def _onnx_maker(text: str) -> Maker:
         # By name: whoever serves no such model needs no onnxruntime.
         adapter = importlib.import_module("envbus.runner.adapters.onnx_policy")
     except ImportError as exc:
-        raise ConfigError("to serve an ONNX model, install envbus[onnx]") from exc
+        raise ConfigError(f"to serve an ONNX model: {how_to_install('onnx')}") from exc
 
     def make(observation_space: Space[Any], action_space: Space[Any]) -> Policy:
         policy: Policy = adapter.OnnxPolicy(path, action_space)

@@ -86,6 +86,7 @@ def folder(tmp_path: Path) -> Path:
         (["run", "CartPole-v1", "--steps", "0"], "'--steps'"),
         (["run", "CartPole-v1", "--seconds", "0"], "seconds must be positive, not 0.0"),
         (["run", "CartPole-v1", "--seed", "-1"], "'--seed'"),
+        (["run", "CartPole-v1", "--num-actors", "9"], "from 1 to the number of envs, 8; got 9"),
         (["run", "CartPole-v1", "--actors", "9"], "from 1 to the number of envs, 8; got 9"),
         (["run", "CartPole-v1", "--policy", "best"], "random, zero or module:function"),
         (["run", "CartPole-v1", "--policy", "math:pi"], "not a function but a float"),
@@ -96,7 +97,10 @@ def folder(tmp_path: Path) -> Path:
         (["run", ":Env-v0"], "neither a Gymnasium id"),
         (["broker"], "Missing option '--bind'."),
         (["broker", "--bind", "nowhere"], "nowhere"),
-        (["broker", "--bind", "tcp://0.0.0.0:0"], "insecure"),
+        (["broker", "--bind", "tcp://0.0.0.0:0"], "pass --keys and --allow, bind to 127.0.0.1"),
+        (["broker", "--bind", "tcp://0.0.0.0:0"], "or say --insecure"),
+        (["broker", "--bind", "tcp://127.0.0.1:0", "--keys", "none"], "the public keys of its"),
+        (["serve", "--ws", "0.0.0.0:0"], "--token-file of 16 characters or more and --tls-cert"),
     ],
 )
 def test_a_mistake_in_the_call_gets_one_line_and_exit_code_2(
@@ -115,11 +119,12 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == f"envbus {version('envbus')}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["broker"]])
+@pytest.mark.parametrize("word", ["-h", "--help"])
+@pytest.mark.parametrize("command", [[], ["run"], ["broker"], ["keys", "new"]])
 def test_help_comes_with_exit_code_0(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+    command: list[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, "--help"]) == 0
+    assert main([*command, word]) == 0
     assert "Usage: envbus" in capsys.readouterr().out
 
 

@@ -64,3 +64,20 @@ def test_weights_and_state_go_over_or_nothing_does() -> None:
     other.put("b", Keeps(0))
     other.set_state(one.get_state())
     assert other.get_state() == {"a": ({"w": 1}, 0), "b": ({"w": 5}, 9)}
+
+
+class Module:
+    """Has what PyTorch's modules are known by."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def forward(self, seen: Any) -> Any:
+        return seen
+
+    __call__ = forward
+
+
+def test_a_bare_module_of_pytorch_is_told_which_class_makes_it_a_policy() -> None:
+    with pytest.raises(ConfigError, match=r"'default_policy' is a PyTorch module.*TorchPolicy\("):
+        PolicyMap(Module())

@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import select
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -1012,3 +1014,17 @@ def test_a_batch_is_frozen(make: Make) -> None:
     assert isinstance(batch, Batch)
     with pytest.raises(AttributeError):
         batch.late = [1]  # type: ignore[misc]
+
+
+def test_actors_that_need_more_descriptors_than_there_may_be_are_told_how_many() -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "from envbus.runner import ActorPool\n"
+        "ActorPool(['CartPole-v1'] * 32, num_actors=32)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    last = done.stderr.splitlines()[-1]
+    assert "StartError: 32 processes cannot be started: each takes 4 descriptors" in last
+    assert "may have 64" in last

@@ -1,0 +1,25 @@
+"""What to install for the parts of envbus that need more than envbus itself does."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, requires
+
+__all__ = ["how_to_install"]
+
+
+def how_to_install(extra: str) -> str:
+    """Return, for people, how to get what an extra of envbus (`"parquet"`) brings.
+
+    It names the packages, which are found in any case; envbus may be a clone, or a wheel that was
+    handed on.
+    """
+    try:
+        lines = requires("envbus") or []
+    except PackageNotFoundError:  # run from its files
+        lines = []
+    wanted = (f"extra == '{extra}'", f'extra == "{extra}"')
+    needs = [line.split(";")[0].strip() for line in lines if line.endswith(wanted)]
+    clone = f"pip install -e '.[{extra}]' in a clone of envbus"
+    if not needs:
+        return clone
+    return f"pip install {' '.join(repr(need) for need in needs)} (or {clone})"
