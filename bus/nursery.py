@@ -187,7 +187,7 @@ class Nursery:
     def fileno(self) -> int:
         """Return a descriptor, always the same, that is readable when `exits` has news."""
         self._check_usable()
-        return self._links.news.fileno()
+        return self._links.fileno()
 
     def check_room(self, children: int) -> None:
         """See that this process may have the descriptors that so many more children take.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 from collections.abc import Iterator, Sequence
 
@@ -19,15 +20,23 @@ class NurseryLinks:
     """A nursery's two sockets to its server.
 
     Commands and their answers have one, news has another: an end that is reported while an
-    answer is waited for stays visible on the news socket's descriptor, which a caller polls.
+    answer is waited for stays visible on the descriptor of the news, which a caller polls.
     """
 
     def __init__(self) -> None:
         self.control, self._far_control = _channel_pair()
         self.news, self._far_news = _channel_pair()
+        #: Stands for the news socket, whichever that is: a caller's epoll would forget a socket
+        #: that is replaced, also by one of the same number. None: there is no epoll here.
+        self._watched = select.epoll() if hasattr(select, "epoll") else None
+        self._watch()
+
+    def fileno(self) -> int:
+        """Return a descriptor, always the same, that is readable when there is news."""
+        return self.news.fileno() if self._watched is None else self._watched.fileno()
 
     def renew(self, news: Sequence[Message]) -> None:
-        """Replace both sockets; the descriptor of the news stays the same number.
+        """Replace both sockets.
 
         Args:
             news: What is to be read from the new socket first, as if the server had sent it.
@@ -36,7 +45,10 @@ class NurseryLinks:
         self.drop_far_ends()
         self.control, self._far_control = _channel_pair()
         near, self._far_news = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        if self._watched is not None:
+            self._watched.unregister(self.news.fileno())
         self.news.replace(near)
+        self._watch()
         Channel(self._far_news).queue(*news)
 
     def far_ends(self) -> tuple[int, int]:
@@ -52,7 +64,13 @@ class NurseryLinks:
         """Close both sockets; `hang_up` as in `Channel.close`."""
         self.control.close(hang_up=hang_up)
         self.news.close(hang_up=hang_up)
+        if self._watched is not None:
+            self._watched.close()
         self.drop_far_ends()
+
+    def _watch(self) -> None:
+        if self._watched is not None:
+            self._watched.register(self.news.fileno(), select.EPOLLIN)
 
 
 def _channel_pair() -> tuple[Channel, socket.socket]:

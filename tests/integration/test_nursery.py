@@ -375,6 +375,20 @@ def test_when_the_server_is_killed_its_children_are_and_a_new_one_starts(
     assert nursery.statistics().lost_servers == 1
 
 
+def test_an_epoll_sees_ends_also_after_the_server_was_replaced(nursery: Nursery) -> None:
+    with select.epoll() as poller:
+        poller.register(nursery.fileno(), select.EPOLLIN)
+        child = start_up(nursery, "wait_for_the_driver")
+        server_of(child).kill()
+        assert poller.poll(PATIENCE)
+        next_exits(nursery)
+        successor = start_up(nursery, "wait_for_the_driver")
+        assert not poller.poll(0.0)
+        os.kill(successor.pid, signal.SIGKILL)
+        assert poller.poll(PATIENCE)
+        assert next_exits(nursery) == [(successor, ExitStatus(signal=signal.SIGKILL))]
+
+
 def test_a_start_after_the_servers_death_does_not_swallow_the_ends_of_others(
     nursery: Nursery,
 ) -> None:
