@@ -146,6 +146,10 @@ class Broker:
         """Forget a local request; its reply will be dropped and counted as late."""
         self._handle(Cancel(request_id))
 
+    def is_pending(self, request_id: int) -> bool:
+        """Return whether the owner's request has not ended; asked after a `poll`."""
+        return self._core.is_pending(request_id)
+
     def tell(self, peer: bytes, notice: Notice) -> None:
         """Send a notice; if the peer cannot be reached it is dropped, with a log line."""
         header = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, type(notice).__name__)

@@ -140,6 +140,10 @@ class BrokerCore:
             return lease if deadline is None else deadline
         return min(deadline, lease)
 
+    def is_pending(self, wire_id: int) -> bool:
+        """Return whether the request of that id has not ended."""
+        return self._dispatcher.pending.get(wire_id) is not None
+
     def peer_name(self, peer: bytes) -> str | None:
         """Return the name of the peer of that identity, expected ones included."""
         found = self._find(peer)

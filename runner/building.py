@@ -20,7 +20,7 @@ from envbus.actors.protocol import Build, Built, Making, MapBlocks, Mapped
 from envbus.actors.remote import REMOTE_SERVICE
 from envbus.bus.broker_vocabulary import Notify, PeerReady
 from envbus.bus.codec import decode
-from envbus.bus.errors import DecodeError, EncodeError
+from envbus.bus.errors import ClosedError, DecodeError, EncodeError, NoPeerError
 from envbus.bus.messages import Tree
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.config import FleetConfig
@@ -127,13 +127,21 @@ class Building:
         return self._rows.blocks
 
     def map(self, actor: Actor) -> None:
-        """Have an actor whose envs are built map its rows."""
+        """Have an actor whose envs are built map its rows.
+
+        Raises:
+            NoPeerError: It has ended.
+        """
         assert self._rows is not None
         request = msgspec.structs.replace(self._rows.request, first_row=actor.env_ids.start)
         arena = self._rows.arena
         if arena is not None and actor.child is not None:
             number = actor.child.pipe.next_number()
-            actor.child.pipe.send_fd(number, arena.fd)
+            try:
+                actor.child.pipe.send_fd(number, arena.fd)
+            except ClosedError as exc:
+                self._links.end(actor)
+                raise NoPeerError(str(exc), request_id=0, peer=actor.name) from exc
             request = msgspec.structs.replace(request, parcel=number)
         timeout = self._config.timeouts.start
         self._requests.ask(actor, request, timeout=timeout, tag=Stage.MAP)

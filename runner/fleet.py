@@ -6,6 +6,7 @@ What `BusVectorEnv` and `ActorPool` share: a crew (`crew.py`) whose processes ho
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from envbus.actors import env_source, spaces
 from envbus.actors.blocks import Blocks
 from envbus.actors.host import ENTRY
 from envbus.actors.protocol import MapBlocks
+from envbus.bus.errors import NoPeerError
 from envbus.runner.actor import Actor, ActorState, share_out
 from envbus.runner.building import Building
 from envbus.runner.config import FleetConfig, choose_num_actors
@@ -93,7 +95,8 @@ class Fleet(Crew[Actor]):
         """
         blocks = self._building.lay_out(observation_space, action_space, self.num_envs)
         for actor in self.actors:
-            self._building.map(actor)
+            with contextlib.suppress(NoPeerError):  # the news of its end follow
+                self._building.map(actor)
         while any(actor.state is not ActorState.READY for actor in self.actors):
             for news in self.poll(1.0):
                 raise_if_failed(news)

@@ -20,11 +20,13 @@ from envbus.actors.hosting import BOOTSTRAP_PARCEL, LANE_PARCELS, Bootstrap
 from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig
+from envbus.bus.errors import ClosedError, StartError, TransportError
 from envbus.bus.folders import make_folder
 from envbus.bus.keys import BrokerKeys
 from envbus.bus.lane import LANES_EXIST, LaneEnd, usable_cores
 from envbus.bus.lane_router import LaneRouter
 from envbus.bus.nursery import Nursery
+from envbus.bus.pipe import Pipe
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.serve import PlainCodec
 from envbus.bus.transport import RouterTransport
@@ -127,16 +129,37 @@ class Links(Generic[M]):
             capacity=_IN_FLIGHT_PER_ACTOR,
             authkey=bytes(multiprocessing.current_process().authkey),
         )
-        number = actor.child.pipe.next_number()
+        try:
+            self._equip(actor.child.pipe, bootstrap)
+        except ClosedError:
+            logger.info("%s ended at once", actor.describe())  # which its exit will tell
+        except (OSError, TransportError) as exc:
+            self.nursery.kill(actor.child)
+            raise StartError(f"{actor.name} cannot be told what it is to do: {exc}") from exc
+
+    def _equip(self, pipe: Pipe, bootstrap: Bootstrap) -> None:
+        """Send a process what it begins with.
+
+        Raises:
+            ClosedError: It has ended.
+            TransportError, OSError: There is no memory or descriptor for it.
+        """
+        number = pipe.next_number()
         assert number == BOOTSTRAP_PARCEL
-        actor.child.pipe.send_bytes(number, msgspec.msgpack.encode(bootstrap))
-        if self._lanes is not None:
-            ours, theirs = LaneEnd.pair()
+        pipe.send_bytes(number, msgspec.msgpack.encode(bootstrap))
+        if self._lanes is None:
+            return
+        ours, theirs = LaneEnd.pair()
+        try:
             for number, fd in zip(LANE_PARCELS, theirs.fds(), strict=True):
-                assert number == actor.child.pipe.next_number()
-                actor.child.pipe.send_fd(number, fd)
+                assert number == pipe.next_number()
+                pipe.send_fd(number, fd)
+            self._lanes.add_lane(bootstrap.identity, ours)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
             theirs.close()
-            self._lanes.add_lane(actor.identity, ours)
 
     # --- who is who --------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import msgspec
 
 from envbus.bus.broker import NO_DEADLINE
 from envbus.bus.broker_vocabulary import Complete, FailLocal
-from envbus.bus.errors import DecodeError, NoPeerError, TransportError
+from envbus.bus.errors import ClosedError, DecodeError, NoPeerError, TransportError
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
 from envbus.runner.actor import Member
 from envbus.runner.links import Links
@@ -56,8 +56,15 @@ class Requests(Generic[M]):
         except NoPeerError:
             self._links.end(actor)
             raise
+        except ClosedError as exc:  # its pipe hangs up before anybody is told of its end
+            self._links.end(actor)
+            raise NoPeerError(str(exc), request_id=0, peer=actor.name) from exc
         self._calls[request_id] = (actor, tag)
         return request_id
+
+    def is_asked(self, request_id: int) -> bool:
+        """Return whether a request has neither ended nor been cancelled."""
+        return request_id in self._calls and self._broker.is_pending(request_id)
 
     def cancel(self, request_id: int) -> None:
         """Forget a request; its reply will be dropped."""
@@ -78,6 +85,10 @@ class Requests(Generic[M]):
         reply_type = Payload.registry.get(outcome.header.payload_type, Reply)
         try:
             return Answer(actor, tag, actor.codec.decode(reply_type, outcome.frames))
+        except ClosedError as exc:  # it died between the message and what belongs to it
+            self._links.end(actor)
+            failed = Failed(code=FailureCode.PEER_LOST, message=f"{actor.describe()}: {exc}")
+            return Lost(actor, tag, failed, actor.cause)
         except (DecodeError, TransportError) as exc:
             # E.g. an object whose class cannot be imported here; other requests' ends follow.
             failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {exc}")

@@ -17,6 +17,7 @@ from envbus.actors.copies import own
 from envbus.actors.protocol import Call, CallResult, Exec, SetAttr
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import NoPeerError
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.messages import FailureCode, Request, Tree
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.agent_results import DUMMY_AGENT
@@ -162,6 +163,7 @@ class SubEnvironments:
         self._asked_spaces[env_id, agent_id] = (episode, found)
         return found
 
+    @uninterrupted_call
     def _ask_one(self, env_id: int, make: Callable[[list[int]], Request[CallResult]]) -> Any:
         """Ask an env's actor something about that env alone, and wait for the answer."""
         self._assert_open()
@@ -179,7 +181,9 @@ class SubEnvironments:
             tag = (ticket, (), type(request))
             self._fleet.ask(actor, request, timeout=self.timeouts.call, tag=tag)
         except NoPeerError as exc:
-            raise self._not_there(actor, self._fleet.why_gone(actor)) from exc
+            reason = self._fleet.why_gone(actor)
+            self._faults.end_lives(actor.env_ids, reason, actor.cause)  # its exit is told later
+            raise self._not_there(actor, reason) from exc
         while ticket.news is None:
             self._rounds.take_news(_LONGEST_WAIT)
         if isinstance(ticket.news, Lost):

@@ -333,11 +333,20 @@ class Rounds:
         """Wait up to `timeout` seconds for something to happen, and take it in."""
         for news in self._crew.poll(timeout):
             if isinstance(news, Answer):
-                self._on_answer(news)
+                self._take_answer(news)
             elif isinstance(news, Lost):
                 self._on_lost(news)
             elif isinstance(news, Gone):
                 self._on_gone(news)
+
+    def _take_answer(self, news: Answer[RunnerProcess]) -> None:
+        """Take an answer in; one that cannot be ends its runner, and nobody else."""
+        try:
+            self._on_answer(news)
+        except Exception as exc:  # it lacks its parcel, or does not fit: whatever that led to
+            reason = f"its answer cannot be taken in: {type(exc).__name__}: {exc}"
+            logger.error("%s: %s", news.actor.describe(), reason, exc_info=True)
+            self._crew.kill(news.actor, FaultCause.ERROR, reason)
 
     def _on_answer(self, news: Answer[RunnerProcess]) -> None:
         actor, reply = news.actor, news.reply

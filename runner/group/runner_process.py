@@ -5,6 +5,7 @@ Leaves out what they are asked once they are there (`rounds.py`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from gymnasium import Space
 
 from envbus.actors import spaces
 from envbus.bus.broker_vocabulary import Notify, PeerReady
+from envbus.bus.errors import NoPeerError
 from envbus.bus.messages import Tree
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.runner.actor import ActorState, Member
@@ -149,7 +151,8 @@ class RunnerCrew(Crew[RunnerProcess]):
         for actor in self.actors:
             actor.first_env = first
             first += actor.num_envs
-            self._bringing_up.make(actor)
+            with contextlib.suppress(NoPeerError):  # the news of its end follow
+                self._bringing_up.make(actor)
         self.wait_for_all(ActorState.READY)
         self._bringing_up.is_up = True
 

@@ -16,6 +16,7 @@ from gymnasium import Space
 from gymnasium.error import ClosedEnvironmentError
 
 from envbus.bus.errors import ConfigError, RestartLimitError
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.runner.actor import ActorState
 from envbus.runner.config import FleetConfig
 from envbus.runner.crew import CrewStatistics
@@ -116,6 +117,7 @@ class Upkeep:
         # Copies, and writable ones, also of what has come in a message.
         return {name: copy.deepcopy(found[name] or {}) for name in names}
 
+    @uninterrupted_call
     def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
         """Have all runners use weights, by policy id, from their next fragments on.
 
@@ -138,6 +140,7 @@ class Upkeep:
         self._rounds.take_news(0.0)
         self._rounds.set_weights(weights, version)
 
+    @uninterrupted_call
     def foreach(
         self,
         function: Callable[..., Any],
@@ -205,6 +208,7 @@ class Upkeep:
         """Return counts of processes since the start."""
         return self._crew.statistics()
 
+    @uninterrupted_call
     def assert_healthy(self) -> None:
         """Raise if it cannot sample with all of its envs; runners that restart will be back.
 
@@ -227,6 +231,7 @@ class Upkeep:
                 "`faults` of samples say why"
             )
 
+    @uninterrupted_call
     def probe(self, timeout: float = 5.0) -> list[RunnerStatus]:
         """Look after all runners; those that have nothing to do are asked for a sign of life.
 
@@ -243,6 +248,7 @@ class Upkeep:
         silent = asked - ticket.values.keys()
         return [self._status(actor, silent) for actor in self._crew.actors]
 
+    @uninterrupted_call
     def restart(self, runner: int, reason: str = "it was asked to restart") -> None:
         """Kill a runner, whatever it does, and start it again, if that is not too often.
 

@@ -7,7 +7,7 @@ import pytest
 
 from envbus.actors.protocol import MapBlocks, Mapped
 from envbus.bus.broker_vocabulary import Complete, FailLocal
-from envbus.bus.errors import NoPeerError
+from envbus.bus.errors import ClosedError, NoPeerError
 from envbus.bus.messages import Failed, FailureCode, Header, Kind, Tree
 from envbus.bus.serve import PlainCodec
 from envbus.runner.actor import Actor
@@ -94,6 +94,25 @@ def test_an_actor_that_cannot_be_asked_or_is_lost_is_ended() -> None:
         requests.ask(actor, REQUEST, timeout=1.0, tag=0)
     assert links.ended == [actor, actor]
     assert len(requests) == 0
+
+
+def test_an_actor_whose_pipe_has_hung_up_is_no_peer() -> None:
+    class HungUp(PlainCodec):
+        def encode(self, payload: Any) -> Any:
+            raise ClosedError("the other side of the pipe is gone")
+
+        def decode(self, payload_type: Any, frames: Any) -> Any:
+            raise ClosedError("the other side of the pipe is gone")
+
+    links, requests, actor = scene()
+    request_id = requests.ask(actor, REQUEST, timeout=1.0, tag=0)
+    actor.codec = HungUp()
+    lost = requests.on_reply(reply(request_id))
+    assert isinstance(lost, Lost)
+    assert lost.failed.code is FailureCode.PEER_LOST
+    with pytest.raises(NoPeerError):
+        requests.ask(actor, REQUEST, timeout=1.0, tag=0)
+    assert links.ended == [actor, actor]
 
 
 def test_a_reply_that_cannot_be_read_is_a_loss() -> None:
