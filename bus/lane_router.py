@@ -22,6 +22,7 @@ from envbus.bus.errors import (
     UnknownPeerError,
 )
 from envbus.bus.forking import disown_in_forks
+from envbus.bus.interrupts import interruptible
 from envbus.bus.lane import LANES_EXIST, LaneEnd, usable_cores
 from envbus.bus.lane_listener import LaneListener
 from envbus.bus.spinning import BROKER_SPIN_SECONDS, SpinBudget
@@ -292,7 +293,11 @@ class LaneRouter:
         """Note which lanes are readable and write to those that have room again."""
         if self._closed:
             raise ClosedError("the broker's transport is closed")
-        found = self._poller.poll(timeout)
+        if timeout > 0:
+            with interruptible():  # what it has found is found again
+                found = self._poller.poll(timeout)
+        else:
+            found = self._poller.poll(0.0)
         self._looked = True
         for fd, events in found:
             peer = self._by_fd.get(fd)

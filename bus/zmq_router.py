@@ -25,6 +25,7 @@ from envbus.bus.errors import (
     TransportError,
     UnknownPeerError,
 )
+from envbus.bus.interrupts import interruptible
 from envbus.bus.keys import BrokerKeys
 from envbus.bus.transport import Buffer, Frames
 from envbus.bus.zmq_sockets import (
@@ -182,7 +183,8 @@ class ZmqRouter:
     def wait(self, timeout: float) -> bool:
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
         try:
-            ready = zmq.zmq_poll(self._watched, math.ceil(timeout * 1000))
+            with interruptible():  # what it has found is found again
+                ready = zmq.zmq_poll(self._watched, math.ceil(timeout * 1000))
         except zmq.ZMQError as exc:
             raise self._translate(exc) from exc
         self._has_message = bool(ready) and ready[0][0] is self._socket

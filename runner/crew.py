@@ -7,17 +7,19 @@ together: `links.py`, `requests.py`, `endings.py`.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from envbus.bus.broker import NO_DEADLINE, failure_to_error
 from envbus.bus.broker_vocabulary import Complete, FailLocal, Notify, PeerLeft, PeerReady
-from envbus.bus.errors import ClosedError, StartError
+from envbus.bus.errors import ClosedError, NoPeerError, StartError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import without_interrupts
 from envbus.bus.messages import FailureCode, Request
@@ -28,7 +30,7 @@ from envbus.runner.config import FleetConfig
 from envbus.runner.endings import Endings, Starter, why_it_ended
 from envbus.runner.faults import FaultCause
 from envbus.runner.links import Links
-from envbus.runner.news import Answer, Gone, Lost, News
+from envbus.runner.news import Answer, Gone, Lost, News, taken_from
 from envbus.runner.recycling import Recycling
 from envbus.runner.requests import Requests
 
@@ -52,7 +54,7 @@ class BringUp(Starter[M], Protocol[M]):
     """How a process comes up, from its start to READY; at the first start and each later one."""
 
     def on_hello(self, outcome: PeerReady) -> None:
-        """A peer is there."""
+        """A peer is there; raises `NoPeerError` if it is not any more."""
         ...
 
     def on_notice(self, outcome: Notify) -> None:
@@ -60,7 +62,11 @@ class BringUp(Starter[M], Protocol[M]):
         ...
 
     def on_reply(self, answer: Answer[M]) -> bool:
-        """A request with a `Stage` was answered; return whether the process is READY now."""
+        """A request with a `Stage` was answered; return whether the process is READY now.
+
+        Raises:
+            NoPeerError: The process has ended.
+        """
         ...
 
     def on_lost(self, lost: Lost[M]) -> bool:
@@ -106,7 +112,8 @@ class Crew(Generic[M]):
     ) -> None:
         self.config = config
         self.actors = actors
-        self._news: list[News[M]] = []
+        #: What happened and nobody has taken.
+        self._news: deque[News[M]] = deque()
         #: Requests that have passed their deadline and are told with the next news.
         self._late: list[Lost[M]] = []
         self._next_exit_check = 0.0
@@ -180,11 +187,12 @@ class Crew(Generic[M]):
         """Return a descriptor to wait for, beside others, as `Broker.fileno`."""
         return self._links.broker.fileno()
 
-    def poll(self, timeout: float) -> list[News[M]]:
-        """Wait up to `timeout` seconds for news; may return an empty list before.
+    def poll(self, timeout: float) -> Iterator[News[M]]:
+        """Wait up to `timeout` seconds for news, and return it; may return nothing before.
 
-        The driver may stay away between calls for as long as it likes: what came meanwhile is
-        taken before anything is judged late.
+        What is not taken out of the iterator comes again with the next call. The driver may stay
+        away between calls for as long as it likes: what came meanwhile is taken before anything
+        is judged late.
 
         Raises:
             ClosedError: It was closed, or belongs to the process that this one was forked from.
@@ -196,9 +204,11 @@ class Crew(Generic[M]):
             self._next_exit_check = now + _EXIT_CHECK_INTERVAL
             self._look_after_children(now)
         self._endings.look_at_memory(now)
-        news = self._news.copy()
-        self._news.clear()
-        return news
+        return taken_from(self._news)
+
+    def is_asked(self, request_id: int) -> bool:
+        """Return whether the end of a request will be news: none is under way now."""
+        return self._requests.is_asked(request_id)
 
     def why_gone(self, actor: M) -> str:
         """Return how an actor ended that could not be asked; waits up to a second for its exit."""
@@ -301,7 +311,8 @@ class Crew(Generic[M]):
             elif type(outcome) is FailLocal:
                 self._on_failure(outcome)
             elif type(outcome) is PeerReady:
-                self._bring_up.on_hello(outcome)
+                with contextlib.suppress(NoPeerError):  # it said hello and died
+                    self._bring_up.on_hello(outcome)
             elif type(outcome) is Notify:
                 self._bring_up.on_notice(outcome)
         for outcome in outcomes:  # last: what a peer held ends in its life, not in the next one
@@ -320,8 +331,10 @@ class Crew(Generic[M]):
         elif isinstance(end, Lost):
             if not self._bring_up.on_lost(end):
                 self._news.append(end)
-        elif self._bring_up.on_reply(end):
-            self._endings.on_ready(end.actor)
+        else:
+            with contextlib.suppress(NoPeerError):  # it answered and died
+                if self._bring_up.on_reply(end):
+                    self._endings.on_ready(end.actor)
 
     def _on_failure(self, outcome: FailLocal) -> None:
         lost = self._requests.on_failure(outcome)

@@ -10,6 +10,7 @@ import logging
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -73,7 +74,7 @@ class Endings(Generic[M]):
         links: Links[M],
         starter: Starter[M],
         config: FleetConfig,
-        news: list[News[M]],
+        news: deque[News[M]],
     ) -> None:
         self._actors = actors
         self._links = links

@@ -14,6 +14,7 @@ from typing import Any
 from gymnasium.error import NoAsyncCallError
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.runner.episode import DEFAULT_POLICY_ID
 from envbus.runner.group.config import GroupConfig, envs_of
 from envbus.runner.group.joining import GroupSample, RunnerPart, join
@@ -93,6 +94,8 @@ class EnvRunnerGroup(Upkeep):
         #: Of each runner's present life: means in ms, of how many iterations.
         self._timers: dict[int, tuple[dict[str, float], int]] = {}
         self._num_samples = 0
+        #: What Ctrl-C kept from the caller of `sample`, or `collect`.
+        self._kept: list[GroupSample] = []
 
     def sample(
         self,
@@ -125,10 +128,22 @@ class EnvRunnerGroup(Upkeep):
             RemoteError: A runner's `sample`, or its `set_weights`, raised; what others have
                 sampled comes with the next call.
             RestartLimitError: No runner is left.
+
+        Ctrl-C takes nothing away: what runners were asked for comes with the next call.
         """
         share = Share.of(num_env_steps, num_episodes)
         deadline = None if timeout is None else time.monotonic() + timeout
+        return hand_out(
+            lambda: self._sample(share, deadline, force_reset=force_reset, explore=explore),
+            self._kept.append,
+        )
+
+    def _sample(
+        self, share: Share, deadline: float | None, *, force_reset: bool, explore: bool | None
+    ) -> GroupSample:
         self._begin()
+        if self._kept:
+            return self._kept.pop()
         rounds = self._rounds
         self._wait(self._someone, deadline)
         self._raise_if_none_left()
@@ -157,6 +172,7 @@ class EnvRunnerGroup(Upkeep):
         self._raise_errors()
         return self._collect(rounds.sampling(), asked)
 
+    @uninterrupted_call
     def sample_async(
         self,
         num_env_steps: int | None = None,
@@ -208,7 +224,12 @@ class EnvRunnerGroup(Upkeep):
         if not 1 <= min_runners <= self.num_runners:
             raise ValueError(f"min_runners must be from 1 to {self.num_runners}, not {min_runners}")
         deadline = None if timeout is None else time.monotonic() + timeout
+        return hand_out(lambda: self._collect_some(min_runners, deadline), self._kept.append)
+
+    def _collect_some(self, min_runners: int, deadline: float | None) -> GroupSample:
         self._begin()
+        if self._kept:
+            return self._kept.pop()
         rounds = self._rounds
         if not rounds.sampling() and not rounds.delivered() and not rounds.faults:
             raise NoAsyncCallError("Calling `collect` without any prior `sample_async`.", "collect")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from envbus.bus.interrupts import interruptible
 from envbus.runner.faults import Fault, FaultCause
 
 __all__ = ["FaultLog", "Hooks"]
@@ -70,7 +71,8 @@ class FaultLog:
         while self._untold:
             name, hook, arguments = self._untold.pop(0)
             try:
-                hook(*arguments)
+                with interruptible():
+                    hook(*arguments)
             except Exception:
                 logger.error("the hook %s raised", name, exc_info=True)
                 raise

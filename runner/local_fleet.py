@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import gymnasium
@@ -26,7 +26,7 @@ from envbus.actors.env_actor import EnvActor
 from envbus.actors.protocol import Build, CallResult, MapBlocks, Rebuild, SlotError, StepResult
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.interrupts import without_interrupts
+from envbus.bus.interrupts import interruptible, without_interrupts
 from envbus.bus.messages import Reply, Request, Tree
 from envbus.bus.serve import describe
 from envbus.runner.actions import STEP_ALL
@@ -36,7 +36,7 @@ from envbus.runner.config import FleetConfig
 from envbus.runner.crew import CrewStatistics
 from envbus.runner.faults import FaultCause
 from envbus.runner.fleet import Fleet, env_spaces
-from envbus.runner.news import Answer, Lost, News
+from envbus.runner.news import Answer, Lost, News, taken_from
 from envbus.runner.recycling import Recycling
 from envbus.runner.row_map import RowMap
 
@@ -86,7 +86,7 @@ class LocalFleet:
         self._env_actor = EnvActor(self._lend)
         self._ids = itertools.count(1)
         self._asked: deque[_Asked] = deque()
-        self._news: list[News[Actor]] = []
+        self._news: deque[News[Actor]] = deque()
         self._bell = _Bell()
         #: An env is at work, in a call that this thread is in.
         self._is_busy = False
@@ -200,6 +200,10 @@ class LocalFleet:
             if self._news:
                 self._bell.ring()
 
+    def is_asked(self, request_id: int) -> bool:
+        """Return whether the end of a request will be news: none is under way now."""
+        return any(asked.request_id == request_id for asked in self._asked)
+
     def cancel(self, request_id: int) -> None:
         """Forget a request, and do it only if it makes an env anew that has failed."""
         for place, asked in enumerate(self._asked):
@@ -214,8 +218,10 @@ class LocalFleet:
         """Return a descriptor that is readable as long as something is to be done."""
         return self._bell.fileno()
 
-    def poll(self, timeout: float) -> list[News[Actor]]:
+    def poll(self, timeout: float) -> Iterator[News[Actor]]:
         """Do the oldest request and return its end; without any, wait for up to `timeout` seconds.
+
+        What is not taken out of the iterator comes again with the next call.
 
         Raises:
             ClosedError: It was closed, or belongs to the process that this one was forked from.
@@ -227,11 +233,11 @@ class LocalFleet:
             if self._asked:
                 self._do(self._asked.popleft())
             elif timeout > 0.0:
-                time.sleep(min(timeout, _LONGEST_WAIT))
-        news, self._news = self._news, []
+                with interruptible():
+                    time.sleep(min(timeout, _LONGEST_WAIT))
         if not self._asked:
             self._bell.hush()
-        return news
+        return taken_from(self._news)
 
     def kill(self, actor: Actor, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
         """Do nothing: what would be killed is this process."""
@@ -302,7 +308,8 @@ class LocalFleet:
         tells = asked.is_awaited
         self._is_busy = True
         try:
-            reply = self._env_actor.handlers[type(asked.request)](asked.request)
+            with interruptible():  # an env may take long, or hang
+                reply = self._env_actor.handlers[type(asked.request)](asked.request)
         except BaseException as exc:
             if asked.is_awaited:
                 self._news.append(Lost(actor, asked.tag, describe(exc)))

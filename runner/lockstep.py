@@ -14,16 +14,17 @@ import msgspec
 
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import EnvbusError, NoPeerError, RestartLimitError
-from envbus.bus.messages import FailureCode, Request
+from envbus.bus.messages import Failed, FailureCode, Request
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.faults import ActorLostError, FaultCause, advise
 from envbus.runner.fleet import Fleet
-from envbus.runner.news import Answer, Gone, Lost, News, Ready
+from envbus.runner.news import STRAY, Answer, Gone, Lost, News, Ready
 
 __all__ = ["Lockstep", "Loss", "Round"]
 
-#: Longest single wait, in seconds; a round without a time-out waits again.
-_LONGEST_WAIT = 3600.0
+#: Longest single wait, in seconds. After one that brought nothing, and after the time-out of the
+#: requests, it is looked whether what is waited for is still under way.
+_LONGEST_WAIT = 1.0
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -148,20 +149,18 @@ class Lockstep:
             RestartLimitError: An actor was started again too often. The round is over.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        poll, take = self._fleet.poll, self._take
+        longest = _LONGEST_WAIT if self._timeout is None else min(_LONGEST_WAIT, self._timeout)
         while self._waiting:
-            left = _LONGEST_WAIT
+            left = longest
             if deadline is not None:
                 left = min(left, max(deadline - time.monotonic(), 0.0))
-            failed = None
-            for news in poll(left):
-                try:
-                    take(news)
-                except EnvbusError as exc:  # the other news are news all the same
-                    failed = failed or exc
-            if failed is not None:
+            try:
+                if not self._take_news(left):
+                    for news in self._strays():
+                        self._take(news)
+            except EnvbusError:
                 self.abandon()
-                raise failed
+                raise
             if deadline is not None and self._waiting and time.monotonic() >= deadline:
                 return None
         return self._round
@@ -174,8 +173,7 @@ class Lockstep:
         """
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            for news in self._fleet.poll(left):
-                self._take(news)
+            self._take_news(left)
 
     @property
     def round(self) -> Round:
@@ -211,6 +209,38 @@ class Lockstep:
         except NoPeerError:  # it left, and its exit has not been told yet
             life = actor.incarnation
             self._fault(actor, life, Loss(actor.cause, self._fleet.why_gone(actor)))
+
+    def _take_news(self, timeout: float) -> bool:
+        """Take what comes within `timeout` seconds; return whether anything did.
+
+        Raises:
+            EnvbusError: What the first news led to that led to an error; all are taken.
+        """
+        failed, take, found = None, self._take, False
+        for news in self._fleet.poll(timeout):
+            found = True
+            try:
+                take(news)
+            except EnvbusError as exc:  # the other news are news all the same
+                failed = failed or exc
+        if failed is not None:
+            raise failed
+        return found
+
+    def _strays(self) -> list[Lost[Actor]]:
+        """Return the requests whose ends were lost, as when an exception broke off their taking.
+
+        The broker has settled them, so that no deadline of its ends them any more.
+        """
+        return [
+            Lost(
+                self._fleet.actors[index],
+                self._number,
+                Failed(code=FailureCode.TIMEOUT, message=STRAY),
+            )
+            for index, request_id in self._waiting.items()
+            if request_id and not self._fleet.is_asked(request_id)
+        ]
 
     def _take(self, news: News[Actor]) -> None:
         if type(news) is Answer:

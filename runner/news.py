@@ -5,6 +5,8 @@ Vocabulary only; what follows from news is for those who poll.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -13,9 +15,12 @@ from envbus.bus.messages import Failed
 from envbus.runner.actor import Member
 from envbus.runner.faults import FaultCause
 
-__all__ = ["Answer", "Gone", "Lost", "News", "Ready"]
+__all__ = ["STRAY", "Answer", "Gone", "Lost", "News", "Ready", "taken_from"]
 
 M = TypeVar("M", bound=Member)
+
+#: What is said of a request whose end got lost on its way to who waits for it.
+STRAY = "an exception, e.g. of a signal's handler, has broken off the taking of its answer"
 
 
 class Answer(msgspec.Struct, Generic[M], frozen=True, gc=False):
@@ -54,3 +59,9 @@ class Ready(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
 
 News: TypeAlias = Answer[M] | Lost[M] | Gone[M] | Ready[M]
+
+
+def taken_from(waiting: deque[News[M]]) -> Iterator[News[M]]:
+    """Take one after the other out of `waiting`: what is not asked for stays in it."""
+    while waiting:
+        yield waiting.popleft()

@@ -20,6 +20,7 @@ from envbus.actors.copies import own
 from envbus.actors.packing import pack_by_agent
 from envbus.actors.protocol import Step
 from envbus.bus.errors import ConfigError
+from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.messages import Tree
 from envbus.runner.agent_results import (
     ASYNC_RESET,
@@ -78,6 +79,8 @@ class DictSide(SubEnvironments):
         #: Envs whose first episode has begun, or was asked for.
         self._begun: set[int] = set()
         self._polled = False
+        #: What Ctrl-C kept from the caller of `poll`, or of `try_reset`.
+        self._unpolled: list[PollResult] = []
         self._told_of_idle_agents = False
 
     def poll(
@@ -112,6 +115,14 @@ class DictSide(SubEnvironments):
         self._assert_dict_side()
         if min_envs is not None and not 1 <= min_envs <= self.num_envs:
             raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
+        return hand_out(lambda: self._poll(timeout, min_envs, batch_wait), self._unpolled.append)
+
+    def _poll(
+        self, timeout: float | None, min_envs: int | None, batch_wait: float | None
+    ) -> PollResult:
+        """Do what `poll` promises."""
+        if self._unpolled:
+            return self._unpolled.pop()
         if not self._polled:
             self._polled = True
             new = [i for i in self._states.those(EnvState.IDLE) if i not in self._begun]
@@ -148,6 +159,7 @@ class DictSide(SubEnvironments):
         self._assert_open()
         return self._fleet.fileno()
 
+    @uninterrupted_call
     def send_actions(self, actions: Mapping[int, Mapping[Any, Any]]) -> None:
         """Ask envs to step by `{env_id: {agent_id: action}}`; `poll` returns what comes of it.
 
@@ -212,6 +224,11 @@ class DictSide(SubEnvironments):
             self.reset([seed], options, env_ids=named)
         if not wait:
             return ASYNC_RESET, ASYNC_RESET
+        first = hand_out(lambda: self._take_first(named, timeout), self._unpolled.append)
+        return first.observations, first.infos
+
+    def _take_first(self, named: Sequence[int], timeout: float | None) -> PollResult:
+        """Wait for the first observations of these envs' new episodes, and take them."""
         self._wait_for_first(named, timeout)
         records = {}
         for i in named:
@@ -219,11 +236,12 @@ class DictSide(SubEnvironments):
                 raise self._faults.loss(i)
             self._states.take(i)
             records[i] = self._take_record(i)
-        return (
-            {i: record["observations"] for i, record in records.items()},
-            {i: record["infos"] for i, record in records.items()},
+        lives = self._faults.lives.numbers
+        return PollResult.of(
+            records, faults=[], late=[], incarnations={i: int(lives[i]) for i in named}
         )
 
+    @uninterrupted_call
     def try_restart(self, env_id: int | None = None) -> None:
         """Close an env, or all, and make it anew in its actor; `poll` returns what it begins with.
 

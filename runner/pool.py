@@ -19,6 +19,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AutoresetMode
 
 from envbus.actors.protocol import MapBlocks, Step
+from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import Tree
 from envbus.bus.restart import RestartPolicy
@@ -194,10 +195,13 @@ class ActorPool(DictSide):
             all_or_nothing=all_or_nothing,
         )
         self._rounds = PoolRounds(fleet, self._roster, self._states, self._results, self._faults)
+        #: What Ctrl-C kept from the caller of `recv`.
+        self._kept: list[Batch] = []
         self._set_up_dict_side()
 
     # --- use ---------------------------------------------------------------------------------
 
+    @uninterrupted_call
     def reset(
         self,
         seed: int | Sequence[int | None] | None = None,
@@ -225,6 +229,8 @@ class ActorPool(DictSide):
             seeds = spread_seeds(seed, self.num_envs)
             self._faults.check_some_left()
             self._rounds.drop_everything()
+            self._kept.clear()
+            self._unpolled.clear()
             named: Sequence[int] = range(self.num_envs)
         else:
             named = self._check_env_ids(env_ids)
@@ -237,6 +243,7 @@ class ActorPool(DictSide):
         idle = [env_id for env_id in named if self._states[env_id] is EnvState.IDLE]
         self._rounds.reset(idle, seeds, options)
 
+    @uninterrupted_call
     def send(
         self, actions: Any, env_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None
     ) -> None:
@@ -310,12 +317,24 @@ class ActorPool(DictSide):
 
         Each error is raised once, and takes nothing away: what other envs returned can be
         received by the next call. Only when no actor is left does each call raise its loss.
+
+        After Ctrl-C the next call returns what this one would have, or goes on waiting for it.
         """
         self._assert_open()
         if not 1 <= min_envs <= self.num_envs:
             raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
         if max_envs is not None and max_envs < min_envs:
             raise ValueError(f"max_envs={max_envs} is less than min_envs={min_envs}")
+        return hand_out(
+            lambda: self._receive(min_envs, max_envs, timeout, copy=copy), self._kept.append
+        )
+
+    def _receive(
+        self, min_envs: int, max_envs: int | None, timeout: float | None, *, copy: bool
+    ) -> Batch:
+        """Do what `recv` promises."""
+        if self._kept:
+            return self._kept.pop()
         self._assert_awaited("recv")
         deadline = None if timeout is None else time.monotonic() + timeout
         timed_out = False
@@ -357,11 +376,19 @@ class ActorPool(DictSide):
             Exception: As from `send`. Nothing was stepped.
         """
         self._assert_open()
+        return hand_out(lambda: self._step_in_place(actions), self._offer_again)
+
+    def _step_in_place(self, actions: Any) -> Rows | None:
         fits = self.steps_in_place and self._states.are_all_idle()
         if not fits or self._actions.store(actions) is not None:
             self.send(actions)
             return None
         return self._results.rows if self._rounds.step_all(self._everyone) else None
+
+    def _offer_again(self, stepped: Rows | None) -> None:
+        """Have `recv` tell what a step in place has brought."""
+        if stepped is not None:
+            self._states.offer(self._everyone)
 
     def env_groups(self, count: int) -> list[list[int]]:
         """Return all env ids in `count` groups, over which the envs of each actor are spread."""
@@ -427,6 +454,9 @@ class ActorPool(DictSide):
         """See that waiting for results will come to an end."""
         states = self._states
         if states.num_ready or states.awaited() or self._faults.any():
+            return
+        self._rounds.take_news(0.0)  # an actor may have ended that was asked nothing
+        if states.awaited() or self._faults.any():
             return
         if len(self._faults.lost) == self.num_envs:
             raise self._faults.loss(min(self._faults.lost))

@@ -8,22 +8,29 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from envbus.actors.protocol import Rebuild, Reset, Step
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import NoPeerError
-from envbus.bus.messages import FailureCode, Tree
+from envbus.bus.messages import Failed, FailureCode, Tree
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.faults import FaultCause
 from envbus.runner.local_fleet import AnyFleet, LocalFleet
-from envbus.runner.news import Answer, Gone, Lost, News, Ready
+from envbus.runner.news import STRAY, Answer, Gone, Lost, News, Ready
 from envbus.runner.pool_faults import PoolFaults
 from envbus.runner.pool_results import PoolResults
 from envbus.runner.pool_roster import PoolRoster
 
 __all__ = ["PoolRounds", "Ticket", "slots_of"]
+
+
+#: Round, envs and kind of a request.
+_Tag: TypeAlias = tuple[int, list[int], type[Reset | Rebuild | Step]]
+#: Longest single wait, in seconds. After one that brought nothing it is looked whether what is
+#: waited for is still under way.
+_LONGEST_WAIT = 1.0
 
 
 class Ticket:
@@ -60,8 +67,8 @@ class PoolRounds:
         self._faults = faults
         #: Number of the current reset; results that were asked for before it are dropped.
         self._round = 0
-        #: Ids of requests in flight, by their first env.
-        self._requests: dict[int, int] = {}
+        #: Requests in flight, by their first env: id, and tag.
+        self._requests: dict[int, tuple[int, _Tag]] = {}
 
     # --- ask ---------------------------------------------------------------------------------
 
@@ -73,14 +80,13 @@ class PoolRounds:
         timeout: float | None,
     ) -> None:
         """Send a request about the envs `members` of an actor; an end of it follows, or a fault."""
+        tag = (self._round, members, type(request))
         try:
-            request_id = self._fleet.ask(
-                actor, request, timeout=timeout, tag=(self._round, members, type(request))
-            )
+            request_id = self._fleet.ask(actor, request, timeout=timeout, tag=tag)
         except NoPeerError:  # it left, and its exit has not been told yet
             self._faults.end_lives(members, self._fleet.why_gone(actor))
             return
-        self._requests[members[0]] = request_id
+        self._requests[members[0]] = (request_id, tag)
         self._states.ask(members)
 
     def step_all(self, members: list[int]) -> bool:
@@ -129,7 +135,7 @@ class PoolRounds:
         """Begin a new round: what envs were asked before is forgotten."""
         self._round += 1
         self._faults.drop_errors()
-        for request_id in self._requests.values():
+        for request_id, _ in self._requests.values():
             self._fleet.cancel(request_id)
         self._requests.clear()
         self._results.drop_infos()
@@ -147,11 +153,25 @@ class PoolRounds:
         recycling = self._fleet.recycling
         if recycling is not None:
             timeout = min(timeout, max(recycling.hold_ends_at() - time.monotonic(), 0.0))
-        for news in self._fleet.poll(timeout):
+        found = False
+        for news in self._fleet.poll(min(timeout, _LONGEST_WAIT)):
+            found = True
             self._on_news(news)
+        if timeout > 0.0 and not found:
+            for stray in self._strays():
+                self._on_news(stray)
         if recovery:
             self.remake(recovery.due(time.monotonic()))
         self.recycle()
+
+    def _strays(self) -> list[Lost[Actor]]:
+        """Return the requests whose ends were lost, as in `Lockstep`."""
+        failed = Failed(code=FailureCode.TIMEOUT, message=STRAY)
+        return [
+            Lost(self._roster.actor_of(tag[1][0]), tag, failed)
+            for request_id, tag in self._requests.values()
+            if not self._fleet.is_asked(request_id)
+        ]
 
     def _on_news(self, news: News[Actor]) -> None:
         if type(news) is Answer:

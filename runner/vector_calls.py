@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 
 from envbus.actors.copies import own
 from envbus.actors.protocol import Call, CallResult, Exec, SetAttr
+from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.messages import Request, Tree
 from envbus.runner.actor import Actor
 from envbus.runner.fleet import Fleet
@@ -190,6 +191,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             lambda _, slots: Call(name=name, args=positional, kwargs=named, slots=slots),
         )
 
+    @uninterrupted_call
     def _begin_call(
         self,
         verb: str,
@@ -209,6 +211,9 @@ class CallableVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._rounds.begin(Pending.CALL, requests, timeout, tells=False)
 
     def _end_call(self, verb: str, asked: str, timeout: float | None) -> list[Any]:
+        return hand_out(lambda: self._take_call(verb, asked, timeout), self._rounds.keep_last)
+
+    def _take_call(self, verb: str, asked: str, timeout: float | None) -> list[Any]:
         done = self._rounds.collect(verb, asked, Pending.CALL, timeout)
         raise_errors_once(done, self._fleet.actors)
         values: list[Any] = [None] * self.num_envs

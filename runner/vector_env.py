@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from envbus.bus.interrupts import hand_out
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.config import FleetConfig, Timeouts, choose_autoreset_mode
@@ -280,9 +281,12 @@ class BusVectorEnv(CallableVectorEnv):
     def _end_reset(
         self, verb: str, asked: str, timeout: float | None
     ) -> tuple[Any, dict[str, Any]]:
-        infos = self._steps.end_reset(verb, asked, timeout)
-        observations = self._results.observations.batch(copy=self.copy)
-        return observations, merge_infos(infos, self._add_info)
+        def end() -> tuple[Any, dict[str, Any]]:
+            infos = self._steps.end_reset(verb, asked, timeout)
+            observations = self._results.observations.batch(copy=self.copy)
+            return observations, merge_infos(infos, self._add_info)
+
+        return hand_out(end, self._rounds.keep_last)
 
     # --- step --------------------------------------------------------------------------------
 
@@ -318,15 +322,18 @@ class BusVectorEnv(CallableVectorEnv):
         return self._end_step("step_wait", "step_async", timeout)
 
     def _end_step(self, verb: str, asked: str, timeout: float | None) -> Stepped:
-        infos = self._steps.end_step(verb, asked, timeout)
-        results = self._results
-        return (
-            results.observations.batch(copy=self.copy),
-            results.blocks.rewards.copy(),
-            results.blocks.terminations.copy(),
-            results.blocks.truncations.copy(),
-            merge_infos(infos, self._add_info),
-        )
+        def end() -> Stepped:
+            infos = self._steps.end_step(verb, asked, timeout)
+            results = self._results
+            return (
+                results.observations.batch(copy=self.copy),
+                results.blocks.rewards.copy(),
+                results.blocks.terminations.copy(),
+                results.blocks.truncations.copy(),
+                merge_infos(infos, self._add_info),
+            )
+
+        return hand_out(end, self._rounds.keep_last)
 
     # --- OpenRL's names ----------------------------------------------------------------------
 

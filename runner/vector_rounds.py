@@ -53,6 +53,8 @@ class VectorRounds:
         self._lockstep = lockstep
         #: What was collected last, until the next round begins.
         self._last: tuple[Pending, Round] | None = None
+        #: What was given out last, which `keep_last` takes back.
+        self._given: tuple[Pending, Round] | None = None
         #: Seconds that each request of the present round has.
         self._timeout: float | None = None
 
@@ -92,7 +94,7 @@ class VectorRounds:
         tells: bool = True,
     ) -> None:
         """Send the requests; parameters and errors as in `Lockstep.begin`."""
-        self._last = None
+        self._given = self._last = None
         self._lockstep.begin(
             requests,
             timeout,
@@ -120,6 +122,7 @@ class VectorRounds:
             self.check_open()
             last, self._last = self._last, None
             if last is not None and last[0] is pending and last[1].told:
+                self._given = last
                 return last[1]
             raise NoAsyncCallError(
                 f"Calling `{verb}` without any prior call to `{asked}`.", pending.value
@@ -141,7 +144,8 @@ class VectorRounds:
             missing = self._lockstep.missing()
             self._lockstep.abandon()
             self.time_out(verb, timeout, missing)
-        self.pending, self._last = Pending.NOTHING, (pending, done)
+        self._given = self._last = (pending, done)
+        self.pending = Pending.NOTHING
         if done.late:
             self.time_out(verb, self._timeout, done.late)
         return done
@@ -174,6 +178,11 @@ class VectorRounds:
         """Let `collect`, called again, return this round, whose results were not given out."""
         done.told = True
         self._last = pending, done
+
+    def keep_last(self, _results: object = None) -> None:
+        """As `keep`, of what was collected last."""
+        if self._given is not None:
+            self.keep(*self._given)
 
     def time_out(self, verb: str, timeout: float | None, late: Sequence[Actor]) -> NoReturn:
         """Say that `verb` has timed out, and who has not answered.

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from envbus.actors.copies import own
 from envbus.actors.protocol import Rebuild, Reset, Step
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.messages import Request, Tree
 from envbus.runner.actions import STEP_ALL, ActionStore
 from envbus.runner.actor import Actor
@@ -63,6 +64,7 @@ class VectorSteps:
         #: Whether a fault may have to tell the last observation of an episode.
         self._keeps_last = self._same_step and faults.recovery is not None
 
+    @uninterrupted_call
     def begin_reset(
         self, verb: str, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
     ) -> None:
@@ -105,6 +107,7 @@ class VectorSteps:
         self._settle(verb, Pending.RESET, done, infos, timeout, deadline)
         return infos
 
+    @uninterrupted_call
     def begin_step(self, verb: str, actions: Any) -> None:
         """Ask for a step; parameters and errors as in `BusVectorEnv.step_async`."""
         rounds, faults = self._rounds, self._faults

@@ -1,0 +1,159 @@
+"""Ctrl-C that waits for the end of what it must not break off."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from envbus.bus.interrupts import (
+    hand_out,
+    interruptible,
+    uninterrupted,
+    uninterrupted_call,
+    without_interrupts,
+)
+
+
+@pytest.fixture
+def told() -> Iterator[list[int]]:
+    """What a handler of the user's own was told."""
+    told: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: told.append(number))
+    yield told
+    signal.signal(signal.SIGINT, before)
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_is_raised_at_the_end_of_the_context_and_what_was_begun_is_done() -> None:
+    done = []
+
+    def work() -> None:
+        with uninterrupted():
+            ctrl_c()
+            done.append(1)
+            with uninterrupted():
+                ctrl_c()
+            done.append(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [1, 2]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_waits_within_the_context_are_broken_off_also_by_what_came_before() -> None:
+    def wait(before: Callable[[], None], meanwhile: Callable[[], None]) -> None:
+        with uninterrupted():
+            before()
+            with interruptible():
+                meanwhile()
+            pytest.fail("it went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        wait(lambda: None, ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        wait(ctrl_c, lambda: pytest.fail("it waited"))
+
+
+def test_a_handler_of_the_users_own_is_told_once_and_put_back(told: list[int]) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    with uninterrupted():
+        ctrl_c()
+        ctrl_c()
+        assert told == []
+        with interruptible():
+            assert told == [signal.SIGINT]
+            ctrl_c()
+    assert told == [signal.SIGINT] * 2
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_handler_that_is_set_within_the_context_stays(told: list[int]) -> None:
+    with uninterrupted():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):
+        ctrl_c()
+    assert told == []
+
+
+def test_what_a_debugger_puts_back_after_the_context_keeps_nothing() -> None:
+    with uninterrupted():
+        stand_in = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, stand_in)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ctrl_c()
+        with pytest.raises(KeyboardInterrupt), uninterrupted():
+            ctrl_c()
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_what_the_system_does_with_ctrl_c_is_left_alone(handler: Any) -> None:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with uninterrupted(), interruptible():
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with without_interrupts(), uninterrupted():
+        ctrl_c()
+
+
+def test_other_threads_are_never_interrupted_and_change_nothing() -> None:
+    found = []
+
+    def look() -> None:
+        with uninterrupted(), interruptible():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    with uninterrupted():
+        mine = signal.getsignal(signal.SIGINT)
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        ctrl = pytest.raises(KeyboardInterrupt)
+        with ctrl, interruptible():
+            ctrl_c()
+    assert found == [mine]
+
+
+def test_a_result_that_cannot_be_handed_out_is_kept() -> None:
+    kept: list[int] = []
+
+    def make(interrupt: Callable[[], None]) -> int:
+        interrupt()
+        return 7
+
+    with pytest.raises(KeyboardInterrupt):
+        hand_out(lambda: make(ctrl_c), kept.append)
+    assert kept == [7]
+    assert hand_out(lambda: make(lambda: None), kept.append) == 7
+    with pytest.raises(ZeroDivisionError):
+        hand_out(lambda: make(lambda: 1 // 0), kept.append)  # type: ignore[arg-type, return-value]
+    assert kept == [7]
+
+
+def test_a_function_is_uninterrupted_as_a_whole() -> None:
+    done = []
+
+    @uninterrupted_call
+    def work() -> None:
+        """Do it."""
+        ctrl_c()
+        done.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [1]
+    assert work.__doc__ == "Do it."

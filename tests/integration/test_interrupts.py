@@ -1,0 +1,385 @@
+"""Ctrl-C at every line of envbus that a call runs takes no result away and leaves nothing hanging.
+
+The signal is raised by a trace function, so that what handles signals decides what becomes of it.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.error import NoAsyncCallError
+
+from envbus.actors.testing import CountingEnv
+from envbus.bus import interrupts
+from envbus.bus.errors import RemoteError
+from envbus.runner import ActorPool, BusVectorEnv, EnvRunner, EnvRunnerGroup, RunnerConfig, Timeouts
+from envbus.runner.faults import EnvError
+
+pytestmark = pytest.mark.timeout(240)
+
+FOLDERS = tuple(
+    str(Path(interrupts.__file__).resolve().parents[1] / name)
+    for name in ("bus", "actors", "runner")
+)
+NUM_ENVS = 4
+LENGTH = 3
+ENV = partial(CountingEnv, LENGTH)
+#: A call that hangs ends with this, and fails its test.
+PATIENCE = Timeouts(step=20, reset=20, call=20)
+Row = tuple[Any, ...]
+
+
+class CtrlC:
+    """Ctrl-C at the n-th line of envbus that is run in the context.
+
+    A line counts when it is run for the first time, and for the second: loops need no more.
+    """
+
+    def __init__(self, line: int) -> None:
+        self._left = line
+        self._before: Any = None
+        self._seen: Counter[tuple[object, int]] = Counter()
+
+    @property
+    def came(self) -> bool:
+        return self._left <= 0
+
+    def __enter__(self) -> CtrlC:
+        self._before = sys.gettrace()
+        sys.settrace(self._on_call)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        sys.settrace(self._before)
+
+    def _on_call(self, frame: FrameType, _event: str, _arg: object) -> Any:
+        return self._on_line if frame.f_code.co_filename.startswith(FOLDERS) else None
+
+    def _on_line(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if event == "line" and not self.came:
+            self._seen[frame.f_code, frame.f_lineno] += 1
+            if self._seen[frame.f_code, frame.f_lineno] > 2:
+                return self._on_line
+            self._left -= 1
+            if self.came:
+                signal.raise_signal(signal.SIGINT)
+        return self._on_line
+
+
+def at_every_line(call: Callable[[], Any], after: Callable[[Any], object], every: int = 1) -> int:
+    """Break a call off at each of its lines, one after the other.
+
+    Args:
+        call: What is broken off.
+        after: Called each time, with what it returned, or None if it was broken off.
+        every: 1: at all of them, which takes minutes for some calls; 2: at every second one.
+
+    Returns:
+        How many lines there are, at least.
+    """
+    line = 1 - every
+    while True:
+        line += every
+        result = None
+        try:
+            with CtrlC(line) as ctrl_c:
+                result = call()
+        except KeyboardInterrupt:
+            pass
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        after(result)
+        if not ctrl_c.came:
+            return line
+
+
+def actions(number: int) -> np.ndarray[Any, Any]:
+    return (np.arange(NUM_ENVS) + number) % 100
+
+
+@pytest.fixture(params=[True, False], ids=["lanes", "sockets"])
+def vector(request: pytest.FixtureRequest) -> Iterator[BusVectorEnv]:
+    envs = BusVectorEnv([ENV] * NUM_ENVS, num_actors=2, lanes=request.param, timeouts=PATIENCE)
+    yield envs
+    envs.close()
+
+
+def assert_same(found: Row, expected: Row) -> None:
+    for one, other in zip(found[:-1], expected[:-1], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_step_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv) -> None:
+    model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)
+    vector.reset(seed=1), model.reset(seed=1)
+    number = 0
+
+    def after(result: Any) -> None:
+        nonlocal number
+        if result is None:
+            try:
+                result = vector.step_wait()
+            except NoAsyncCallError:
+                result = vector.step(actions(number))
+        assert_same(result, model.step(actions(number)))
+        number += 1
+
+    assert at_every_line(lambda: vector.step(actions(number)), after) > 100
+
+
+def test_a_reset_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv) -> None:
+    model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)
+    seed = 0
+
+    def after(result: Any) -> None:
+        nonlocal seed
+        if result is None:
+            try:
+                result = vector.reset_wait()
+            except NoAsyncCallError:
+                result = vector.reset(seed=seed, options={"kind": ENV})
+        assert_same(result, model.reset(seed=seed))
+        seed += 1
+
+    at_every_line(lambda: vector.reset(seed=seed, options={"kind": ENV}), after, every=7)
+
+
+def test_a_call_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv) -> None:
+    vector.reset(seed=1)
+    calls = 0
+
+    def call() -> Any:
+        return vector.exec_func(add_one)
+
+    def after(result: Any) -> None:
+        nonlocal calls
+        if result is None:
+            try:
+                result = vector.exec_func_fetch()
+            except NoAsyncCallError:
+                result = call()
+        calls += 1
+        assert result == [calls] * NUM_ENVS
+
+    at_every_line(call, after, every=9)
+
+
+def add_one(env: gymnasium.Env[Any, Any]) -> int:
+    """Count how often this was called."""
+    env.unwrapped.calls = calls = getattr(env.unwrapped, "calls", 0) + 1  # type: ignore[attr-defined]
+    return calls
+
+
+@pytest.fixture(params=[True, False], ids=["lanes", "sockets"])
+def make_pool(request: pytest.FixtureRequest) -> Iterator[Callable[..., ActorPool]]:
+    pools: list[ActorPool] = []
+
+    def make(**arguments: Any) -> ActorPool:
+        arguments = {"num_actors": 2, "lanes": request.param, "timeouts": PATIENCE} | arguments
+        pools.append(ActorPool([ENV] * NUM_ENVS, **arguments))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def receive_all(pool: ActorPool) -> Row:
+    batch = pool.recv(NUM_ENVS)
+    order = np.argsort(batch.env_ids)
+    arrays = (batch.observations, batch.rewards, batch.terminations, batch.truncations)
+    assert batch.env_ids[order].tolist() == list(range(NUM_ENVS))
+    return (*(array[order] for array in arrays), {})
+
+
+def test_send_and_recv_go_on_where_ctrl_c_broke_them_off(make_pool: Any) -> None:
+    pool = make_pool()
+    model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)
+    pool.reset(seed=1), model.reset(seed=1)
+    pool.recv(NUM_ENVS)
+    number = 0
+
+    def step() -> Row:
+        pool.send(actions(number), np.arange(NUM_ENVS))
+        return receive_all(pool)
+
+    def after(result: Any) -> None:
+        nonlocal number
+        if result is None:
+            try:
+                result = receive_all(pool)
+            except NoAsyncCallError:
+                result = step()
+        assert_same(result, model.step(actions(number)))
+        number += 1
+
+    assert at_every_line(step, after, every=3) > 100
+
+
+def test_a_reset_of_a_pool_is_done_again_after_ctrl_c(make_pool: Any) -> None:
+    pool = make_pool()
+
+    def after(result: Any) -> None:
+        if result is None:
+            pool.reset(seed=5)
+            result = receive_all(pool)
+        assert result[0][:, 1:].tolist() == [[0, 0, 5 + i] for i in range(NUM_ENVS)]
+
+    def reset() -> Row:
+        pool.reset(seed=5)
+        return receive_all(pool)
+
+    at_every_line(reset, after, every=5)
+
+
+def test_poll_goes_on_where_ctrl_c_broke_it_off(make_pool: Any) -> None:
+    pool = make_pool(autoreset_mode="Disabled")
+    pool.poll(min_envs=NUM_ENVS)
+    number = 0
+
+    def step() -> dict[int, int]:
+        if number % LENGTH == LENGTH - 1:
+            for env_id in range(NUM_ENVS):
+                pool.try_reset(env_id)
+        else:
+            pool.send_actions({i: {"agent0": 0} for i in range(NUM_ENVS)})
+        return take({})
+
+    def take(found: dict[int, int]) -> dict[int, int]:
+        while len(found) < NUM_ENVS:
+            for env_id, seen in pool.poll(min_envs=NUM_ENVS - len(found)).observations.items():
+                found[env_id] = int(seen["agent0"][1])
+        return found
+
+    def after(result: Any) -> None:
+        nonlocal number
+        if result is None:
+            result = {}
+            try:
+                result = take(result)
+            except NoAsyncCallError:
+                for env_id in set(range(NUM_ENVS)) - result.keys():
+                    if number % LENGTH == LENGTH - 1:
+                        pool.try_reset(env_id)
+                    else:
+                        pool.send_actions({env_id: {"agent0": 0}})
+                result = take(result)
+        number += 1
+        assert result == dict.fromkeys(range(NUM_ENVS), number % LENGTH)
+
+    at_every_line(step, after, every=4)
+
+
+def test_ctrl_c_in_a_call_of_one_env_leaves_the_others_steps_alone(make_pool: Any) -> None:
+    pool = make_pool()
+    model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)
+    pool.reset(seed=1), model.reset(seed=1)
+    pool.recv(NUM_ENVS)
+    env = pool.get_sub_environments()[0]
+
+    def call() -> Any:
+        pool.send(actions(7))
+        return env.call("add", 5)
+
+    def after(result: Any) -> None:
+        try:
+            found = receive_all(pool)
+        except NoAsyncCallError:
+            pool.send(actions(7))
+            found = receive_all(pool)
+        assert_same(found, model.step(actions(7)))
+        if result is not None:
+            assert result in range(5, 5 + LENGTH + 1)
+
+    at_every_line(call, after, every=9)
+
+
+def test_envs_in_this_process_go_on_or_say_that_they_were_broken_off() -> None:
+    with ActorPool([ENV] * NUM_ENVS, num_actors=0) as pool:
+        model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)
+        told = 0
+
+        def begin() -> None:
+            pool.reset(seed=1)
+            first = receive_all(pool)[0]
+            model.reset(seed=1)
+            for env, row in zip(model.envs, first, strict=True):
+                env.unwrapped.episode = int(row[0])  # type: ignore[attr-defined]
+
+        def step() -> Row:
+            pool.send(actions(3))
+            return receive_all(pool)
+
+        def after(result: Any) -> None:
+            nonlocal told
+            try:
+                if result is None:
+                    try:
+                        result = receive_all(pool)
+                    except NoAsyncCallError:
+                        result = step()
+                assert_same(result, model.step(actions(3)))
+            except (EnvError, RemoteError):
+                told += 1
+                begin()
+
+        begin()
+        lines = at_every_line(step, after)
+        assert told < lines / 2
+
+
+def choose(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+def assert_whole(batch: Any) -> None:
+    """See that each row is what the env made at that place of its episode."""
+    observations = batch["obs"]
+    assert observations[:, 1].tolist() == batch["t"].tolist()
+    assert batch["next_obs"][:, 1].tolist() == (batch["t"] + 1).tolist()
+    np.testing.assert_array_equal(batch["rewards"], 10 * observations[:, 0] + batch["t"] + 1)
+
+
+@pytest.mark.parametrize("num_actors", [0, 2])
+def test_a_sample_after_ctrl_c_has_whole_episodes_only(num_actors: int) -> None:
+    pool = ActorPool([ENV] * NUM_ENVS, num_actors=num_actors, timeouts=PATIENCE)
+    with EnvRunner(pool, choose, RunnerConfig(rollout_fragment_length=4)) as runner:
+        runner.sample()
+
+        def after(result: Any) -> None:
+            while result is None:
+                try:
+                    result = runner.sample()
+                except (EnvError, RemoteError):
+                    assert num_actors == 0
+            batch = result.single()
+            assert len(batch) == 4 * NUM_ENVS
+            assert_whole(batch)
+
+        at_every_line(runner.sample, after, every=29)
+
+
+def test_ctrl_c_takes_no_row_from_a_group() -> None:
+    with EnvRunnerGroup(
+        2, [ENV] * NUM_ENVS, choose, RunnerConfig(rollout_fragment_length=2)
+    ) as group:
+        rows: dict[int, list[float]] = {env_id: [] for env_id in range(NUM_ENVS)}
+
+        def after(result: Any) -> None:
+            batch = (group.sample() if result is None else result).single()
+            for env_id, seen in zip(batch["env_id"].tolist(), batch["obs"], strict=True):
+                rows[env_id].append(LENGTH * (seen[0] - 1) + seen[1])
+
+        at_every_line(group.sample, after, every=17)
+        for counts in rows.values():
+            assert counts == list(range(len(counts)))
+            assert len(counts) > 20
