@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Final, NamedTuple
 
 from envbus.bus.autopsy import OomWatch, explain_kill
@@ -62,10 +62,21 @@ def kill(pid: int) -> None:
 
 
 class KillExplainer:
-    """Knows what the kernel has lately killed for want of memory."""
+    """Knows what the kernel has lately killed for want of memory.
 
-    def __init__(self) -> None:
-        self._watch = OomWatch(oom_kills())
+    Args:
+        count_kills: Returns how many processes it has killed so far; None where that is not known.
+        limit: Returns how many bytes there may be in use; None: no limit is known.
+    """
+
+    def __init__(
+        self,
+        count_kills: Callable[[], int | None] = oom_kills,
+        limit: Callable[[], int | None] = memory_limit,
+    ) -> None:
+        self._count_kills = count_kills
+        self._limit = limit
+        self._watch = OomWatch(count_kills())
         self._next_look = 0.0
 
     def look(self) -> None:
@@ -73,16 +84,16 @@ class KillExplainer:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _OOM_INTERVAL
-            self._watch.observe(oom_kills(), now)
+            self._watch.observe(self._count_kills(), now)
 
     def explain(self, ended: Reaped) -> str:
         """Return what is to be said of a SIGKILL that was not ours; empty if nothing."""
         if ended.status != -signal.SIGKILL:
             return ""
         now = time.monotonic()
-        self._watch.observe(oom_kills(), now)
+        self._watch.observe(self._count_kills(), now)
         rose = self._watch.rose_lately(now)
-        return explain_kill(rose=rose, peak=ended.peak, limit=memory_limit())
+        return explain_kill(rose=rose, peak=ended.peak, limit=self._limit())
 
 
 def _kill_group(pid: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import collections
 import itertools
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,29 @@ NOT_IN_CORE = {
 #: What a core file may use of the bus besides other core files.
 VOCABULARY = {"bus/errors.py", "bus/invariants.py", "bus/messages.py", "bus/transport.py"}
 NOT_IN_UNIT_TESTS = {"multiprocessing", "time", "zmq"}
+
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+A_MINUTE = 60.0
+#: Programs in strings, which cannot import `tests.waiting`, and how often they sleep.
+SLEEPING_PROGRAMS = {"tests/bus/test_reaping.py": 1, "tests/integration/test_no_process_left.py": 1}
+#: What tests replace, and why nothing can be handed in. Limits (names in capitals) are left out,
+#: and what `monkeypatch` has methods for: environment, working directory, `sys.path`, items.
+PATCHED = {
+    ("tests/actors/test_testing.py", "gymnasium.logger.min_level"): "Gymnasium's own setting",
+    ("tests/bus/test_arena.py", "os.memfd_create"): "an older system",
+    ("tests/bus/test_folders.py", "tempfile.tempdir"): "what `tempfile` remembers of TMPDIR",
+    ("tests/bus/test_server_process.py", "sys.path"): "the interpreter's state is the subject",
+    ("tests/bus/test_tree.py", "msgpack_numpy.pickle.loads"): "it must not be called",
+    ("tests/bus/test_tree.py", "pickle.dumps"): "it must not be called",
+    ("tests/fuzz/test_corpus.py", "importlib.util.find_spec"): "atheris is not installed",
+    ("tests/integration/test_near_peer.py", "stream_end.StreamEnd.is_of_this_user"): "another user",
+    ("tests/integration/test_nursery.py", "sys.argv"): "the interpreter's state is the subject",
+    ("tests/integration/test_policy_runners.py", "PolicyLanes.ask"): "calls are noted on their way",
+    ("tests/integration/test_vector_env_deaths.py", "tempfile.tempdir"): "as in `test_folders.py`",
+    ("tests/runner/group/test_joint_memory.py", "Arena.create"): "a machine without memory",
+    ("tests/runner/group/test_sample_memory.py", "Arena.create"): "a machine without memory",
+    ("tests/runner/test_vector_env.py", "gymnasium.vector.AsyncVectorEnv"): "users do the same",
+}
 
 SOURCES = [file for package in LAYERS for file in source_files(package)]
 
@@ -169,14 +193,78 @@ def test_router_sockets_are_made_in_one_place() -> None:
     assert makers == {"bus/zmq_sockets.py"}
 
 
-def test_no_test_sleeps() -> None:
-    sleeping = [
-        relative(file)
-        for file in sorted((ROOT / "tests").rglob("test_*.py"))
-        for node in ast.walk(parse(file))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"time.sleep", "sleep"}
+def test_nobody_sleeps_but_by_name() -> None:
+    slept = [
+        f"{relative(file)}:{line}"
+        for file in TESTS
+        if relative(file) not in {"tests/waiting.py", "tests/test_architecture.py"}
+        for line in sleeps(parse(file))
     ]
-    assert not sleeping
+    by_file = collections.Counter(place.partition(":")[0] for place in slept)
+    assert by_file == SLEEPING_PROGRAMS, slept
+
+
+def sleeps(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that spend less than a minute; what sleeps longer stands for what hangs."""
+    for node in ast.walk(tree):
+        text = ""
+        if isinstance(node, ast.Call) and node.args:
+            if re.search(r"\bsleep$|\bEvent\(\)\.wait$", ast.unparse(node.func)):
+                text = f"sleep({ast.unparse(node.args[0])})"
+        elif isinstance(node, ast.List):
+            text = re.sub(r"^\['sleep', '([^']+)'\]$", r"sleep(\1)", ast.unparse(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        for seconds in re.findall(r"\bsleep\(([^)]*)(?:\)|$)", text):
+            is_number = re.fullmatch(r"[\d.]+", seconds)
+            if not is_number or 0 < float(seconds) < A_MINUTE:
+                yield node.lineno
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("time.sleep(1)", True),
+        ("sleep(seconds)", True),
+        ("asyncio.sleep(0.2)", True),
+        ("asyncio.sleep(0)", False),
+        ("threading.Event().wait(1.5)", True),
+        ("threading.Event().wait()", False),
+        ("subprocess.run(['sleep', '0.6'])", True),
+        ("subprocess.Popen(['sleep', '600'])", False),
+        ("run('import time; time.sleep(2)')", True),
+        ("run(f'time.sleep({delay})')", True),
+        ("pass_time(0.2)", False),
+    ],
+)
+def test_every_way_to_sleep_is_found(source: str, found: bool) -> None:
+    assert bool(list(sleeps(ast.parse(source)))) == found
+
+
+def test_nothing_is_patched_but_settings_limits_and_what_is_listed() -> None:
+    patched = {
+        (relative(file), target)
+        for file in TESTS
+        for target in patches(parse(file))
+        if not target.rpartition(".")[2].lstrip("_").isupper()
+    }
+    assert sorted(patched) == sorted(PATCHED)
+    for file in TESTS:
+        assert not {m for m in imported_modules(parse(file)) if "mock" in m}, relative(file)
+
+
+def patches(tree: ast.AST) -> Iterator[str]:
+    """Yield what of a module or an object is replaced; environment, folder and path are not."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        if ast.unparse(node.func) in {"monkeypatch.setattr", "monkeypatch.delattr"}:
+            first, second = ast.unparse(node.args[0]).strip("'\""), node.args[1:2]
+            is_name = second and isinstance(second[0], ast.Constant)
+            if first[0].islower() and "." in first and isinstance(node.args[0], ast.Constant):
+                yield first
+            else:
+                yield f"{first}.{second[0].value}" if is_name else first  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

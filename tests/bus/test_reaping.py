@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from envbus.bus import reaping
 from envbus.bus.reaping import KillExplainer, Reaped
 
 pytestmark = pytest.mark.timeout(60)
@@ -54,11 +53,9 @@ def test_an_end_is_told_with_status_and_memory() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_kill_is_explained_by_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_is_explained_by_the_counter() -> None:
     counts = iter([3, 3, 3, 4, 4])
-    monkeypatch.setattr(reaping, "oom_kills", lambda: next(counts))
-    monkeypatch.setattr(reaping, "memory_limit", lambda: 4 * GIB)
-    kills = KillExplainer()
+    kills = KillExplainer(lambda: next(counts), lambda: 4 * GIB)
     kills.look()
     kills.look()  # not again within a second
     killed = Reaped(os.getpid(), -signal.SIGKILL, 2 * GIB)

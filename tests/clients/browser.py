@@ -8,12 +8,13 @@ import re
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
+
+from tests.waiting import pass_time
 
 __all__ = ["PROGRAMS", "Page", "find_browser"]
 
@@ -91,7 +92,7 @@ class Page:
             assert self._process.poll() is None, text
             found = re.search(r"DevTools listening on (ws://[\d.:]+)/", text)
             if found is None:
-                threading.Event().wait(0.02)
+                pass_time(0.02)
                 continue
             with connect(self._browser_address(text), max_size=None, proxy=None) as socket:
                 socket.send(json.dumps({"id": 1, "method": "Target.getTargets"}))

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.sources import ROOT
+from tests.waiting import pass_time
 
 pytest.importorskip("torch")
 #: The limit is that of a machine that is busy with other things.
@@ -57,7 +58,7 @@ class Program:
             ended = self.process.poll() is not None
             assert not ended, "".join(self.lines[-40:])
             assert time.monotonic() < self._deadline, "".join(self.lines[-40:])
-            threading.Event().wait(0.05)
+            pass_time(0.05)
 
     def kill(self, pid: int) -> None:
         """Kill one of its processes."""

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from envbus.actors.renewal import RestartRequest
 from envbus.actors.testing import CountingEnv
 from envbus.bus.restart import RestartPolicy
+from tests.waiting import pass_time, wait_until
 
 #: Actions.
 OK, RAISE, EXIT, SEGFAULT, KILL, HANG, ASK, SYS_EXIT, NO_MEMORY, STOP = 1, *range(20, 29)
@@ -72,8 +73,8 @@ class FaultyEnv(CountingEnv):
                 file.unlink()
             except FileNotFoundError:  # another env was faster
                 continue
-            while file.with_suffix(".gate").exists():
-                threading.Event().wait(0.005)
+            gate = file.with_suffix(".gate")
+            wait_until(lambda: not gate.exists(), "the gate")  # noqa: B023 - waits at once
             _DEEDS.get(int(file.name.split("-")[1]), int)()
             return
 
@@ -115,10 +116,10 @@ class LateEnv(CountingEnv):
     def step(self, action: Any) -> Any:
         result = super().step(action)
         if (self.count + int(self.np_random_seed or 0)) % self.every == 0:
-            threading.Event().wait(self.seconds)
+            pass_time(self.seconds)
         return result
 
     def late_count(self) -> tuple[int, int]:
         """Return id and steps so far, late."""
-        threading.Event().wait(self.seconds)
+        pass_time(self.seconds)
         return int(self.np_random_seed or 0), self.count

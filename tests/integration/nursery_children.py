@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,14 +142,6 @@ def _daemon(work: Callable[[], object]) -> int:
 
 
 # --- how tests wait -------------------------------------------------------------------------
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Poll `condition`: other processes' ends cannot be waited for otherwise."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}"
-        threading.Event().wait(0.02)
 
 
 def is_alive(pid: int) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import numpy as np
 
 from envbus.runner.policies import Policy, PolicyOutput, Weights
+from tests.waiting import pass_time
 
 __all__ = ["Probe", "hold", "kill", "make_probe", "rows", "spoil"]
 
@@ -62,7 +62,7 @@ class Probe(Policy):
         if (what == _KILL).any():
             os.kill(os.getpid(), signal.SIGKILL)
         if (what == _HOLD).any():
-            time.sleep(float(observations[what == _HOLD, 2].max()))
+            pass_time(float(observations[what == _HOLD, 2].max()))
         observations[:, 1] = 0.0  # they are the policy's to spoil
         return PolicyOutput(
             observations[:, 0].astype(np.float64) + self._offset,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from gymnasium import spaces
 from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.bus.errors import EnvbusError
 from envbus.runner import FunctionPolicy, PolicyWorkers
+from tests.waiting import pass_time
 
 #: What each simulator tells: whoever is first at a server.
 SPACES: dict[str, Any] = {
@@ -82,7 +82,7 @@ def play(address: str, name: str, episodes: int, steps: int) -> None:
                     sys.stdout.flush()
             except (EnvbusError, RuntimeError, ValueError) as exc:
                 sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
-                time.sleep(0.05)
+                pass_time(0.05)
             number += 2
 
 

@@ -66,6 +66,7 @@ from tests.integration.simulators import (
     in_thread,
     seen,
 )
+from tests.waiting import pass_time
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -529,7 +530,7 @@ def test_x_16_a_client_waits_for_a_bridge_that_is_not_there_yet() -> None:
             assert client.get_action("e", seen(4)) == 4
 
     with in_thread(play) as sim:
-        threading.Event().wait(0.3)
+        pass_time(0.3)  # it has tried in vain
         with ExternalEnvBridge(OBSERVATION, ACTION, bind=address) as bridge:
             Runner(bridge).serve(sim.over)
 
@@ -616,7 +617,7 @@ def test_x_16_a_bridge_that_stops_tells_all_threads_of_a_client_at_once() -> Non
     with in_thread(play) as sim:
         Runner(bridge).serve(lambda: bridge.statistics().waiting_now == 2, act=False)
         ready.set()
-        threading.Event().wait(0.2)  # for both to be under way
+        pass_time(0.2)  # for both to be under way
         bridge.stop()
         sim.thread.join(ClientTimeouts().patience / 2)
         assert sim.over(), "a thread was not told"

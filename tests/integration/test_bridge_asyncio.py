@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Iterator
 
@@ -23,6 +22,7 @@ from envbus.bus.errors import ClosedError, ConfigError, PeerLostError, RequestTi
 from envbus.runner import ExternalEnvBridge
 from tests.integration.bus_programs import free_port
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
+from tests.waiting import pass_time
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -71,7 +71,7 @@ def test_refusals_and_time_outs_are_the_same_errors(bridge: ExternalEnvBridge) -
             with pytest.raises(ActionTimeoutError, match="episode e: no action"):
                 await client.get_action("e", seen(1), timeout=0.2)
             waits = asyncio.ensure_future(client.get_action("e", seen(2)))
-            await asyncio.sleep(0.2)
+            await asyncio.to_thread(pass_time, 0.2)
             waits.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waits
@@ -94,7 +94,7 @@ def test_x_13_heartbeats_keep_an_idle_client_there(bridge: ExternalEnvBridge) ->
     async def play() -> None:
         async with AsyncExternalEnvClient(bridge.address, heartbeat=0.1) as client:
             await client.start_episode("e")
-            await asyncio.sleep(1.0)
+            await asyncio.to_thread(pass_time, 1.0)  # some heartbeats
             assert await client.get_action("e", seen(5)) == 5
 
     with in_thread(lambda: asyncio.run(play())) as sim:
@@ -132,7 +132,7 @@ def test_x_16_it_waits_for_a_bridge_that_is_not_there_yet() -> None:
             assert await client.get_action("e", seen(4)) == 4
 
     with in_thread(lambda: asyncio.run(play())) as sim:
-        threading.Event().wait(0.3)
+        pass_time(0.3)  # it has tried in vain
         with ExternalEnvBridge(OBSERVATION, ACTION, bind=address) as bridge:
             Runner(bridge).serve(sim.over)
 

@@ -21,6 +21,7 @@ from envbus.runner.bridge.vocabulary import EpisodeLimits
 from envbus.runner.faults import FaultCause
 from tests.integration.nursery_children import Driver, is_alive, traced, wait_until
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, seen
+from tests.waiting import pass_time
 
 pytestmark = pytest.mark.timeout(120)
 BOTH = pytest.mark.parametrize("where", ["thread", "process"])
@@ -140,7 +141,7 @@ def test_stopping_the_bridge_ends_its_simulators(where: Where) -> None:
 def test_a_simulator_waits_for_an_owner_that_does_not_poll_yet() -> None:
     with ExternalEnvBridge(OBSERVATION, ACTION) as bridge:
         bridge.host(Counting("return"))
-        threading.Event().wait(1.3)  # longer than one try to connect
+        pass_time(1.3)  # longer than one try to connect
         runner = Runner(bridge)
         with pytest.raises(SimulatorError, match="returned"):
             runner.serve(lambda: False)

@@ -11,11 +11,12 @@ from contextlib import closing
 import pytest
 
 from envbus.runner import ActorPool, BusVectorEnv, Timeouts
+from tests.waiting import pass_time
 
 
 def do_something_else() -> None:
     """Longer than the deadlines here."""
-    subprocess.run(["sleep", "0.6"], timeout=30, check=True)
+    pass_time(0.6)
 
 
 ENV = "envbus.actors.testing:CountingEnv"
@@ -95,8 +96,8 @@ def test_nobody_is_late_when_the_whole_driver_was_stopped(carriage: str) -> None
         assert driver.stdout.readline() == "ready\n"
         for _ in range(3):
             os.kill(driver.pid, signal.SIGSTOP)
-            subprocess.run(["sleep", "1.4"], timeout=30, check=True)
+            pass_time(1.4)
             os.kill(driver.pid, signal.SIGCONT)
-            subprocess.run(["sleep", "0.2"], timeout=30, check=True)
+            pass_time(0.2)
         assert driver.stdout.readline() == "{}\n"
     assert driver.returncode == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 
 import pytest
@@ -24,6 +23,7 @@ from envbus.runner.diagnosis.links import LinkEndedError, open_link
 from envbus.runner.diagnosis.talk import Talk
 from tests.integration.nursery_children import PATIENCE
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread
+from tests.waiting import pass_time
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -86,7 +86,7 @@ def test_a_gateway_that_hangs_while_its_owner_trains_is_found_when_that_is_back(
         assert bridge.gateway is not None
         first = bridge.gateway.pid
         stop(bridge)
-        threading.Event().wait(1.5)  # nobody polls
+        pass_time(1.5)  # nobody polls
         os.kill(first, signal.SIGCONT)
         bridge.poll(0.6)
         assert bridge.gateway.restarts == 0, "it was not judged for the time that nobody looked"

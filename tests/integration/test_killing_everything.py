@@ -7,7 +7,6 @@ import os
 import random
 import secrets
 import signal
-import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from tests.integration.bus_programs import free_port
 from tests.integration.nursery_children import is_alive
 from tests.integration.served_policies import WORKERS
 from tests.integration.test_serving import PATIENCE, STEPS, Server, Simulator, recorded
+from tests.waiting import pass_time
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
@@ -90,7 +90,7 @@ def test_killing_client_bridge_or_policy_worker_at_any_moment_loses_no_finished_
             blows = [scene.kill_a_client, scene.kill_a_worker, scene.kill_a_worker]
             scene.chance.shuffle(blows)
             for blow in [*blows, scene.kill_the_bridge]:
-                threading.Event().wait(scene.chance.uniform(0.0, 0.3))  # any moment
+                pass_time(scene.chance.uniform(0.0, 0.3))  # any moment
                 blow()
         scene.all_play()
         for client in scene.clients:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -24,6 +23,7 @@ from envbus.runner.pool import ActorPool
 from envbus.runner.vector_env import BusVectorEnv
 from tests.integration.faulty import LateEnv
 from tests.runner.pool_envs import PATIENCE, receive_all
+from tests.waiting import pass_time
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -306,4 +306,4 @@ def test_nothing_is_late_because_the_driver_was_away(lanes: bool, restart: bool)
 
 
 def away() -> None:
-    threading.Event().wait(0.5)
+    pass_time(0.5)

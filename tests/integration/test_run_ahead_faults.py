@@ -3,7 +3,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -16,11 +15,12 @@ from envbus.runner.env_runner import EnvRunner
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
 from tests.runner.pool_envs import PATIENCE
+from tests.waiting import pass_time
 
 
 class Slow(CountingEnv):
     def step(self, action: Any) -> Any:
-        threading.Event().wait(0.005)
+        pass_time(0.005)
         return super().step(action)
 
 

@@ -45,6 +45,7 @@ from tests.integration.faulty import (
 )
 from tests.integration.nursery_children import is_alive
 from tests.runner.pool_envs import killed_at_the_end
+from tests.waiting import pass_time
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -411,8 +412,8 @@ def test_ctrl_c_while_an_env_is_made_anew_loses_nothing(
 def _interrupt_when(condition: Callable[[], bool]) -> Any:
     def wait() -> None:
         while not condition():
-            threading.Event().wait(0.01)
-        threading.Event().wait(0.05)
+            pass_time(0.01)
+        pass_time(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=wait)

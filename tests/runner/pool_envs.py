@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from envbus.runner.pool import ActorPool
 from envbus.runner.pool_results import Batch
 from envbus.runner.vector_env import BusVectorEnv
 from tests.integration.nursery_children import is_alive
+from tests.waiting import wait_until
 
 #: Seconds; never expected to pass, and long enough for a machine that is busy with other things.
 PATIENCE = 60.0
@@ -52,8 +52,7 @@ class GatedEnv(CountingEnv):
         return super().step(action)
 
     def await_gate(self) -> None:
-        while not self.gate.exists():
-            threading.Event().wait(0.005)
+        wait_until(self.gate.exists, "the gate")
 
 
 class PidEnv(CountingEnv):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 from gymnasium import spaces
 
 from envbus.bus.errors import ConfigError
-from envbus.runner import client_policy
 from envbus.runner.client_policy import policy_from_weights
 from envbus.runner.mlp import MlpPolicy
 
@@ -30,7 +30,7 @@ def test_an_mlp_of_the_same_layers_is_made_that_acts_alike(hidden: Any, action_s
 
 def test_a_model_in_onnx_is_run_by_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = SimpleNamespace(OnnxPolicy=lambda model, space: (model, space))
-    monkeypatch.setattr(client_policy.importlib, "import_module", lambda _name: adapter)
+    monkeypatch.setitem(sys.modules, "envbus.runner.adapters.onnx_policy", adapter)
     made: Any = policy_from_weights(BOX, TWO, {"model": b"net"})
     assert made == (b"net", TWO)
 

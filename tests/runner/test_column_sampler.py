@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
 from tests.runner.pool_envs import PATIENCE, GatedEnv
+from tests.waiting import pass_time
 
 Make = Callable[..., EnvRunner]
 MODES = pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
@@ -40,7 +40,7 @@ class Counted(Policy):
 
 class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
-        threading.Event().wait(0.003)
+        pass_time(0.003)
         return super().step(action)
 
 

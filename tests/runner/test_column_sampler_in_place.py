@@ -19,7 +19,7 @@ from envbus.runner.pool_results import Rows
 from envbus.runner.sampling import RunnerConfig, Sample
 from tests.runner.pool_envs import PATIENCE
 
-Make = Callable[..., ActorPool]
+Make = Callable[..., "CountedPool"]
 MODES = pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
 
 
@@ -40,29 +40,34 @@ def cart_pole() -> Any:
     return gymnasium.make("CartPole-v1", max_episode_steps=13)
 
 
+class CountedPool(ActorPool):
+    """A pool that notes what `step_in_place` returns, and counts calls of `recv`."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.stepped: list[Rows | None] = []
+        self.asked = 0
+
+    def step_in_place(self, actions: Any) -> Rows | None:
+        self.stepped.append(super().step_in_place(actions))
+        return self.stepped[-1]
+
+    def recv(self, *args: Any, **settings: Any) -> Any:
+        self.asked += 1
+        return super().recv(*args, **settings)
+
+
 @pytest.fixture
 def make() -> Iterator[Make]:
-    pools: list[ActorPool] = []
+    pools: list[CountedPool] = []
 
-    def _make(envs: Any, num_actors: int = 0, **settings: Any) -> ActorPool:
-        pools.append(ActorPool(envs, num_actors=num_actors, **settings))
+    def _make(envs: Any, num_actors: int = 0, **settings: Any) -> CountedPool:
+        pools.append(CountedPool(envs, num_actors=num_actors, **settings))
         return pools[-1]
 
     yield _make
     for pool in pools:
         pool.close(terminate=True)
-
-
-def counted(pool: ActorPool, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return what `step_in_place` will return, one entry per call."""
-    step, calls = pool.step_in_place, []
-
-    def step_in_place(actions: Any) -> Rows | None:
-        calls.append(step(actions))
-        return calls[-1]
-
-    monkeypatch.setattr(pool, "step_in_place", step_in_place)
-    return calls
 
 
 def assert_same(one: Sample, other: Sample) -> None:
@@ -82,14 +87,12 @@ def assert_same(one: Sample, other: Sample) -> None:
 
 @MODES
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_samples_are_those_of_envs_in_an_actor(
-    make: Make, mode: str, num_envs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_are_those_of_envs_in_an_actor(make: Make, mode: str, num_envs: int) -> None:
     taken, calls = [], []
     for num_actors in (0, 1):
         pool = make([cart_pole] * num_envs, num_actors, autoreset_mode=mode)
         if not num_actors:
-            calls = counted(pool, monkeypatch)
+            calls = pool.stepped
         config = RunnerConfig(seed=1, rollout_fragment_length=20, min_envs=num_envs)
         runner = EnvRunner(pool, Adding(), config)
         samples = [runner.sample(), runner.sample(num_env_steps=31), runner.sample()]
@@ -105,15 +108,12 @@ def test_samples_are_those_of_envs_in_an_actor(
 
 @MODES
 def test_a_runner_with_one_env_asks_its_pool_only_where_episodes_begin(
-    make: Make, mode: str, monkeypatch: pytest.MonkeyPatch
+    make: Make, mode: str
 ) -> None:
     pool = make([functools.partial(CountingEnv, 10)], autoreset_mode=mode)
-    steps, asked = counted(pool, monkeypatch), []
-    recv = pool.recv
-    monkeypatch.setattr(pool, "recv", lambda *args, **kw: asked.append(1) or recv(*args, **kw))
     runner = EnvRunner(pool, Adding(), RunnerConfig(rollout_fragment_length=25))
     runner.sample()
-    assert (len(steps), len(asked)) == (25, 3)
+    assert (len(pool.stepped), pool.asked) == (25, 3)
     assert runner.get_metrics()["mean_env_wait_ms"] > 0
     assert runner.timers.iterations == 28
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig, Sample
 from tests.runner.pool_envs import PATIENCE, GatedEnv
+from tests.waiting import pass_time
 
 Make = Callable[..., EnvRunner]
 #: Mode of the pool, and whether in columns: all must do the same.
@@ -250,10 +250,8 @@ def test_r_20_a_time_out_gives_what_is_there_and_names_the_late(
 def test_r_20_a_time_out_also_ends_a_sample_in_which_some_env_is_always_ready(
     make: Make, mode: str, vectorized: bool
 ) -> None:
-    never = threading.Event()
-
     def slow(observations: Any) -> Any:
-        never.wait(0.01)  # the other env has stepped when this is over
+        pass_time(0.01)  # the other env has stepped when this is over
         return zeros(observations)
 
     runner = make(counting(2, 1000), slow, mode, rollout_fragment_length=500, vectorized=vectorized)

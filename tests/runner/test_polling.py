@@ -5,7 +5,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -129,8 +128,7 @@ def test_r_15_try_reset_waits_on_request_and_leaves_the_others_alone(make: Make)
 def test_try_reset_that_takes_too_long_is_told_and_polled_later(make: Make, tmp_path: Path) -> None:
     class SlowReset(GatedEnv):
         def reset(self, **kwargs: Any) -> Any:
-            while not self.gate.exists():
-                threading.Event().wait(0.005)
+            self.await_gate()
             return CountingEnv.reset(self, **kwargs)
 
     pool = make([functools.partial(SlowReset, tmp_path / "gate")])

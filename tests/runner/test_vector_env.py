@@ -28,6 +28,7 @@ from envbus.runner.config import Timeouts
 from envbus.runner.testing import assert_same, assert_same_trajectory
 from tests.integration.nursery_children import wait_until
 from tests.runner.pool_envs import PATIENCE, GatedEnv
+from tests.waiting import pass_time
 
 Make = Callable[..., BusVectorEnv]
 
@@ -394,7 +395,7 @@ def test_a_driver_that_was_away_finds_the_answer_and_no_time_out(
     envs.reset()
     envs.step_async([4])
     wait_until((tmp_path / "stepped").exists, "the step")
-    threading.Event().wait(0.5)  # for its answer, and past the deadline
+    pass_time(0.5)  # for its answer, and past the deadline
     assert envs.step_wait()[0][0, 2] == 4
 
 
