@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TypeAlias
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ class DictSampler:
     Args:
         sources: Where envs come from. A pool's caller resets its envs (DISABLED).
         policies: Returns the policies by id that an episode which begins now can have.
+        asking: Held while a policy is asked.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class DictSampler:
         policies: Callable[[], Mapping[str, Policy]],
         metrics: SampleMetrics,
         timers: PerfTimers,
+        asking: AbstractContextManager[Any],
     ) -> None:
         self._config = config
         self._metrics, self._timers = metrics, timers
@@ -57,7 +59,9 @@ class DictSampler:
         self._polls = 0
         self._shares = [share for source in sources for share in source.shares]
         self._open = [share for share in self._shares if isinstance(share, OpenShare)]
-        self._inference = Inference(config, timers, self._is_ragged, off_policy=bool(self._open))
+        self._inference = Inference(
+            config, timers, self._is_ragged, asking, off_policy=bool(self._open)
+        )
         self._episodes = Episodes(self._shares, config, policies, metrics, self._is_ragged)
         self._endless = EndlessEpisodes(config)
 

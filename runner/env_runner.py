@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,6 +90,7 @@ class EnvRunner(RunnerRenewal):
         #: How often the envs, or the policies, were made anew.
         self._renewals = 0
         self._recorder: VideoRecorder | None = None
+        self._asking = threading.RLock()
         self._sampler = self._make_sampler()
         self._begun = False
         #: A sample has raised: nobody knows what the envs are at.
@@ -293,6 +295,7 @@ class EnvRunner(RunnerRenewal):
             self.metrics,
             self.timers,
             self._make_column,
+            self._asking,
         )
 
     def _finish_videos(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ class Inference:
 
     Args:
         is_ragged: Whether observations or actions have no fixed size.
+        asking: Held while a policy is asked: its weights may be set by another thread.
         off_policy: Whether there can be actions that were chosen elsewhere; rows say so then, in
             a column.
     """
@@ -53,12 +55,14 @@ class Inference:
         config: RunnerConfig,
         timers: PerfTimers,
         is_ragged: Callable[[], bool],
+        asking: AbstractContextManager[Any],
         *,
         off_policy: bool,
     ) -> None:
         self._config = config
         self._timers = timers
         self._is_ragged = is_ragged
+        self._asking = asking
         self._off_policy = off_policy
         #: By policy id: the policy, and what it adds to a row; filled where it was needed.
         self._like: dict[str, tuple[Policy, Mapping[str, Tree]]] = {}
@@ -102,10 +106,12 @@ class Inference:
         policy = group[0].slot.policies[policy_id]
         observations = stack([one.observation for one in group], ragged=ragged)
         states = None
-        first = policy.initial_state()
-        if first is not None:
-            states = stack([one.slot.states.get(one.agent_id, first) for one in group])
-        out = policy.compute_actions(observations, owned(states), explore=explore)
+        with self._asking:
+            first = policy.initial_state()
+            if first is not None:
+                states = stack([one.slot.states.get(one.agent_id, first) for one in group])
+            out = policy.compute_actions(observations, owned(states), explore=explore)
+            latest = policy.policy_version
         asked = clock()
         out = checked_output(out, len(group), states, listed=ragged)
         extras: Mapping[str, Tree] = out.extras
@@ -116,7 +122,7 @@ class Inference:
         connector = self._config.connector("action", policy_id)
         if connector is not None:
             sent = connector(chosen, [(one.slot.env_id, one.agent_id) for one in group])
-        versions, latest = out.versions, policy.policy_version
+        versions = out.versions
         count = len(group)
         singles = _rows_of(chosen, count, ragged=ragged)
         sendable = singles if sent is chosen else _rows_of(sent, count, ragged=ragged)
@@ -177,10 +183,11 @@ class Inference:
         policy = one.slot.policies[policy_id]
         known = self._like.get(policy_id)
         if known is None or known[0] is not policy:
-            first = policy.initial_state()
-            states = None if first is None else stack([first])
             rows = stack([one.observation], ragged=self._is_ragged())
-            out = policy.compute_actions(rows, owned(states), explore=False)
+            with self._asking:
+                first = policy.initial_state()
+                states = None if first is None else stack([first])
+                out = policy.compute_actions(rows, owned(states), explore=False)
             out = checked_output(out, 1, states, listed=self._is_ragged())
             extras = {name: row_of(owned(values), 0) for name, values in out.extras.items()}
             if states is not None:

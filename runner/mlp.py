@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,15 @@ from envbus.runner.policies import Policy, PolicyOutput, Weights
 __all__ = ["MlpPolicy"]
 
 _Array: TypeAlias = npt.NDArray[np.float32]
+_Layers: TypeAlias = tuple[tuple[_Array, _Array], ...]
+
+
+class _Networks(NamedTuple):
+    """All weights of one version; nothing writes to them."""
+
+    pi: _Layers
+    vf: _Layers
+    log_std: _Array
 
 
 class MlpPolicy(Policy):
@@ -55,19 +64,23 @@ class MlpPolicy(Policy):
         outputs = self._head.size
         self._rng = np.random.default_rng(seed)
         sizes = [math.prod(observation_space.shape), *hidden]
-        self._pi = self._layers([*sizes, outputs], 0.01)
-        self._vf = self._layers([*sizes, 1], 1.0)
-        self._log_std = np.zeros(outputs, np.float32)
+        #: Set as a whole: a call in another thread has the old ones or the new ones.
+        self._networks = _Networks(
+            self._layers([*sizes, outputs], 0.01),
+            self._layers([*sizes, 1], 1.0),
+            np.zeros(outputs, np.float32),
+        )
 
     def compute_actions(
         self, observations: Tree, states: Tree, *, explore: bool = True
     ) -> PolicyOutput:
         """Return actions in the dtype of the space."""
         inputs = observations.reshape(len(observations), -1).astype(np.float32, copy=False)
-        outputs = _forward(self._pi, inputs)
-        values = _forward(self._vf, inputs)[:, 0]
+        pi, vf, log_std = self._networks
+        outputs = _forward(pi, inputs)
+        values = _forward(vf, inputs)[:, 0]
         rng = self._rng if explore else None
-        actions, logp = self._head.choose(outputs, rng, self._log_std)
+        actions, logp = self._head.choose(outputs, rng, log_std)
         return PolicyOutput(actions, states, {"action_logp": logp, "vf_preds": values})
 
     def get_weights(self) -> Weights:
@@ -75,7 +88,7 @@ class MlpPolicy(Policy):
         return {name: array.copy() for name, array in self._named()}
 
     def set_weights(self, weights: Weights, version: int | None = None) -> None:
-        """Take over arrays of the same names and shapes.
+        """Take over arrays of the same names and shapes; from any thread, for later calls.
 
         Raises:
             ValueError: Names or shapes differ; nothing was changed.
@@ -86,17 +99,23 @@ class MlpPolicy(Policy):
         for name, array in own.items():
             if np.shape(weights[name]) != array.shape:
                 raise ValueError(f"{name} has shape {np.shape(weights[name])}, not {array.shape}")
-        for name, array in own.items():
-            array[...] = weights[name]
+        new = {name: np.array(weights[name], np.float32) for name in own}
+
+        def layers(prefix: str, former: _Layers) -> _Layers:
+            names = [f"{prefix}.{index}" for index in range(len(former))]
+            return tuple((new[f"{name}.weight"], new[f"{name}.bias"]) for name in names)
+
+        pi, vf, log_std = self._networks
+        self._networks = _Networks(layers("pi", pi), layers("vf", vf), new.get("log_std", log_std))
         super().set_weights(weights, version)
 
-    def _layers(self, sizes: Sequence[int], last_gain: float) -> list[tuple[_Array, _Array]]:
+    def _layers(self, sizes: Sequence[int], last_gain: float) -> _Layers:
         """Return orthogonal weights and zero biases, as PPO's implementations begin with."""
         gains = [math.sqrt(2.0)] * (len(sizes) - 2) + [last_gain]
-        return [
+        return tuple(
             (self._orthogonal(rows, columns, gain), np.zeros(columns, np.float32))
             for rows, columns, gain in zip(sizes[:-1], sizes[1:], gains, strict=True)
-        ]
+        )
 
     def _orthogonal(self, rows: int, columns: int, gain: float) -> _Array:
         normal = self._rng.standard_normal((max(rows, columns), min(rows, columns)))
@@ -106,13 +125,14 @@ class MlpPolicy(Policy):
 
     def _named(self) -> list[tuple[str, _Array]]:
         named = []
-        for prefix, layers in (("pi", self._pi), ("vf", self._vf)):
+        pi, vf, log_std = self._networks
+        for prefix, layers in (("pi", pi), ("vf", vf)):
             for index, (weight, bias) in enumerate(layers):
                 named += [(f"{prefix}.{index}.weight", weight), (f"{prefix}.{index}.bias", bias)]
-        return named if self._head.is_discrete else [*named, ("log_std", self._log_std)]
+        return named if self._head.is_discrete else [*named, ("log_std", log_std)]
 
 
-def _forward(layers: list[tuple[_Array, _Array]], inputs: _Array) -> _Array:
+def _forward(layers: _Layers, inputs: _Array) -> _Array:
     for weight, bias in layers[:-1]:
         inputs = np.tanh(inputs @ weight + bias)
     weight, bias = layers[-1]

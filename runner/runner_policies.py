@@ -6,6 +6,7 @@ A part of the runner, which samples with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from envbus.bus.errors import ConfigError
@@ -26,6 +27,8 @@ class RunnerPolicies:
     config: RunnerConfig
     _envs: EnvSet
     _policies: PolicyMap
+    #: Held while a policy is asked, or its weights change.
+    _asking: AbstractContextManager[Any]
     _sampler: ColumnSampler | DictSampler
 
     @property
@@ -91,10 +94,13 @@ class RunnerPolicies:
     def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
         """Set weights by policy id; actions from now on are theirs, and say so.
 
+        In a block of `serving` it waits until the policy has answered what it was just asked.
+
         Raises:
             ConfigError: There is no such policy. Nothing was set.
         """
-        self._policies.set_weights(weights, version)
+        with self._asking:
+            self._policies.set_weights(weights, version)
         self._tell_policies()
 
     # --- private -----------------------------------------------------------------------------

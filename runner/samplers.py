@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
@@ -29,6 +31,7 @@ def make_sampler(
     metrics: SampleMetrics,
     timers: PerfTimers,
     make: Make | None,
+    asking: AbstractContextManager[Any],
 ) -> ColumnSampler | DictSampler:
     """Return the fast sampler where that is possible and not refused, else the general one.
 
@@ -39,6 +42,8 @@ def make_sampler(
         metrics: Of the runner, as `timers`.
         timers: Likewise.
         make: Asked for the memory of columns; only by the fast one.
+        asking: Held while a policy is asked; only by the general one, which answers simulators in
+            another thread.
 
     Raises:
         ConfigError: Neither is possible.
@@ -67,7 +72,7 @@ def make_sampler(
         BridgeSource(bridge, num_envs + index, width, numbers, config.min_envs)
         for index, bridge in enumerate(envs.bridges)
     ]
-    return DictSampler(sources, config, policies, metrics, timers)
+    return DictSampler(sources, config, policies, metrics, timers, asking)
 
 
 def _why_not_columns(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,46 @@ def test_simulators_are_answered_by_a_thread_while_the_caller_does_something_els
         runner.add_policy("default_policy", fail)
         with pytest.raises(ZeroDivisionError), runner.serving():
             next(t for t in threading.enumerate() if t.name == "envbus serving").join(PATIENCE)
+
+
+class InTwoParts(Policy):
+    """Its weights are two equal numbers, which are changed one after the other."""
+
+    def __init__(self) -> None:
+        self.one = self.other = 0
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        first = self.one
+        os.sched_yield()
+        parts = np.full((len(observations), 2), [first, self.other])
+        return PolicyOutput(np.zeros(len(observations), np.int64), None, {"parts": parts})
+
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        self.one = weights["number"]
+        os.sched_yield()
+        self.other = weights["number"]
+        super().set_weights(weights, version)
+
+
+def test_while_a_thread_answers_each_call_has_the_weights_of_one_version() -> None:
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS)
+    ended = threading.Event()
+
+    def play(client: ExternalEnvClient) -> None:
+        for _ in range(20):
+            play_episode(client, 20)
+        ended.set()
+
+    with simulators(bridge.address, play), EnvRunner(bridge, InTwoParts()) as runner:
+        number = 0
+        with runner.serving():
+            while not ended.is_set():
+                number += 1
+                runner.set_weights({"default_policy": {"number": number}})
+        batch = runner.sample(num_env_steps=400, timeout=PATIENCE).single()
+    assert (batch["parts"][:, 0] == batch["parts"][:, 1]).all()
+    assert (batch["parts"][:, 0] == batch["policy_version"]).all()
+    assert len(set(batch["policy_version"].tolist())) > 2
 
 
 def test_what_serving_collects_is_bounded() -> None:

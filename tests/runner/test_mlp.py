@@ -55,6 +55,26 @@ def test_weights_make_another_policy_the_same_and_count_the_version() -> None:
     assert np.array_equal(*best)
 
 
+def test_a_call_has_the_weights_that_there_were_when_it_began() -> None:
+    seen: list[Any] = []
+
+    class Rows(np.ndarray):  # type: ignore[type-arg]  # tells when the first layer is computed
+        def __matmul__(self, other: Any) -> Any:
+            seen.append(other)
+            policy.set_weights({name: np.zeros_like(old) for name, old in weights.items()})
+            return np.asarray(self) @ other
+
+    policy = MlpPolicy(SEEN, spaces.Discrete(4), seed=1)
+    weights = policy.get_weights()
+    expected = policy.compute_actions(ROWS, None, explore=False)
+    found = policy.compute_actions(ROWS.view(Rows), None, explore=False)
+    assert seen
+    assert np.array_equal(found.extras["vf_preds"], expected.extras["vf_preds"])
+    assert np.array_equal(found.extras["action_logp"], expected.extras["action_logp"])
+    after = policy.compute_actions(ROWS, None, explore=False)
+    assert not after.extras["vf_preds"].any()
+
+
 def test_weights_that_do_not_fit_change_nothing() -> None:
     policy = MlpPolicy(SEEN, spaces.Discrete(4), hidden=[8])
     weights = dict(policy.get_weights())
