@@ -27,6 +27,7 @@ __all__ = [
     "State",
     "map_leaf_spaces",
     "map_space",
+    "single_connectors",
 ]
 
 #: Which env slot and agent each row belongs to.
@@ -44,9 +45,14 @@ class Connector:
     Attributes:
         space: Of what comes out, one row of it. Of an action connector: of what comes in, the
             actions that the policy is to give.
+        update: Whether to learn from what comes in; the owner's to set, for evaluation. In a
+            group, that of the group's `config` holds for all runners, from their next samples on.
+        is_evaluated: The runner samples without `explore`: nothing is to be learnt.
     """
 
     space: Space
+    update: bool = True
+    is_evaluated: bool = False
 
     def __call__(self, batch: Tree, keys: Keys) -> Tree:
         """Return what `batch` becomes."""
@@ -166,6 +172,17 @@ def _naming(connector: str) -> Iterator[None]:
         yield
     except Exception as exc:
         raise ConnectorError(f"connector {connector} failed: {type(exc).__name__}: {exc}") from exc
+
+
+def single_connectors(name: str, connector: Connector) -> dict[str, Connector]:
+    """Return a connector by a name, or those of a pipeline, each by a name of its own."""
+    if type(connector) is not Pipeline:  # one derived from it may have a state of its own
+        return {name: connector}
+    return {
+        full_name: one
+        for part, inner in connector.connectors.items()
+        for full_name, one in single_connectors(f"{name}/{part}", inner).items()
+    }
 
 
 def map_space(function: Callable[[Space, Any], Any], space: Space, batch: Tree) -> Tree:

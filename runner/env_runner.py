@@ -163,6 +163,7 @@ class EnvRunner(RunnerRenewal):
         """
         self._assert_open()
         sampler, config = self._sampler, self.config
+        explore = config.explore if explore is None else explore
         deadline = None if timeout is None else time.monotonic() + timeout
         demand = Demand.of(
             config,
@@ -175,26 +176,22 @@ class EnvRunner(RunnerRenewal):
         if not sampler.live.any():
             self.assert_healthy()
         try:
+            self._tell_connectors(explore)
             self._begin(demand, force_reset=force_reset)
-            sample = sampler.sample(
-                demand,
-                deadline,
-                config.explore if explore is None else explore,
-                config.unique(self._num_samples),
+            sample = sampler.sample(demand, deadline, explore, config.unique(self._num_samples))
+            self._num_samples += 1
+            self.metrics.add_steps(
+                env_steps=sample.env_steps,
+                agent_steps=sample.agent_steps,
+                module_steps={name: len(batch) for name, batch in sample.policy_batches.items()},
             )
+            with naming("on_sample_end"):
+                config.callbacks.on_sample_end(sample=sample)
         except BaseException as exc:
             self._lost_track = not isinstance(exc, SimulatorError)
             if self._envs.closed and isinstance(exc, Exception):
                 raise ClosedEnvironmentError("`EnvRunner` was stopped during a sample.") from exc
             raise
-        self._num_samples += 1
-        self.metrics.add_steps(
-            env_steps=sample.env_steps,
-            agent_steps=sample.agent_steps,
-            module_steps={name: len(batch) for name, batch in sample.policy_batches.items()},
-        )
-        with naming("on_sample_end"):
-            config.callbacks.on_sample_end(sample=sample)
         return sample
 
     def serve(self, seconds: float, *, explore: bool | None = None) -> None:
@@ -298,6 +295,10 @@ class EnvRunner(RunnerRenewal):
             self._asking,
         )
 
+    def _tell_connectors(self, explore: bool) -> None:
+        for connector in self.config.connectors().values():
+            connector.is_evaluated = not explore
+
     def _finish_videos(self) -> None:
         if self._recorder is not None:
             self._recorder.close()
@@ -324,9 +325,11 @@ class EnvRunner(RunnerRenewal):
 
     def _serve(self, deadline: float, explore: bool | None, is_over: Callable[[], bool]) -> None:
         sampler = self._bridged()
+        explore = self.config.explore if explore is None else explore
         try:
+            self._tell_connectors(explore)
             self._give_up_lost()
-            sampler.serve(deadline, self.config.explore if explore is None else explore, is_over)
+            sampler.serve(deadline, explore, is_over)
         except BaseException as exc:
             self._lost_track = not isinstance(exc, SimulatorError)
             raise

@@ -119,15 +119,13 @@ class Normalize(Connector):
         clip: Bound of what comes out.
         epsilon: Added to the variance.
 
-    Attributes:
-        update: Whether to learn from what comes in; off for evaluation.
+    It learns from what comes in, unless `update` is off or the runner samples without `explore`.
     """
 
     def __init__(self, space: Space, *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
         self._space = space
         self.clip = clip
         self.epsilon = epsilon
-        self.update = True
         self.space = map_leaf_spaces(
             lambda part: (
                 spaces.Box(-clip, clip, part.shape, np.float32)
@@ -142,7 +140,7 @@ class Normalize(Connector):
     def __call__(self, batch: Tree, keys: Keys) -> Tree:
         """Return the rows, by the moments that they themselves are part of."""
         del keys
-        if self.update:
+        if self.update and not self.is_evaluated:
             seen = Moments.of(self._boxes(batch))
             self._moments = self._moments.merge(seen)
             self._fresh = self._fresh.merge(seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.episode import DEFAULT_POLICY_ID
@@ -13,6 +13,9 @@ __all__ = ["Policies", "PolicyMap"]
 
 #: One, or by policy id; functions `observations -> actions` are policies, too.
 Policies: TypeAlias = "Policy | Callable[[Any], Any] | Mapping[str, Policy | Callable[[Any], Any]]"
+
+#: What a policy has besides `compute_actions`.
+_PARTS: Final = ("initial_state", "get_weights", "set_weights", "policy_version")
 
 
 class PolicyMap:
@@ -80,10 +83,22 @@ class PolicyMap:
         }
 
     def set_state(self, state: Mapping[str, tuple[Weights, int]]) -> None:
-        """Take over what `get_state` returned; raises as `set_weights`."""
+        """Take over what `get_state` returned, all of it or nothing.
+
+        Raises:
+            ConfigError: There is no such policy.
+            Exception: What a policy raises that does not take its weights.
+        """
         found = [(self[name], *both) for name, both in state.items()]
-        for policy, weights, version in found:
-            policy.set_weights(weights, version)
+        before = []
+        try:
+            for policy, weights, version in found:
+                before.append((policy, policy.get_weights(), policy.policy_version))
+                policy.set_weights(weights, version)
+        except BaseException:
+            for policy, weights, version in before:
+                policy.set_weights(weights, version)
+            raise
 
 
 def _by_id(given: Policies) -> dict[str, Policy]:
@@ -95,6 +110,12 @@ def _by_id(given: Policies) -> dict[str, Policy]:
 
 def _as_policy(name: str, policy: Any) -> Policy:
     if hasattr(policy, "compute_actions"):
+        missing = [part for part in _PARTS if not hasattr(policy, part)]
+        if missing:
+            raise ConfigError(
+                f"policy {name!r} has no {', '.join(missing)}; derive it from "
+                "envbus.runner.Policy, which has them"
+            )
         found: Policy = policy
         return found
     check_is_no_module(policy, f"policy {name!r}")

@@ -48,6 +48,8 @@ logger = logging.getLogger("envbus.runner.policy_workers")
 
 #: Longest wait of the thread, in seconds.
 _LONGEST_WAIT: Final = 60.0
+#: Seconds until it looks again after that has failed.
+_FAILED_PAUSE: Final = 0.1
 
 
 class PolicyProcesses:
@@ -230,6 +232,7 @@ class PolicyProcesses:
                         poller.register(member.child.pipe.fileno(), select.POLLIN)
                 timeout = self._patience()
             poller.poll(timeout * 1e3)
+            failed = False
             with self._lock:
                 if self._nursery.is_ending or self._closed:
                     return
@@ -237,7 +240,9 @@ class PolicyProcesses:
                     self._look(time.monotonic())
                 except Exception:  # or nobody would be replaced any more
                     logger.exception("looking after policy workers failed")
-                    time.sleep(0.1)
+                    failed = True
+            if failed:  # without the lock: others push weights meanwhile
+                time.sleep(_FAILED_PAUSE)
 
     def _patience(self) -> float:
         times = [at for each in self._members if (at := each.wake_at()) is not None]

@@ -5,6 +5,7 @@ A part of the runner, which samples with them.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -78,32 +79,54 @@ class RunnerRenewal(RunnerPolicies, ABC):
         not left, nor what policies and connectors keep of them. Who takes it over begins new
         ones, under ids that were not used yet.
         """
+        next_eps_id, num_samples = self.ids_reached()
         return {
             "policies": self._policies.get_state(),
             "connectors": {name: one.get_state() for name, one in self.config.connectors().items()},
             "metrics": self.metrics.get_state(),
-            "num_samples": self._num_samples,
-            "next_eps_id": self._sampler.ids.following,
+            "num_samples": num_samples,
+            "next_eps_id": next_eps_id,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned, of this runner or another; episodes go on.
 
+        All of it is taken over, or nothing.
+
         Raises:
-            ConfigError: It has a policy that is not here, or lacks a connector that is. Nothing was
-                set.
+            ConfigError: It has a policy that is not here, or lacks a connector that is.
+            Exception: What a policy or a connector raises that does not take its part.
         """
         connectors = self.config.connectors()
         missing = sorted(connectors.keys() - state["connectors"].keys())
         if missing:
             raise ConfigError(f"the state has nothing of the connectors {missing}")
-        self._policies.set_state(state["policies"])
+        ids = int(state["next_eps_id"]), int(state["num_samples"])
+        with contextlib.ExitStack() as undo:
+            policies = {name: self._policies[name] for name in state["policies"]}
+            before = {
+                name: (policy.get_weights(), policy.policy_version)
+                for name, policy in policies.items()
+            }
+            self._policies.set_state(state["policies"])
+            undo.callback(self._policies.set_state, before)
+            for name, connector in connectors.items():
+                undo.callback(connector.set_state, connector.get_state())
+                connector.set_state(state["connectors"][name])
+            self.metrics.set_state(state["metrics"])
+            undo.pop_all()  # all is well
         self._tell_policies()
-        for name, connector in connectors.items():
-            connector.set_state(state["connectors"][name])
-        self.metrics.set_state(state["metrics"])
-        self._num_samples = max(self._num_samples, int(state["num_samples"]))
-        self._sampler.ids.go_on_from(int(state["next_eps_id"]))
+        self.go_on_from(*ids)
+
+    def ids_reached(self) -> tuple[int, int]:
+        """Return what no number of an episode, and of a sample, has reached yet here."""
+        return self._sampler.ids.following, self._num_samples
+
+    def go_on_from(self, next_eps_id: int, num_samples: int) -> None:
+        """Have later episodes and samples be numbered from these on, if they are not already."""
+        self._num_samples = max(self._num_samples, num_samples)
+        if self._sampler.ids.following < next_eps_id:
+            self._sampler.ids.go_on_from(next_eps_id)
 
     # --- private -----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from envbus.bus.errors import ConfigError
 from envbus.runner.batch import MultiAgentBatch
 from envbus.runner.callbacks import Callbacks
-from envbus.runner.connectors import Connector
+from envbus.runner.connectors import Connector, single_connectors
 from envbus.runner.episode import EpisodeRecorder
 from envbus.runner.faults import Fault
 from envbus.runner.metrics import EpisodeResult
@@ -104,7 +104,7 @@ class RunnerConfig:
     infos: bool = False
     #: Episodes to film.
     video: VideoConfig | None = None
-    #: What policies are told, unless `sample` says otherwise.
+    #: What policies are told, unless `sample` says otherwise. Without it connectors learn nothing.
     explore: bool = True
     #: Env i is reset with `seed + i` the first time.
     seed: int | None = None
@@ -158,15 +158,22 @@ class RunnerConfig:
         return both.get(policy_id) if isinstance(both, Mapping) else both
 
     def connectors(self) -> dict[str, Connector]:
-        """Return all connectors by names of their own: "observation", "action/policy id", ..."""
+        """Return all connectors by names of their own: "observation", "action/policy id", ...
+
+        Each comes once, also one that several policies share, so that what it learns is collected
+        once. Those of a pipeline stand for themselves: "observation/1:Normalize".
+        """
         found: dict[str, Connector] = {}
         kinds = {"observation": self.observation_connector, "action": self.action_connector}
         for kind, both in kinds.items():
-            if isinstance(both, Mapping):
-                found |= {f"{kind}/{policy_id}": one for policy_id, one in both.items()}
-            elif both is not None:
-                found[kind] = both
-        return found
+            named = both if isinstance(both, Mapping) else {None: both}
+            for policy_id, one in named.items():
+                if one is not None:
+                    found |= single_connectors(
+                        kind if policy_id is None else f"{kind}/{policy_id}", one
+                    )
+        first = {id(one): name for name, one in reversed(found.items())}
+        return {name: one for name, one in found.items() if first[id(one)] == name}
 
     def unique(self, number: int) -> int:
         """Return `number` as no runner with another index has it."""

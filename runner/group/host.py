@@ -137,6 +137,9 @@ class HostedRunner:
         if request.connectors is not None:
             for name, state in request.connectors.value.items():
                 connectors[name].sync(state)
+        for name, update in request.updates.items():
+            connectors[name].update = update
+        runner.go_on_from(*request.ids)
         self._memory.enter(request.room)
         sample = runner.sample(
             request.num_env_steps,
@@ -166,6 +169,7 @@ class HostedRunner:
             env_steps=sample.env_steps,
             report=Tree(report),
             policy_versions=self._versions(),
+            ids=runner.ids_reached(),
         )
 
     def apply(self, request: Apply) -> Applied:

@@ -146,6 +146,8 @@ class Taken(Reply, frozen=True, kw_only=True):
     #: `Report`.
     report: Tree
     policy_versions: dict[str, int]
+    #: `EnvRunner.ids_reached`.
+    ids: tuple[int, int]
 
 
 class TakeSample(Request[Taken], frozen=True, kw_only=True):
@@ -158,8 +160,12 @@ class TakeSample(Request[Taken], frozen=True, kw_only=True):
     explore: bool | None = None
     #: `{name: state}` of connectors, merged over all runners; None: nothing new.
     connectors: Tree | None = None
+    #: Whether each of them is to learn.
+    updates: dict[str, bool]
     #: Where large columns are to be made; None: anywhere.
     room: Room | None = None
+    #: For `EnvRunner.go_on_from`: what was reached in a state that the group took over.
+    ids: tuple[int, int] = (0, 0)
 
 
 class Applied(Reply, frozen=True, kw_only=True):

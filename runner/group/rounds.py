@@ -114,7 +114,8 @@ class Rounds:
 
     Args:
         crew: Started.
-        connectors: The group's copies: they merge what those of the runners learn.
+        connectors: The caller's, who may switch their `update`; copies of them merge what those
+            of the runners learn.
         versions: Of the policies' weights, by policy id.
         sample_timeout: Seconds after which a runner that samples is taken for hung; None: never.
 
@@ -138,13 +139,17 @@ class Rounds:
         self.joint = JointMemory()
         self.errors: list[Exception] = []
         self.faults: list[RunnerFault] = []
-        self._connectors = connectors
+        self._given = connectors
+        self._connectors = copy.deepcopy(dict(connectors))
         self.connector_states = {name: one.get_state() for name, one in connectors.items()}
         #: Counts up with each change of them.
         self._connectors_version = 0
         self.weights: dict[str, Weights] = {}
         self.versions = dict(versions)
         self._weights_version = 0
+        #: What no number of an episode, and of a sample, has reached in any runner; and what no new
+        #: one may be below, of a state that was taken over. The rest of an id is the runner's.
+        self.ids_reached = self._first_ids = (0, 0)
         #: Of what the last error of a push was that was told: other runners fail alike.
         self._refused_version = 0
 
@@ -194,7 +199,9 @@ class Rounds:
             force_reset=force_reset,
             explore=explore,
             connectors=states,
+            updates={name: one.update for name, one in self._given.items()},
             room=room,
+            ids=self._first_ids,
         )
         patience = self._sample_timeout
         if patience is not None and timeout is not None:
@@ -222,8 +229,14 @@ class Rounds:
         """Ask runners for a sign of life."""
         return self._ask_all(actors, RollCall(), timeout)
 
-    def set_weights(self, weights: Mapping[str, Weights], version: int | None) -> None:
+    def set_weights(
+        self, weights: Mapping[str, Weights], version: int | Mapping[str, int] | None
+    ) -> None:
         """Send weights to all runners, without waiting for anybody.
+
+        Args:
+            weights: By policy id.
+            version: Of all, or by policy id; None: per policy, the one after the present.
 
         Raises:
             ConfigError: There is no such policy. Nothing was sent.
@@ -234,7 +247,10 @@ class Rounds:
         for policy_id, values in copies.items():
             # A runner that starts again later gets them too.
             self.weights[policy_id] = values
-            fresh = self.versions[policy_id] + 1 if version is None else version
+            if isinstance(version, Mapping):
+                fresh = version[policy_id]
+            else:
+                fresh = self.versions[policy_id] + 1 if version is None else version
             self.versions[policy_id] = fresh
         self._weights_version += 1
         for actor in self.ready():
@@ -245,6 +261,11 @@ class Rounds:
         """Have runners take over states of connectors before their next samples."""
         self.connector_states = copy.deepcopy(dict(states))
         self._connectors_version += 1
+
+    def go_on_from(self, next_eps_id: int, num_samples: int) -> None:
+        """Have runners number later episodes and samples from these on."""
+        self._note_ids((next_eps_id, num_samples))
+        self._first_ids = self.ids_reached
 
     def take(self, indices: Iterable[int]) -> list[RunnerPart]:
         """Return what runners have delivered, and merge what their connectors have learnt."""
@@ -355,6 +376,7 @@ class Rounds:
                 assert isinstance(reply, Taken)
                 self._take_sample(actor, reply, news.tag.room)
                 self._note_versions(reply.policy_versions)
+                self._note_ids(reply.ids)
             case _Pushing():
                 self._pushed(actor)
             case Ticket():
@@ -438,3 +460,6 @@ class Rounds:
         """Policies may have come, or counted on, by what was applied to a runner."""
         for policy_id, version in versions.items():
             self.versions[policy_id] = max(version, self.versions.get(policy_id, 0))
+
+    def _note_ids(self, ids: tuple[int, int]) -> None:
+        self.ids_reached = max(self.ids_reached[0], ids[0]), max(self.ids_reached[1], ids[1])

@@ -81,7 +81,7 @@ class Upkeep:
             self._crew.start()
             self._rounds = Rounds(
                 self._crew,
-                copy.deepcopy(config.connectors()),
+                config.connectors(),
                 self._crew.first_versions(),
                 settings.sample_timeout,
             )
@@ -267,28 +267,43 @@ class Upkeep:
             self._crew.kill(actor, FaultCause.REQUEST, reason)
 
     def get_state(self) -> dict[str, Any]:
-        """Return weights, their versions, connectors' merged states and counts of a lifetime."""
+        """Return weights, their versions, connectors' merged states and counts of a lifetime.
+
+        Who takes it over uses no id of an episode, or of a sample, a second time.
+        """
+        next_eps_id, num_samples = self._rounds.ids_reached
         return {
             "weights": self.get_weights(),
             "policy_versions": self.policy_versions,
             "connectors": copy.deepcopy(self._rounds.connector_states),
             "metrics": self.metrics.get_state(),
+            "num_samples": num_samples,
+            "next_eps_id": next_eps_id,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned, of this group or another; episodes go on.
 
         Raises:
-            ConfigError: It has a policy that is not here. Nothing was set.
+            ConfigError: It has a policy that is not here, or lacks a connector that is. Nothing was
+                set.
         """
         self._assert_open()
-        versions = self._rounds.versions
-        if unknown := sorted(state["weights"].keys() - versions.keys()):
-            raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(versions)}")
-        for policy_id, weights in state["weights"].items():
-            self._rounds.set_weights({policy_id: weights}, state["policy_versions"][policy_id])
-        self._rounds.set_connectors(state["connectors"])
+        rounds = self._rounds
+        rounds.take_news(0.0)
+        weights, connectors = state["weights"], state["connectors"]
+        if unknown := sorted(weights.keys() - rounds.versions.keys()):
+            raise ConfigError(
+                f"there is no policy {unknown[0]!r}; there are {list(rounds.versions)}"
+            )
+        if missing := sorted(rounds.connector_states.keys() - connectors.keys()):
+            raise ConfigError(f"the state has nothing of the connectors {missing}")
+        versions = {policy_id: int(state["policy_versions"][policy_id]) for policy_id in weights}
+        ids = int(state["next_eps_id"]), int(state["num_samples"])
         self.metrics.set_state(state["metrics"])
+        rounds.go_on_from(*ids)
+        rounds.set_connectors({name: connectors[name] for name in rounds.connector_states})
+        rounds.set_weights(weights, versions)
 
     def stop(self, *, terminate: bool = False) -> None:
         """Have all runners close their envs and leave; kill those that do not. Idempotent.

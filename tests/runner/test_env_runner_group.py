@@ -14,6 +14,7 @@ from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, EncodeError, RemoteError
+from envbus.runner.connectors import Pipeline
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.env_runner_group import EnvRunnerGroup
 from envbus.runner.observation_connectors import Normalize
@@ -287,6 +288,40 @@ def test_filters_of_connectors_are_merged_over_runners(make: Make) -> None:
     assert all(total * 2 / 3 - 4 <= count < total for count in counts)
 
 
+def test_a_connector_of_two_policies_learns_once_from_each_row_and_not_while_it_is_switched_off(
+    make: Make,
+) -> None:
+    def pool(index: int) -> ActorPool:
+        envs = [functools.partial(CountingEnv, 1000)] * 2
+        return ActorPool(envs, num_actors=1, autoreset_mode="Disabled")
+
+    normalize = Normalize(CountingEnv.observation_space)
+    group = make(
+        pool,
+        {"a": Steps(), "b": Steps()},
+        policy_mapping_fn=_by_turns,
+        observation_connector={"a": normalize, "b": Pipeline([normalize])},
+    )
+
+    def count() -> int:
+        (state,) = group.get_state()["connectors"].values()
+        found: int = state["count"]
+        return found
+
+    # An observation more per env than there are rows.
+    for number in (1, 2, 3):
+        group.sample(20, timeout=PATIENCE)
+        assert count() == number * 20 + 4
+    group.sample(20, explore=False, timeout=PATIENCE)
+    assert count() == 64
+    normalize.update = False
+    group.sample(20, timeout=PATIENCE)
+    assert count() == 64
+    normalize.update = True
+    group.sample(20, timeout=PATIENCE)
+    assert count() == 84
+
+
 def test_a_state_is_taken_over_by_another_group(make: Make) -> None:
     space = CountingEnv.observation_space
     group = make(observation_connector=Normalize(space))
@@ -303,6 +338,29 @@ def test_a_state_is_taken_over_by_another_group(make: Make) -> None:
     assert other.get_metrics()["num_env_steps_sampled_lifetime"] == 23
     with pytest.raises(ConfigError, match="no policy"):
         other.set_state({**state, "weights": {"other": {}}})
+    with pytest.raises(ConfigError, match=r"nothing of the connectors \['observation'\]"):
+        other.set_state({**state, "connectors": {}})
+    with pytest.raises(KeyError):
+        other.set_state({**state, "policy_versions": {}})
+    assert other.policy_versions == {"default_policy": 5}
+
+
+def test_a_group_that_takes_a_state_over_uses_no_id_again(make: Make) -> None:
+    ids: list[int] = []
+    unrolls: list[int] = []
+    state: Any = None
+    for _ in range(2):
+        group = make(envs=[functools.partial(CountingEnv, 3)] * 2)
+        if state is not None:
+            group.set_state(state)
+        for number in (30, 12):
+            batch = group.sample(number, timeout=PATIENCE).single()
+            ids += set(batch["eps_id"].tolist())
+            unrolls += set(batch["unroll_id"].tolist())
+        state = group.get_state()
+        group.stop()
+    assert len(set(ids)) == len(ids) == 2 * 14
+    assert len(set(unrolls)) == len(unrolls) == 2 * 2 * 2
 
 
 def test_an_exception_in_one_runner_is_raised_and_the_others_rows_come_next(

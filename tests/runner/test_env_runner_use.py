@@ -16,7 +16,7 @@ from gymnasium.error import ClosedEnvironmentError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
-from envbus.runner.callbacks import Callbacks
+from envbus.runner.callbacks import CallbackError, Callbacks
 from envbus.runner.connectors import Pipeline
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.mlp import MlpPolicy
@@ -189,8 +189,8 @@ def test_state_has_weights_versions_connectors_counts_and_ids(vectorized: bool) 
         assert batch["t"][0] == 0
         assert batch["unroll_id"][0] == 3
         assert set(batch["policy_version"]) == {3}
-        count = state["connectors"]["observation"]["0:Normalize"]["count"]
-        assert other.get_state()["connectors"]["observation"]["0:Normalize"]["count"] > count > 90
+        count = state["connectors"]["observation/0:Normalize"]["count"]
+        assert other.get_state()["connectors"]["observation/0:Normalize"]["count"] > count > 90
         assert other.get_metrics()["num_env_steps_sampled_lifetime"] == 120
 
 
@@ -210,9 +210,74 @@ def test_a_state_of_other_policies_is_refused_and_changes_nothing(make: Make) ->
         runner.set_state(state)
     with (
         build_normalized(False) as other,
-        pytest.raises(ConfigError, match=r"nothing of the connectors \['observation'\]"),
+        pytest.raises(
+            ConfigError, match=r"nothing of the connectors \[.observation/0:Normalize.\]"
+        ),
     ):
         other.set_state(state)
+
+
+@BOTH
+def test_a_state_of_which_a_part_is_refused_changes_nothing(vectorized: bool) -> None:
+    with build_normalized(vectorized) as runner:
+        runner.sample()
+        before = runner.get_state()
+        weights, version = before["policies"]["default_policy"]
+        changed = {name: values + 1 for name, values in weights.items()}
+        with pytest.raises(ValueError, match="could not convert"):
+            runner.set_state(
+                {
+                    **before,
+                    "policies": {"default_policy": (changed, version + 1)},
+                    "connectors": {
+                        "observation/0:Normalize": {"count": 3, "means": ["no"], "m2s": []}
+                    },
+                    "next_eps_id": 1000,
+                }
+            )
+        after = runner.get_state()
+        assert after["policies"]["default_policy"][1] == version
+        for name, values in after["policies"]["default_policy"][0].items():
+            assert np.array_equal(values, weights[name])
+        both = [one["connectors"]["observation/0:Normalize"] for one in (before, after)]
+        assert both[0]["count"] == both[1]["count"]
+        assert np.array_equal(both[0]["means"][0], both[1]["means"][0])
+        assert after["next_eps_id"] == before["next_eps_id"]
+
+
+@BOTH
+def test_evaluation_teaches_connectors_nothing(vectorized: bool) -> None:
+    with build_normalized(vectorized) as runner:
+        runner.sample()
+        counts = []
+        for explore in (True, False, False, True):
+            runner.sample(explore=explore)
+            counts.append(runner.get_state()["connectors"]["observation/0:Normalize"]["count"])
+        assert counts[0] == counts[1] == counts[2] < counts[3]
+
+
+class FailsAtTheEnd(Callbacks):
+    fails = True
+
+    def on_sample_end(self, *, sample: Any) -> None:
+        if self.fails:
+            raise RuntimeError("no")
+
+
+@BOTH
+def test_after_a_callback_failed_at_the_end_of_a_sample_new_episodes_begin(
+    make: Make, vectorized: bool
+) -> None:
+    callbacks = FailsAtTheEnd()
+    runner = make(
+        counting(2, 9), callbacks=callbacks, rollout_fragment_length=5, vectorized=vectorized
+    )
+    with pytest.raises(CallbackError, match="on_sample_end raised RuntimeError: no"):
+        runner.sample()
+    callbacks.fails = False
+    first, second = runner.sample().single(), runner.sample().single()
+    assert first["t"].tolist() == [0, 1, 2, 3, 4] * 2
+    assert second["t"].tolist() == [5, 6, 7, 8, 0] * 2
 
 
 class Stops(Callbacks):

@@ -81,3 +81,32 @@ class Module:
 def test_a_bare_module_of_pytorch_is_told_which_class_makes_it_a_policy() -> None:
     with pytest.raises(ConfigError, match=r"'default_policy' is a PyTorch module.*TorchPolicy\("):
         PolicyMap(Module())
+
+
+class Refuses(Keeps):
+    """Has half of its weights when it refuses them."""
+
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        super().set_weights(weights, version)
+        if weights["w"] < 0:
+            raise ValueError("negative")
+
+
+def test_a_state_that_one_policy_refuses_is_taken_over_by_none() -> None:
+    policies = PolicyMap({"a": Keeps(1), "b": Refuses(2), "c": Keeps(3)})
+    before = policies.get_state()
+    with pytest.raises(ValueError, match="negative"):
+        policies.set_state({"a": ({"w": 7}, 7), "b": ({"w": -1}, 8), "c": ({"w": 9}, 9)})
+    assert policies.get_state() == before
+
+
+def test_what_lacks_a_part_of_a_policy_is_refused_at_once() -> None:
+    class Half:
+        def compute_actions(self, observations: Any, states: Any, *, explore: bool) -> Any:
+            raise AssertionError
+
+        def get_weights(self) -> Any:
+            return {}
+
+    with pytest.raises(ConfigError, match="'a' has no initial_state, set_weights, policy_version"):
+        PolicyMap({"a": Half()})  # type: ignore[dict-item]  # on purpose
