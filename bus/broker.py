@@ -107,6 +107,8 @@ class Broker:
         self._outcomes: list[Outcome] = []
         self._accepted = 0
         self._stopping = False
+        #: Messages that were not sent since their peer does not read.
+        self._unread = 0
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -156,6 +158,7 @@ class Broker:
         try:
             self._transport.send(peer, [encode_header(header), *encode(notice)])
         except (UnknownPeerError, QueueFullError) as exc:
+            self._unread += isinstance(exc, QueueFullError)
             logger.info("%s to %r was not sent: %s", type(notice).__name__, peer, exc)
 
     def answer(self, peer: bytes, request_id: int, answer: Reply | Failed) -> bool:
@@ -171,6 +174,7 @@ class Broker:
         try:
             self._transport.send(peer, [encode_header(header), *encode(answer)])
         except (UnknownPeerError, QueueFullError) as exc:
+            self._unread += isinstance(exc, QueueFullError)
             logger.info("%s to %r was not sent: %s", type(answer).__name__, peer, exc)
             return False
         return True
@@ -254,8 +258,12 @@ class Broker:
 
     def statistics(self) -> BrokerStatistics:
         """Return counts since the start, as a frozen struct."""
-        refused = self._transport.refused_connections
-        return msgspec.structs.replace(self._core.statistics(), refused_connections=refused)
+        return msgspec.structs.replace(
+            self._core.statistics(),
+            refused_connections=self._transport.refused_connections,
+            unread=self._unread,
+            queued_bytes_now=self._transport.queued_bytes,
+        )
 
     def close(self) -> None:
         """Close the socket. Idempotent; pending requests get no outcome any more."""
@@ -312,6 +320,7 @@ class Broker:
         except UnknownPeerError as exc:
             code, message = FailureCode.PEER_LOST, str(exc)
         except QueueFullError as exc:
+            self._unread += 1
             code, message = FailureCode.OVERLOADED, str(exc)
         else:
             return

@@ -312,3 +312,7 @@ class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     #: Connections that were refused for their keys, or broken off in the handshake. Counted by
     #: the transport, where it asks for keys.
     refused_connections: int = 0
+    #: Messages that were not sent since their peer does not read: bytes, or messages, waited for it
+    #: already. Bytes that wait for such peers now.
+    unread: int = 0
+    queued_bytes_now: int = 0

@@ -17,7 +17,7 @@ from typing import Final
 from envbus.bus.errors import ClosedError, DecodeError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.packets import pack, table_of
-from envbus.bus.pipe import Pipe
+from envbus.bus.pipe import SEND_TIMEOUT, Pipe
 from envbus.bus.spinning import CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.transport import Buffer, Frames
 
@@ -48,6 +48,8 @@ class LaneEnd:
     def __init__(self, sock: socket.socket, pipe: Pipe) -> None:
         self._socket = sock
         self._pipe = pipe
+        #: Seconds that `pack` may wait for room in the pipe.
+        self._patience = SEND_TIMEOUT
         disown_in_forks(self)
 
     @classmethod
@@ -67,8 +69,9 @@ class LaneEnd:
         return self._socket.fileno(), self._pipe.fileno()
 
     def set_timeout(self, timeout: float | None) -> None:
-        """Let `read` wait up to `timeout` seconds, and `write` for room; None: neither waits."""
+        """Let `read` wait up to `timeout` seconds, and `write` for room; None: nothing waits."""
         self._socket.setblocking(timeout is not None)
+        self._patience = 0.0 if timeout is None else SEND_TIMEOUT
         if timeout is not None:
             # The kernel's own time-out: one system call per message, where Python's takes two.
             seconds, fraction = divmod(max(timeout, 1e-6), 1.0)
@@ -83,13 +86,14 @@ class LaneEnd:
         """Return the packet that carries `frames`; a large one's content goes ahead by pipe.
 
         Raises:
+            QueueFullError: The other side does not read its pipe.
             TransportError: The pipe failed.
         """
         packet = pack(frames)
         if len(packet) <= INLINE_BYTES:
             return packet
         number = self._pipe.next_number()
-        self._pipe.send_bytes(number, packet)
+        self._pipe.send_bytes(number, packet, self._patience)
         return _PARCEL.pack(0, number)
 
     def unpack(self, packet: bytes) -> list[Buffer]:

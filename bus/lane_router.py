@@ -30,12 +30,14 @@ from envbus.bus.stream_end import StreamEnd
 from envbus.bus.transport import Buffer, Frames
 from envbus.bus.zmq_router import ZmqRouter
 
-__all__ = ["QUEUE_LIMIT", "LaneRouter", "with_lanes"]
+__all__ = ["QUEUE_BYTES", "QUEUE_LIMIT", "LaneRouter", "with_lanes"]
 
 logger = logging.getLogger("envbus.bus.lane_router")
 
 #: Messages waiting for room in the socket, per peer; as many as the ROUTER's queue holds.
 QUEUE_LIMIT: Final = 1000
+#: Bytes of them, per peer; nothing is queued beyond that, so that one message may be over it.
+QUEUE_BYTES: Final = 64 * 2**20
 #: Messages of the router's peers between two looks at lanes that have been silent, at most: a look
 #: costs as much as a message.
 _FAR_AT_ONE_GO: Final = 16
@@ -79,6 +81,8 @@ class LaneRouter:
         self._elsewhere: set[bytes] = set()
         self._by_fd: dict[int, bytes] = {}
         self._unsent: dict[bytes, deque[bytes]] = {}
+        #: Bytes in each of these queues.
+        self._queued: dict[bytes, int] = {}
         #: Packets for streams that are kept for each other; None: they go at once.
         self._held: dict[bytes, list[bytes]] | None = None
         #: Lanes that the last look found readable.
@@ -126,6 +130,7 @@ class LaneRouter:
         """Forget a peer that has ended; what it sent and nobody received is lost."""
         end = self._lanes.pop(peer, None)
         self._unsent.pop(peer, None)
+        self._queued.pop(peer, None)
         self._hung_up.discard(peer)
         self._near.discard(peer)
         self._elsewhere.discard(peer)
@@ -150,8 +155,13 @@ class LaneRouter:
             self._router.send(peer, frames)
             return
         waiting = self._unsent.get(peer)
-        if waiting is not None and len(waiting) >= QUEUE_LIMIT:
-            raise QueueFullError(f"the queue to {peer!r} holds {QUEUE_LIMIT} messages")
+        if waiting is not None and (
+            len(waiting) >= QUEUE_LIMIT or self._queued[peer] >= QUEUE_BYTES
+        ):
+            raise QueueFullError(
+                f"{len(waiting)} messages of {self._queued[peer]} bytes wait for {peer!r}, which "
+                "does not read"
+            )
         try:
             packet = end.pack(frames)
         except ClosedError:
@@ -227,6 +237,12 @@ class LaneRouter:
         """Connections that the router refused."""
         return 0 if self._router is None else self._router.refused_connections
 
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait for peers which do not read."""
+        far = 0 if self._router is None else self._router.queued_bytes
+        return sum(self._queued.values()) + far
+
     def wait(self, timeout: float) -> bool:
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
         if self._ready:
@@ -286,6 +302,7 @@ class LaneRouter:
         self._lanes.clear()
         self._by_fd.clear()
         self._unsent.clear()
+        self._queued.clear()
         self._ready.clear()
         self._poller.close()
 
@@ -325,9 +342,11 @@ class LaneRouter:
             return
         if waiting is None:
             waiting = self._unsent[peer] = deque()
+            self._queued[peer] = 0
             self._poller.modify(end.fileno(), select.EPOLLIN | select.EPOLLOUT)
         if not written:
             waiting.append(packet)
+            self._queued[peer] += len(packet)
 
     def _flush(self, peer: bytes) -> None:
         waiting, end = self._unsent.get(peer), self._lanes[peer]
@@ -335,12 +354,12 @@ class LaneRouter:
             return
         try:
             while waiting and end.write(waiting[0]):
-                waiting.popleft()
+                self._queued[peer] -= len(waiting.popleft())
             finished = end.finish() and not waiting
         except ClosedError:
             finished = True
         if finished:
-            del self._unsent[peer]
+            del self._unsent[peer], self._queued[peer]
             with contextlib.suppress(OSError, ValueError):  # hung up, and forgotten already
                 self._poller.modify(end.fileno(), select.EPOLLIN)
 

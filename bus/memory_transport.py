@@ -120,6 +120,11 @@ class MemoryRouter:
         return ""
 
     @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait: of none it is known."""
+        return 0
+
+    @property
     def refused_connections(self) -> int:
         """None: everybody may join."""
         return 0

@@ -86,12 +86,19 @@ class Pipe:
         self._numbers += 1
         return self._numbers
 
-    def send_bytes(self, number: int, data: bytes | bytearray | memoryview) -> None:
+    def send_bytes(
+        self, number: int, data: bytes | bytearray | memoryview, timeout: float = SEND_TIMEOUT
+    ) -> None:
         """Send a parcel of bytes.
+
+        Args:
+            number: Of `next_number`.
+            data: What it holds.
+            timeout: Seconds to wait while the socket is full; 0: not at all.
 
         Raises:
             ClosedError: The other side is gone, or this end was closed.
-            QueueFullError: The other side has not read for `SEND_TIMEOUT` seconds.
+            QueueFullError: The other side has not read for so long.
             TransportError: There is no memory or descriptor left for it.
         """
         try:
@@ -100,7 +107,7 @@ class Pipe:
             raise TransportError(f"no parcel could be made: {error}") from error
         try:
             _write_all(fd, memoryview(data).cast("B"))
-            self._send(number, _BYTES, fd)
+            self._send(number, _BYTES, fd, timeout)
         finally:
             os.close(fd)
 
@@ -180,18 +187,18 @@ class Pipe:
         if self._sock.fileno() < 0:
             raise ClosedError("this pipe was closed")
 
-    def _send(self, number: int, kind: int, fd: int) -> None:
+    def _send(self, number: int, kind: int, fd: int, timeout: float = SEND_TIMEOUT) -> None:
         self._check_open()
         self._numbers = max(self._numbers, number)
         data = _HEADER.pack(_MAGIC, kind, number)
         ancillary = rights([fd])
-        deadline = time.monotonic() + SEND_TIMEOUT
+        begun = time.monotonic()
         while data:
             try:
                 data = data[self._sock.sendmsg([data], ancillary) :]
                 ancillary = []  # the descriptor went with the first byte
             except BlockingIOError:
-                self._wait_until_writable(number, deadline)
+                self._wait_until_writable(number, begun, timeout)
             except (BrokenPipeError, ConnectionResetError) as error:
                 raise ClosedError("the other side of the pipe is gone") from error
             except OSError as error:
@@ -199,11 +206,12 @@ class Pipe:
                     raise TransportError(f"parcel {number} was not sent: {error}") from error
                 raise QueueFullError(f"parcel {number}: too many parcels under way") from error
 
-    def _wait_until_writable(self, number: int, deadline: float) -> None:
+    def _wait_until_writable(self, number: int, begun: float, timeout: float) -> None:
+        deadline = begun + timeout
         if time.monotonic() >= deadline:
             raise QueueFullError(
-                f"parcel {number} was not sent: the other side has not read its pipe "
-                f"for {SEND_TIMEOUT} s"
+                f"parcel {number} was not sent: the pipe is full, and the other side has not read "
+                f"it for {timeout:g} s"
             )
         events = wait_for(self._sock, select.POLLIN | select.POLLOUT, deadline)
         if events & select.POLLIN and not events & select.POLLOUT:

@@ -58,6 +58,11 @@ class RouterTransport(Protocol):
         ...
 
     @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait for peers which do not read, as far as they are counted."""
+        ...
+
+    @property
     def refused_connections(self) -> int:
         """Connections that were refused for their keys, or broken off in the handshake."""
         ...

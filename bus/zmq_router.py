@@ -12,8 +12,9 @@ import logging
 import math
 import os
 import select
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import zmq
 
@@ -27,8 +28,10 @@ from envbus.bus.errors import (
 )
 from envbus.bus.interrupts import interruptible
 from envbus.bus.keys import BrokerKeys
+from envbus.bus.packets import lengths_of
 from envbus.bus.transport import Buffer, Frames
 from envbus.bus.zmq_sockets import (
+    COPY_THRESHOLD,
     HIGH_WATER_MARK,
     LINGER_MS,
     NOBLOCK,
@@ -37,6 +40,7 @@ from envbus.bus.zmq_sockets import (
     receive_frames,
     router_socket,
     send_frames,
+    send_tracked,
     set_limits,
 )
 
@@ -44,6 +48,9 @@ __all__ = ["ZmqRouter"]
 
 logger = logging.getLogger("envbus.bus.zmq_router")
 
+#: Bytes of large buffers that may wait for one peer; nothing is queued beyond that. Besides them
+#: there are at most `HIGH_WATER_MARK` messages of buffers below 64 KiB.
+QUEUE_BYTES: Final = 64 * 2**20
 # A plain int: see `zmq_sockets.py`.
 _EVENTS = int(zmq.EVENTS)
 
@@ -90,6 +97,10 @@ class ZmqRouter:
         self._has_message = False
         #: Whether messages have been coming one after another: there are probably more.
         self._is_burst = False
+        #: Large buffers that were sent, by peer, and who knows whether libzmq has let go of them.
+        self._large: dict[bytes, deque[tuple[zmq.MessageTracker, int]]] = {}
+        #: Peers in it, at which those that are gone are forgotten.
+        self._sweep_at = 16
         self._doorkeeper: Doorkeeper | None = None
         self._list_watched()
         set_limits(self._socket, max_frame_bytes)
@@ -129,8 +140,15 @@ class ZmqRouter:
 
     def send(self, peer: bytes, frames: Frames) -> None:
         """Queue `frames` for `peer`; never blocks. Large buffers are not copied: see `codec`."""
+        large = sum(size for size in lengths_of(frames) if size >= COPY_THRESHOLD)
+        if large and (queued := self._large_bytes(peer)) >= QUEUE_BYTES:
+            raise QueueFullError(f"{queued} bytes wait for {peer!r}: it does not read")
         try:
-            send_frames(self._socket, (peer, *frames))
+            if not large:
+                send_frames(self._socket, (peer, *frames))
+            else:
+                tracker = send_tracked(self._socket, (peer, *frames))
+                self._large.setdefault(peer, deque()).append((tracker, large))
         except zmq.Again as exc:
             raise QueueFullError(
                 f"the queue to {peer!r} holds {HIGH_WATER_MARK} messages: it does not read"
@@ -174,6 +192,11 @@ class ZmqRouter:
         except zmq.ZMQError:  # over a private endpoint
             return ""
         return "" if user == NOBODY else user
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of large buffers that libzmq has not handed to the system yet."""
+        return sum(map(self._large_bytes, list(self._large)))
 
     @property
     def refused_connections(self) -> int:
@@ -244,6 +267,25 @@ class ZmqRouter:
             with contextlib.suppress(OSError):  # an abstract one, `@name`, has no file
                 self._files[path] = os.stat(path).st_ino
         return bound
+
+    def _large_bytes(self, peer: bytes) -> int:
+        """Return the bytes of large buffers that wait for a peer.
+
+        libzmq counts messages only, and tells nothing of its queues. What it has sent, or dropped
+        with a connection, it lets go of.
+        """
+        waiting = self._large.get(peer)
+        if waiting is None:
+            if len(self._large) >= self._sweep_at:  # peers that are gone are asked of no more
+                for other in list(self._large):
+                    self._large_bytes(other)
+                self._sweep_at = 2 * len(self._large) + 16
+            return 0
+        while waiting and waiting[0][0].done:
+            waiting.popleft()
+        if not waiting:
+            del self._large[peer]
+        return sum(size for _, size in waiting)
 
     def _list_watched(self) -> None:
         self._watched: list[tuple[Any, int]] = [(self._socket, POLLIN)]

@@ -14,6 +14,7 @@ from envbus.bus.errors import ConfigError, TransportError
 from envbus.bus.transport import Frames, check_endpoint
 
 __all__ = [
+    "COPY_THRESHOLD",
     "HIGH_WATER_MARK",
     "LINGER_MS",
     "NOBLOCK",
@@ -24,6 +25,7 @@ __all__ = [
     "receive_frames",
     "router_socket",
     "send_frames",
+    "send_tracked",
     "set_limits",
 ]
 
@@ -36,7 +38,8 @@ LINGER_MS = 500
 NOBLOCK = int(zmq.NOBLOCK)
 POLLIN = int(zmq.POLLIN)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-_COPY_THRESHOLD = zmq.COPY_THRESHOLD
+#: Bytes from which on libzmq's buffers are the sender's own.
+COPY_THRESHOLD = zmq.COPY_THRESHOLD
 #: `Socket.send` without what pyzmq adds for sockets of other types: half of the time.
 _send_part: Any = zmq.backend.Socket.send
 #: Domain in which a ZAP handler is asked, where there is one.
@@ -71,8 +74,21 @@ def send_frames(socket: zmq.Socket[bytes], frames: Frames) -> None:
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         flags = NOBLOCK if index == last else _NOBLOCK_MORE
-        copy = type(frame) is bytes and len(frame) < _COPY_THRESHOLD
+        copy = type(frame) is bytes and len(frame) < COPY_THRESHOLD
         _send_part(socket, frame, flags, copy)
+
+
+def send_tracked(socket: zmq.Socket[bytes], frames: Frames) -> zmq.MessageTracker:
+    """As `send_frames`; return what knows whether libzmq has let go of all large buffers."""
+    last, trackers = len(frames) - 1, []
+    for index, frame in enumerate(frames):
+        flags = NOBLOCK if index == last else _NOBLOCK_MORE
+        view = memoryview(frame)  # also of a `zmq.Frame`, which cannot be tracked later
+        if view.nbytes < COPY_THRESHOLD:
+            _send_part(socket, view, flags, True)
+        else:
+            trackers.append(_send_part(socket, view, flags, False, True))
+    return zmq.MessageTracker(*trackers)
 
 
 def receive_frames(socket: zmq.Socket[bytes], flags: int) -> list[zmq.Frame]:

@@ -18,6 +18,7 @@ from envbus.bus.lane import (
     LanePeer,
 )
 from envbus.bus.lane_router import QUEUE_LIMIT, LaneRouter
+from envbus.bus.transport import RouterTransport
 from envbus.bus.zmq_peer import ZmqPeer
 from envbus.bus.zmq_router import ZmqRouter
 from tests.integration.nursery_children import PATIENCE, wait_until
@@ -55,6 +56,16 @@ def router_is_full(router: LaneRouter, frame: bytes) -> bool:
     except QueueFullError as exc:
         return str(QUEUE_LIMIT) in str(exc)
     return False
+
+
+def until_full(router: RouterTransport, peer: bytes, frames: list[bytes]) -> tuple[int, str]:
+    """Send the same until it is refused; return how often it was taken, and why no more."""
+    for sent in range(10_000):
+        try:
+            router.send(peer, frames)
+        except QueueFullError as error:
+            return sent, str(error)
+    raise AssertionError("it is never full")
 
 
 def receive(router: LaneRouter) -> tuple[bytes, list[bytes] | None]:
@@ -109,6 +120,21 @@ def test_the_router_never_blocks_and_refuses_when_its_queue_is_full(
     for number in range(sent):  # nothing of what was taken is lost, nor out of order
         router.wait(0.0)
         assert plain(peer.receive(PATIENCE)) == [b"%d" % number]
+
+
+def test_large_messages_that_are_not_read_are_refused_without_a_wait(
+    router: LaneRouter, peer: LanePeer
+) -> None:
+    large = bytes(INLINE_BYTES)
+    sent, why = until_full(router, b"p", [large])
+    assert "has not read it for 0 s" in why
+    router.send(b"p", [b"small"])  # what fits goes on
+    for _ in range(sent):
+        assert plain(peer.receive(PATIENCE)) == [large]
+    router.wait(0.0)
+    assert plain(peer.receive(PATIENCE)) == [b"small"]
+    router.send(b"p", [large])
+    assert plain(peer.receive(PATIENCE)) == [large]
 
 
 def test_looking_does_not_wait_and_waiting_ends(router: LaneRouter, peer: LanePeer) -> None:

@@ -17,12 +17,13 @@ from envbus.bus import lane_listener, stream_end
 from envbus.bus.errors import QueueFullError
 from envbus.bus.lane_address import ADDRESSES_EXIST, INTRODUCTION
 from envbus.bus.lane_listener import address_of
-from envbus.bus.lane_router import LaneRouter, with_lanes
+from envbus.bus.lane_router import QUEUE_BYTES, LaneRouter, with_lanes
 from envbus.bus.near_peer import NearPeer
 from envbus.bus.packets import pack
 from envbus.bus.zmq_peer import ZmqPeer
 from envbus.bus.zmq_router import ZmqRouter
 from tests.integration.nursery_children import PATIENCE, wait_until
+from tests.integration.test_lane import until_full
 from tests.sources import ROOT
 
 pytestmark = [
@@ -95,6 +96,24 @@ def is_cut_off(sock: socket.socket, router: LaneRouter) -> bool:
         return sock.recv(1) == b""
     except ConnectionResetError:
         return True
+
+
+def test_bytes_that_a_peer_does_not_read_are_bounded(router: LaneRouter) -> None:
+    lazy, honest = stranger(router), NearPeer(router.endpoints[0], b"honest")
+    with lazy:
+        lazy.sendall(pack([INTRODUCTION, b"lazy"]) + pack([b"hello"]))
+        assert hears(router) == (b"lazy", [b"hello"])
+        model = bytes(8 * 2**20)
+        sent, why = until_full(router, b"lazy", [model])
+        assert "wait for b'lazy', which does not read" in why
+        assert QUEUE_BYTES <= sent * len(model) <= QUEUE_BYTES + 3 * len(model)
+        assert QUEUE_BYTES <= router.queued_bytes <= QUEUE_BYTES + len(model) + 100
+        honest.send([b"still"])
+        assert hears(router) == (b"honest", [b"still"])
+        router.send(b"honest", [b"here"])
+        assert gets(honest) == [b"here"]
+    wait_until(lambda: heard(router) or router.queued_bytes == 0, "it is forgotten")
+    honest.close()
 
 
 def test_messages_go_both_ways_without_zmq(router: LaneRouter, peer: NearPeer) -> None:

@@ -20,9 +20,10 @@ from envbus.bus.errors import (
 from envbus.bus.memory_transport import MemoryNetwork
 from envbus.bus.transport import PeerTransport, RouterTransport
 from envbus.bus.zmq_peer import ZmqPeer
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_router import QUEUE_BYTES, ZmqRouter
 from envbus.bus.zmq_sockets import HIGH_WATER_MARK
 from tests.integration.nursery_children import PATIENCE, wait_until
+from tests.integration.test_lane import until_full
 
 
 class Network:
@@ -68,6 +69,29 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]
     yield made
     for transport in reversed(made.opened):
         transport.close()
+
+
+def test_bytes_that_a_peer_does_not_read_are_bounded(tmp_path: Path) -> None:
+    router = ZmqRouter([f"ipc://{tmp_path}/bus"])
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    lazy = context.socket(zmq.DEALER)
+    try:
+        lazy.setsockopt(zmq.IDENTITY, b"lazy")
+        lazy.setsockopt(zmq.RCVHWM, 1)  # it is not its memory that is tested
+        lazy.connect(router.endpoints[0])
+        lazy.send(b"hello")
+        wait_until(lambda: router.wait(0.05) and router.receive(), "it is there")
+        model = bytes(8 * 2**20)
+        sent, why = until_full(router, b"lazy", [b"header", model])
+        assert "bytes wait for b'lazy': it does not read" in why
+        assert sent * len(model) < 4 * QUEUE_BYTES
+        assert router.queued_bytes >= QUEUE_BYTES
+        router.send(b"lazy", [b"small"])  # what is small is counted by libzmq
+    finally:
+        context.destroy(linger=0)
+        # What is there is taken first; then the router learns of the end.
+        wait_until(lambda: router.receive() or router.queued_bytes == 0, "it is let go of")
+        router.close()
 
 
 # --- what all transports have in common -----------------------------------------------------
