@@ -14,7 +14,7 @@
 PYTHON ?=
 # More arguments for pytest, `make test PYTEST_ARGS="-k arena"`, and for `envbus bench`.
 PYTEST_ARGS ?=
-BENCH_ARGS ?= all
+BENCH_ARGS ?= all --yes
 FUZZ_SECONDS ?= 60
 # Options of `envbus chaos`, `make chaos CHAOS_ARGS="--seconds 600 --seed 7"`.
 CHAOS_ARGS ?=

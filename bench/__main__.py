@@ -20,7 +20,7 @@ from envbus.bench.cases import (
     Schedule,
     parse_case,
 )
-from envbus.bench.environments import LIBRARIES, PACKAGE, Environments
+from envbus.bench.environments import HOME, LIBRARIES, Environments, Library
 from envbus.bench.record import Record, load, save
 from envbus.bench.recovery import FULL_KILLS, QUICK_KILLS, VARIANTS_KILLED, measure_recovery
 from envbus.bench.report import render_details, render_summary
@@ -39,7 +39,7 @@ from envbus.runner.extras import how_to_install
 
 __all__ = ["app", "main"]
 
-RESULTS = PACKAGE / "results"
+RESULTS = HOME / "results"
 KINDS = ("vector", "sample", "startup", "recovery", "bus", "policy", "bridge", "profile")
 
 app = typer.Typer(
@@ -56,6 +56,7 @@ Here = Annotated[
     bool,
     typer.Option(help="Use this interpreter for every library instead of isolated environments."),
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Install what is missing without asking.")]
 Names = Annotated[
     list[str] | None, typer.Option("--variant", help="Only these variants; repeat the option.")
 ]
@@ -68,14 +69,14 @@ def install(
     libraries: Annotated[
         list[str] | None, typer.Argument(help=f"Of {', '.join(LIBRARIES)}; none: all.")
     ] = None,
+    yes: Yes = False,
 ) -> None:
-    """Make each library's virtual environment below bench/.envs with pip."""
+    """Make each library's virtual environment with pip, whether or not it is there.
+
+    They are below bench/.envs in a clone, else below envbus-bench/.envs in the working directory.
+    """
     chosen = _each(libraries or list(LIBRARIES), LIBRARIES.__getitem__, "library", LIBRARIES)
-    environments = Environments()
-    for library in chosen:
-        print(f"{library.name}: installing", flush=True)
-        outcome = environments.install(library)
-        print(f"{library.name}: {outcome.failure or 'installed'}", flush=True)
+    _install(Environments(), chosen, yes=yes)
 
 
 @app.command()
@@ -87,6 +88,7 @@ def vector(
     variants: Names = None,
     quick: Quick = False,
     here: Here = False,
+    yes: Yes = False,
     out: Out = RESULTS,
 ) -> None:
     """Env steps per second and step latency."""
@@ -94,7 +96,7 @@ def vector(
     if cases:
         chosen = [_parsed(case) for case in cases]
     taking_part = _variants(variants, startup=False)
-    environments = _environments(taking_part, here=here)
+    environments = _environments(taking_part, here=here, yes=yes)
     path = out / "vector.json"
     measure_vector(
         chosen,
@@ -116,13 +118,14 @@ def sample(
     variants: Names = None,
     quick: Quick = False,
     here: Here = False,
+    yes: Yes = False,
     out: Out = RESULTS,
 ) -> None:
     """Env steps per second of collectors with a policy."""
     chosen = [_parsed(case) for case in cases] if cases else SAMPLE_CASES
     _each(variants or [], SAMPLE_VARIANTS.__getitem__, "variant", SAMPLE_VARIANTS)
     taking_part = [SAMPLE_VARIANTS[name] for name in variants or SAMPLE_VARIANTS]
-    environments = _environments(taking_part, here=here)
+    environments = _environments(taking_part, here=here, yes=yes)
     path = out / "sample.json"
     measure_sampling(
         chosen,
@@ -137,20 +140,29 @@ def sample(
 
 @app.command()
 def startup(
-    variants: Names = None, quick: Quick = False, here: Here = False, out: Out = RESULTS
+    variants: Names = None,
+    quick: Quick = False,
+    here: Here = False,
+    yes: Yes = False,
+    out: Out = RESULTS,
 ) -> None:
     """Seconds to the first reset, and memory."""
     taking_part = _variants(variants, startup=True)
-    environments = _environments(taking_part, here=here)
+    environments = _environments(taking_part, here=here, yes=yes)
     starts = QUICK_STARTS if quick else FULL_STARTS
     record = measure_startup(starts, taking_part, _schedule(quick), environments, _say)
     _save(record, out)
 
 
 @app.command()
-def recovery(quick: Quick = False, here: Here = False, out: Out = RESULTS) -> None:
+def recovery(
+    quick: Quick = False,
+    here: Here = False,
+    yes: Yes = False,
+    out: Out = RESULTS,
+) -> None:
     """From kill -9 of a worker until its envs step again, and what others do."""
-    environments = _environments([VARIANTS[name] for name in VARIANTS_KILLED], here=here)
+    environments = _environments([VARIANTS[name] for name in VARIANTS_KILLED], here=here, yes=yes)
     kills = QUICK_KILLS if quick else FULL_KILLS
     _save(measure_recovery(kills, _schedule(quick), environments, say=_say), out)
 
@@ -174,12 +186,17 @@ def policy(quick: Quick = False, out: Out = RESULTS) -> None:
 
 
 @app.command()
-def bridge(quick: Quick = False, here: Here = False, out: Out = RESULTS) -> None:
+def bridge(
+    quick: Quick = False,
+    here: Here = False,
+    yes: Yes = False,
+    out: Out = RESULTS,
+) -> None:
     """Simulators that ask for actions, beside bare pyzmq, HTTP and gRPC."""
     # The rest works without the bridge.
     from envbus.bench.bridge import WAYS, measure_bridge
 
-    environments = _with(dict.fromkeys(way.library for way in WAYS.values()), here=here)
+    environments = _with(dict.fromkeys(way.library for way in WAYS.values()), here=here, yes=yes)
     path = out / "bridge.json"
     measure_bridge(
         _requests(quick),
@@ -199,15 +216,20 @@ def profile(quick: Quick = False, out: Out = RESULTS) -> None:
 
 
 @app.command(name="all")
-def everything(quick: Quick = False, here: Here = False, out: Out = RESULTS) -> None:
+def everything(
+    quick: Quick = False,
+    here: Here = False,
+    yes: Yes = False,
+    out: Out = RESULTS,
+) -> None:
     """Install what is missing, measure everything, report."""
-    vector(quick=quick, here=here, out=out)
-    sample(quick=quick, here=here, out=out)
-    startup(quick=quick, here=here, out=out)
-    recovery(quick=quick, here=here, out=out)
+    vector(quick=quick, here=here, yes=yes, out=out)
+    sample(quick=quick, here=here, yes=yes, out=out)
+    startup(quick=quick, here=here, yes=yes, out=out)
+    recovery(quick=quick, here=here, yes=yes, out=out)
     bus(quick=quick, out=out)
     policy(quick=quick, out=out)
-    bridge(quick=quick, here=here, out=out)
+    bridge(quick=quick, here=here, yes=yes, out=out)
     profile(quick=quick, out=out)
     report(out)
 
@@ -267,21 +289,42 @@ def _variants(names: list[str] | None, *, startup: bool) -> list[Variant]:
     return variants_named(names, startup=startup)
 
 
-def _environments(variants: Sequence[Variant], *, here: bool) -> Environments:
-    return _with(dict.fromkeys(variant.library for variant in variants), here=here)
+def _environments(variants: Sequence[Variant], *, here: bool, yes: bool) -> Environments:
+    return _with(dict.fromkeys(variant.library for variant in variants), here=here, yes=yes)
 
 
-def _with(libraries: Iterable[str], *, here: bool) -> Environments:
+def _with(libraries: Iterable[str], *, here: bool, yes: bool) -> Environments:
     """Return the environments, with those made that were never tried."""
     if here:
         return Environments(shared_python=sys.executable)
     environments = Environments()
-    for name in libraries:
-        if environments.status(name) is None:
-            _say(f"{name}: installing")
-            outcome = environments.install(LIBRARIES[name])
-            _say(f"{name}: {outcome.failure or 'installed'}")
+    missing = environments.missing(libraries)
+    if missing:
+        _install(environments, [LIBRARIES[name] for name in missing], yes=yes)
     return environments
+
+
+def _install(environments: Environments, libraries: Sequence[Library], *, yes: bool) -> None:
+    """Make environments, if whoever calls agrees.
+
+    Raises:
+        typer.BadParameter: There is nobody to ask.
+        typer.Abort: They do not agree.
+    """
+    what = environments.describe([library.name for library in libraries])
+    if yes:
+        _say(what)
+    elif sys.stdin.isatty():
+        typer.confirm(f"{what}. Go on?", abort=True)
+    else:
+        raise typer.BadParameter(
+            f"{what}. Say --yes, or --here to measure what this interpreter has, or choose by "
+            "--variant"
+        )
+    for library in libraries:
+        _say(f"{library.name}: installing")
+        outcome = environments.install(library)
+        _say(f"{library.name}: {outcome.failure or 'installed'}")
 
 
 def _each(

@@ -1,4 +1,4 @@
-"""One virtual environment per library, made with pip on demand in a git-ignored folder.
+"""One virtual environment per library, made with pip on demand, in a folder that git ignores.
 
 Libraries that pin each other's dependencies apart must not share one; and a comparison must say
 what it compared, so versions are fixed here. A library that cannot be installed keeps its reason.
@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,17 +19,33 @@ from typing import IO
 
 __all__ = [
     "DEFAULT_FOLDER",
+    "HOME",
     "LIBRARIES",
     "ONE_THREAD",
     "Environments",
     "Installed",
     "Library",
+    "home_of",
     "without_paths",
 ]
 
 #: The folder of this package: where `workloads.py` and the adapters are.
 PACKAGE = Path(__file__).resolve().parent
-DEFAULT_FOLDER = PACKAGE / ".envs"
+
+
+def home_of(package: Path) -> Path:
+    """Return where environments and results go: beside the package in a clone, else here.
+
+    A wheel's package is in site-packages, which is nobody's place for a gigabyte.
+    """
+    is_clone = (package.parent / "pyproject.toml").is_file()
+    return package if is_clone else Path.cwd() / "envbus-bench"
+
+
+HOME = home_of(PACKAGE)
+DEFAULT_FOLDER = HOME / ".envs"
+#: What all libraries' environments take.
+SIZE = "1.2 GB"
 #: Seconds for one pip call; torch alone can take minutes on a slow line.
 PIP_TIMEOUT = 1800.0
 
@@ -176,6 +192,17 @@ class Environments:
             return Installed(**json.loads(self._status_file(library).read_text("utf-8")))
         except FileNotFoundError:
             return None
+
+    def missing(self, libraries: Iterable[str]) -> list[str]:
+        """Return those that were never tried to install."""
+        return [name for name in libraries if self.status(name) is None]
+
+    def describe(self, libraries: Sequence[str]) -> str:
+        """Return, for whoever has to agree, what installing them means."""
+        return (
+            f"pip will install {', '.join(libraries)}, with what they need, into environments of "
+            f"their own below {self.folder}; all libraries together take {SIZE} and some minutes"
+        )
 
     def install(self, library: Library) -> Installed:
         """Make the library's environment; keep and return what came of it."""

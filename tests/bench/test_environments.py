@@ -1,13 +1,53 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
-from envbus.bench.environments import Environments, Library, without_paths
+import pytest
+
+from envbus.bench.environments import (
+    DEFAULT_FOLDER,
+    Environments,
+    Library,
+    home_of,
+    without_paths,
+)
 
 
 def test_paths_do_not_get_into_results() -> None:
     text = "FileNotFoundError: '/some/where/file.txt' and /usr/lib/x.so, see http://a/b/c"
     assert without_paths(text) == "FileNotFoundError: 'file.txt' and x.so, see http://a/b/c"
+
+
+def test_from_a_wheel_nothing_goes_into_site_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site-packages" / "bench"
+    package.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert home_of(package) == tmp_path / "envbus-bench"
+    (package.parent / "pyproject.toml").touch()
+    assert home_of(package) == package
+
+
+def test_nothing_is_installed_before_somebody_has_agreed_who_knows_where_and_how_much(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "envbus.runner.cli", "bench", "install", "gymnasium"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    told = " ".join(done.stderr.split())
+    for part in ("gymnasium", str(DEFAULT_FOLDER), "1.2 GB", "--yes"):
+        assert part in told
+    environments = Environments(tmp_path / "envs")
+    assert environments.missing(["sb3", "gymnasium"]) == ["sb3", "gymnasium"]
+    assert not environments.folder.exists()
 
 
 def test_a_library_that_cannot_be_installed_keeps_its_reason(tmp_path: Path) -> None:
