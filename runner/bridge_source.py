@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from envbus.actors.clipping import agent_clip
 from envbus.actors.spaces import is_fixed_size
 from envbus.runner.agent_results import PollResult
 from envbus.runner.bridge.bridge import ExternalEnvBridge
@@ -58,6 +59,7 @@ class BridgeSource:
         width: As how many envs it counts.
         numbers: Env ids; bridges of one runner share them.
         min_envs: How many episodes to wait for, or all that are open.
+        clip_actions: Bring actions into the bounds of their space.
     """
 
     def __init__(
@@ -67,8 +69,11 @@ class BridgeSource:
         width: int,
         numbers: EnvNumbers,
         min_envs: int,
+        *,
+        clip_actions: bool,
     ) -> None:
         self._bridge = bridge
+        self._clip_actions = clip_actions
         self._share = OpenShare(index, width=width)
         self.shares = [self._share]
         self._numbers = numbers
@@ -136,11 +141,13 @@ class BridgeSource:
             SpaceMismatchError: A policy gave an action outside the space; its client is told.
         """
         by_version: dict[int, dict[str, Mapping[AgentID, Any]]] = {}
+        # Looked up each time: the first client may have brought the spaces.
+        clip = agent_clip(self._bridge.action_space) if self._clip_actions else None
         for slot in slots:
             if slot.episode_id in self._waiting:
-                by_version.setdefault(slot.policy_version, {})[slot.episode_id] = actions[
-                    slot.env_id
-                ]
+                own = actions[slot.env_id]
+                some = by_version.setdefault(slot.policy_version, {})
+                some[slot.episode_id] = own if clip is None else clip(own)
         for version, some in by_version.items():
             self._waiting -= some.keys()
             self._bridge.send_actions(some, policy_version=version)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from envbus.actors.clipping import clip_of
 from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.callbacks import naming
@@ -70,6 +71,7 @@ class ColumnSampler:
         self._sends_resets = pool.autoreset_mode is AutoresetMode.DISABLED
         self._observe = config.connector("observation", policy_id)
         self._convert = config.connector("action", policy_id)
+        self._clip = clip_of(pool.single_action_space) if config.clip_actions else None
         self._env_ids = np.arange(count)
         self._keys = [(env_id, DUMMY_AGENT) for env_id in range(count)]
         #: Whatever action, `(N, ...)`.
@@ -260,6 +262,8 @@ class ColumnSampler:
         self._rows.columns.act(ids, actions, answers.versions, extras)
         if self._convert is not None:
             actions = self._convert(actions, [self._keys[i] for i in ids.tolist()])
+        if self._clip is not None:
+            actions = self._clip(actions)
         self._timers.add("inference", answered - begin)
         self._timers.add("action_processing", clock() - answered)
         return ids, actions if len(ids) else None

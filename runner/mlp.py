@@ -36,7 +36,7 @@ class MlpPolicy(Policy):
     """Tanh layers; a categorical distribution for Discrete, a diagonal Gaussian for Box actions.
 
     Extras: `action_logp` and `vf_preds`, `(rows,)` float32. Gaussian actions are not clipped
-    (`ClipActions` does that to what is sent), so that `action_logp` is theirs.
+    (an `EnvRunner` does that to what it sends), so that `action_logp` is theirs.
 
     Args:
         observation_space: A Box; its arrays are flattened. Others: `Flatten` first.

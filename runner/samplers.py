@@ -66,10 +66,19 @@ def make_sampler(
             'make the pool with autoreset_mode="Disabled": it cannot be sampled in columns, as '
             + (reason or "vectorized=False was asked for")
         )
-    sources: list[Source] = [] if pool is None else [PoolSource(pool)]
+    sources: list[Source] = (
+        [] if pool is None else [PoolSource(pool, clip_actions=config.clip_actions)]
+    )
     numbers, num_envs, width = EnvNumbers(envs.num_envs), envs.num_envs, config.envs_per_bridge
     sources += [
-        BridgeSource(bridge, num_envs + index, width, numbers, config.min_envs)
+        BridgeSource(
+            bridge,
+            num_envs + index,
+            width,
+            numbers,
+            config.min_envs,
+            clip_actions=config.clip_actions,
+        )
         for index, bridge in enumerate(envs.bridges)
     ]
     return DictSampler(sources, config, policies, metrics, timers, asking)

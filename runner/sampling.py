@@ -97,6 +97,9 @@ class RunnerConfig:
     observation_connector: Connector | Mapping[str, Connector] | None = None
     #: Between policy and env, likewise. The batch has what the policy gave.
     action_connector: Connector | Mapping[str, Connector] | None = None
+    #: Bring actions, last of all, into the finite bounds of the action space's Boxes, also inside
+    #: Dict and Tuple: those of a Gaussian leave them. The batch has what the policy gave.
+    clip_actions: bool = True
     #: What becomes of the rows of an episode whose env failed: none leaves the runner, or they
     #: are kept up to the fault, and truncated there.
     faulty_episodes: Literal["drop", "truncate"] = "drop"

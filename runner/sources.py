@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from envbus.actors.clipping import agent_clip
 from envbus.actors.spaces import is_fixed_size
 from envbus.runner.agent_results import PollResult
 from envbus.runner.bridge.results import ClientChoice
@@ -91,10 +92,16 @@ class Source(Protocol):
 
 
 class PoolSource:
-    """The envs of a pool, each a share of its own."""
+    """The envs of a pool, each a share of its own.
 
-    def __init__(self, pool: ActorPool) -> None:
+    Args:
+        pool: It stays its owner's.
+        clip_actions: Bring actions into the bounds of their space.
+    """
+
+    def __init__(self, pool: ActorPool, *, clip_actions: bool) -> None:
         self._pool = pool
+        self._clip = agent_clip(pool.single_action_space) if clip_actions else None
         self.shares = [EnvShare(env_id, [Slot(env_id)]) for env_id in range(pool.num_envs)]
         spaces = (pool.single_observation_space, pool.single_action_space)
         self.is_ragged = not pool.is_multi_agent and not all(map(is_fixed_size, spaces))
@@ -115,7 +122,10 @@ class PoolSource:
         self, slots: Sequence[Slot], actions: Mapping[int, Mapping[AgentID, Any]]
     ) -> None:
         """Have envs step."""
-        self._pool.send_actions({slot.env_id: actions[slot.env_id] for slot in slots})
+        own = {slot.env_id: actions[slot.env_id] for slot in slots}
+        if self._clip is not None:
+            own = {env_id: self._clip(by_agent) for env_id, by_agent in own.items()}
+        self._pool.send_actions(own)
 
     def reset(self, env_ids: Sequence[int]) -> None:
         """Have envs begin their next episodes."""

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from envbus.actors.clipping import agent_clip, clip_of
 from envbus.actors.external.elements import to_wire
 from envbus.actors.external.errors import EpisodeError, EpisodeFinishedError, RefusedError
 from envbus.actors.external.fragments import Fragments
@@ -165,6 +166,8 @@ class LocalEpisodes:
         Raises as `observe`, also of the action.
         """
         place = f"action of episode {episode_id}"
+        if chosen is not None:  # a Gaussian leaves its Box
+            action = self._clipped(action)
         action = self._verbs.agreement.take_action(to_wire(action), place)
         self._fragments.add(
             episode_id,
@@ -175,6 +178,11 @@ class LocalEpisodes:
         )
         self.changed()
         return action
+
+    def _clipped(self, action: Element) -> Element:
+        agreement = self._verbs.agreement
+        clip = (agent_clip if agreement.multi_agent else clip_of)(agreement.action_space)
+        return action if clip is None else clip(action)
 
     def log_returns(
         self,

@@ -21,7 +21,7 @@ from envbus.runner.observation_connectors import FrameStack, Normalize
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig, Sample
-from tests.runner.pool_envs import PATIENCE, GatedEnv
+from tests.runner.pool_envs import PATIENCE, EchoEnv, GatedEnv
 from tests.waiting import pass_time
 
 Make = Callable[..., EnvRunner]
@@ -453,3 +453,22 @@ def test_what_does_not_fit_together_is_refused(make: Make) -> None:
         make(counting(1, 3), 5)
     with pytest.raises(ConfigError, match="vectorized=False"):
         make(counting(1, 3)).add_policy("b", zeros)
+
+
+@BOTH
+@pytest.mark.parametrize("clips", [True, False])
+def test_actions_reach_the_env_inside_their_box_and_the_batch_has_the_policys(
+    make: Make, mode: str, vectorized: bool, clips: bool
+) -> None:
+    box = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    runner = make(
+        [functools.partial(EchoEnv, box)] * 2,
+        lambda observations: np.full((len(observations), 2), [5.0, -5.0], np.float32),
+        mode=mode,
+        actors=1,
+        vectorized=vectorized,
+        clip_actions=clips,
+    )
+    batch = runner.sample(num_env_steps=4, timeout=PATIENCE).single()
+    assert batch["actions"].tolist() == [[5.0, -5.0]] * 4
+    assert batch["next_obs"].tolist() == [[1.0, -1.0] if clips else [5.0, -5.0]] * 4

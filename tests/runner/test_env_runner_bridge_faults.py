@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.external.errors import (
@@ -271,6 +272,25 @@ def test_x_19_an_action_outside_the_space_is_told_to_both() -> None:
         broken.clear()
         batch = runner.sample(num_env_steps=6, timeout=PATIENCE).single()
     assert batch["t"].tolist() == [*range(6)]
+
+
+def test_an_action_that_leaves_its_box_is_clipped_on_its_way_to_a_simulator() -> None:
+    box = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    got: list[Any] = []
+
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        got.extend(client.get_action(episode, obs(t)).tolist() for t in range(3))
+        client.end_episode(episode, obs(3))
+
+    runner = EnvRunner(
+        ExternalEnvBridge(COUNTS, box),
+        lambda observations: np.full((len(observations), 2), [5.0, -5.0], np.float32),
+    )
+    with simulators(runner.envs.address, play), runner:  # type: ignore[union-attr]
+        batch = runner.sample(num_env_steps=3, timeout=PATIENCE).single()
+    assert got == [[1.0, -1.0]] * 3
+    assert batch["actions"].tolist() == [[5.0, -5.0]] * 3
 
 
 class Ending(ExternalEnv):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from envbus.actors.external.aio import AsyncExternalEnvClient
 from envbus.actors.external.client import ExternalEnvClient
@@ -363,3 +364,27 @@ def test_a_model_in_onnx_is_handed_out_and_chooses_at_the_client() -> None:
     assert batch["actions"].tolist() == [0] + [7] * 24
     assert batch["vf_preds"].tolist() == [*range(25)]
     assert not batch["off_policy"].any()
+
+
+class Gaussian(Policy):
+    """Its actions leave their Box."""
+
+    def compute_actions(
+        self, observations: Any, states: Any, *, explore: bool = True
+    ) -> PolicyOutput:
+        return PolicyOutput(np.full((len(observations), 2), [5.0, -5.0], np.float32), states, {})
+
+
+def test_an_action_of_the_clients_policy_that_leaves_its_box_is_clipped() -> None:
+    box = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    got: list[Any] = []
+
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        got.extend(client.get_action(episode, obs(t)).tolist() for t in range(3))
+        client.end_episode(episode, obs(3))
+
+    runner = make(Gaussian(), ExternalEnvBridge(COUNTS, box))
+    with simulators(address(runner), play, policy=lambda *_: Gaussian()), runner:
+        batch = runner.sample(num_env_steps=3, timeout=PATIENCE).single()
+    assert got == batch["actions"].tolist() == [[1.0, -1.0]] * 3
