@@ -6,6 +6,7 @@ its reply, so that tests call them directly.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from envbus.actors.agent_spaces import RecordSpace
 from envbus.actors.blocks import BlockLayout, Blocks
 from envbus.actors.construction import construct
 from envbus.actors.failures import slot_error
+from envbus.actors.finite import FiniteCheck
 from envbus.actors.import_rule import ImportRule
 from envbus.actors.packing import pack_records, unpack_by_agent
 from envbus.actors.protocol import (
@@ -41,6 +43,7 @@ from envbus.bus.messages import Reply, Request, Tree
 
 __all__ = ["EnvActor"]
 
+logger = logging.getLogger("envbus.actors")
 Handler: TypeAlias = Callable[[Any], Reply]
 
 #: Types of results that need no check.
@@ -106,6 +109,13 @@ class EnvActor:
         self._has_agents = False
         #: The only group, if its actions and results are all in the arena.
         self._direct: SlotGroup | None = None
+        #: Looks for what is not finite; None: nobody does.
+        self._finite: FiniteCheck | None = None
+        self._finite_faults = False
+        #: Slots and fields that were warned of.
+        self._warned: set[tuple[int, str]] = set()
+        self._first_env_id = 0
+        self._num_steps = 0
 
     def build(self, request: Build) -> Built:
         """Create the envs; if one fails, report it and close those that exist.
@@ -150,6 +160,10 @@ class EnvActor:
         self._in_frames = not request.parcel
         self._has_agents = isinstance(observation_space, RecordSpace)
         self._blocks = layout.views(buffer).part(rows)
+        if request.check_finite != "off":
+            self._finite = FiniteCheck(observation_space, self._blocks)
+        self._finite_faults = request.check_finite == "fault"
+        self._first_env_id = request.first_row
         for group, first in zip(self._slots.groups, self._slots.firsts, strict=True):
             part = self._blocks.part(slice(first, first + group.num_slots))
             group.bind(Exchange(observation_space, action_space, part))
@@ -206,9 +220,10 @@ class EnvActor:
             ValueError: Unknown slots, not one action per slot, or only some envs of a vector env.
             RuntimeError: There are no envs, or no blocks yet.
         """
+        self._num_steps += 1
         if request == _STEP_ALL and self._direct is not None:  # the usual step, by the short way
             outcome = self._direct.step(None, None, None)
-            if outcome.says_nothing:
+            if outcome.says_nothing and (self._finite is None or self._finite.is_fine()):
                 return _NOTHING_TO_SAY
             return self._result(self._slots.num_slots, None, [(None, outcome)], with_rewards=True)
         addressed = self._slots.addressed(request.slots)
@@ -286,7 +301,7 @@ class EnvActor:
     def _unmap(self) -> None:
         for group in self._slots.groups:
             group.bind(None)
-        self._blocks = self._direct = None
+        self._blocks = self._direct = self._finite = None
         arena, self._arena = self._arena, None
         if arena is not None:
             arena.close()
@@ -334,6 +349,10 @@ class EnvActor:
         ragged = merge(addressed, [(at, one.observations) for at, one in outcomes], lambda: None)
         observations = pack_records(ragged) if ragged is not None and self._has_agents else ragged
         observation_arrays = rewards = terminations = truncations = None
+        errors = [error for _, outcome in outcomes for error in outcome.errors]
+        if self._finite is not None:
+            rows_of = range(addressed) if slots is None else slots
+            errors += self._not_finite(self._finite, rows_of, infos, errors, in_step=with_rewards)
         if self._in_frames:
             # Copies: what is sent must not change under the sender's hands.
             rows: Any = slice(None) if slots is None else list(slots)
@@ -350,8 +369,50 @@ class EnvActor:
             terminations=terminations,
             truncations=truncations,
             infos=None if infos is None else Tree(infos),
-            errors=[error for _, outcome in outcomes for error in outcome.errors],
+            errors=errors,
         )
+
+    def _not_finite(
+        self,
+        check: FiniteCheck,
+        slots: Sequence[int],
+        infos: list[dict[str, Any]] | None,
+        errors: Sequence[SlotError],
+        *,
+        in_step: bool,
+    ) -> list[SlotError]:
+        """Return the errors of envs that returned what is not finite, or warn of it once.
+
+        The row of one that has failed by that is cleared, and its info too.
+        """
+        finals = {
+            slot: info["final_obs"]
+            for slot, info in zip(slots, infos or (), strict=False)
+            if "final_obs" in info
+        }
+        if not finals and check.is_fine():
+            return []
+        failed = {error.slot for error in errors}
+        found: dict[int, SlotError] = {}
+        for slot, name, value in check.wrong(slots, finals):
+            if slot in failed or slot in found:
+                continue
+            text = (
+                f"env {self._first_env_id + slot}: {name} is {value}"
+                + (f", in step {self._num_steps} of its process" if in_step else "")
+                + "; check_finite says what follows"
+            )
+            if self._finite_faults:
+                found[slot] = slot_error(slot, "step" if in_step else "reset", ValueError(text))
+                check.clear(slot)
+                if infos is not None:
+                    infos[list(slots).index(slot)] = {}
+                assert self._blocks is not None
+                self._blocks.terminations[slot] = self._blocks.truncations[slot] = False
+            elif (slot, name) not in self._warned:
+                self._warned.add((slot, name))
+                logger.warning("%s", text)
+        return list(found.values())
 
     def _each(
         self,

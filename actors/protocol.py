@@ -102,6 +102,8 @@ class MapBlocks(Request[Mapped], frozen=True, kw_only=True):
     #: Number of the pipe's parcel that holds the shared memory's descriptor; 0: none, the
     #: arrays travel in frames.
     parcel: int = 0
+    #: What a reward or observation is that is not finite: "fault" (of its env), "warn", "off".
+    check_finite: str = "off"
 
 
 class StepResult(Reply, frozen=True, kw_only=True):

@@ -201,11 +201,16 @@ class EnvSlots:
                     or observation.shape != shape
                 ):
                     observation = prepared.convert(slot, observation)
-                rewards[slot] = reward
-                if terminated is not False:
-                    terminations[slot] = terminated
-                if truncated is not False:
-                    truncations[slot] = truncated
+                try:
+                    rewards[slot] = reward
+                    if terminated is not False:
+                        terminations[slot] = terminated
+                    if truncated is not False:
+                        truncations[slot] = truncated
+                except (TypeError, ValueError):
+                    rewards[slot] = _scalar("reward", reward, self._first_env_id + slot)
+                    terminations[slot] = bool(terminated)
+                    truncations[slot] = bool(truncated)
                 row[...] = observation
                 if info or info is None:
                     infos[slot] = info
@@ -403,6 +408,23 @@ class EnvSlots:
         if self._rows is not None and self._rows.is_ragged:
             outcome.observations = [self._rows.rows[slot].value for slot in addressed]
         return outcome
+
+
+def _scalar(name: str, value: Any, env_id: int) -> float:
+    """Return the number that `value` is, also as an array of one item.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        came = f"{value!r:.80}"
+    else:
+        if array.size == 1:
+            return float(array.reshape(()))
+        came = f"an array of shape {array.shape}"
+    raise ValueError(f"env {env_id}: its {name} is {came}, expected one number")
 
 
 def _refuse_step(_action: Element) -> NoReturn:

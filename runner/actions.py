@@ -23,9 +23,9 @@ STEP_ALL: Final = constant(Step())
 class ActionStore:
     """Writes batches of actions into the blocks, or splits them into single actions.
 
-    An env must see its action as `gymnasium.vector.utils.iterate` hands it out: same type,
-    dtype and shape. A batch goes through the blocks only where that follows from its arrays
-    having exactly the batched space's dtype and shape.
+    An env sees its action as `gymnasium.vector.utils.iterate` hands it out: same type and shape.
+    A batch goes through the blocks where that follows from its arrays having the batched space's
+    shape and dtype, or a smaller dtype of the same kind (int32 for int64), which it gets then.
 
     Args:
         action_space: The batched space.
@@ -68,7 +68,7 @@ class ActionStore:
         if (  # the usual case, on the path of every step
             only is not None
             and type(actions) is np.ndarray
-            and actions.dtype == only.dtype
+            and (actions.dtype == only.dtype or _casts(actions.dtype, only.dtype))
             and actions.shape[:1] == (count,)
             and actions.shape[1:] == self._only_shape
         ):
@@ -78,7 +78,7 @@ class ActionStore:
             arrays: list[Any] = []
             if _collect(self._space, actions, arrays) and all(
                 type(array) is np.ndarray
-                and array.dtype == leaf.dtype
+                and (array.dtype == leaf.dtype or _casts(array.dtype, leaf.dtype))
                 and array.shape == (count, *leaf.shape[1:])
                 for array, leaf in zip(arrays, self._leaves, strict=True)
             ):
@@ -93,6 +93,12 @@ class ActionStore:
             raise ValueError(f"expected {count} actions, one per env, but got {len(singles)}")
         # Copies: what is sent must not change under the sender's hands.
         return [own(single) for single in singles]
+
+
+def _casts(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Return whether numbers of one dtype are numbers of the same kind in another, unchanged."""
+    same_kind = given.kind == wanted.kind or (given.kind == "u" and wanted.kind == "i")
+    return same_kind and np.can_cast(given, wanted, "safe")
 
 
 def _is_nested(space: gymnasium.Space[Any]) -> bool:

@@ -122,7 +122,11 @@ class Building:
             ConfigError: There is not enough shared memory.
         """
         self._rows = RowMap(
-            observation_space, action_space, num_envs, shared=self._config.shared_memory
+            observation_space,
+            action_space,
+            num_envs,
+            shared=self._config.shared_memory,
+            check_finite=self._config.check_finite,
         )
         return self._rows.blocks
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from gymnasium.vector import AutoresetMode
 
+from envbus.actors.finite import CheckFinite, in_words
 from envbus.bus.errors import ConfigError
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
@@ -70,6 +71,8 @@ class FleetConfig:
     memory_limit_mb: float | None = None
     #: When actors that work are exchanged for fresh ones; None: never.
     recycle: RecycleAfter | None = None
+    #: What follows where a reward, or an observation, is not finite: see `BusVectorEnv`.
+    check_finite: CheckFinite = "warn"
     #: Modules that the fork server imports before it forks actors, for a quicker start.
     preload: tuple[str, ...] = ()
     #: Carry the messages of local actors through socketpairs instead of ROUTER and DEALER, where
@@ -86,6 +89,7 @@ class FleetConfig:
     insecure: bool = False
 
     def __post_init__(self) -> None:
+        in_words(self.check_finite)
         limit, recycle = self.memory_limit_mb, self.recycle
         if limit is not None and not 0 < limit < math.inf:
             raise ConfigError(f"memory_limit_mb must be positive and finite, not {limit!r}")

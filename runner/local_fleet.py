@@ -137,7 +137,13 @@ class LocalFleet:
             ConfigError: There is not enough shared memory.
         """
         shared = self.config.shared_memory
-        self._rows = RowMap(observation_space, action_space, self.num_envs, shared=shared)
+        self._rows = RowMap(
+            observation_space,
+            action_space,
+            self.num_envs,
+            shared=shared,
+            check_finite=self.config.check_finite,
+        )
         request = self._rows.request
         if shared:
             request = msgspec.structs.replace(request, parcel=_ARENA)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
+from envbus.actors.finite import CheckFinite
 from envbus.actors.protocol import MapBlocks, Step
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
@@ -82,6 +83,9 @@ class ActorPool(DictSide):
             second, for actors on this host, while `recv` or `send` runs.
         recycle_after: When actors on this host that work are exchanged for fresh ones; None:
             never. See docs/recovery.md.
+        check_finite: What follows where a reward is NaN or infinite, or an observation NaN.
+            "warn": a warning, once per env and field. True: the env has failed, as if it had
+            raised. False: nobody looks. See docs/reliability.md.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked.
         lanes: Carry the messages of local actors through a socketpair each, where the platform
@@ -116,6 +120,7 @@ class ActorPool(DictSide):
         hooks: Hooks | None = None,
         memory_limit_mb: float | None = None,
         recycle_after: RecycleAfter | None = None,
+        check_finite: CheckFinite = "warn",
         timeouts: Timeouts | None = None,
         preload: Sequence[str] = (),
         lanes: bool = True,
@@ -145,6 +150,7 @@ class ActorPool(DictSide):
                 restart=policy,
                 memory_limit_mb=memory_limit_mb,
                 recycle=recycle_after,
+                check_finite=check_finite,
                 preload=tuple(preload),
                 lanes=lanes,
                 remote_actors=remote_actors,

@@ -12,6 +12,7 @@ import gymnasium
 
 from envbus.actors import spaces
 from envbus.actors.blocks import BlockLayout
+from envbus.actors.finite import CheckFinite, in_words
 from envbus.actors.protocol import MapBlocks
 from envbus.bus.arena import Arena
 from envbus.bus.messages import Tree
@@ -27,6 +28,7 @@ class RowMap:
         action_space: Likewise.
         num_envs: Rows.
         shared: Whether others map the same memory.
+        check_finite: What follows where an env writes what is not finite.
 
     Attributes:
         blocks: This process' views of all rows.
@@ -44,6 +46,7 @@ class RowMap:
         num_envs: int,
         *,
         shared: bool,
+        check_finite: CheckFinite,
     ) -> None:
         layout = BlockLayout.of(observation_space, action_space, num_envs)
         self.arena = Arena.create(layout.size) if shared else None
@@ -55,6 +58,7 @@ class RowMap:
             action_space=Tree(spaces.to_plain(action_space)),
             num_envs=num_envs,
             first_row=0,
+            check_finite=in_words(check_finite),
         )
         self._has_observations = layout.observations is not None
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
+from envbus.actors.finite import CheckFinite
 from envbus.bus.interrupts import hand_out
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
@@ -94,6 +95,9 @@ class BusVectorEnv(CallableVectorEnv):
             second, for actors on this host, while a call waits.
         recycle_after: When actors on this host that work are exchanged for fresh ones; None:
             never. See docs/recovery.md.
+        check_finite: What follows where a reward is NaN or infinite, or an observation NaN.
+            "warn": a warning, once per env and field. True: the env has failed, as if it had
+            raised. False: nobody looks. See docs/reliability.md.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked, e.g. a simulator.
         lanes: Carry the messages of local actors through a socketpair each, where the platform
@@ -132,6 +136,7 @@ class BusVectorEnv(CallableVectorEnv):
         hooks: Hooks | None = None,
         memory_limit_mb: float | None = None,
         recycle_after: RecycleAfter | None = None,
+        check_finite: CheckFinite = "warn",
         timeouts: Timeouts | None = None,
         preload: Sequence[str] = (),
         lanes: bool = True,
@@ -171,6 +176,7 @@ class BusVectorEnv(CallableVectorEnv):
                 restart=restart,
                 memory_limit_mb=memory_limit_mb,
                 recycle=recycle_after,
+                check_finite=check_finite,
                 preload=tuple(preload),
                 lanes=lanes,
                 remote_actors=remote_actors,

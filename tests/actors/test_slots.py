@@ -181,7 +181,12 @@ class WrongEnv(CountingEnv):
     ("wrong", "message"),
     [
         ((np.zeros(3), 0.0, False, False, {}), r"env 101: observation is a ndarray of shape \(3,"),
-        ((np.zeros(4), "much", False, False, {}), "float"),
+        (
+            (np.zeros(4), "much", False, False, {}),
+            "env 101: its reward is 'much', expected one number",
+        ),
+        ((np.zeros(4), np.ones(2), False, False, {}), r"env 101: its reward .* shape \(2,\)"),
+        ((np.zeros(4), [], False, False, {}), r"env 101: its reward is an array of shape \(0,\)"),
         ((np.zeros(4), 0.0, False, False, None), "info must be a dict, got NoneType"),
         ((np.zeros(4), 0.0, False, False, [1]), "info must be a dict, got list"),
         ((np.zeros(4), 0.0, False, {}), "unpack"),
@@ -209,7 +214,16 @@ def test_an_env_whose_last_observation_is_wrong_is_reset_all_the_same() -> None:
     assert env.episode == 2
 
 
-@pytest.mark.parametrize("flag", [np.True_, 1, np.array(True)])
+@pytest.mark.parametrize("reward", [np.array([2.5]), np.array([[2.5]]), [2.5], np.float32(2.5)])
+def test_a_reward_may_be_an_array_of_one_item(reward: Anything) -> None:
+    env = WrongEnv()
+    env.wrong = (np.zeros(4), reward, False, False, {})
+    bench = started(env)
+    assert bench.act(0).errors == []
+    assert bench.blocks.rewards.tolist() == [2.5]
+
+
+@pytest.mark.parametrize("flag", [np.True_, 1, np.array(True), np.array([True])])
 def test_flags_of_other_types_end_episodes_too(flag: Anything) -> None:
     env = WrongEnv()
     env.wrong = (np.zeros(4), 1, flag, np.False_, {})

@@ -192,6 +192,31 @@ def test_a_pool_for_same_step_tells_of_a_cut_episode_as_of_any_that_ends() -> No
     assert models[-1].transitions >= len(PATTERNS)
 
 
+class NanEnv(LifeEnv):
+    """Action 7 gives it an observation of NaN."""
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return observation * (np.nan if action == 7.0 else 1.0), *rest
+
+
+@MODES
+def test_with_check_finite_an_observation_of_nan_is_a_fault_of_its_env(mode: AutoresetMode) -> None:
+    factories = [partial(NanEnv, 100)] * 2
+    envs = BusVectorEnv(factories, autoreset_mode=mode, check_finite=True, num_actors=1, **RESTART)
+    try:
+        first, _ = envs.reset()
+        observations, rewards, _, truncations, infos = envs.step(np.array([1.0, 7.0]))
+        assert truncations.tolist() == [False, True]
+        assert rewards.tolist() == [101.0, 0.0]
+        assert "env 1: observation is nan" in infos["fault"]["error"][1]
+        assert np.isfinite(observations).all()
+        if mode is AutoresetMode.SAME_STEP:
+            assert infos["final_obs"][1].tolist() == first[1].tolist()
+    finally:
+        envs.close(terminate=True)
+
+
 def test_the_example_of_episodes_that_count_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "reliability.md").read_text("utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -53,10 +53,30 @@ def test_the_blocks_hold_the_batch() -> None:
 @pytest.mark.parametrize(
     ("single", "actions"),
     [
+        (NUMBER, np.array([1, 2, 3], np.int32)),
+        (NUMBER, np.array([1, 2, 3], np.uint8)),
+        (BOX, np.ones((3, 2), np.float16)),
+        (spaces.Tuple((NUMBER, BOX)), (np.ones(3, np.int32), np.ones((3, 2), np.float32))),
+    ],
+    ids=str,
+)
+def test_a_smaller_dtype_of_the_same_kind_goes_into_the_blocks(single: Space, actions: Any) -> None:
+    store, leaves = store_of(single)
+    assert store.store(actions) is None
+    assert leaves is not None
+    arrays = actions if isinstance(actions, tuple) else [actions]
+    for leaf, array in zip(leaves, arrays, strict=True):
+        assert leaf.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("single", "actions"),
+    [
         (NUMBER, [1, 2, 3]),
         (NUMBER, (1, 2, 3)),
         (NUMBER, np.array([1.5, 2, 3])),
-        (NUMBER, np.array([1, 2, 3], np.int8)),
+        (NUMBER, np.array([1, 2, 3], np.uint64)),
+        (NUMBER, np.array([True, False, True])),
         (NUMBER, np.array([[1], [2], [3]])),
         (NUMBER, np.array(["a", "b", "c"])),
         (BOX, np.ones((3, 2), np.float64)),
