@@ -195,10 +195,10 @@ class Fragments:
 
     def confirm(self, fragment: LogFragment) -> None:
         """The bridge has these."""
-        steps = self._episodes.pop(fragment.episode_id, None)
+        steps = self._episodes.get(fragment.episode_id)
         if steps is None or steps.first != fragment.first:
-            return
-        self._episodes[fragment.episode_id] = steps  # behind the others
+            return  # of an episode that is over, or told once more
+        self._episodes[fragment.episode_id] = self._episodes.pop(fragment.episode_id)  # behind all
         count = min(len(fragment.steps), len(steps.waiting))
         for _ in range(count):
             steps.waiting.popleft()

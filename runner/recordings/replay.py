@@ -29,11 +29,27 @@ class Verbs(Protocol):
         """Tell what was seen and done."""
         ...
 
-    def log_returns(self, episode_id: str, reward: Any, info: Any = None) -> None:
+    def log_returns(
+        self,
+        episode_id: str,
+        reward: Any,
+        info: Any = None,
+        *,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+    ) -> None:
         """Tell what the last action has brought."""
         ...
 
-    def end_episode(self, episode_id: str, observation: Any, *, truncated: bool = False) -> None:
+    def end_episode(
+        self,
+        episode_id: str,
+        observation: Any,
+        *,
+        truncated: bool = False,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+    ) -> None:
         """End an episode with its last observation."""
         ...
 
@@ -148,24 +164,43 @@ def _replay_several(agents: Mapping[Any, SampleBatch], client: Verbs, episode_id
         for index, (begin, end) in enumerate(zip(before, times, strict=True)):
             starts.setdefault(begin, {})[agent_id] = index
             ends.setdefault(end, {})[agent_id] = index
-    for time in range(max(ends) + 1):
+    #: What those have seen last that have ended: it comes with the next observation of others.
+    leaving: dict[Any, Tree] = {}
+    for time in range(last := max(ends) + 1):
         acting = starts.get(time, {})
         if acting:
-            client.log_action(
-                episode_id,
-                {agent: _row(agents[agent]["obs"], index) for agent, index in acting.items()},
-                {agent: _row(agents[agent]["actions"], index) for agent, index in acting.items()},
-            )
+            seen = {agent: _row(agents[agent]["obs"], index) for agent, index in acting.items()}
+            actions = {
+                agent: _row(agents[agent]["actions"], index) for agent, index in acting.items()
+            }
+            client.log_action(episode_id, {**leaving, **seen}, actions)
+            leaving = {}
         done = ends.get(time, {})
+        over = [agent for agent, index in done.items() if index == len(agents[agent]) - 1]
+        leaving |= {
+            agent: _row(agents[agent]["next_obs"], -1)
+            for agent in over
+            if "next_obs_valid" not in agents[agent] or agents[agent]["next_obs_valid"][-1]
+        }
+        terminated = {agent: True for agent in over if agents[agent]["terminateds"][-1]}
+        truncated = {
+            agent: True
+            for agent in over
+            if agents[agent]["truncateds"][-1] or agent not in terminated
+        }
+        flags = {"terminateds": terminated, "truncateds": truncated}
+        told = {name: by_agent for name, by_agent in flags.items() if by_agent}
         if done:
             client.log_returns(
                 episode_id,
                 {agent: float(agents[agent]["rewards"][index]) for agent, index in done.items()},
+                **(told if time < last - 1 else {}),
             )
     client.end_episode(
         episode_id,
-        {agent: _row(rows["next_obs"], -1) for agent, rows in agents.items()},
+        leaving,
         truncated=not all(rows["terminateds"][-1] for rows in agents.values()),
+        **told,
     )
 
 

@@ -89,16 +89,21 @@ def test_recorded_episodes_of_one_agent_come_out_as_they_were(
 
 
 def test_recorded_episodes_of_several_agents_come_out_as_they_were(tmp_path: Path) -> None:
-    agents = ["x", "y"]
+    """Also if one ends before the others, and they in different ways."""
+    agents = ["x", "y", "z"]
     recorded = [
-        [rows("x", n, [0, 1, 2], terminated=True), rows("y", n, [0, 2], terminated=True)]
-        for n in range(2)
+        [
+            rows("x", n, [0, 1, 2], terminated=True),
+            rows("y", n, [0, 2], terminated=n > 0),
+            rows("z", n, [0], terminated=n > 1),
+        ]
+        for n in range(3)
     ]
     with EpisodeWriter(tmp_path) as writer:
         for parts in recorded:
             writer.write(MultiAgentBatch.of([("p", part) for part in parts], 3))
     bridge = ExternalEnvBridge(dict.fromkeys(agents, BOX), dict.fromkeys(agents, MOVES))
-    same(replayed(bridge, str(tmp_path), 2), [part for parts in recorded for part in parts])
+    same(replayed(bridge, str(tmp_path), 3), [part for parts in recorded for part in parts])
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

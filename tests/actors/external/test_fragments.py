@@ -132,3 +132,17 @@ def test_x_23_wrong_calls_are_told_and_change_nothing() -> None:
         make(multi_agent=True).log("e", 1.0, None, None, None)
     fragments.finish("e")
     assert fragments.is_sent("e")
+
+
+def test_what_is_confirmed_a_second_time_takes_nothing_away() -> None:
+    fragments = make(2)
+    for number in range(5):
+        fragments.add("e", number, 0)
+    first = taken(fragments)
+    fragments.confirm(first)
+    fragments.confirm(first)
+    assert fragments.num_waiting == 3
+    assert (taken(fragments).first, len(taken(fragments).steps)) == (2, 2)
+    fragments.add("e", 5, 0)
+    fragments.finish("e")
+    assert not fragments.is_sent("e")

@@ -28,11 +28,13 @@ class Log:
     def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
         self.calls.append(("action", observation, action))
 
-    def log_returns(self, episode_id: str, reward: Any, info: Any = None) -> None:
-        self.calls.append(("returns", reward, info))
+    def log_returns(self, episode_id: str, reward: Any, info: Any = None, **flags: Any) -> None:
+        self.calls.append(("returns", reward, info, *([flags] if flags else [])))
 
-    def end_episode(self, episode_id: str, observation: Any, *, truncated: bool = False) -> None:
-        self.calls.append(("end", observation, truncated))
+    def end_episode(
+        self, episode_id: str, observation: Any, *, truncated: bool = False, **flags: Any
+    ) -> None:
+        self.calls.append(("end", observation, truncated, *([flags] if flags else [])))
 
 
 def rows(agent: str, length: int, times: list[int], *, terminated: bool) -> SampleBatch:
@@ -88,7 +90,32 @@ def test_several_agents_are_told_as_dicts_at_the_steps_at_which_they_act() -> No
         ("returns", {"a": 1.0}, None),
         ("action", {"a": 10, "b": 0}, {"a": 1, "b": 0}),
         ("returns", {"a": 1.0, "b": 1.0}, None),
-        ("end", {"a": 20, "b": 10}, False),
+        ("end", {"a": 20, "b": 10}, False, {"terminateds": {"a": True, "b": True}}),
+    ]
+
+
+def test_each_agent_ends_at_its_own_time_and_in_its_own_way() -> None:
+    log = Log()
+    parts = [
+        rows("a", 1, [0], terminated=True),
+        rows("b", 3, [0, 1, 2], terminated=True),
+        rows("c", 2, [1, 2], terminated=False),
+    ]
+    replay([SampleBatch.concatenate(parts)], log)
+    assert log.calls == [
+        ("start", True),
+        ("action", {"a": 0, "b": 0}, {"a": 0, "b": 0}),
+        ("returns", {"a": 1.0, "b": 1.0}, None, {"terminateds": {"a": True}}),
+        ("action", {"a": 10, "b": 10, "c": 0}, {"b": 1, "c": 0}),
+        ("returns", {"b": 1.0, "c": 1.0}, None),
+        ("action", {"b": 20, "c": 10}, {"b": 2, "c": 1}),
+        ("returns", {"b": 1.0, "c": 1.0}, None),
+        (
+            "end",
+            {"b": 30, "c": 20},
+            True,
+            {"terminateds": {"b": True}, "truncateds": {"c": True}},
+        ),
     ]
 
 
