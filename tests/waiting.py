@@ -1,23 +1,13 @@
-"""How tests wait: for what happens, under a limit. The only file of the tests that sleeps."""
+"""How tests wait: for what happens, under a limit. Nobody else sleeps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-__all__ = ["PATIENCE", "pass_time", "wait_until"]
+# There, as programs of tests import that file where this one cannot be found.
+from tests.integration.nursery_children import wait_until
 
-#: Seconds; never expected to pass.
-PATIENCE = 60.0
-_INTERVAL = 0.005
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Poll `condition`: other processes' ends, or a file, cannot be waited for otherwise."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}"
-        time.sleep(_INTERVAL)
+__all__ = ["pass_time", "wait_until"]
 
 
 def pass_time(seconds: float) -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,14 @@ def _daemon(work: Callable[[], object]) -> int:
 
 
 # --- how tests wait -------------------------------------------------------------------------
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Poll `condition`: other processes' ends, or a file, cannot be waited for otherwise."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}"
+        time.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
