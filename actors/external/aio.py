@@ -16,13 +16,14 @@ from typing import Any, Literal
 
 from envbus.actors.external.agreement import SpaceLike
 from envbus.actors.external.conversation import Call, Conversation, Outcome
+from envbus.actors.external.link import PROGRESS_AFTER, told_if_slow
 from envbus.actors.external.local_inference import (
     AsyncLocalInference,
     check_inference,
     local_episodes,
 )
 from envbus.actors.external.local_policy import LocalSettings, PolicyOrFactory
-from envbus.actors.external.verbs import REPLY_TYPES, ClientTimeouts, Verbs
+from envbus.actors.external.verbs import REPLY_TYPES, ClientTimeouts, Verbs, endpoint_of
 from envbus.actors.spaces import Element, Space
 from envbus.bus.codec import encode
 from envbus.bus.errors import (
@@ -80,7 +81,7 @@ class AsyncExternalEnvClient:
         lanes: bool = True,
     ) -> None:
         check_inference(inference, policy, update_interval)
-        self.address = address
+        self.address = address = endpoint_of(address)
         self._timeouts = timeouts or ClientTimeouts()
         self._heartbeat = heartbeat
         self._lanes = lanes
@@ -134,6 +135,7 @@ class AsyncExternalEnvClient:
         self._joined = self._loop.create_future()
         self._loop.add_reader(self._transport.fileno(), self._look)
         self._keeper = self._loop.create_task(self._keep())
+        patience = self._loop.call_later(PROGRESS_AFTER, self._tell_of_patience)
         try:
             await asyncio.wait_for(asyncio.shield(self._joined), self._timeouts.connect)
         except (asyncio.TimeoutError, TimeoutError):
@@ -147,6 +149,8 @@ class AsyncExternalEnvClient:
         except BaseException:
             await self.close()
             raise
+        finally:
+            patience.cancel()
         if self._policy is not None:
             try:
                 await self._start_local(self._policy)
@@ -241,9 +245,10 @@ class AsyncExternalEnvClient:
         transport, self._transport = self._transport, None
         if transport is not None and self._loop is not None:
             self._loop.remove_reader(transport.fileno())
-            with contextlib.suppress(EnvbusError):  # without a connection nobody waits for it
-                self._flush(transport)  # the goodbye
-            transport.close()
+            with told_if_slow(f"the client of {self.address} is being closed"):
+                with contextlib.suppress(EnvbusError):  # without a connection nobody waits for it
+                    self._flush(transport)  # the goodbye
+                transport.close()
 
     async def __aenter__(self) -> AsyncExternalEnvClient:
         await self.connect()
@@ -256,6 +261,15 @@ class AsyncExternalEnvClient:
         tb: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def _tell_of_patience(self) -> None:
+        logger.warning(
+            "no bridge has answered at %s for %g s, and is waited for until %g s are over; is it "
+            "running, and is the address right?",
+            self.address,
+            PROGRESS_AFTER,
+            self._timeouts.connect,
+        )
 
     async def _start_local(self, policy: PolicyOrFactory) -> None:
         patience = self._timeouts.other

@@ -21,7 +21,7 @@ from envbus.actors.external.local_inference import (
     local_episodes,
 )
 from envbus.actors.external.local_policy import LocalSettings, PolicyOrFactory
-from envbus.actors.external.verbs import ClientTimeouts, Verbs
+from envbus.actors.external.verbs import ClientTimeouts, Verbs, endpoint_of
 from envbus.actors.spaces import Element, Space
 from envbus.bus.codec import encode
 from envbus.bus.errors import ClosedError
@@ -57,7 +57,7 @@ class ExternalEnvClient:
     The same holds when a bridge says that it stops, at once; `start_episode` waits for another one.
 
     Args:
-        address: Of the bridge, e.g. `"tcp://127.0.0.1:5556"`.
+        address: Of the bridge, e.g. `"tcp://127.0.0.1:5556"`, which may be written without `tcp://`.
         observation_space: What this simulator has, by agent if it has several; the bridge refuses
             it if it has others. None: whatever the bridge has.
         action_space: The same.
@@ -81,6 +81,7 @@ class ExternalEnvClient:
 
     Attributes:
         local: What chooses here; None: nothing does.
+        address: With its scheme.
         identity: By which the bus knows this client, over all its connections.
 
     Raises:
@@ -113,7 +114,7 @@ class ExternalEnvClient:
         self._verbs = Verbs(observation_space, action_space, name)
         self._placeholders = self._verbs.placeholders()
         hello = self._verbs.hello(heartbeat)
-        self.address = address
+        self.address = address = endpoint_of(address)
         peer_keys = PeerKeys.load(keys, server_key)
         self.identity = identity = f"sim.{secrets.token_hex(8)}".encode()
         self._link = Link(

@@ -144,6 +144,12 @@ class Conversation:
         """Forget a request; its answer will be dropped. It is not settled."""
         self.calls.pop(call.request_id, None)
 
+    def send_again(self, now: float) -> None:
+        """Answers may have been lost on this side: ask for those that are missing once more."""
+        if self.ready:
+            for call in list(self.calls.values()):
+                self._send_call(call, now)
+
     def received(self, frames: Frames, now: float) -> None:
         """Take a message.
 

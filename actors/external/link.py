@@ -15,7 +15,8 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 from envbus.actors.external.conversation import GRACE, Call, Conversation, Outcome
 from envbus.actors.external.verbs import REPLY_TYPES
@@ -30,24 +31,37 @@ from envbus.bus.messages import Payload
 from envbus.bus.near_peer import NearPeer
 from envbus.bus.serve import Heartbeats
 
-__all__ = ["Link"]
+__all__ = ["PROGRESS_AFTER", "Link", "told_if_slow"]
 
 logger = logging.getLogger("envbus.actors.external")
 
+#: Seconds of silence until something that takes its time says so.
+PROGRESS_AFTER: Final = 2.0
 #: Longest wait of who leads, in seconds, between looks at the connection.
 _SLICE = 0.5
+
+
+@contextlib.contextmanager
+def told_if_slow(what: str) -> Iterator[None]:
+    """Log, once, that the context takes longer than `PROGRESS_AFTER`."""
+    text = "%s, for %g s until now: the bridge does not take what is to be sent"
+    timer = threading.Timer(PROGRESS_AFTER, logger.warning, (text, what, PROGRESS_AFTER))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Waiter:
     """A caller and what it waits for."""
 
-    __slots__ = ("bell", "call", "leads", "outcome")
+    __slots__ = ("bell", "call", "outcome")
 
     def __init__(self) -> None:
         self.outcome: Outcome | None = None
         self.call: Call | None = None
-        #: Whether it has to lead now.
-        self.leads = False
         #: Locked while it waits for another thread; None: it never did.
         self.bell: threading.Lock | None = None
 
@@ -77,10 +91,13 @@ class Link:
         self._owner = os.getpid()
         #: Guards what follows. Transport and conversation belong to who leads.
         self._mutex = threading.Lock()
-        self._led = False
+        #: Who leads. Handed over by one assignment, so that Ctrl-C cannot come in between.
+        self._leader: _Waiter | None = None
         self._orders: deque[tuple[_Waiter, Call]] = deque()
         self._waiters: dict[_Waiter, None] = {}
         self._closed = False
+        #: Whether somebody closes, or has closed, the socket.
+        self._ended = False
         self._rung = False
         self._unknown = False
         self._waker, self._ear = socket.socketpair()
@@ -90,10 +107,11 @@ class Link:
     def connect(self, timeout: float) -> None:
         """Join the bridge; raises `RequestTimeoutError`, or why it refuses."""
         talk, nobody = self._conversation, _Waiter()
-        self._led = True
+        self._leader = nobody
         try:
             self._heartbeats.start()
-            deadline = time.monotonic() + timeout
+            begun = time.monotonic()
+            deadline, told = begun + timeout, False
             while not talk.ready:
                 if talk.refused is not None:
                     raise talk.refused
@@ -105,9 +123,19 @@ class Link:
                         request_id=0,
                         peer="bridge",
                     )
+                if not told and now - begun >= PROGRESS_AFTER:
+                    told = True
+                    logger.warning(
+                        "no bridge has answered at %s for %g s, and is waited for until %g s are "
+                        "over; %s",
+                        self._address,
+                        PROGRESS_AFTER,
+                        timeout,
+                        self._transport.trouble() or "is it running, and is the address right?",
+                    )
                 self._turn(min(deadline - now, _SLICE / 5), nobody)
         finally:
-            self._led = False
+            self._leader = None
 
     def request(self, payload: Payload, frames: Any, timeout: float) -> tuple[Outcome, int]:
         """Return how a request has ended, and its id."""
@@ -116,6 +144,19 @@ class Link:
         call = waiter.call = Call(
             payload, frames, REPLY_TYPES[type(payload)], now, now + timeout, waiter.settle
         )
+        try:
+            try:
+                self._wait_for(waiter, call, timeout, now)
+            finally:
+                self._hand_over(waiter)
+        except BaseException:  # Ctrl-C, which may have come while the lead was handed over
+            self._hand_over(waiter)
+            raise
+        assert waiter.outcome is not None
+        return waiter.outcome, call.request_id
+
+    def _wait_for(self, waiter: _Waiter, call: Call, timeout: float, now: float) -> None:
+        """Lead, or wait until who leads has the answer, or leaves the lead to this one."""
         with self._mutex:
             if self._closed:
                 raise ClosedError("this client was closed")
@@ -123,37 +164,19 @@ class Link:
                 raise ClosedError(
                     f"this client belongs to process {self._owner}; make a new one here"
                 )
-            if self._led:
+            if self._leader is None:
+                self._leader = waiter
+            else:
                 waiter.bell = threading.Lock()
                 waiter.bell.acquire()
                 self._orders.append((waiter, call))
                 self._waiters[waiter] = None
                 self._ring()
-            else:
-                self._led = waiter.leads = True
-        if waiter.bell is None:
-            self._conversation.submit(call, now)
-        else:
-            self._follow(waiter, waiter.bell, timeout)
-        if waiter.leads:
-            self._lead(waiter)
-        assert waiter.outcome is not None
-        return waiter.outcome, call.request_id
-
-    def _follow(self, waiter: _Waiter, bell: threading.Lock, timeout: float) -> None:
-        """Wait until who leads has the answer, or leaves the lead to this one."""
-        try:
-            # Whoever leads judges the deadline; beyond it only a bug keeps one waiting.
-            if not bell.acquire(timeout=timeout + 10 * GRACE):
-                raise AssertionError("nobody leads")
-        except BaseException:  # Ctrl-C
-            if waiter.leads:
-                self._hand_over(waiter)
-            raise
-        finally:
-            with self._mutex:
-                if not waiter.leads:
-                    self._waiters.pop(waiter, None)
+        # Whoever leads judges the deadline; beyond it only a bug keeps one waiting.
+        if waiter.bell is not None and not waiter.bell.acquire(timeout=timeout + 10 * GRACE):
+            raise AssertionError("nobody leads")
+        if self._leader is waiter:
+            self._lead(waiter, call, now)
 
     def on_unknown(self) -> None:
         """The broker does not know this client any more; called in the heartbeats' thread."""
@@ -170,10 +193,11 @@ class Link:
                 return
             self._closed = True
             self._ring()
-            alone = not self._led
-        self._heartbeats.stop()  # a sign of life after the goodbye would be a stranger's
-        if alone:
-            self._end()
+            alone = self._ended = self._leader is None
+        with told_if_slow(f"the client of {self._address} is being closed"):
+            self._heartbeats.stop()  # a sign of life after the goodbye would be a stranger's
+            if alone:
+                self._end()
 
     def _ring(self) -> None:
         """Let who leads look at the orders; the mutex is held."""
@@ -182,29 +206,30 @@ class Link:
             with contextlib.suppress(OSError):
                 self._waker.send(b".")
 
-    def _lead(self, waiter: _Waiter) -> None:
-        """Send and receive for all, until this one's answer is there; then hand over."""
+    def _lead(self, waiter: _Waiter, call: Call, now: float) -> None:
+        """Send and receive for all, until this one's answer is there."""
         try:
+            if waiter.bell is None:  # else it was submitted by who led before
+                self._conversation.submit(call, now)
             self._flush()
             while waiter.outcome is None:
                 self._turn(_SLICE, waiter)
         except BaseException:  # Ctrl-C: nobody waits for that answer any more
-            if waiter.call is not None:
-                self._conversation.abandon(waiter.call)
+            self._conversation.abandon(call)
+            self._conversation.send_again(time.monotonic())  # others' answers may be lost by it
             raise
-        finally:
-            self._hand_over(waiter)
 
     def _hand_over(self, waiter: _Waiter) -> None:
+        """Leave the lead, if it is this one's, to the next that waits. May be done twice."""
         with self._mutex:
             self._waiters.pop(waiter, None)
-            for other in self._waiters:
-                if other.outcome is None:
-                    other.leads = True
-                    other.wake()
-                    return
-            self._led = False
-            ending = self._closed
+            if self._leader is waiter:
+                self._leader = next((one for one in self._waiters if one.outcome is None), None)
+            if self._leader is not None:
+                self._leader.wake()  # maybe once more, in vain
+                return
+            ending = self._closed and not self._ended
+            self._ended = self._closed
         if ending:
             self._end()
 
@@ -238,10 +263,12 @@ class Link:
             self._rung = False
             with contextlib.suppress(BlockingIOError):
                 self._ear.recv(64)
-            orders, self._orders = self._orders, deque()
             closed = self._closed
-        for _, call in orders:
-            self._conversation.submit(call, now)
+        while self._orders:  # who submits leaves them there until it is done, for Ctrl-C
+            call = self._orders[0][1]
+            if not call.request_id:
+                self._conversation.submit(call, now)
+            self._orders.popleft()
         if closed:
             self._conversation.end(ClosedError("this client was closed"))
 

@@ -6,6 +6,7 @@ Keeps the spaces that were agreed upon, and which episodes are open.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 from collections.abc import Mapping
@@ -39,12 +40,13 @@ from envbus.actors.external.protocol import (
 )
 from envbus.actors.failures import original_of
 from envbus.actors.spaces import Element, Space
+from envbus.bus.brief import brief
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import ConfigError, EnvbusError, RemoteError, RequestTimeoutError
 from envbus.bus.ext import Placeholders
 from envbus.bus.messages import Failed, FailureCode, Hello, Payload, Reply
 
-__all__ = ["REPLY_TYPES", "ClientTimeouts", "Verbs"]
+__all__ = ["REPLY_TYPES", "ClientTimeouts", "Verbs", "endpoint_of"]
 
 #: Lost episodes whose ids are remembered.
 _MAX_LOST = 10_000
@@ -61,6 +63,26 @@ REPLY_TYPES: Final[Mapping[type[Payload], type[Reply]]] = {
 }
 
 Outcome: TypeAlias = "Reply | Failed | EnvbusError"
+
+
+_BARE = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^/:\s]+):\d{1,5}")
+
+
+def endpoint_of(address: str) -> str:
+    """Return the endpoint that an address names; `HOST:PORT` is one of `tcp://`.
+
+    Raises:
+        ConfigError: It names none; says what to write.
+    """
+    scheme, separator, _ = address.partition("://")
+    if separator and scheme in ("tcp", "ipc"):
+        return address  # the socket looks closer
+    if _BARE.fullmatch(address):
+        return f"tcp://{address}"
+    hint = "write tcp://127.0.0.1:5556, 127.0.0.1:5556 or ipc:///path, as the bridge tells it"
+    if scheme in ("stream", "streams", "ws", "wss"):
+        hint = f"that is a gateway's address, for clients in other languages; {hint}"
+    raise ConfigError(f"the address {brief(address)} cannot be used: {hint}")
 
 
 class ClientTimeouts(msgspec.Struct, frozen=True, kw_only=True):

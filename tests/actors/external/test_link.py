@@ -1,0 +1,152 @@
+"""A client's connection that its threads share, over a bridge in a thread."""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from envbus.actors import ClientTimeouts, ExternalEnvClient
+from envbus.actors.external import link
+from envbus.bus.errors import ClosedError, ConfigError, RequestTimeoutError
+from envbus.runner import ExternalEnvBridge
+from tests.integration.bus_programs import free_port
+from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Of a bridge that is served."""
+    over = threading.Event()
+    told: list[str] = []
+    up = threading.Event()
+
+    def serve() -> None:
+        with ExternalEnvBridge(OBSERVATION, ACTION) as bridge:
+            told.append(bridge.address)
+            up.set()
+            Runner(bridge).serve(over.is_set)
+
+    with in_thread(serve):
+        assert up.wait(60.0)
+        yield told[0]
+        over.set()
+
+
+def _is_with(frame: FrameType) -> bool:
+    """A trace comes between a block and its lock's release there; a signal's handler never does."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip().startswith("with ")
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at one line of a call: the next one each time."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self._left = 0
+
+    def __call__(self, function: Any, *arguments: Any) -> bool:
+        """Return whether the call was interrupted."""
+        self.at += 1
+        self._left = self.at
+        sys.settrace(self._trace)
+        try:
+            function(*arguments)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return self._left <= 0
+
+    def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        if frame.f_code.co_filename != link.__file__:
+            return self._trace if self._left > 0 else None
+        if event == "line" and not _is_with(frame):
+            self._left -= 1
+            if self._left == 0:
+                raise KeyboardInterrupt
+        return self._trace
+
+
+@pytest.mark.parametrize("with_others", [False, True], ids=["alone", "beside another thread"])
+def test_ctrl_c_at_any_line_of_a_call_stalls_no_later_one(address: str, with_others: bool) -> None:
+    over = threading.Event()
+    with ExternalEnvClient(address, timeouts=ClientTimeouts(other=30.0)) as client:
+
+        def beside() -> None:
+            client.start_episode("beside")
+            while with_others and not over.is_set():
+                client.log_returns("beside", 1.0)
+
+        with in_thread(beside):
+            client.start_episode("e")
+            interrupt = Interrupt()
+            while interrupt(client.log_returns, "e", 1.0):
+                client.log_returns("e", 1.0, timeout=20.0)
+                assert interrupt.at < 1000
+            over.set()
+        assert interrupt.at > 20
+
+
+def test_a_client_to_nobody_says_so_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    nobody = f"tcp://127.0.0.1:{free_port()}"
+    with pytest.raises(RequestTimeoutError, match="no bridge answered"):
+        ExternalEnvClient(nobody, timeouts=ClientTimeouts(connect=link.PROGRESS_AFTER + 0.3))
+    (text,) = [text for text in caplog.messages if "is waited for" in text]
+    assert nobody in text
+
+
+def test_what_takes_its_time_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    told = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            told.set()
+
+    listener = Listener()
+    link.logger.addHandler(listener)
+    try:
+        with link.told_if_slow("it"):
+            assert told.wait(60.0)
+        with link.told_if_slow("it"):
+            pass
+    finally:
+        link.logger.removeHandler(listener)
+    assert [text[:2] for text in caplog.messages] == ["it"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_an_address_without_a_scheme_is_one_of_tcp(address: str, host: str) -> None:
+    port = address.rpartition(":")[2]
+    with ExternalEnvClient(f"{host}:{port}") as client:
+        assert client.address == f"tcp://{host}:{port}"
+        client.start_episode("e")
+        assert client.get_action("e", seen(3)) == 3
+    with pytest.raises(ClosedError):
+        client.start_episode()
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("", "tcp://127.0.0.1:5556"),
+        ("nonsense", "tcp://127.0.0.1:5556"),
+        ("127.0.0.1:port", "tcp://127.0.0.1:5556"),
+        ("stream://127.0.0.1:5557", "a gateway's address, for clients in other languages"),
+        ("wss://host:1", "a gateway's address, for clients in other languages"),
+        ("http://host:1", "tcp://127.0.0.1:5556"),
+    ],
+)
+def test_another_address_is_refused_with_what_to_write(address: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ExternalEnvClient(address)
+    assert told in str(caught.value)
