@@ -152,7 +152,7 @@ class Rebuild(Request[StepResult], frozen=True, kw_only=True):
     seeds: Tree | None = None
     #: Reset within this request; else the next step of each slot is its reset, in all modes.
     reset: bool = True
-    #: Seconds that closing one env may take; it is left to itself then.
+    #: Seconds that closing one env may take; then its process ends. Infinite: no limit.
     close_timeout: float = 10.0
 
 

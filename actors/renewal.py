@@ -6,7 +6,10 @@ Used by the slots; leaves out when this is done, which their runner decides.
 from __future__ import annotations
 
 import logging
+import math
+import os
 import threading
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import gymnasium
@@ -15,7 +18,7 @@ from gymnasium.vector import VectorEnv
 from envbus.actors.env_source import AnyEnv
 from envbus.actors.spaces import Space, is_fixed_size, leaves
 
-__all__ = ["NoEnv", "RestartRequest", "check_fits", "close_within"]
+__all__ = ["NoEnv", "RestartRequest", "check_fits", "close_within", "end_process"]
 
 logger = logging.getLogger("envbus.actors.renewal")
 
@@ -39,23 +42,38 @@ class NoEnv(gymnasium.Env[Any, Any]):
     reset = step = get_wrapper_attr = set_wrapper_attr = _fail
 
 
-def close_within(env: AnyEnv, timeout: float, who: str) -> None:
-    """Close `env`; what it raises is logged, and after `timeout` seconds it is left to itself.
+def end_process(reason: str) -> None:
+    """End this process, whatever its threads are at; who watches over it starts another one."""
+    os.write(2, f"{reason}\n".encode())
+    os._exit(1)
 
-    In a thread of its own, since nothing else bounds a call that never returns.
+
+def close_within(
+    env: AnyEnv, timeout: float, who: str, give_up: Callable[[str], object] = end_process
+) -> None:
+    """Close `env` in this thread, in which it was made and used; what it raises is logged.
+
+    Nothing but the end of its process bounds a call that never returns.
+
+    Args:
+        env: It failed before, and is thrown away.
+        timeout: Seconds that it may take; infinite: as long as it likes.
+        who: What to call it.
+        give_up: Told, from another thread, that it has taken longer.
     """
-
-    def close() -> None:
-        try:
-            env.close()
-        except BaseException:  # it failed before, and is thrown away
-            logger.warning("%s: closing it raised", who, exc_info=True)
-
-    thread = threading.Thread(target=close, name="envbus-close", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if thread.is_alive():
-        logger.warning("%s: closing it took over %g s; it is left as it is", who, timeout)
+    said = f"{who}: closing it took over {timeout:g} s: its process ends, with all envs in it"
+    watch = None
+    if timeout < math.inf:
+        watch = threading.Timer(timeout, give_up, [said])
+        watch.daemon = True
+        watch.start()
+    try:
+        env.close()
+    except BaseException:
+        logger.warning("%s: closing it raised", who, exc_info=True)
+    finally:
+        if watch is not None:
+            watch.cancel()
 
 
 def check_fits(

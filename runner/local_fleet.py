@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -180,6 +181,8 @@ class LocalFleet:
         """
         del actor, timeout  # there is only one, and nothing could end what it does
         self._check_usable()
+        if type(request) is Rebuild:  # nor may it end this process
+            request = msgspec.structs.replace(request, close_timeout=math.inf)
         request_id = next(self._ids)
         self._asked.append(_Asked(request_id, request, tag))
         self._bell.ring()

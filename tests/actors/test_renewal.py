@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import logging
+import math
 import threading
 from typing import Any
 
@@ -31,21 +31,40 @@ def test_what_closing_raises_is_logged_only(
     assert "env 3: closing it raised" in caplog.text
 
 
-class GatedEnv(CountingEnv):
-    def __init__(self, gate: threading.Event) -> None:
+class ThreadBoundEnv(CountingEnv):
+    """Knows which thread made it."""
+
+    def __init__(self, gate: threading.Event | None = None) -> None:
         super().__init__()
         self.gate = gate
+        self.thread = threading.get_ident()
 
     def close(self) -> None:
-        self.gate.wait(60.0)
+        assert threading.get_ident() == self.thread
+        if self.gate is not None:
+            assert self.gate.wait(60.0)
+        super().close()
 
 
-def test_a_close_that_lasts_too_long_is_left_to_itself(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("timeout", [60.0, math.inf])
+def test_an_env_is_closed_in_the_thread_that_made_it(timeout: float) -> None:
+    env = ThreadBoundEnv()
+    close_within(env, timeout, "env 3")
+    assert env.closed
+
+
+def test_a_close_that_lasts_too_long_is_given_up() -> None:
     gate = threading.Event()
-    with caplog.at_level(logging.WARNING):
-        close_within(GatedEnv(gate), 0.01, "env 3")
-    assert "env 3: closing it took over 0.01 s; it is left as it is" in caplog.text
-    gate.set()
+    told = []
+
+    def give_up(reason: str) -> None:
+        told.append(reason)
+        gate.set()
+
+    env = ThreadBoundEnv(gate)
+    close_within(env, 0.01, "env 3", give_up)
+    assert told == ["env 3: closing it took over 0.01 s: its process ends, with all envs in it"]
+    assert env.closed
 
 
 def test_what_stands_in_an_envs_place_fails_with_the_reason_and_can_be_closed() -> None:

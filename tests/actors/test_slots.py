@@ -513,12 +513,9 @@ def test_an_env_made_again_with_another_space_is_closed_and_refused() -> None:
     assert closed.is_set()
 
 
-def test_closing_the_old_env_is_bounded_and_its_errors_are_not_the_new_ones() -> None:
-    gate = threading.Event()
+def test_what_closing_the_old_env_raises_is_no_error_of_the_new_one() -> None:
     remade = Remade(NEXT_STEP, FailingEnv("close", length=10), CountingEnv(10))
-    remade.first.close = lambda: gate.wait(60.0)  # type: ignore[method-assign, assignment, return-value]
-    assert remade.rebuild(1, reset=True, close_timeout=0.01).errors == []
-    gate.set()
+    assert remade.rebuild(1, reset=True).errors == []
     assert remade.rebuild(2, reset=True).errors == []
     assert remade.bench.rows[1] == [1, 0, 0, 2]
 

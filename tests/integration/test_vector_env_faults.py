@@ -40,6 +40,7 @@ from tests.integration.faulty import (
     SYS_EXIT,
     FaultyEnv,
     faulty,
+    hang,
     held,
     plan,
 )
@@ -260,6 +261,29 @@ def test_a_step_that_hangs_is_a_fault_after_its_deadline(
         assert counts(act(envs, 1, 1, 1, 1)[0])[2:] == [[1, 1], [1, 1]]
         assert not is_alive(pids[1])
     assert envs.statistics().faults == {"timeout": 4}
+
+
+class UncloseableEnv(FaultyEnv):
+    """Hangs in `close`, and tells if it is closed in another thread than made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
+    def close(self) -> None:
+        assert threading.get_ident() == self.thread
+        hang()
+
+
+def test_an_env_whose_close_hangs_is_made_anew_with_its_process(make: Make) -> None:
+    envs = make([UncloseableEnv, FaultyEnv], num_actors=1, timeouts=Timeouts(close=0.2))
+    envs.reset(seed=0)
+    (pid,) = envs.actor_pids()
+    _, _, _, truncations, infos = act(envs, RAISE, 1)
+    assert truncations.tolist() == [True, True]
+    assert "env 0: closing it took over 0.2 s" in infos["fault"]["error"][1]
+    assert not is_alive(pid)
+    assert counts(act(envs, 1, 1)[0]) == [[1, 0], [1, 0]]
 
 
 def test_a_reset_or_constructor_that_hangs_is_a_fault(make: Make, tmp_path: Path) -> None:
