@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from envbus.bus.anonymous import anonymous_file
-from envbus.bus.cgroup import memory_limit
+from envbus.bus.cgroup import memory_left
 from envbus.bus.errors import ClosedError, ConfigError
 
 __all__ = ["Arena"]
@@ -148,8 +148,8 @@ def _available_memory() -> int:
     with, would have the whole machine's memory taken before it gives up.
     """
     available = int(psutil.virtual_memory().available)
-    limit = memory_limit()
-    return available if limit is None else min(available, limit)
+    left = memory_left()
+    return available if left is None else min(available, left)
 
 
 def _reserve(fd: int, size: int) -> None:

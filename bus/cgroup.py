@@ -9,11 +9,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-__all__ = ["memory_limit", "oom_kills"]
+__all__ = ["memory_left", "memory_limit", "oom_kills"]
 
-#: cgroup v2's and v1's names: a file with the limit, and one with the counter `oom_kill`.
-_V2 = ("memory.max", "memory.events")
-_V1 = ("memory.limit_in_bytes", "memory.oom_control")
+#: cgroup v2's and v1's names: files with the limit, the counter `oom_kill`, and what is in use.
+_V2 = ("memory.max", "memory.events", "memory.current")
+_V1 = ("memory.limit_in_bytes", "memory.oom_control", "memory.usage_in_bytes")
+#: A limit of v1 that nobody set is a number that no machine has.
+_NO_LIMIT = 2**60
+#: What of that which is in use the kernel gives back when it is wanted, in `memory.stat`.
+_CACHE = ("active_file", "inactive_file")
 
 
 def memory_limit(root: str = "/") -> int | None:
@@ -22,12 +26,16 @@ def memory_limit(root: str = "/") -> int | None:
     Args:
         root: Where `/proc` and `/sys` are; for tests.
     """
-    limits = []
-    for folder, (name, _) in _memory_folders(root):
-        # ValueError: "max". A limit of v1 that nobody set is a number that no machine has.
-        with contextlib.suppress(OSError, ValueError), open(f"{folder}/{name}") as file:
-            limits.append(int(file.read()))
-    return min((limit for limit in limits if limit < 2**60), default=None)
+    return min((limit for limit, _ in _limits(root)), default=None)
+
+
+def memory_left(root: str = "/") -> int | None:
+    """Return the bytes that this process' cgroup may still take; None if there is no limit.
+
+    Args:
+        root: As in `memory_limit`.
+    """
+    return min((max(limit - used, 0) for limit, used in _limits(root)), default=None)
 
 
 def oom_kills(root: str = "/") -> int | None:
@@ -35,13 +43,23 @@ def oom_kills(root: str = "/") -> int | None:
 
     Those of this process' cgroup, or, without one, those of the machine.
     """
-    for folder, (_, name) in _memory_folders(root):
+    for folder, (_, name, _) in _memory_folders(root):
         if (count := _read_counter(f"{folder}/{name}")) is not None:
             return count
     return _read_counter(os.path.join(root, "proc/vmstat"))
 
 
-def _memory_folders(root: str) -> Iterator[tuple[str, tuple[str, str]]]:
+def _limits(root: str) -> Iterator[tuple[int, int]]:
+    """Yield each limit that holds for this process, and what is in use under it."""
+    for folder, (name, _, used_name) in _memory_folders(root):
+        limit = _read_number(f"{folder}/{name}")
+        if limit is not None and limit < _NO_LIMIT:
+            used = _read_number(f"{folder}/{used_name}") or 0
+            cached = [_read_counter(f"{folder}/memory.stat", name) or 0 for name in _CACHE]
+            yield limit, used - sum(cached)
+
+
+def _memory_folders(root: str) -> Iterator[tuple[str, tuple[str, str, str]]]:
     """Yield the folders of this process' memory cgroup and those above it, innermost first."""
     try:
         with open(os.path.join(root, "proc/self/cgroup")) as file:
@@ -66,10 +84,16 @@ def _memory_folders(root: str) -> Iterator[tuple[str, tuple[str, str]]]:
             parts.pop()
 
 
-def _read_counter(path: str) -> int | None:
+def _read_number(path: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError), open(path) as file:  # ValueError: "max"
+        return int(file.read())
+    return None
+
+
+def _read_counter(path: str, wanted: str = "oom_kill") -> int | None:
     with contextlib.suppress(OSError, ValueError), open(path) as file:
         for line in file:
             name, _, value = line.partition(" ")
-            if name == "oom_kill":
+            if name == wanted:
                 return int(value)
     return None

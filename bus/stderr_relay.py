@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import stat
 import time
 from typing import Final
 
@@ -34,9 +35,9 @@ class StderrRelay:
         """Make the pipe.
 
         Args:
-            target_fd: Where to pass it on to; duplicated.
+            target_fd: Where to pass it on to; it stays the caller's.
         """
-        self._target = os.dup(target_fd)
+        self._target = _never_waiting(target_fd)
         try:
             self._source, self.child_fd = os.pipe()
         except OSError:
@@ -117,8 +118,9 @@ class StderrRelay:
     def _write(self) -> None:
         while self._waiting and _has_room(self._target):
             try:
-                # The driver's own descriptor may not be made non-blocking: others write to it.
                 del self._waiting[: os.write(self._target, self._waiting[:_WRITE])]
+            except BlockingIOError:  # others write there, too, and were faster
+                return
             except OSError:  # a terminal that was closed, a pipe without a reader, a full disk
                 self._target_gone = True
                 self._waiting.clear()
@@ -128,6 +130,20 @@ class StderrRelay:
             with contextlib.suppress(OSError):
                 os.close(self._source)
             self._source = -1
+
+
+def _never_waiting(fd: int) -> int:
+    """Return a descriptor of the same file, a write to which never waits, if that can be had.
+
+    The driver's own may not be made non-blocking: others write to it. So a pipe or terminal is
+    opened anew; a socket cannot be, and a file never waits.
+    """
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
+        with contextlib.suppress(OSError):  # no /proc, nobody reads it, or another user's
+            return os.open(f"/proc/self/fd/{fd}", flags)
+    return os.dup(fd)
 
 
 def _has_room(fd: int) -> bool:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from envbus.bus.cgroup import memory_limit, oom_kills
+from envbus.bus.cgroup import memory_left, memory_limit, oom_kills
 
 EVENTS = "low 0\nhigh 0\nmax 17\noom 3\noom_kill {}\noom_group_kill 0\n"
 
@@ -28,6 +28,19 @@ def test_the_own_cgroup_is_asked_and_the_smallest_limit_above_it_counts(root: Pa
     write(root / "sys/fs/cgroup/slice/memory.max", "4096\n")
     assert oom_kills(str(root)) == 2
     assert memory_limit(str(root)) == 4096
+
+
+def test_what_is_in_use_is_not_left_but_for_what_the_kernel_gives_back(root: Path) -> None:
+    write(root / "proc/self/cgroup", "0::/slice/job\n")
+    for folder, limit, used, cached in (("slice/job", 9000, 1000, 0), ("slice", 8192, 5000, 1000)):
+        path = root / "sys/fs/cgroup" / folder
+        write(path / "memory.events", EVENTS.format(0))
+        write(path / "memory.max", f"{limit}\n")
+        write(path / "memory.current", f"{used}\n")
+        write(path / "memory.stat", f"anon 1\ninactive_file {cached}\nactive_file 7\n")
+    assert memory_left(str(root)) == 8192 - 5000 + 1000 + 7
+    write(root / "sys/fs/cgroup/slice/memory.current", "99999\n")
+    assert memory_left(str(root)) == 0
 
 
 def test_in_a_container_the_path_of_the_host_is_not_there(root: Path) -> None:
@@ -57,6 +70,7 @@ def test_without_a_cgroup_the_machine_is_asked(root: Path) -> None:
 def test_elsewhere_nothing_is_known(tmp_path: Path) -> None:
     assert oom_kills(str(tmp_path)) is None
     assert memory_limit(str(tmp_path)) is None
+    assert memory_left(str(tmp_path)) is None
 
 
 def test_here_it_can_be_asked() -> None:

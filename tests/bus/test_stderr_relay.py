@@ -6,6 +6,7 @@ import os
 import select
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -116,3 +117,25 @@ def test_closing_twice_is_closing_once(scene: Scene) -> None:
     scene.relay.close()
     if os.path.isdir("/proc/self/fd"):
         assert len(os.listdir("/proc/self/fd")) == before - 3
+
+
+def test_a_write_never_waits_for_room_that_another_writer_has_taken(scene: Scene) -> None:
+    """The relay has the pipe open by itself: the driver's own end still waits."""
+    assert os.get_blocking(scene.into)
+    assert not os.get_blocking(scene.relay._target)
+    os.write(scene.relay.child_fd, b"words\n")
+    scene.relay.pump()
+    assert scene.read() == b"words\n"
+
+
+def test_a_file_that_is_written_to_by_others_is_not_overwritten(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "wb", buffering=0) as file:
+        relay = StderrRelay(file.fileno())
+        try:
+            for text in (b"one\n", b"two\n"):
+                os.write(relay.child_fd, text)
+                relay.pump()
+                file.write(b"other\n")
+        finally:
+            relay.close()
+    assert (tmp_path / "log").read_bytes() == b"one\nother\ntwo\nother\n"
