@@ -46,10 +46,6 @@ __all__ = ["EnvActor"]
 logger = logging.getLogger("envbus.actors")
 Handler: TypeAlias = Callable[[Any], Reply]
 
-#: Types of results that need no check.
-_ALWAYS_SENT = frozenset({type(None), bool, float, str, bytes})
-
-
 #: A step of all slots by actions in the arena, and the reply if all that it gave is there too.
 _STEP_ALL, _NOTHING_TO_SAY = Step(), StepResult()
 
@@ -77,8 +73,7 @@ class EnvActor:
         Args:
             receive_fd: Returns the descriptor that came as the parcel of a given number; None if
                 this actor shares no memory with its runner.
-            check: Raises `EncodeError` for what cannot be sent, so that one such result of a call
-                is an error of its slot. None: all results of the request fail with it.
+            check: Raises `EncodeError` for what cannot be sent; what `amend` finds out by.
             report: Tells the runner which env is being made.
             rule: What may be imported and called by name, where the runner is not trusted with
                 more; functions are not taken then. None: everything.
@@ -248,7 +243,6 @@ class EnvActor:
         if self._rule is not None:
             self._rule.check_attribute(request.name)
         return self._each(
-            f"`{request.name}`",
             request.slots,
             lambda group, slots, _positions: group.call(
                 slots, request.name, request.args.value, request.kwargs.value
@@ -269,7 +263,6 @@ class EnvActor:
         if len(values) != addressed:
             raise ValueError(f"{len(values)} values for {addressed} slots")
         return self._each(
-            f"setting `{request.name}`",
             request.slots,
             lambda group, slots, positions: group.set_attr(
                 slots, request.name, pick(values, positions)
@@ -279,12 +272,30 @@ class EnvActor:
     def execute(self, request: Exec) -> CallResult:
         """Run a function beside the envs."""
         return self._each(
-            "the function",
             request.slots,
             lambda group, slots, _positions: group.execute(
                 slots, request.function.value, request.args.value, request.kwargs.value
             ),
         )
+
+    def amend(self, request: Call | Exec, reply: Reply) -> Reply:
+        """Return a reply that could not be sent without what of it cannot be.
+
+        Such a result of a call is an error of its slot, and the others' are sent.
+        """
+        if not isinstance(reply, CallResult) or self._check is None:
+            return reply
+        what = f"`{request.name}`" if isinstance(request, Call) else "the function"
+        values, errors = list(reply.values.value), list(reply.errors)
+        for position, value in enumerate(values):
+            try:
+                self._check(value)
+            except EncodeError as exc:
+                values[position] = None
+                unsent = EncodeError(f"{what} gave what cannot be sent: {exc}")
+                slot = position if request.slots is None else request.slots[position]
+                errors.append(slot_error(slot, "call", unsent))
+        return CallResult(values=Tree(values), errors=errors)
 
     def close_envs(self, _request: CloseEnvs) -> CallResult:
         """Close the envs. Idempotent."""
@@ -416,7 +427,6 @@ class EnvActor:
 
     def _each(
         self,
-        what: str,
         slots: Sequence[int] | None,
         run: Callable[
             [SlotGroup, Sequence[int] | None, Sequence[int] | None],
@@ -430,17 +440,7 @@ class EnvActor:
             values, more = run(group, own_slots, positions)
             parts.append((positions, values))
             errors += more
-        results = merge(addressed, parts, lambda: None) or []
-        for position, value in enumerate(results):
-            try:
-                if self._check is not None and type(value) not in _ALWAYS_SENT:
-                    self._check(value)
-            except EncodeError as exc:
-                results[position] = None
-                unsent = EncodeError(f"{what} gave what cannot be sent: {exc}")
-                slot = position if slots is None else slots[position]
-                errors.append(slot_error(slot, "call", unsent))
-        return CallResult(values=Tree(results), errors=errors)
+        return CallResult(values=Tree(merge(addressed, parts, lambda: None) or []), errors=errors)
 
 
 def _tell_nobody(_: Making) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from envbus.bus.lane import LaneEnd, LanePeer
-from envbus.bus.messages import Hello, Notice, Payload
+from envbus.bus.messages import Hello, Notice, Payload, Reply
 from envbus.bus.pipe import Pipe
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.serve import Handlers, Worker
@@ -53,6 +53,11 @@ class Hosted(Protocol):
         """One function per request type."""
         ...
 
+    @property
+    def amend(self) -> Callable[[Any, Reply], Reply] | None:
+        """As in `Worker`."""
+        ...
+
     def close(self) -> object:
         """Let go of all; called once, at the end."""
         ...
@@ -90,6 +95,7 @@ def host(
         hosted.handlers,
         incarnation=bootstrap.incarnation,
         codec=PipeCodec(pipe, lenient=lenient),
+        amend=hosted.amend,
     )
     try:
         worker.join(HANDOVER_TIMEOUT)

@@ -91,6 +91,7 @@ def serve_remote(
             placeholders=("infos", "observations['infos']", "observations[*]['infos']")
         ),
         patience=PATIENCE,
+        amend=actor.amend,
     )
     heartbeats = Heartbeats(
         lambda: connect(b".heartbeat"), identity, HEARTBEAT, on_unknown=worker.on_unknown

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from envbus.bus.codec import Placeholders, decode, decode_header, encode, encode_header
 from envbus.bus.errors import (
     ClosedError,
+    EncodeError,
     EnvbusError,
     ProtocolError,
     QueueFullError,
@@ -115,6 +116,8 @@ class Worker:
         rejoin: What a worker with heartbeats does when its broker, started again or after a long
             silence, does not know it any more: say hello again, or leave, as what it holds
             belongs to somebody who has given it up.
+        amend: `(request, reply) -> reply`, asked for another reply where one cannot be sent.
+            None: the request fails then.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class Worker:
         codec: Codec | None = None,
         patience: float | None = None,
         rejoin: bool = False,
+        amend: Callable[[Any, Reply], Reply] | None = None,
     ) -> None:
         self._transport = transport
         self._hello = hello
@@ -135,6 +139,7 @@ class Worker:
         self._codec = codec or PlainCodec()
         self._patience = patience
         self._rejoin = rejoin
+        self._amend = amend
         self._unknown = False
         #: When the last hello but the first was said.
         self._came_back = -math.inf
@@ -260,8 +265,14 @@ class Worker:
             self._fail(header, Failed(code=FailureCode.PROTOCOL, message=message))
             return
         try:
-            reply = handler(self._codec.decode(request_type, frames[1:]))
-            self._send(Kind.REPLY, header.request_id, reply)
+            request = self._codec.decode(request_type, frames[1:])
+            reply = handler(request)
+            try:
+                self._send(Kind.REPLY, header.request_id, reply)
+            except EncodeError:
+                if self._amend is None:
+                    raise
+                self._send(Kind.REPLY, header.request_id, self._amend(request, reply))
         except ClosedError:
             raise
         except QueueFullError:

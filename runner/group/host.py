@@ -62,6 +62,9 @@ class HostedRunner:
         memory: Carries large columns of samples.
     """
 
+    #: A reply that cannot be sent fails its request.
+    amend = None
+
     def __init__(self, memory: SampleMemory) -> None:
         self._memory = memory
         self.handlers: Handlers = {

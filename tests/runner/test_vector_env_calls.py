@@ -155,6 +155,23 @@ def test_an_argument_that_cannot_be_pickled_is_refused_and_reaches_no_env(make: 
     assert working(envs)
 
 
+class Counted:
+    """Counts how often it is pickled."""
+
+    def __init__(self) -> None:
+        self.pickled = 0
+
+    def __reduce__(self) -> Any:
+        self.pickled += 1
+        return int, (self.pickled,)
+
+
+def test_a_result_is_pickled_once(make: Make) -> None:
+    envs = make([CountingEnv] * 2, num_actors=1)
+    envs.set_attr("thing", [Counted, Counted])
+    assert envs.exec_func(lambda env: env.get_wrapper_attr("thing")()) == [1, 1]
+
+
 def test_a_result_that_cannot_be_sent_is_an_error_of_its_env(make: Make) -> None:
     envs = make([_TalkingEnv] * 4, num_actors=2)
     with pytest.raises(EncodeError, match=r"`lock` gave .*_thread.lock cannot be pickled"):
