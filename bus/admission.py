@@ -65,6 +65,9 @@ def objection(
 def _malformed(hello: Hello) -> str | None:
     if not all(0 < len(name) <= _MAX_NAME_CHARS for name in (hello.name, *hello.services)):
         return f"names of peers and services have 1 to {_MAX_NAME_CHARS} characters"
+    if not all(name.isprintable() for name in (hello.name, *hello.services)):
+        # They stand in logs and errors: this is the one place where they come in.
+        return "names of peers and services have no control characters or line breaks"
     if len(hello.services) > _MAX_SERVICES:
         return f"a peer offers at most {_MAX_SERVICES} services, not {len(hello.services)}"
     if hello.capacity < 1:

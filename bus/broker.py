@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from envbus.bus.attention import Attention
+from envbus.bus.brief import brief, cut, printable
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import (
     Accepted,
@@ -38,6 +39,7 @@ from envbus.bus.broker_vocabulary import (
     Unsendable,
 )
 from envbus.bus.codec import decode_header, encode, encode_header
+from envbus.bus.complaints import Complaints
 from envbus.bus.errors import (
     ConfigError,
     DecodeError,
@@ -49,6 +51,7 @@ from envbus.bus.errors import (
     RemoteError,
     RequestError,
     RequestTimeoutError,
+    TransportError,
     UnknownPeerError,
     VersionMismatchError,
 )
@@ -74,6 +77,9 @@ NO_DEADLINE = 1e9
 #: Messages taken before deadlines are judged and the owner gets its turn. Peers that keep to the
 #: protocol never have as many under way: a queue holds 1000, a request is one message.
 _MAX_DRAINED = 10_000
+
+#: Characters of a line in the log, in which may stand what peers have sent.
+_LONGEST = 2000
 
 # Looking up a member of an enum costs as much as a method call; these are read per message.
 _REPLY = Kind.REPLY
@@ -109,6 +115,8 @@ class Broker:
         self._stopping = False
         #: Messages that were not sent since their peer does not read.
         self._unread = 0
+        #: About messages that made this program raise what is no refusal.
+        self.complaints = Complaints(logger)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -284,20 +292,35 @@ class Broker:
             if message is None:
                 return
             peer, frames = message
+            header = None
             try:
-                header = decode_header(frames[0])
-            except IndexError:
-                self._handle(Malformed(peer, "a message without a header frame"))
-            except VersionMismatchError as exc:
-                self._handle(Malformed(peer, str(exc), FailureCode.VERSION, exc.request_id))
-            except DecodeError as exc:
-                self._handle(Malformed(peer, str(exc), request_id=exc.request_id))
-            except ProtocolError as exc:
-                self._handle(Malformed(peer, str(exc)))
-            else:
-                # Asked once in a peer's life only: it costs a call into libzmq.
-                user = self._transport.user_of(frames) if header.payload_type == "Hello" else ""
-                self._handle(Received(peer, header, frames[1:], user))
+                try:
+                    header = decode_header(frames[0])
+                except IndexError:
+                    self._handle(Malformed(peer, "a message without a header frame"))
+                except VersionMismatchError as exc:
+                    self._handle(Malformed(peer, str(exc), FailureCode.VERSION, exc.request_id))
+                except DecodeError as exc:
+                    self._handle(Malformed(peer, str(exc), request_id=exc.request_id))
+                except ProtocolError as exc:
+                    self._handle(Malformed(peer, str(exc)))
+                else:
+                    # Asked once in a peer's life only: it costs a call into libzmq.
+                    user = self._transport.user_of(frames) if header.payload_type == "Hello" else ""
+                    self._handle(Received(peer, header, frames[1:], user))
+            except TransportError:  # not the message: this socket itself is in trouble
+                raise
+            except Exception as exc:  # the border: a message of one peer ends nobody else's work
+                self._on_surprise(peer, header, exc)
+
+    def _on_surprise(self, peer: bytes, header: Header | None, error: Exception) -> None:
+        """A message made this program raise what is no refusal."""
+        what = f"{type(error).__name__}: {brief(str(error))}"
+        name = self._core.peer_name(peer) or peer.hex()
+        self.complaints.add("message", f"a message of {name} was not taken: {what}", error)
+        if header is not None and header.kind is Kind.REQUEST:
+            failed = Failed(code=FailureCode.PROTOCOL, message=f"it could not be taken: {what}")
+            self.answer(peer, header.request_id, failed)
 
     def _handle(self, event: Event) -> None:
         for effect in self._core.handle(event, self._clock()):
@@ -310,7 +333,7 @@ class Broker:
             elif isinstance(effect, Refused):
                 raise failure_to_error(Failed(code=effect.code, message=effect.message), 0)
             elif isinstance(effect, Log):
-                logger.log(effect.level, "%s", effect.message)
+                logger.log(effect.level, "%s", printable(cut(effect.message, _LONGEST)))
             else:
                 self._outcomes.append(effect)
 

@@ -7,19 +7,21 @@ Leaves out what callers see (`client.py`), and how their threads meet this one
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from envbus.bus.brief import brief
 from envbus.bus.broker import failure_to_error
 from envbus.bus.client_orders import Cancelled, Orders, Question, Telling
 from envbus.bus.codec import decode, decode_header, encode, encode_header
+from envbus.bus.complaints import Complaints
 from envbus.bus.errors import (
     ClosedError,
     DecodeError,
@@ -50,6 +52,8 @@ from envbus.bus.transport import Frames, PeerTransport
 __all__ = ["ClientLoop", "ClientStatistics", "ClientTransport"]
 
 logger = logging.getLogger("envbus.bus.client")
+
+P = TypeVar("P", bound=Payload)
 
 #: Seconds beyond a request's deadline, which the broker keeps, until this side gives it up: only
 #: a broker that is gone says nothing for so long.
@@ -135,8 +139,12 @@ class ClientLoop:
         self._orders = Orders(max_pending)
         self._pending = PendingRequests()
         self._questions: dict[int, Question] = {}
-        self._held: deque[Question | Telling] = deque()
+        #: What waits for the broker, by a number: a request's own, or a negative one. Those that
+        #: have ended meanwhile are in it no more.
+        self._held: dict[int, Question | Telling] = {}
+        self._numbers = itertools.count(-1, -1)
         self._counts = _Counts()
+        self._complaints = Complaints(logger)
         self._ready = False
         self._was_lost = False
         self._next_hello = 0.0
@@ -216,8 +224,10 @@ class ClientLoop:
                 self._keep(order)
             if self._ready:
                 self._send_order(order)
+            elif isinstance(order, Question):
+                self._held[order.request_id] = order
             else:
-                self._held.append(order)
+                self._held[next(self._numbers)] = order
 
     def _look_at_clock(self, now: float) -> None:
         lost = self._transport.lost_for() > 0.0
@@ -328,17 +338,35 @@ class ClientLoop:
         except VersionMismatchError as exc:
             raise VersionMismatchError(f"the broker refuses this client: {exc}") from exc
         except (ProtocolError, IndexError) as exc:
-            logger.warning("%s dropped a message: %s", self._hello.name, exc)
+            self._drop(exc)
             return
         if header.kind is Kind.REPLY:
             if header.request_id == HELLO_ID:
-                self._on_welcome(decode(Welcome, frames[1:]))
+                welcome = self._read(Welcome, frames)
+                if welcome is not None:
+                    self._on_welcome(welcome)
             else:
                 self._on_reply(header, frames[1:])
         elif header.kind is Kind.FAILURE:
-            self._on_failure(header, decode(Failed, frames[1:]))
+            failed = self._read(Failed, frames)
+            if failed is None:
+                text = "it failed, and how cannot be read"
+                failed = Failed(code=FailureCode.REMOTE, message=text)
+            self._on_failure(header, failed)
         elif header.kind is Kind.REQUEST:
             self._refuse(header)
+
+    def _read(self, payload_type: type[P], frames: Frames) -> P | None:
+        """Return the payload; None if it cannot be read, which ends nothing else."""
+        try:
+            return decode(payload_type, frames[1:])
+        except ProtocolError as exc:
+            self._drop(exc)
+            return None
+
+    def _drop(self, error: Exception) -> None:
+        text = f"{self._hello.name} dropped a message: {type(error).__name__}: {brief(str(error))}"
+        self._complaints.add("message", text)
 
     def _on_welcome(self, welcome: Welcome) -> None:
         if not self.joined.done():
@@ -347,8 +375,8 @@ class ClientLoop:
             return
         self._ready = True
         self._next_heartbeat = time.monotonic() + self._hello.heartbeat
-        held, self._held = self._held, deque()
-        for order in held:
+        held, self._held = self._held, {}
+        for order in held.values():
             self._send_order(order)
 
     def _on_reply(self, header: Header, frames: Frames) -> None:
@@ -363,7 +391,7 @@ class ClientLoop:
                     "which is no reply that is known here; import the module that defines it"
                 )
             reply = self._codec.decode(reply_type, frames)
-        except EnvbusError as exc:
+        except Exception as exc:  # the border: also what a caller's own codec raises
             self._counts.failures += 1
             self._fail(question, exc)
             return
@@ -410,15 +438,14 @@ class ClientLoop:
     def _on_complaint(self, failed: Failed) -> None:
         """The broker does not know us any more."""
         if failed.code is not FailureCode.NOT_JOINED or not self.joined.done():
-            logger.warning("%s was told: %s", self._hello.name, failed.message)
+            self._complaints.add("told", f"{self._hello.name} was told: {failed.message}")
             return
-        logger.warning("%s joins again: %s", self._hello.name, failed.message)
+        self._complaints.add("rejoined", f"{self._hello.name} joins again: {failed.message}")
         self._counts.rejoined += 1
         self._ready = False
         self._next_hello = 0.0
-        held = {id(order) for order in self._held}
         for question in list(self._questions.values()):
-            if id(question) in held:
+            if question.request_id in self._held:
                 continue
             self._pending.settle(question.request_id, b"")
             self._counts.failures += 1
@@ -458,6 +485,7 @@ class ClientLoop:
 
     def _finish(self, question: Question) -> None:
         del self._questions[question.request_id]
+        self._held.pop(question.request_id, None)
         self._orders.release()
 
     def _end(self, reason: Exception | None) -> None:

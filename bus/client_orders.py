@@ -103,27 +103,29 @@ class Orders:
                 )
             self._unsettled += 1
             self._orders.append(order)
+            self._wake()
         if isinstance(order, Question):
-            order.future.add_done_callback(lambda future: self._on_done(order, future))
-        self._wake()
+            # Without the order: its frames would stay until a garbage collection.
+            number = order.request_id
+            order.future.add_done_callback(lambda future: self._on_done(number, future))
 
     def close(self, reason: Exception) -> None:
         """Take nothing any more, and let the thread know. Idempotent."""
         with self._lock:
             self._closing = self._closing or reason
-        self._wake()
-
-    def _on_done(self, question: Question, future: Future[Any]) -> None:
-        if future.cancelled():
-            with self._lock:
-                self._orders.append(Cancelled(question.request_id))
             self._wake()
 
+    def _on_done(self, request_id: int, future: Future[Any]) -> None:
+        if future.cancelled():
+            with self._lock:
+                self._orders.append(Cancelled(request_id))
+                self._wake()
+
     def _wake(self) -> None:
-        with self._lock:
-            if self._woken:
-                return
-            self._woken = True
+        """Ring the bell, unless it rings; holding the lock, so that `take` finds it rung."""
+        if self._woken:
+            return
+        self._woken = True
         with contextlib.suppress(OSError):  # the thread has ended
             self._waker.send(b".")
 

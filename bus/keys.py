@@ -128,12 +128,11 @@ class AllowList:
         return key.encode() in self._keys
 
     def _load(self, read: Callable[[Path], bytes | None]) -> None:
-        seen = {}
+        seen: dict[Path, object] = {}
         try:
             folder = self._path.is_dir()
             for file in self._path.glob("*" + _PUBLIC) if folder else [self._path]:
-                status = file.stat()
-                seen[file] = (status.st_mtime_ns, status.st_size, status.st_ino)
+                seen[file] = _age(file, may_be_missing=folder)
         except OSError as exc:
             raise ConfigError(f"the allowed keys in {self._path} cannot be read: {exc}") from exc
         if seen != self._seen:
@@ -209,6 +208,20 @@ def load_public_key(path: PathLike) -> bytes:
         ConfigError: The file cannot be read, or holds no key.
     """
     return _read(path)[0]
+
+
+def _age(file: Path, *, may_be_missing: bool) -> object:
+    """Return what differs once a file was changed; None if it cannot be looked at.
+
+    In a folder that may be a link that leads nowhere. It has no key, and shuts out nobody else.
+    """
+    try:
+        status = file.stat()
+    except OSError:
+        if not may_be_missing:
+            raise
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _key_or_warning(path: Path) -> bytes | None:

@@ -193,6 +193,11 @@ class FailureCode(enum.Enum):
     VERSION = "version"
     PROTOCOL = "protocol"
 
+    @classmethod
+    def _missing_(cls, _value: object) -> FailureCode:
+        """Read a code that only a newer side knows as what it surely is: the other side failed."""
+        return cls.REMOTE
+
 
 class Failed(Payload, frozen=True, kw_only=True):
     """Payload of a FAILURE."""

@@ -104,7 +104,7 @@ class NearPeer:
         except ClosedError as exc:
             self._lose_lane()
             raise QueueFullError(f"the connection was lost: {exc}") from exc
-        if near.has_begun and not self._armed:
+        if (not written or near.has_begun) and not self._armed:
             self._arm(near, True)
         if not written:
             raise QueueFullError("the connection to the broker is full: it does not read")
@@ -114,7 +114,7 @@ class NearPeer:
         if timeout > 0.0 and self._received is None and not self.wait(timeout):
             return None
         if self._armed and self._near is not None:
-            self._finish(self._near)
+            self._take_room(self._near)
         if self._near is None:
             frames = self._far.receive(0.0)
             if frames is not None and not self._far_heard:
@@ -248,6 +248,12 @@ class NearPeer:
         if frames is not None:
             self._near_heard = True
         return frames
+
+    def _take_room(self, near: StreamEnd) -> None:
+        """Finish what was begun if there is room by now."""
+        assert self._poller is not None
+        if any(fd == near.fileno() and on & select.EPOLLOUT for fd, on in self._poller.poll(0)):
+            self._finish(near)
 
     def _finish(self, near: StreamEnd) -> None:
         try:

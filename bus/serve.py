@@ -14,7 +14,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+from envbus.bus.brief import brief
 from envbus.bus.codec import Placeholders, decode, decode_header, encode, encode_header
+from envbus.bus.complaints import Complaints
 from envbus.bus.errors import (
     ClosedError,
     EncodeError,
@@ -22,6 +24,7 @@ from envbus.bus.errors import (
     ProtocolError,
     QueueFullError,
     RequestTimeoutError,
+    TransportError,
     VersionMismatchError,
 )
 from envbus.bus.messages import (
@@ -144,6 +147,7 @@ class Worker:
         #: When the last hello but the first was said.
         self._came_back = -math.inf
         self._stopping = False
+        self._complaints = Complaints(logger)
 
     def stop(self) -> None:
         """Let `run` return after the present request. May be called from a handler."""
@@ -178,11 +182,17 @@ class Worker:
                     turned_away = False
                     self._send(Kind.REQUEST, HELLO_ID, self._hello, ttl=left)
                 continue
-            header = decode_header(frames[0])
-            if header.kind is Kind.REPLY and header.payload_type == "Welcome":
-                return decode(Welcome, frames[1:])
-            if header.kind is Kind.FAILURE:
-                failed = decode(Failed, frames[1:])
+            try:
+                header = decode_header(frames[0])
+                if header.kind is Kind.REPLY and header.payload_type == "Welcome":
+                    return decode(Welcome, frames[1:])
+                failed = decode(Failed, frames[1:]) if header.kind is Kind.FAILURE else None
+            except VersionMismatchError:
+                raise
+            except (ProtocolError, IndexError) as exc:
+                self._drop(exc)
+                continue
+            if failed is not None:
                 if failed.code is FailureCode.VERSION:
                     raise VersionMismatchError(failed.message)
                 raise ProtocolError(f"the broker refuses {self._hello.name}: {failed.message}")
@@ -218,19 +228,25 @@ class Worker:
     def _take(self, frames: Frames) -> None:
         try:
             header = decode_header(frames[0])
-        except (ProtocolError, IndexError) as exc:
-            logger.warning("%s dropped a message: %s", self._hello.name, exc)
-            return
-        if header.kind is Kind.REQUEST:
-            self._answer(header, frames)
-        elif header.kind is Kind.NOTICE and header.payload_type == Shutdown.__name__:
-            self._stopping = True
-        elif header.kind is Kind.FAILURE:
-            self._on_failure(header, decode(Failed, frames[1:]))
+            if header.kind is Kind.REQUEST:
+                self._answer(header, frames)
+            elif header.kind is Kind.NOTICE and header.payload_type == Shutdown.__name__:
+                self._stopping = True
+            elif header.kind is Kind.FAILURE:
+                self._on_failure(header, decode(Failed, frames[1:]))
+        except TransportError:  # not the message: this socket itself is in trouble
+            raise
+        except Exception as exc:  # the border: a message ends nobody else's work
+            self._drop(exc)
+
+    def _drop(self, error: Exception) -> None:
+        """A message cannot be used, and there is nobody to tell."""
+        text = f"{self._hello.name} dropped a message: {type(error).__name__}: {brief(str(error))}"
+        self._complaints.add("message", text)
 
     def _on_failure(self, header: Header, failed: Failed) -> None:
         """The broker complains, or refuses a hello that was said again."""
-        logger.warning("%s was told: %s", self._hello.name, failed.message)
+        self._complaints.add("told", f"{self._hello.name} was told: {failed.message}")
         if header.request_id == HELLO_ID:
             self._stopping = True
         elif self._hello.heartbeat and failed.code is FailureCode.NOT_JOINED:
@@ -371,7 +387,7 @@ class Heartbeats:
         """Read the only answer that a heartbeat ever gets: that its peer is not known."""
         try:
             header = decode_header(frames[0])
-        except ProtocolError:
+        except (ProtocolError, IndexError):
             return
         if header.kind is Kind.FAILURE and self._on_unknown is not None:
             self._on_unknown()

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import math
 import select
+import sys
 import threading
 from concurrent.futures import Future
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from envbus.bus import client_orders
 from envbus.bus.client_orders import Cancelled, Orders, Question, Telling
 from envbus.bus.errors import ClosedError, OverloadedError
 
@@ -28,6 +32,32 @@ def test_orders_come_out_in_order_and_ring_once() -> None:
         orders.submit(order)
     assert rings(orders)
     assert list(orders.take()) == [first, telling, second]
+    assert not rings(orders)
+    orders.end(ClosedError("over"))
+
+
+def test_after_all_was_taken_nothing_rings_wherever_a_submitter_was_interrupted() -> None:
+    orders = Orders(10)
+    takers: list[threading.Thread] = []
+
+    def take_meanwhile(frame: FrameType, event: str, _: object) -> Any:
+        """The client's thread gets its turn before each line; where it may not, it waits."""
+        if event == "line" and frame.f_code.co_filename == client_orders.__file__:
+            takers.append(threading.Thread(target=orders.take))
+            takers[-1].start()
+            takers[-1].join(0.05)
+        return take_meanwhile
+
+    before = sys.gettrace()
+    sys.settrace(take_meanwhile)
+    try:
+        orders.submit(Telling("log", "Said", [b""]))
+    finally:
+        sys.settrace(before)
+    for taker in takers:
+        taker.join()
+    assert len(takers) > 5
+    orders.take()
     assert not rings(orders)
     orders.end(ClosedError("over"))
 

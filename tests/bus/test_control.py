@@ -48,6 +48,21 @@ def test_a_heartbeat_that_names_nobody_is_its_senders() -> None:
     assert read_heartbeat([b"\x80"]).identity == b""
 
 
+def test_a_code_that_only_newer_peers_know_is_a_failure_of_the_other_side() -> None:
+    (frame,) = frames_of(Failed(code=FailureCode.TIMEOUT, message="too late to tell"))
+    known, unknown = b"\xa7timeout", b"\xa7sunspot"
+    assert known in frame
+    failed = read_failed([frame.replace(known, unknown)])
+    assert (failed.code, failed.message) == (FailureCode.REMOTE, "too late to tell")
+
+
+@pytest.mark.parametrize("read", [read_hello, read_heartbeat, read_failed])
+@pytest.mark.parametrize("opens", [b"\x91", b"\x81\xa1a"])
+def test_nesting_without_end_is_a_decode_error(read: Callable[[Any], object], opens: bytes) -> None:
+    with pytest.raises(DecodeError):
+        read([b"\x82\xa4name\xa1x\xa5extra" + opens * 100_000 + b"\xc0"])
+
+
 @pytest.mark.parametrize("read", [read_hello, read_failed])
 def test_what_must_be_there_is_missed(read: Callable[[Any], object]) -> None:
     with pytest.raises(DecodeError, match="unreadable"):

@@ -127,6 +127,20 @@ def test_an_allow_list_follows_its_folder(tmp_path: Path) -> None:
     assert not allowed(key)
 
 
+def test_a_link_that_leads_nowhere_shuts_nobody_else_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = new_keys(tmp_path / "clients", "good")
+    allowed = AllowList(tmp_path / "clients")
+    link = tmp_path / "clients" / "link.key"
+    link.symlink_to(tmp_path / "gone.key")
+    for _ in range(2):
+        assert allowed(public_text(pair))
+    assert caplog.text.count("no key can be read from") == 1
+    gone = new_keys(tmp_path, "gone")
+    assert allowed(public_text(gone))
+
+
 def test_a_bad_file_is_told_at_the_start_and_shuts_nobody_else_out_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -120,6 +120,31 @@ def asking(*values: Any) -> Callable[[MemoryRouter], None]:
 GOODBYE = (Kind.NOTICE, 0, "Goodbye")
 
 
+HEAD = Header(PROTOCOL_VERSION, Kind.FAILURE, 3, "Failed")
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [encode_header(HEAD)],
+        [encode_header(HEAD), b"junk"],
+        [encode_header(HEAD), b"\x81\xa1a" + b"\x91" * 100_000],
+        [encode_header(HEAD), *encode(Failed(code=FailureCode.REMOTE, message="m")), b"more"],
+    ],
+)
+def test_a_message_that_cannot_be_used_ends_nothing(
+    frames: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    def hostile(router: MemoryRouter) -> None:
+        for _ in range(100):
+            router.send(b"w", frames)
+
+    bus = Bus(hostile, asking(1))
+    assert bus.run() == [(Kind.REPLY, 1, "Doubled"), GOODBYE]
+    assert len(caplog.messages) < 5
+
+
 def test_requests_are_answered_in_their_order_and_a_shutdown_with_a_goodbye() -> None:
     bus = Bus(asking(1, "a", [2]))
     assert bus.run() == [

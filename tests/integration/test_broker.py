@@ -6,9 +6,13 @@ import random
 
 import pytest
 
+from envbus.bus.broker import Broker
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import BrokerConfig, Effect, Event, Received
 from envbus.bus.client import Client
-from envbus.bus.codec import decode, decode_header
+from envbus.bus.codec import decode, decode_header, encode_header
 from envbus.bus.errors import PeerLostError
+from envbus.bus.memory_transport import MemoryNetwork
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     Failed,
@@ -68,7 +72,42 @@ JUNK: list[list[bytes]] = [
     hello_frames("x", capacity=0),
     hello_frames("x", heartbeat=-1.0),
     hello_frames("x" * 300),
+    hello_frames("x\n" * 20),
+    [hello_frames("x")[0], b"\x82\xa4name\xa1x\xa5extra" + b"\x91" * 100_000],
 ]
+
+
+class FragileCore(BrokerCore):
+    """Has a defect that some requests reach."""
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, Received) and event.header.payload_type == "Boom":
+            raise RecursionError("a defect\nof the core")
+        return super().handle(event, now)
+
+
+def test_what_a_message_makes_the_broker_raise_is_its_senders_trouble_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network = MemoryNetwork()
+    broker = Broker(network.router(), FragileCore(BrokerConfig(embedded=False)))
+    evil, honest = network.peer(b"evil\n"), network.peer(b"honest")
+    header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "Boom", 1.0)
+    for _ in range(1000):
+        evil.send([encode_header(header), b""])
+    honest.send(hello_frames("honest"))
+    broker.poll(0.0)
+    frames = evil.receive(0.0)
+    assert frames is not None
+    answered, failed = failure_of([bytes(frame) for frame in frames])
+    assert (answered.request_id, failed.code) == (7, FailureCode.PROTOCOL)
+    assert "a defect" in failed.message
+    welcome = honest.receive(0.0)
+    assert welcome is not None
+    assert decode_header(welcome[0]).payload_type == "Welcome"
+    assert broker.complaints.counts["message"] == 1000
+    assert len(caplog.messages) < 5
+    assert not any("\n" in message for message in caplog.messages)
 
 
 def test_junk_is_counted_and_answered_and_disturbs_nobody() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 from envbus.bus.client import Client
+from envbus.bus.codec import decode_header, encode_header
 from envbus.bus.errors import (
     ClosedError,
     ConfigError,
@@ -30,12 +32,13 @@ from envbus.bus.errors import (
     RemoteError,
     RequestTimeoutError,
 )
-from envbus.bus.messages import Hello
+from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Request
 from envbus.bus.nursery import Nursery
 from envbus.bus.process import Child
 from tests.integration.bus_programs import (
     Ask,
     Name,
+    Named,
     Note,
     RawPeer,
     RunningBroker,
@@ -47,6 +50,10 @@ from tests.integration.bus_programs import (
 from tests.integration.nursery_children import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(180)
+
+
+class Unknown(Request[Named], frozen=True, kw_only=True):
+    """Nobody answers it."""
 
 
 @pytest.fixture
@@ -139,8 +146,8 @@ def test_a_request_that_a_worker_does_not_know_is_named(
     broker: RunningBroker, client: Client
 ) -> None:
     with worker("w", broker.endpoint):
-        future = client.ask("w", Hello(name="x"), timeout=PATIENCE)
-        with pytest.raises(ProtocolError, match="w does not answer Hello; it does: Ask, Name"):
+        future = client.ask("w", Unknown(), timeout=PATIENCE)
+        with pytest.raises(ProtocolError, match="w does not answer Unknown; it does: Ask, Name"):
             result(future)
 
 
@@ -231,6 +238,21 @@ def test_a_notice_reaches_its_peer(broker: RunningBroker, client: Client) -> Non
         assert b"Note" in raw.receive()[0]
         wait_until(lambda: broker.statistics().dropped_notices == 1, "the notice to nobody")
     assert client.statistics().told == 2
+
+
+def test_a_failure_that_cannot_be_read_fails_its_request_only(broker: RunningBroker) -> None:
+    with RawPeer(broker.endpoint, b"odd") as odd, Client(broker.endpoint) as client:
+        odd.send(*hello_frames("odd", heartbeat=30.0, services=["odd"], capacity=8))
+        assert decode_header(odd.receive()[0]).payload_type == "Welcome"
+        for junk in ([], [b"junk"], [b"\x81\xa1a" + b"\x91" * 100_000]):
+            future = client.ask("odd", Ask(), timeout=PATIENCE)
+            number = decode_header(odd.receive()[0]).request_id
+            head = Header(PROTOCOL_VERSION, Kind.FAILURE, number, "Failed")
+            odd.send(encode_header(head), *junk)
+            with pytest.raises(RemoteError, match="cannot be read"):
+                result(future)
+        with worker("w", broker.endpoint):
+            assert result(client.ask("w", Ask(number=2), timeout=PATIENCE)).number == 2
 
 
 def test_a_client_answers_no_requests(broker: RunningBroker, client: Client) -> None:
@@ -357,6 +379,25 @@ def test_what_is_asked_while_the_broker_is_away_is_sent_when_it_is_back() -> Non
 
 
 # --- joining and leaving --------------------------------------------------------------------
+
+
+def test_what_ended_while_the_broker_is_away_is_kept_no_more() -> None:
+    kept: list[weakref.ref[Any]] = []
+
+    def ask() -> Future[Named]:
+        array = np.zeros(10_000)  # sent without a copy, and kept as long as its message
+        kept.append(weakref.ref(array))
+        return client.ask("names", Ask(data=array), timeout=PATIENCE)
+
+    first = RunningBroker()
+    with Client(first.endpoint, max_pending=10) as client:
+        first.stop()
+        wait_until(lambda: not client._loop._ready, "the client to notice")
+        for _ in range(20):
+            assert all([future.cancel() for future in [ask() for _ in range(10)]])
+            wait_until(lambda: client.statistics().pending_now == 0, "they are forgotten")
+        assert client.statistics().cancelled == 200
+        assert sum(ref() is not None for ref in kept) <= 10
 
 
 def test_no_broker_is_said_within_the_time_out() -> None:

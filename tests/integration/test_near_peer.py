@@ -392,6 +392,31 @@ def test_a_slow_reader_does_not_hold_the_broker_up(router: LaneRouter, peer: Nea
         count += peer.receive(0.01) is not None
 
 
+def test_room_for_whole_messages_wakes_the_peer_up(router: LaneRouter, peer: NearPeer) -> None:
+    def fill() -> int:
+        """Small ones, so that none is cut: the stream is full between two of them."""
+        for count in range(100_000):
+            try:
+                peer.send([b"x"])
+            except QueueFullError:
+                return count
+        raise AssertionError("it never became full")
+
+    def read(count: int) -> None:
+        for _ in range(count):
+            assert hears(router) == (b"near", [b"x"])
+
+    read(fill())
+    assert peer.wait(PATIENCE)
+    count = fill()
+    assert peer.receive(0.0) is None  # as an event loop looks, which waits for the descriptor
+    assert not select.select([peer.fileno()], [], [], 0)[0]
+    read(count)
+    assert select.select([peer.fileno()], [], [], PATIENCE)[0]
+    assert peer.receive(0.0) is None
+    assert not select.select([peer.fileno()], [], [], 0)[0]
+
+
 def is_full(router: LaneRouter, frame: bytes) -> bool:
     try:
         router.send(b"near", [frame])
