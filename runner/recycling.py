@@ -40,7 +40,8 @@ class RecycleAfter:
     rss_mb: float | None = None
     seconds: float | None = None
     #: Seconds that a pool holds back the envs of an actor whose episodes have ended, for those
-    #: whose have not. Then they go on, and it is tried again after nine times as long.
+    #: whose have not. Then they go on, and it is tried again after nine times as long. A vector
+    #: env cannot hold back: after so many seconds it truncates the episodes that still run.
     max_hold: float = 30.0
 
     def __post_init__(self) -> None:
@@ -86,6 +87,11 @@ class Recycling:
         self._last = -1
         #: Nobody can be due before.
         self._look_at = -math.inf
+
+    @property
+    def max_hold(self) -> float:
+        """Seconds that those whose episodes have ended wait for the others."""
+        return self._after.max_hold
 
     @property
     def weighs(self) -> bool:

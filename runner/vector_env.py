@@ -219,9 +219,14 @@ class BusVectorEnv(CallableVectorEnv):
         self._rounds = VectorRounds(type(self).__name__, fleet, self._faults.lockstep)
         recycling = None
         if fleet.recycling is not None:
-            mode = self.autoreset_mode
             recycling = VectorRecycling(
-                fleet.recycling, fleet, self._results, self._faults, self._log, mode
+                fleet.recycling,
+                fleet,
+                self._results,
+                self._faults,
+                self._log,
+                self.autoreset_mode,
+                fleet.recycling.max_hold,
             )
         self._steps = VectorSteps(
             fleet,

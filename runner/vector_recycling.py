@@ -2,7 +2,8 @@
 
 Leaves out who is due (`recycling.py`). In lock-step nobody can be held back: an actor is
 exchanged when all of its envs are between two episodes at the same time, and the call waits for
-the fresh one.
+the fresh one. If that does not happen for `max_hold` seconds, the episodes that still run in it
+are truncated.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from envbus.runner.vector_results import Infos, VectorResults
 __all__ = ["VectorRecycling"]
 
 #: What SAME_STEP puts into an info of the episode that ended; all else is of the next one.
-_FINAL_KEYS = ("final_obs", "final_info")
+_FINAL_KEYS = ("final_obs", "final_info", "recycled")
 
 
 class VectorRecycling:
@@ -40,6 +41,7 @@ class VectorRecycling:
         faults: What becomes of one that fails in its new life.
         log: What is told.
         mode: What happens at the end of an episode.
+        max_hold: Seconds that an actor is due before its envs' episodes are truncated.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class VectorRecycling:
         faults: VectorFaults,
         log: FaultLog,
         mode: AutoresetMode,
+        max_hold: float,
     ) -> None:
         self._recycling = recycling
         self._fleet = fleet
@@ -59,6 +62,11 @@ class VectorRecycling:
         self._mode = mode
         #: An actor whose first results in its new life have not come yet.
         self._exchanged: Actor | None = None
+        self._max_hold = max_hold
+        #: By index and life of actors that are due: since when, as far as was seen.
+        self._due_since: dict[tuple[int, int], float] = {}
+        #: Whose episodes had ended before the present step, `(num_envs,)`.
+        self._ended_before = np.zeros(fleet.num_envs, np.bool_)
 
     def before_step(self) -> Actor | None:
         """Exchange an actor whose envs would be reset by this step; return it.
@@ -78,6 +86,7 @@ class VectorRecycling:
         Those that are reset without a seed are seeded as after a fault: a fresh env would be at
         random.
         """
+        self._ended_before[:] = False
         for actor in self._due():
             request = requests.get(actor.index)
             if request is None or len(request.slots or actor.env_ids) < len(actor.env_ids):
@@ -103,7 +112,7 @@ class VectorRecycling:
         """
         actor = None
         if self._mode is AutoresetMode.SAME_STEP:
-            actor = next(self._due_at_an_end(), None)
+            actor = next(self._due_at_an_end(), None) or self._cut(infos)
         if actor is None:
             return
         self._exchange(actor)
@@ -141,13 +150,18 @@ class VectorRecycling:
         faults.settle(done, first, in_step=False, reset=True, deadline=math.inf)
         return first
 
-    def after(self, *, step: bool) -> None:
-        """Take in what a round did that was collected."""
+    def after(self, infos: Infos, *, step: bool) -> None:
+        """Take in what a round did that was collected; its infos get what follows from that."""
         if step:
             ended = self._ended()
             for actor in self._fleet.actors:
                 episodes = int(np.count_nonzero(ended[actor.rows]))
                 self._recycling.count(actor.index, len(actor.env_ids), episodes)
+            if self._mode is AutoresetMode.NEXT_STEP:
+                cut = self._cut(infos)
+                if cut is not None:  # the next step resets its envs, exchanged or not
+                    self._faults.to_reset.add(cut.index)
+                self._ended_before = self._ended()
         self._tell()
 
     def _tell(self) -> None:
@@ -167,12 +181,38 @@ class VectorRecycling:
         ended = self._ended() if due else None
         return (actor for actor in due if ended is not None and ended[actor.rows].all())
 
+    def _cut(self, infos: Infos) -> Actor | None:
+        """Truncate what runs in an actor that is due for too long; return it, if there is one.
+
+        Not while one of its rows is a reset's, which has no episode that could be truncated.
+        """
+        due, now, ended = self._due(), time.monotonic(), None
+        for actor in due:
+            since = self._due_since.setdefault((actor.index, actor.incarnation), now)
+            if now - since < self._max_hold or self._ended_before[actor.rows].any():
+                continue
+            ended = self._ended() if ended is None else ended
+            for env_id in actor.env_ids:
+                if not ended[env_id]:
+                    self._truncate(env_id, infos)
+            return actor
+        return None
+
+    def _truncate(self, env_id: int, infos: Infos) -> None:
+        self._results.blocks.truncations[env_id] = True
+        info = infos.get(env_id, {})
+        infos[env_id] = {**info, "recycled": True}
+        if self._mode is AutoresetMode.SAME_STEP:
+            final_obs = self._results.observations.single(env_id)
+            infos[env_id] |= {"final_obs": final_obs, "final_info": info}
+
     def _due(self) -> list[Actor]:
         found = self._recycling.due(time.monotonic())
         actors = [self._fleet.actors[index] for index in found]
         return [actor for actor in actors if actor.state is ActorState.READY]
 
     def _exchange(self, actor: Actor) -> None:
+        self._due_since.pop((actor.index, actor.incarnation), None)
         self._faults.lives.begin(actor.env_ids)
         self._fleet.recycle(actor)
         self._exchanged = actor

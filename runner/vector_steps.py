@@ -103,7 +103,7 @@ class VectorSteps:
         done = self._rounds.collect(verb, asked, Pending.RESET, timeout)
         infos = self._results.take(done, self._faults.openings)
         if self._recycling is not None:
-            self._recycling.after(step=False)
+            self._recycling.after(infos, step=False)
         self._settle(verb, Pending.RESET, done, infos, timeout, deadline)
         return infos
 
@@ -164,7 +164,7 @@ class VectorSteps:
         done = self._rounds.collect(verb, asked, Pending.STEP, timeout)
         infos = self._results.take(done, self._faults.openings)
         if self._recycling is not None:
-            self._recycling.after(step=True)
+            self._recycling.after(infos, step=True)
         if done.has_errors or self._faults.unsettled:
             self._settle(verb, Pending.STEP, done, infos, timeout, deadline)
         if self._recycling is not None and timeout is None:

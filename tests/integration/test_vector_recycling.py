@@ -20,6 +20,7 @@ from envbus.runner import ActorLostError, BusVectorEnv, Hooks, RecycleAfter, mak
 from envbus.runner.seeding import restart_seed
 from tests.integration.nursery_children import PATIENCE, is_alive
 from tests.integration.recycling_envs import MB, GreedyEnv, LeakingEnv, LedgerEnv, read_ledger
+from tests.integration.row_model import LifeEnv, reward_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -117,6 +118,43 @@ def test_under_same_step_no_step_is_lost_or_doubled(tmp_path: Path, shared_memor
     assert [read_ledger(path).steps for path in paths] == [steps] * 4
     assert sum(read_ledger(path).made for path in paths) == 4 + 2 * 6
     assert (lives[0], lives[2]) == (lives[1], lives[3])
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_envs_of_one_actor_that_never_end_together_are_cut_after_a_while(mode: str) -> None:
+    lengths = [3, 5, 10**6]
+    envs = BusVectorEnv(
+        [partial(LifeEnv, length) for length in lengths],
+        num_actors=1,
+        autoreset_mode=mode,
+        recycle_after=RecycleAfter(steps=60, max_hold=1e-6),
+    )
+    try:
+        last, _ = envs.reset()
+        over = np.zeros(3, np.bool_)
+        cuts = 0
+        while envs.statistics().recycled < 3:
+            observations, rewards, terminated, truncated, infos = envs.step(np.zeros(3))
+            assert "fault" not in infos
+            cut = infos.get("recycled", np.zeros(3, np.bool_))
+            assert truncated.tolist() == cut.tolist()
+            assert not (cut & over).any()
+            cuts += int(cut.any())
+            for i, seen in enumerate(observations):
+                if over[i]:
+                    assert (seen[2], rewards[i], terminated[i]) == (0.0, 0.0, False)
+                    continue
+                if mode == "SameStep" and (terminated[i] or truncated[i]):
+                    assert seen[2] == 0.0
+                    seen = infos["final_obs"][i]
+                assert seen[:3].tolist() == [*last[i][:2], last[i][2] + 1]
+                assert rewards[i] == reward_of(seen)
+            if mode == "NextStep":
+                over = terminated | truncated
+            last = observations
+    finally:
+        envs.close()
+    assert cuts == 3
 
 
 @pytest.mark.parametrize("restart", [False, True])
