@@ -8,9 +8,25 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, SupportsIndex
 
-__all__ = ["disown_in_forks"]
+__all__ = ["StaysHere", "disown_in_forks"]
+
+
+class StaysHere:
+    """What has sockets or processes of its own: it is neither pickled nor copied, and says so."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> Any:
+        """Refuse.
+
+        Raises:
+            TypeError: Always.
+        """
+        name = type(self).__name__
+        raise TypeError(
+            f"a {name} belongs to the process that made it, and cannot be pickled or copied; send "
+            "a function that makes one, and call it there"
+        )
 
 
 class _Disownable(Protocol):

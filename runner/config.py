@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
 from gymnasium.vector import AutoresetMode
 
@@ -15,12 +17,19 @@ from envbus.bus.restart import RestartPolicy
 from envbus.runner.recycling import RecycleAfter
 
 __all__ = [
+    "ENDPOINTS",
     "FleetConfig",
     "Timeouts",
+    "check_kind",
     "choose_autoreset_mode",
     "choose_num_actors",
     "choose_start_method",
+    "list_of",
 ]
+
+
+#: For messages: how endpoints are given.
+ENDPOINTS = '["tcp://127.0.0.1:5555"]'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +99,12 @@ class FleetConfig:
 
     def __post_init__(self) -> None:
         in_words(self.check_finite)
+        check_kind("timeouts", self.timeouts, Timeouts, example="Timeouts(step=5)")
         limit, recycle = self.memory_limit_mb, self.recycle
+        if limit is not None:
+            check_kind("memory_limit_mb", limit, int, float, Real, example="2000")
+        if recycle is not None:
+            check_kind("recycle_after", recycle, RecycleAfter, example="RecycleAfter(episodes=500)")
         if limit is not None and not 0 < limit < math.inf:
             raise ConfigError(f"memory_limit_mb must be positive and finite, not {limit!r}")
         if limit is not None and recycle is not None and (recycle.rss_mb or 0.0) >= limit:
@@ -163,6 +177,34 @@ def choose_num_actors(
     if remote > chosen:
         raise ConfigError(f"remote_actors={remote} is more than the {chosen} actor(s) in all")
     return chosen
+
+
+def check_kind(name: str, value: object, *kinds: type, example: str) -> None:
+    """See that an argument is what it should be, before something far away fails of it.
+
+    Args:
+        name: Of the argument.
+        value: Given for it.
+        *kinds: What it may be; None is checked by the caller.
+        example: How it may be written.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(f"{name} must be {wanted}, {example} for example; not {value!r:.80}")
+
+
+def list_of(name: str, values: object, example: str) -> list[Any]:
+    """Return a sequence as a list; a text is none of texts.
+
+    Raises:
+        ConfigError: It is no sequence.
+    """
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise ConfigError(f"{name} is a sequence, {example} for example; not {values!r:.80}")
+    return list(values)
 
 
 def choose_autoreset_mode(mode: object) -> AutoresetMode:

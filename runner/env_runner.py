@@ -19,9 +19,11 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 
 from envbus.actors.external.errors import SimulatorError
 from envbus.bus.errors import ConfigError, RestartLimitError
+from envbus.bus.forking import StaysHere
 from envbus.runner.callbacks import naming
 from envbus.runner.column_sampler import ColumnSampler
 from envbus.runner.columns import Make
+from envbus.runner.config import check_kind
 from envbus.runner.dict_sampler import DictSampler
 from envbus.runner.env_set import Envs, EnvSet
 from envbus.runner.metrics import PerfTimers, SampleMetrics
@@ -37,7 +39,7 @@ from envbus.runner.video import VideoRecorder
 __all__ = ["EnvRunner"]
 
 
-class EnvRunner(RunnerRenewal):
+class EnvRunner(RunnerRenewal, StaysHere):
     """Samples envs with policies.
 
         pool = ActorPool(["CartPole-v1"] * 64)
@@ -81,6 +83,9 @@ class EnvRunner(RunnerRenewal):
         self.envs = envs
         self._make_column = make_column
         self._envs = EnvSet(envs)
+        if config is not None:
+            example = "RunnerConfig(rollout_fragment_length=128)"
+            check_kind("config", config, RunnerConfig, example=example)
         self.config = config or RunnerConfig()
         self._factories: Factories | None = None
         self._policies = PolicyMap(policies)

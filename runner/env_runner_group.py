@@ -14,7 +14,9 @@ from typing import Any
 from gymnasium.error import NoAsyncCallError
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, uninterrupted_call
+from envbus.runner.config import check_kind
 from envbus.runner.episode import DEFAULT_POLICY_ID
 from envbus.runner.group.config import GroupConfig, envs_of
 from envbus.runner.group.joining import GroupSample, RunnerPart, join
@@ -35,7 +37,7 @@ __all__ = ["EnvRunnerGroup"]
 _RETURN_PART, _RETURN_SECONDS = 0.1, 1.0
 
 
-class EnvRunnerGroup(Upkeep):
+class EnvRunnerGroup(Upkeep, StaysHere):
     """Runs n `EnvRunner`s side by side.
 
         envs = ["CartPole-v1"] * 64
@@ -83,6 +85,11 @@ class EnvRunnerGroup(Upkeep):
             raise ConfigError("give policies or make_policies")
         if isinstance(policies, PolicyHandle):
             policies = _all_of(policies)
+        if config is not None:
+            example = "RunnerConfig(rollout_fragment_length=128)"
+            check_kind("config", config, RunnerConfig, example=example)
+        if settings is not None:
+            check_kind("settings", settings, GroupConfig, example="GroupConfig(sample_timeout=60)")
         config, settings = config or RunnerConfig(), settings or GroupConfig()
         parts = [
             Parts(part, pool, policies, make_policies, config)

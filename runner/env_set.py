@@ -34,7 +34,7 @@ class EnvSet:
     """
 
     def __init__(self, envs: Envs) -> None:
-        given = [envs] if isinstance(envs, ActorPool | ExternalEnvBridge) else list(envs)
+        given = list(envs) if isinstance(envs, Sequence) else [envs]
         pools = [one for one in given if isinstance(one, ActorPool)]
         self.bridges = [one for one in given if isinstance(one, ExternalEnvBridge)]
         if not given or len(pools) > 1 or len(pools) + len(self.bridges) < len(given):

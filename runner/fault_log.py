@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbus.bus.interrupts import interruptible
+from envbus.runner.config import check_kind
 from envbus.runner.faults import Fault, FaultCause
 
 __all__ = ["FaultLog", "Hooks"]
@@ -37,6 +38,8 @@ class FaultLog:
     """Counts, log lines and hooks of one pool."""
 
     def __init__(self, hooks: Hooks | None) -> None:
+        if hooks is not None:
+            check_kind("hooks", hooks, Hooks, example="Hooks(on_fault=print)")
         self._hooks = hooks or Hooks()
         self._untold: list[tuple[str, Callable[..., object], tuple[Any, ...]]] = []
         self._causes: Counter[FaultCause] = Counter()

@@ -109,6 +109,8 @@ def _by_id(given: Policies) -> dict[str, Policy]:
 
 
 def _as_policy(name: str, policy: Any) -> Policy:
+    if isinstance(policy, type):
+        raise ConfigError(f"policy {name!r} is the class {policy.__name__}; give an object of it")
     if hasattr(policy, "compute_actions"):
         missing = [part for part in _PARTS if not hasattr(policy, part)]
         if missing:

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 import cloudpickle
 
 from envbus.bus.errors import ConfigError, RequestError
+from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import without_interrupts
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.links import usable_cores
@@ -40,7 +41,7 @@ _RESTART: Final = RestartPolicy()
 _COUNTS_TIMEOUT: Final = 2.0
 
 
-class PolicyWorkers:
+class PolicyWorkers(StaysHere):
     """`n` processes, each with a copy of every policy, for any number of runners.
 
     A runner takes `workers.policy()` as any other policy; one in another process of this host takes
@@ -112,6 +113,16 @@ class PolicyWorkers:
         by_id = policies if isinstance(policies, Mapping) else {DEFAULT_POLICY: policies}
         if not by_id:
             raise ConfigError("no policy: name at least one")
+        for name, maker in by_id.items():
+            if (
+                not callable(maker)
+                and not isinstance(maker, str)
+                and not hasattr(maker, "compute_actions")
+            ):
+                raise ConfigError(
+                    f"policy {name!r} is given as a policy, a function that makes one, or "
+                    f"'module:function'; not as {maker!r:.80}"
+                )
         self._close_timeout = close_timeout
         self._processes = PolicyProcesses(
             n,

@@ -20,12 +20,13 @@ from gymnasium.vector import AutoresetMode
 
 from envbus.actors.finite import CheckFinite
 from envbus.actors.protocol import MapBlocks, Step
+from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import Tree
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import STEP_ALL, ActionStore
-from envbus.runner.config import FleetConfig, Timeouts, choose_autoreset_mode
+from envbus.runner.config import ENDPOINTS, FleetConfig, Timeouts, choose_autoreset_mode, list_of
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.local_fleet import LocalFleet, make_fleet
@@ -45,7 +46,7 @@ __all__ = ["ActorPool"]
 _LONGEST_WAIT = 3600.0
 
 
-class ActorPool(DictSide):
+class ActorPool(DictSide, StaysHere):
     """Env actors that are stepped asynchronously: `send` actions, `recv` whoever is ready.
 
     A slow env does not hold up the others, apart from those in the same actor: choose
@@ -130,7 +131,7 @@ class ActorPool(DictSide):
         allow: Allow | None = None,
         insecure: bool = False,
     ) -> None:
-        sources = list(env_fns)
+        sources = list_of("env_fns", env_fns, '["CartPole-v1"] * 8')
         if not sources:
             raise ValueError("`env_fns` is empty; pass one factory or id per env")
         self.closed = False
@@ -151,10 +152,10 @@ class ActorPool(DictSide):
                 memory_limit_mb=memory_limit_mb,
                 recycle=recycle_after,
                 check_finite=check_finite,
-                preload=tuple(preload),
+                preload=tuple(list_of("preload", preload, '["numpy"]')),
                 lanes=lanes,
                 remote_actors=remote_actors,
-                bind=(bind,) if isinstance(bind, str) else tuple(bind),
+                bind=(bind,) if isinstance(bind, str) else tuple(list_of("bind", bind, ENDPOINTS)),
                 keys=keys,
                 allow=allow,
                 insecure=insecure,

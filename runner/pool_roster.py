@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,9 @@ class PoolRoster:
         if isinstance(env_ids, np.ndarray) and env_ids.dtype.kind == "i" and env_ids.ndim == 1:
             chosen: list[int] = env_ids.tolist()
         else:
+            given: object = env_ids
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise TypeError(f"env_ids is a sequence of ids, [0, 3] for example; not {given!r}")
             chosen = [operator.index(env_id) for env_id in env_ids]
         distinct = len(set(chosen)) == len(chosen)
         if chosen and distinct and min(chosen) >= 0 and max(chosen) < num_envs:

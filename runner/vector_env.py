@@ -16,10 +16,11 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
 from envbus.actors.finite import CheckFinite
+from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.config import FleetConfig, Timeouts, choose_autoreset_mode
+from envbus.runner.config import ENDPOINTS, FleetConfig, Timeouts, choose_autoreset_mode, list_of
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.fleet import Fleet
 from envbus.runner.recycling import RecycleAfter
@@ -44,7 +45,7 @@ Stepped: TypeAlias = tuple[
 ]
 
 
-class BusVectorEnv(CallableVectorEnv):
+class BusVectorEnv(CallableVectorEnv, StaysHere):
     """Steps envs in supervised actor processes, each of which hosts several.
 
     A drop-in for `gymnasium.vector.AsyncVectorEnv`: same parameters in the same order, same
@@ -151,7 +152,7 @@ class BusVectorEnv(CallableVectorEnv):
                 "`worker` replaces the loop of AsyncVectorEnv's processes, which envbus does not "
                 "have; wrap the env, or use `exec_func` to run code beside it"
             )
-        self.env_fns = list(env_fns)
+        self.env_fns = list_of("env_fns", env_fns, '["CartPole-v1"] * 8')
         if not self.env_fns:
             raise ValueError("`env_fns` is empty; pass one factory or id per env")
         self.shared_memory = shared_memory
@@ -177,10 +178,10 @@ class BusVectorEnv(CallableVectorEnv):
                 memory_limit_mb=memory_limit_mb,
                 recycle=recycle_after,
                 check_finite=check_finite,
-                preload=tuple(preload),
+                preload=tuple(list_of("preload", preload, '["numpy"]')),
                 lanes=lanes,
                 remote_actors=remote_actors,
-                bind=(bind,) if isinstance(bind, str) else tuple(bind),
+                bind=(bind,) if isinstance(bind, str) else tuple(list_of("bind", bind, ENDPOINTS)),
                 keys=keys,
                 allow=allow,
                 insecure=insecure,

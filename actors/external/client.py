@@ -25,6 +25,7 @@ from envbus.actors.external.verbs import ClientTimeouts, Verbs, endpoint_of
 from envbus.actors.spaces import Element, Space
 from envbus.bus.codec import encode
 from envbus.bus.errors import ClosedError
+from envbus.bus.forking import StaysHere
 from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Payload
 from envbus.bus.near_peer import NearPeer
@@ -34,7 +35,7 @@ from envbus.bus.zmq_peer import ZmqPeer
 __all__ = ["ExternalEnvClient"]
 
 
-class ExternalEnvClient:
+class ExternalEnvClient(StaysHere):
     """A simulator's connection to a bridge.
 
         with ExternalEnvClient("tcp://127.0.0.1:5556") as client:

@@ -16,6 +16,7 @@ from envbus.actors.external.protocol import BRIDGE
 from envbus.actors.spaces import Space
 from envbus.bus.broker_vocabulary import BrokerStatistics
 from envbus.bus.errors import ClosedError
+from envbus.bus.forking import StaysHere
 from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import Failed, FailureCode
@@ -43,7 +44,7 @@ __all__ = ["ExternalEnvBridge"]
 _PATIENCE = 300.0
 
 
-class ExternalEnvBridge:
+class ExternalEnvBridge(StaysHere):
     """A server to which simulators connect; each of their episodes is an env to its owner.
 
         with ExternalEnvBridge(observation_space, action_space) as bridge:

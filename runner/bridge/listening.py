@@ -11,6 +11,7 @@ from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig
 from envbus.bus.keys import Allow, BrokerKeys, PathLike
 from envbus.bus.lane_router import with_lanes
 from envbus.bus.zmq_router import ZmqRouter
+from envbus.runner.config import ENDPOINTS, list_of
 
 __all__ = ["listen"]
 
@@ -24,7 +25,7 @@ def listen(
     lanes: bool,
 ) -> tuple[Broker, Callable[[str], object]]:
     """Return the broker, and what binds it to a private endpoint; see `ExternalEnvBridge`."""
-    endpoints = [bind] if isinstance(bind, str) else list(bind)
+    endpoints = [bind] if isinstance(bind, str) else list_of("bind", bind, ENDPOINTS)
     router = ZmqRouter(endpoints, keys=BrokerKeys.load(keys, allow), insecure=insecure)
     transport = with_lanes(router) if lanes and keys is None else router
     config = BrokerConfig(owner=BRIDGE, max_heartbeat=MAX_HEARTBEAT)

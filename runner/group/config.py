@@ -11,7 +11,7 @@ import msgspec
 
 from envbus.bus.errors import ConfigError
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.config import Timeouts
+from envbus.runner.config import Timeouts, list_of
 from envbus.runner.group.protocol import AnyEnvs
 
 __all__ = ["GroupConfig", "RunnerStatus", "envs_of"]
@@ -64,13 +64,13 @@ def envs_of(
     Raises:
         ConfigError: There is not one env per runner.
     """
-    if isinstance(num_runners, bool) or num_runners < 1:
+    if type(num_runners) is not int or num_runners < 1:
         raise ConfigError(f"num_runners must be a positive number, not {num_runners!r}")
     if callable(envs):
         if pool_settings:
             raise ConfigError("pool_settings are for envs given as a sequence, not as a function")
         return [(envs, {})] * num_runners
-    sources = list(envs)
+    sources = list_of("envs", envs, '["CartPole-v1"] * 8, or a function that makes a pool')
     if len(sources) < num_runners:
         raise ConfigError(f"{len(sources)} env(s) are not enough for {num_runners} runners")
     bounds = [index * len(sources) // num_runners for index in range(num_runners + 1)]
