@@ -62,10 +62,6 @@ class Asking(msgspec.Struct, eq=False):
     #: None until it ends: its reply, or what is to be raised.
     end: Complete | Exception | None = None
 
-    def is_over(self) -> bool:
-        """Return whether its time has passed."""
-        return time.monotonic() >= self.deadline
-
 
 class PolicyLanes:
     """One asker. Used by one thread, in the process that made it.

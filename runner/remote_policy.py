@@ -80,6 +80,8 @@ class _PolicyTicket(msgspec.Struct, eq=False):
     min_push: int
     #: Workers that have too old weights.
     passed_over: list[str] = msgspec.field(default_factory=list)
+    #: What the last one of them said.
+    behind: Behind | None = None
 
 
 #: Changes the weights: policy id, weights, version -> number of the push, version.
@@ -187,8 +189,20 @@ class RemotePolicy(TwoStepPolicy):
         """
         assert isinstance(ticket, _PolicyTicket)
         lanes = self._lanes or self._connected()
-        while isinstance(reply := lanes.wait_for(ticket.asking), Behind):
-            self._ask_elsewhere(lanes, ticket, reply)
+        try:
+            while isinstance(reply := lanes.wait_for(ticket.asking), Behind):
+                ticket.behind = reply
+                self._ask_elsewhere(lanes, ticket, reply)
+        except RequestTimeoutError as exc:
+            if (behind := ticket.behind) is None:
+                raise
+            raise RequestTimeoutError(
+                f"no worker has weights of push {ticket.min_push} or later; {behind.worker} has "
+                f"push {behind.push}. What set_weights raised there is in the log; or raise "
+                "max_version_lag",
+                request_id=ticket.asking.wire_id,
+                peer=self._service,
+            ) from exc
         assert isinstance(reply, ActionsChosen)
         if reply.push >= self._newest_push:
             self._newest_push, self.policy_version = reply.push, reply.version
@@ -302,14 +316,6 @@ class RemotePolicy(TwoStepPolicy):
             ticket.passed_over.clear()
             lanes.pause(asking, _BEHIND_PAUSE)
             others = [self._service]
-            if asking.is_over():
-                raise RequestTimeoutError(
-                    f"no worker has weights of push {ticket.min_push} or later; {behind.worker} "
-                    f"has push {behind.push}. What set_weights raised there is in the log; or "
-                    "raise max_version_lag",
-                    request_id=asking.wire_id,
-                    peer=self._service,
-                )
         lanes.ask_again(asking, others[0])
 
 
