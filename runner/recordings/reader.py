@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.recordings.tables import from_table
+from envbus.runner.recordings.tables import from_table, policies_of
 
 __all__ = ["JOURNAL", "SHARD", "Journal", "read_episodes", "read_journal"]
 
@@ -28,7 +28,7 @@ def read_episodes(folder: str | os.PathLike[str]) -> Iterator[MultiAgentBatch]:
 
     Episodes of several agents with several policies come once, with the rows of all policies.
     Journals are read, too: of a writer that works, what it has written; of a killed one, all but
-    what it was about to write.
+    what it was about to write. An episode of several policies comes with all its rows or not.
 
     Args:
         folder: What an `EpisodeWriter` wrote to.
@@ -44,19 +44,23 @@ def read_episodes(folder: str | os.PathLike[str]) -> Iterator[MultiAgentBatch]:
     if len(policies) == 1:
         ((name, paths),) = shards.items()
         for path in paths:
-            for episode in _episodes(path):
+            for episode, _ in _episodes(path):
                 yield MultiAgentBatch.of([(name, episode)], _env_steps([episode]))
         return
     # Where shards begin differs from policy to policy: episodes are found by writer and id.
     found: dict[tuple[str, int], list[tuple[str, SampleBatch]]] = {}
+    needed: dict[tuple[str, int], frozenset[str]] = {}
     for name, paths in shards.items():
         for path in paths:
             writer = path.stem.rpartition("-")[2]
-            for episode in _episodes(path):
+            for episode, together in _episodes(path):
                 key = (writer, int(episode["eps_id"][0]))
                 found.setdefault(key, []).append((name, episode))
-    for parts in found.values():
-        yield MultiAgentBatch.of(parts, _env_steps([episode for _, episode in parts]))
+                needed[key] = together & policies.keys()
+    for key, parts in found.items():
+        # What is being written, or was when a writer was killed, has rows of some policies only.
+        if needed[key] <= {name for name, _ in parts}:
+            yield MultiAgentBatch.of(parts, _env_steps([episode for _, episode in parts]))
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,8 @@ def _shards(folder: Path) -> list[Path]:
     return [complete[stem] for stem in sorted(complete)]
 
 
-def _episodes(path: Path) -> Iterator[SampleBatch]:
+def _episodes(path: Path) -> Iterator[tuple[SampleBatch, frozenset[str]]]:
+    """Yield episodes, and which policies they have rows of; none: only this one, or unknown."""
     table: pa.Table | None = None
     if path.suffix == JOURNAL:
         try:
@@ -144,7 +149,9 @@ def _episodes(path: Path) -> Iterator[SampleBatch]:
         except (pa.ArrowInvalid, OSError) as exc:
             raise ConfigError(f"{path} is damaged: {exc}") from exc
     if table is not None and table.num_rows:
-        yield from from_table(table).split_by_episode()
+        together = policies_of(table)
+        for episode in from_table(table).split_by_episode():
+            yield episode, together
 
 
 def _env_steps(parts: list[SampleBatch]) -> int:

@@ -9,6 +9,7 @@ of a Text space, graphs) is kept as MessagePack, like on the bus, and never pick
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from envbus.bus.messages import Tree as AnyTree
 from envbus.runner.batch import SampleBatch
 from envbus.runner.nested import Tree
 
-__all__ = ["from_table", "to_table"]
+__all__ = ["from_table", "policies_of", "to_table", "with_policies"]
 
 #: The key in the schema's metadata under which the structure of the batch stands.
 _KEY = b"envbus.columns"
+#: Likewise: all policies that the episodes have rows of.
+_POLICIES = b"envbus.policies"
 #: Kinds of dtype that Arrow has numbers of.
 _NUMBERS = frozenset("iuf")
 
@@ -79,6 +82,19 @@ def from_table(table: pa.Table) -> SampleBatch:
 
     structure = json.loads(metadata[_KEY])
     return SampleBatch({name: build(part) for name, part in structure.items()})
+
+
+def with_policies(table: pa.Table, policy_ids: Sequence[str]) -> pa.Table:
+    """Return a table that says which policies its episodes have rows of; none: it does not."""
+    if not policy_ids:
+        return table
+    told = {_POLICIES: json.dumps(list(policy_ids))}
+    return table.replace_schema_metadata({**table.schema.metadata, **told})
+
+
+def policies_of(table: pa.Table) -> frozenset[str]:
+    """Return which policies the episodes of a table have rows of; none: nobody has said."""
+    return frozenset(json.loads((table.schema.metadata or {}).get(_POLICIES, b"[]")))
 
 
 def _to_arrow(array: npt.NDArray[Any]) -> tuple[pa.Array, dict[str, Any]]:

@@ -20,9 +20,10 @@ from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -30,11 +31,14 @@ from envbus.bus.errors import ClosedError, ConfigError
 from envbus.bus.interrupts import without_interrupts
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.recordings.reader import JOURNAL, SHARD, read_journal
-from envbus.runner.recordings.tables import to_table
+from envbus.runner.recordings.tables import to_table, with_policies
 
 __all__ = ["EpisodeWriter"]
 
 logger = logging.getLogger("envbus.runner.recordings")
+
+#: Whose rows, and all policies that their episodes have rows of; none: no others.
+_Key: TypeAlias = tuple[str, tuple[str, ...]]
 
 
 class EpisodeWriter:
@@ -72,8 +76,7 @@ class EpisodeWriter:
         self.folder = Path(folder)
         self._shard_rows, self._shard_seconds = shard_rows, shard_seconds
         self._durable = durable
-        #: By policy.
-        self._shards: dict[str, _Shard] = {}
+        self._shards: dict[_Key, _Shard] = {}
         #: Full ones that could not be completed, the oldest first.
         self._incomplete: list[_Shard] = []
         self._closed = False
@@ -104,8 +107,8 @@ class EpisodeWriter:
             raise ClosedError(f"the writer of {self.folder} was closed")
         policies: Mapping[str, SampleBatch]
         policies = {"default": batch} if isinstance(batch, SampleBatch) else batch.policy_batches
-        parts = {policy_id: rows for policy_id, rows in policies.items() if len(rows)}
-        tables = {policy_id: to_table(rows) for policy_id, rows in parts.items()}
+        parts = _parts({name: rows for name, rows in policies.items() if len(rows)})
+        tables = {key: with_policies(to_table(rows), key[1]) for key, rows in parts.items()}
         self._append(tables)
         episodes: set[int] = set()
         for rows in parts.values():
@@ -113,10 +116,10 @@ class EpisodeWriter:
             if "eps_id" in rows:
                 episodes |= set(rows["eps_id"].tolist())
         self.num_episodes += len(episodes)
-        for policy_id in parts:
-            shard = self._shards[policy_id]
+        for key in parts:
+            shard = self._shards[key]
             if shard.num_rows >= self._shard_rows or shard.age >= self._shard_seconds:
-                self._retire(policy_id)
+                self._retire(key)
 
     def close(self) -> None:
         """Complete all shards. Idempotent.
@@ -144,36 +147,55 @@ class EpisodeWriter:
     ) -> None:
         self.close()
 
-    def _append(self, tables: Mapping[str, pa.Table]) -> None:
+    def _append(self, tables: Mapping[_Key, pa.Table]) -> None:
         """Append to all shards, or to none."""
-        for policy_id, table in tables.items():
-            shard = self._shards.get(policy_id)
+        for key, table in tables.items():
+            shard = self._shards.get(key)
             if shard is not None and not shard.takes(table.schema):
-                self._retire(policy_id)  # observations of another form begin another shard
-        written: list[str] = []
+                self._retire(key)  # observations of another form begin another shard
+        written: list[_Key] = []
         try:
-            for policy_id, table in tables.items():
-                if policy_id not in self._shards:
+            for key, table in tables.items():
+                if key not in self._shards:
                     # Any policy id is a folder's name: slashes and dots are escaped.
-                    folder = self.folder / quote(policy_id, safe="").replace(".", "%2E")
+                    folder = self.folder / quote(key[0], safe="").replace(".", "%2E")
                     folder.mkdir(exist_ok=True)
-                    self._shards[policy_id] = _Shard(folder, self._name, table.schema)
-                written.append(policy_id)
-                self._shards[policy_id].append(table, durable=self._durable)
+                    self._shards[key] = _Shard(folder, self._name, table.schema)
+                written.append(key)
+            for key, table in tables.items():  # when readers can see which policies there are
+                self._shards[key].append(table, durable=self._durable)
             with without_interrupts():
-                for policy_id in written:
-                    self._shards[policy_id].confirm()
+                for key in written:
+                    self._shards[key].confirm()
         except BaseException:
-            for policy_id in written:
-                if not self._shards[policy_id].take_back():
-                    self._shards.pop(policy_id).close()
+            for key in written:
+                if not self._shards[key].take_back():
+                    self._shards.pop(key).close()
             raise
 
-    def _retire(self, policy_id: str) -> None:
+    def _retire(self, key: _Key) -> None:
         """Complete a shard, now or some time later; what follows goes to another one."""
-        self._incomplete.append(self._shards.pop(policy_id))
+        self._incomplete.append(self._shards.pop(key))
         while self._incomplete and self._incomplete[0].complete():
             self._incomplete.pop(0).close()
+
+
+def _parts(policies: Mapping[str, SampleBatch]) -> dict[_Key, SampleBatch]:
+    """Return rows by policy, and by which policies their episodes have rows of."""
+    if len(policies) < 2 or not all("eps_id" in rows for rows in policies.values()):
+        return {(policy_id, ()): rows for policy_id, rows in policies.items()}
+    of_episode: dict[int, tuple[str, ...]] = {}
+    for policy_id, rows in sorted(policies.items()):
+        for eps_id in np.unique(rows["eps_id"]).tolist():
+            of_episode[eps_id] = (*of_episode.get(eps_id, ()), policy_id)
+    parts: dict[_Key, SampleBatch] = {}
+    for policy_id, rows in policies.items():
+        own = [of_episode[eps_id] for eps_id in rows["eps_id"].tolist()]
+        for together in sorted(set(own)):
+            chosen = np.array([one == together for one in own])
+            key = policy_id, together if len(together) > 1 else ()
+            parts[key] = rows if chosen.all() else rows[chosen]
+    return parts
 
 
 class _Shard:

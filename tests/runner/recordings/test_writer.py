@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,39 @@ def test_episodes_with_several_policies_come_back_whole(tmp_path: Path) -> None:
     assert [sorted(one.policy_batches) for one in found] == [["b", "left/../x"]] * 2
     assert [one.env_steps for one in found] == [3, 3]
     assert all(path.parent.parent == tmp_path for path in tmp_path.rglob("*.parquet"))
+
+
+def test_an_episode_of_which_a_policy_is_not_written_yet_is_not_read(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, shard_rows=9) as writer:
+        rows = [episode(eps_id, 2, agent="a") for eps_id in range(5)]
+        # Of one policy, of both, of one, ...: in one call.
+        both = [episode(eps_id, 3, agent="b") for eps_id in (1, 3)]
+        parts = {"a": SampleBatch.concatenate(rows), "b": SampleBatch.concatenate(both)}
+        writer.write(MultiAgentBatch(parts, 15))
+        for eps_id in (5, 6):
+            pair = {"a": episode(eps_id, 2, agent="a"), "b": episode(eps_id, 3, agent="b")}
+            writer.write(MultiAgentBatch(pair, 3))
+
+        def found() -> dict[int, list[str]]:
+            return {
+                int(one["a"]["eps_id"][0]): sorted(one.policy_batches)
+                for one in read_episodes(tmp_path)
+            }
+
+        whole = {n: ["a", "b"] if n in (1, 3, 5, 6) else ["a"] for n in range(7)}
+        assert found() == whole
+        # As a reader finds it that comes in between, or that a kill leaves behind.
+        late = max((tmp_path / "b").glob("*.arrows"))
+        content = late.read_bytes()
+        late.write_bytes(content[:-10])
+        assert found() == {n: names for n, names in whole.items() if n != 6}
+        late.rename(tmp_path / "aside")
+        assert found().keys() == whole.keys() - {6}
+        (tmp_path / "aside").rename(late)
+        late.write_bytes(content)
+    assert found() == whole
+    shutil.rmtree(tmp_path / "b")  # on purpose: the rows of one policy are read alone
+    assert found() == {number: ["a"] for number in range(7)}
 
 
 def test_equal_ids_of_two_writers_are_two_episodes(tmp_path: Path) -> None:
