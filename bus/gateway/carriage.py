@@ -137,8 +137,8 @@ class WebSocketCarriage:
         self._config = config
         self._protocol = _Protocol(max_size=config.max_message_bytes)
         self._protocol.last_words = self._on_too_large
-        #: Fragments of a message that is not complete.
-        self._fragments: list[bytes] = []
+        #: What has come of a message in fragments. One piece: many may be empty.
+        self._fragments = bytearray()
 
     def receive(self, data: bytes) -> Iterator[list[memoryview]]:
         """Yield the messages that `data` completes."""
@@ -218,17 +218,17 @@ class WebSocketCarriage:
             return None
         if frame.fin and not self._fragments:
             return bytes(frame.data)
-        self._fragments.append(bytes(frame.data))
+        self._fragments += frame.data
         if not frame.fin:
             return None
-        message = b"".join(self._fragments)
+        message = bytes(self._fragments)
         self._fragments.clear()
         return message
 
     def _on_too_large(self, size: int, masked: bytes) -> bytes:
         """Return the failure of a message that is too large, of which this much has come."""
-        begun = self._fragments[0] if self._fragments else _unmasked(masked)
-        size += sum(map(len, self._fragments))
+        begun = bytes(self._fragments) if self._fragments else _unmasked(masked)
+        size += len(self._fragments)
         message = TooLarge(size, begun_request(begun[:BEGINNING]))
         return pack(failure_of(_too_large(message, self._config.max_message_bytes)))
 

@@ -157,7 +157,8 @@ class Gateway:
     def check(self) -> None:
         """Kill the process if it hangs; start it again if it has ended and its turn has come.
 
-        Never waits, save for the stacks of one that hangs (0.3 s).
+        Waits for the stacks of one that hangs (0.3 s at most), and for the fork server to begin the
+        next one; not for anything else.
 
         Raises:
             RestartLimitError: It ended too often; how it ended last is in the message.
@@ -215,7 +216,8 @@ class Gateway:
         verdict = self._probing.look(now)
         if verdict is Verdict.HUNG:
             self._hung, self._look_at = True, math.inf
-            (stack,) = self._nursery.stacks([self._child])
+            # Without native frames, which take seconds: the owner's other clients wait meanwhile.
+            (stack,) = self._nursery.stacks([self._child], native=False)
             logger.warning("the gateway's process hangs and is killed:\n%s", stack)
             self._nursery.kill(self._child)
             return

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -128,6 +129,26 @@ def test_a_request_over_the_limit_is_failed_by_its_id_before_the_close(fragmente
     failed = decode(Failed, [payload])
     assert f"a message of {len(packed)} bytes is over the limit of 100" in failed.message
     assert (close.opcode, browser.carriage.over) == (Opcode.CLOSE, True)
+
+
+def test_endless_empty_fragments_take_no_memory() -> None:
+    browser = open_browser()
+    browser.protocol.send_binary(b"", fin=False)
+    for _ in range(10):
+        for _ in range(2000):
+            browser.protocol.send_continuation(b"", fin=False)
+        assert browser.talk() == []
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            for _ in range(2000):
+                browser.protocol.send_continuation(b"", fin=False)
+            browser.talk()
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+    browser.protocol.send_continuation(pack(FRAMES), fin=True)
+    assert browser.talk() == [FRAMES]
 
 
 def test_text_and_malformed_messages_are_refused() -> None:
