@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from envbus.bus.brief import brief
 from envbus.bus.messages import Hello
 from envbus.bus.peers import Peers, PeerState
 from envbus.bus.routing import Router
@@ -17,6 +18,8 @@ __all__ = ["objection", "services_of"]
 #: to fill our memory.
 _MAX_NAME_CHARS = 256
 _MAX_SERVICES = 64
+#: Shortest interval between signs of life, in seconds: no sender keeps a shorter one.
+_MIN_HEARTBEAT = 0.01
 
 
 def services_of(hello: Hello) -> tuple[str, ...]:
@@ -38,7 +41,8 @@ def objection(
     """Return why the peer cannot join, for people, or None if it can.
 
     A name belongs to one peer at a time. A higher incarnation of the same user takes it over,
-    unless the broker's owner started the holder. Services and names are told apart by nothing but
+    unless the broker's owner started the holder; without keys, when the holder has been silent for
+    half its lease. Services and names are told apart by nothing but
     themselves, so none may be both, except that a peer may be called like its own service.
 
     Args:
@@ -70,6 +74,10 @@ def _malformed(hello: Hello) -> str | None:
         return "names of peers and services have no control characters or line breaks"
     if len(hello.services) > _MAX_SERVICES:
         return f"a peer offers at most {_MAX_SERVICES} services, not {len(hello.services)}"
+    if not all(name.isprintable() for name in (hello.name, *hello.services)):
+        return f"names of peers and services have no control characters: {brief(hello.name)}"
+    if 0.0 < hello.heartbeat < _MIN_HEARTBEAT:
+        return f"the heartbeat must be at least {_MIN_HEARTBEAT:g} s, not {hello.heartbeat:g}"
     if hello.capacity < 1:
         return f"the capacity must be 1 or more, not {hello.capacity}"
     if not 0.0 <= hello.heartbeat < math.inf:
@@ -111,6 +119,11 @@ def _name_taken(
         return None
     if holder.user != user and not holder.expected:
         return f"the name {hello.name!r} is taken by another user; choose another name"
+    if not user and not holder.expected and holder.state is PeerState.READY:
+        return (
+            f"the name {hello.name!r} is taken by a peer that is there; without keys nobody can "
+            "prove to be the same one: choose another name, or wait until it is missed"
+        )
     if holder.expected or incarnation <= holder.incarnation:
         return (
             f"the name {hello.name!r} is taken by incarnation {holder.incarnation} of it; "

@@ -85,7 +85,7 @@ class Book:
         waiting = episode.waiting
         assert waiting is not None, f"nobody waits in episode {episode.episode_id}"
         self.pending.settle(waiting.number, b"")
-        episode.withdraw()
+        session.num_bytes -= episode.withdraw()
         if not episode.num_queued:
             self.ready.pop(episode, None)
         return self.answer(session, Refuse(session.peer, waiting.request_id, failed))
@@ -141,6 +141,7 @@ class Book:
             )
             expect(not episode.over, f"episode {episode_id} is open and over")
             expect(episode_id not in self.finished, f"episode {episode_id} is open and finished")
+            expect(session is not None and session.num_bytes >= 0, "bytes were given back twice")
             expect((episode in self.ready) == bool(episode.num_queued), "a record is forgotten")
             if episode.waiting is not None:
                 waiting.add(episode.waiting.number)

@@ -16,7 +16,10 @@ from envbus.runner.agent_results import HeldBack
 from envbus.runner.bridge.results import EpisodeFault
 from envbus.runner.bridge.vocabulary import ByAgent, Record
 
-__all__ = ["Episode", "Waiting", "acting"]
+__all__ = ["MAX_REWARD", "Episode", "Waiting", "acting"]
+
+#: Rows have their rewards in float32.
+MAX_REWARD = 3.4e38
 
 
 class Waiting(msgspec.Struct, gc=False):
@@ -26,6 +29,8 @@ class Waiting(msgspec.Struct, gc=False):
     #: Number among the pending ones.
     number: int
     record: Record
+    #: Bytes of its message.
+    size: int = 0
     #: Whether the runner was shown the observation.
     shown: bool = False
 
@@ -40,6 +45,7 @@ class Episode:
     """
 
     __slots__ = (
+        "_bytes",
         "_flags",
         "_held_back",
         "_infos",
@@ -65,6 +71,8 @@ class Episode:
         #: Whether an observation of it was queued that was not withdrawn unseen.
         self._known = False
         self._unacted = False
+        #: Bytes of what was logged since the last record.
+        self._bytes = 0
         self._queue: deque[Record] = deque()
         self._held_back: HeldBack | None = None
         self._rewards: ByAgent = {}
@@ -82,12 +90,20 @@ class Episode:
         return self._known
 
     def log(
-        self, rewards: ByAgent, infos: ByAgent, terminateds: ByAgent, truncateds: ByAgent
+        self,
+        rewards: ByAgent,
+        infos: ByAgent,
+        terminateds: ByAgent,
+        truncateds: ByAgent,
+        *,
+        size: int = 0,
     ) -> None:
-        """Add what the last action has led to."""
+        """Add what the last action has led to, told by so many bytes."""
         own = self._rewards
+        self._bytes += size
         for agent, reward in rewards.items():
-            own[agent] = own[agent] + reward if agent in own else reward
+            total = own[agent] + reward if agent in own else reward
+            own[agent] = min(max(total, -MAX_REWARD), MAX_REWARD)
         for agent, info in infos.items():
             self._infos[agent] = {**self._infos.get(agent, {}), **info}
         if terminateds or truncateds:
@@ -97,17 +113,34 @@ class Episode:
                         self._flags.setdefault(name, {})[agent] = True
 
     def observe(
-        self, observation: ByAgent, *, off_policy: ByAgent | None = None, held: int = 0
+        self,
+        observation: ByAgent,
+        *,
+        off_policy: ByAgent | None = None,
+        held: int = 0,
+        size: int = 0,
     ) -> Record:
         """Queue an observation with all that was logged since the one before."""
+        self._bytes += size
         content = self._content(observation)
         return self._append(content, off_policy=off_policy, held=held)
 
+    def sum_of(self, rewards: ByAgent) -> float:
+        """Return the largest sum, without its sign, that an agent's rewards would come to."""
+        own = self._rewards
+        return max((abs(own.get(agent, 0.0) + one) for agent, one in rewards.items()), default=0.0)
+
     def end(
-        self, observation: ByAgent, terminateds: Mapping[Any, bool], truncateds: Mapping[Any, bool]
+        self,
+        observation: ByAgent,
+        terminateds: Mapping[Any, bool],
+        truncateds: Mapping[Any, bool],
+        *,
+        size: int = 0,
     ) -> Record:
         """Queue the last observation; `terminateds` and `truncateds` name `"__all__"`."""
         self.over = True
+        self._bytes += size
         content = self._content(observation, terminateds, truncateds)
         return self._append(content, last=True)
 
@@ -116,19 +149,28 @@ class Episode:
         self.over = True
         return self._append({}, last=True, fault=fault)
 
-    def withdraw(self) -> None:
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of what was logged since the last record."""
+        return self._bytes
+
+    def withdraw(self) -> int:
         """The action for the last observation will not reach the simulator.
 
         If the runner was not shown that observation, it never will be: what was logged before it
         waits for the next one. An episode that is over keeps it.
+
+        Returns:
+            Bytes of the message that nothing is kept of any more.
         """
         waiting, self.waiting = self.waiting, None
         assert waiting is not None, f"nobody waits in episode {self.episode_id}"
         if waiting.shown or self.over:
             self._unacted = True
-            return
+            return 0
         record = self._queue.pop()
         assert record is waiting.record, f"episode {self.episode_id} waits and goes on"
+        self._bytes += record.size - waiting.size
         rewards, infos, flags = self._rewards, self._infos, self._flags
         self._rewards, self._infos, self._flags = {}, {}, {}
         content = record.content
@@ -141,6 +183,7 @@ class Episode:
         self.log(rewards, infos, flags.get("terminateds", {}), flags.get("truncateds", {}))
         self._known = not record.first
         self._unacted = record.unacted
+        return waiting.size
 
     def take(self) -> Record:
         """Return the oldest record that the runner was not shown; there is one."""
@@ -195,7 +238,10 @@ class Episode:
             None,
             fault,
             held,
+            None,
+            self._bytes,
         )
+        self._bytes = 0
         self._known = True
         self._unacted = False
         self._queue.append(record)

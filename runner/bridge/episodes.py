@@ -148,9 +148,10 @@ class Episodes:
         for episode in self._book.ready:
             record = episode.take()
             records.append(record)
-            if record.held:
-                session = self._book.sessions.by_secret(episode.session)
-                if session is not None:
+            session = self._book.sessions.by_secret(episode.session)
+            if session is not None:
+                session.num_bytes -= record.size
+                if record.held:
                     effects += self._book.answer(
                         session, Answer(b"", record.held, record.reply or LOGGED)
                     )
@@ -167,8 +168,11 @@ class Episodes:
 
     def statistics(self) -> BridgeStatistics:
         """Return the counts so far."""
+        queued_bytes, most = self._book.sessions.queued_bytes()
         return msgspec.structs.replace(
             self._book.counts,
+            queued_bytes_now=queued_bytes,
+            most_queued_bytes_now=most,
             clients_now=len(self._book.sessions) - self._book.sessions.num_lost,
             lost_clients_now=self._book.sessions.num_lost,
             episodes_now=len(self._book.open),
@@ -202,6 +206,8 @@ class Episodes:
             book.counts.resumed += 1
             present = session
         if present is None:
+            if len(book.sessions) >= book.limits.max_sessions:
+                book.sessions.make_room()
             if len(book.sessions) >= book.limits.max_sessions:
                 text = f"{len(book.sessions)} clients are known, which is the limit"
                 return book.fail(peer, event.request_id, FailureCode.OVERLOADED, text)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from msgspec import structs
 
 from envbus.actors.agents import ALL
 from envbus.actors.external.agreement import Agreement
@@ -77,7 +78,10 @@ def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> V
             f"frames of their own, not {memoryview(frames[0]).nbytes}"
         )
     payload = decode(payload_type, frames, writable=True)
-    return convert(payload, header, peer, agreement)
+    event = convert(payload, header, peer, agreement)
+    if not isinstance(event, Start):
+        event = structs.replace(event, size=sum(memoryview(frame).nbytes for frame in frames))
+    return event
 
 
 def _start(payload: StartEpisode, header: Header, peer: bytes, _agreement: Agreement) -> Start:

@@ -34,6 +34,8 @@ class Session(msgspec.Struct, eq=False):
     )
     #: Highest id of a request so far.
     highest: int = -1
+    #: Bytes of its messages that wait for the runner.
+    num_bytes: int = 0
 
 
 class Sessions:
@@ -65,6 +67,18 @@ class Sessions:
         session = Session(self._make_secret(), name, peer)
         self._by_secret[session.secret] = self._by_peer[peer] = session
         return session
+
+    def make_room(self) -> None:
+        """Forget the oldest session whose client is gone and has left no episode, if any."""
+        for session in self._lost.values():
+            if not session.episodes:
+                del self._lost[session.secret], self._by_secret[session.secret]
+                return
+
+    def queued_bytes(self) -> tuple[int, int]:
+        """Return the bytes that wait for the runner: of all, and of the one that has most."""
+        sizes = [session.num_bytes for session in self._by_secret.values()]
+        return sum(sizes), max(sizes, default=0)
 
     def move(self, session: Session, peer: bytes, request_id: int) -> None:
         """The session's client has come back, under this id or another one.

@@ -16,10 +16,11 @@ from envbus.actors.external.errors import (
     RefusedError,
 )
 from envbus.actors.external.protocol import EpisodeStarted, FragmentLogged
+from envbus.bus.brief import brief
 from envbus.bus.messages import FailureCode
 from envbus.bus.pending import LOCAL, Pending
 from envbus.runner.bridge.book import ENDED, LOGGED, NOT_JOINED, Book
-from envbus.runner.bridge.episode import Episode, Waiting
+from envbus.runner.bridge.episode import MAX_REWARD, Episode, Waiting
 from envbus.runner.bridge.sessions import Session
 from envbus.runner.bridge.vocabulary import (
     Answer,
@@ -40,6 +41,9 @@ __all__ = ["MAX_ID_CHARS", "Verb", "Verbs"]
 MAX_ID_CHARS = 256
 #: A client that does not wait for its answers may have this many times `max_queued` steps queued.
 _OVERFLOW = 4
+#: Bytes that the shortest message counts for: what is kept of it takes no less.
+_LEAST_BYTES = 1024
+Counted: TypeAlias = Ask | LogStep | LogReward | Fragment | End
 Verb: TypeAlias = Start | Ask | LogStep | LogReward | Fragment | End
 
 
@@ -107,8 +111,11 @@ class Verbs:
             error = EpisodeAlreadyStartedError(f"Episode {episode_id} is already started.")
         elif episode_id in book.finished:
             error = book.finished_error(episode_id)
-        elif not 0 < len(episode_id) <= MAX_ID_CHARS:
-            error = EpisodeError(f"an episode's id has 1 to {MAX_ID_CHARS} characters")
+        elif not 0 < len(episode_id) <= MAX_ID_CHARS or not episode_id.isprintable():
+            error = EpisodeError(
+                f"an episode's id has 1 to {MAX_ID_CHARS} characters, none of them a control "
+                f"character, unlike {brief(episode_id)}"
+            )
         if error is not None:
             return book.refuse(event.peer, event.request_id, error)
         if book.draining:
@@ -117,6 +124,16 @@ class Verbs:
         if len(book.open) >= book.limits.max_episodes:
             text = f"{len(book.open)} episodes are open, which is the limit; end some"
             return book.fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
+        limit = book.limits.max_client_episodes
+        if len(session.episodes) >= limit:
+            book.counts.over_budget += 1
+            text = (
+                f"{len(session.episodes)} episodes of this client are open, which is the limit "
+                f"(EpisodeLimits.max_client_episodes={limit}); end some"
+            )
+            return book.fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
+        if (refusal := self._over_budget(session, event, 0)) is not None:
+            return refusal
         episode = Episode(episode_id, session.secret, training_enabled=event.training_enabled)
         book.open[episode_id] = session.episodes[episode_id] = episode
         book.counts.episodes += 1
@@ -125,9 +142,12 @@ class Verbs:
 
     def _ask(self, session: Session, episode: Episode, event: Ask, now: float) -> list[Effect]:
         book = self._book
-        record = episode.observe(event.observation)
+        if (refusal := self._over_budget(session, event, event.size)) is not None:
+            return refusal
+        size = self._charge(session, event)
+        record = episode.observe(event.observation, size=size)
         self._numbers = number = self._numbers + 1
-        episode.waiting = Waiting(event.request_id, number, record)
+        episode.waiting = Waiting(event.request_id, number, record, size)
         timeout = event.timeout
         book.pending.open(
             Pending(
@@ -148,11 +168,12 @@ class Verbs:
     def _log_step(
         self, session: Session, episode: Episode, event: LogStep, _now: float
     ) -> list[Effect]:
-        if (refusal := self._overflow(episode, event)) is not None:
+        if (refusal := self._overflow(session, episode, event)) is not None:
             return refusal
         book = self._book
-        held = event.request_id if episode.num_queued >= book.limits.max_queued else 0
-        episode.observe(event.observation, off_policy=event.action, held=held)
+        size = self._charge(session, event)
+        held = event.request_id if self._has_to_wait(session, episode.num_queued + 1) else 0
+        episode.observe(event.observation, off_policy=event.action, held=held, size=size)
         book.ready[episode] = None
         book.counts.logged_actions += 1
         if held:
@@ -163,13 +184,26 @@ class Verbs:
     def _log_reward(
         self, session: Session, episode: Episode, event: LogReward, _now: float
     ) -> list[Effect]:
-        episode.log(event.rewards, event.infos, event.terminateds, event.truncateds)
+        refusal = self._over_budget(session, event, event.size)
+        if refusal is None and episode.sum_of(event.rewards) > MAX_REWARD:
+            text = f"Episode {event.episode_id}: rewards add up to more than float32 can express."
+            error = EpisodeError(text)
+            refusal = self._book.refuse(event.peer, event.request_id, error)
+        if refusal is not None:
+            return refusal
+        episode.log(
+            event.rewards,
+            event.infos,
+            event.terminateds,
+            event.truncateds,
+            size=self._charge(session, event),
+        )
         return self._book.answer(session, Answer(event.peer, event.request_id, LOGGED))
 
     def _log_fragment(
         self, session: Session, episode: Episode, event: Fragment, _now: float
     ) -> list[Effect]:
-        if (refusal := self._overflow(episode, event)) is not None:
+        if (refusal := self._overflow(session, episode, event)) is not None:
             return refusal
         book = self._book
         if event.first > episode.num_parts:
@@ -180,6 +214,7 @@ class Verbs:
             return book.refuse(event.peer, event.request_id, EpisodeError(text))
         record: Record | None = None
         stale = 0
+        size = self._charge(session, event)
         for part in event.parts[episode.num_parts - event.first :]:
             reward, step, choice = part.reward, part.step, part.choice
             if reward is not None:
@@ -190,28 +225,57 @@ class Verbs:
                 choice.policy_id, choice.policy_version
             )
             # Nobody has acted, as far as rows are concerned.
-            record = episode.observe(step.observation, off_policy={} if is_stale else step.action)
+            chosen = {} if is_stale else step.action
+            record = episode.observe(step.observation, off_policy=chosen, size=size)
+            size = 0  # all of it is the first record's
             record.choice = None if is_stale else choice
             stale += is_stale
             book.counts.local_actions += choice is not None
             book.counts.logged_actions += choice is None
         book.counts.stale_actions += stale
         episode.num_parts = max(episode.num_parts, event.first + len(event.parts))
+        if size:
+            episode.log({}, {}, {}, {}, size=size)
         reply = FragmentLogged(dropped=stale)
         if record is None:
             return book.answer(session, Answer(event.peer, event.request_id, reply))
         book.ready[episode] = None
-        if episode.num_queued <= book.limits.max_queued:
+        if not self._has_to_wait(session, episode.num_queued):
             return book.answer(session, Answer(event.peer, event.request_id, reply))
         record.held, record.reply = event.request_id, reply
         book.sessions.note(session, event.request_id, None)
         return []
 
-    def _overflow(self, episode: Episode, event: LogStep | Fragment) -> list[Effect] | None:
+    def _charge(self, session: Session, event: Counted) -> int:
+        """Return what a message counts for in its client's budget, from which it was taken."""
+        size = max(event.size, _LEAST_BYTES)
+        session.num_bytes += size
+        return size
+
+    def _has_to_wait(self, session: Session, queued: int) -> bool:
+        """Whether a client is answered only when the runner has taken what it has logged."""
+        limits = self._book.limits
+        return queued > limits.max_queued or 2 * session.num_bytes > limits.max_client_bytes
+
+    def _over_budget(self, session: Session, event: Verb, size: int) -> list[Effect] | None:
+        """Refuse what is beyond a client's budget; None: there is room."""
+        book, limit = self._book, self._book.limits.max_client_bytes
+        if session.num_bytes + max(size, _LEAST_BYTES) <= limit:
+            return None
+        book.counts.over_budget += 1
+        text = (
+            f"{session.num_bytes} bytes of this client wait for the runner, and this message has "
+            f"{size}: the limit is EpisodeLimits.max_client_bytes={limit}; wait"
+        )
+        return book.fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
+
+    def _overflow(
+        self, session: Session, episode: Episode, event: LogStep | Fragment
+    ) -> list[Effect] | None:
         """Refuse steps of an episode for which far too many wait already; None: they may come."""
         book, queued = self._book, episode.num_queued
         if queued < _OVERFLOW * book.limits.max_queued:
-            return None
+            return self._over_budget(session, event, event.size)
         text = f"{queued} steps of episode {event.episode_id} wait for the runner; wait"
         return book.fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
 
@@ -226,7 +290,8 @@ class Verbs:
             effects = book.release(session, episode, error.failed())
             book.counts.superseded += 1
         if episode.known:
-            episode.end(event.observation, event.terminateds, event.truncateds)
+            size = self._charge(session, event)  # always: it is how a client gets rid of others
+            episode.end(event.observation, event.terminateds, event.truncateds, size=size)
             book.ready[episode] = None
             book.counts.ended += 1
             if self._confirm_ends:
@@ -234,6 +299,7 @@ class Verbs:
                 book.sessions.note(session, event.request_id, None)
                 return effects
         else:
+            session.num_bytes -= episode.num_bytes
             book.counts.empty += 1
         return effects + book.answer(session, Answer(event.peer, event.request_id, ENDED))
 

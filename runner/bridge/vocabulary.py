@@ -79,6 +79,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     observation: ByAgent
     #: Seconds that it waits; positive and finite.
     timeout: float
+    #: Bytes of the message.
+    size: int = 0
 
 
 class LogStep(msgspec.Struct, frozen=True, gc=False):
@@ -89,6 +91,8 @@ class LogStep(msgspec.Struct, frozen=True, gc=False):
     episode_id: str
     observation: ByAgent
     action: ByAgent
+    #: Bytes of the message.
+    size: int = 0
 
 
 class LogReward(msgspec.Struct, frozen=True, gc=False):
@@ -102,6 +106,8 @@ class LogReward(msgspec.Struct, frozen=True, gc=False):
     #: Without "__all__".
     terminateds: ByAgent
     truncateds: ByAgent
+    #: Bytes of the message.
+    size: int = 0
 
 
 class FragmentPart(msgspec.Struct, frozen=True, gc=False):
@@ -123,6 +129,8 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     #: Number of the first part in the episode.
     first: int
     parts: list[FragmentPart]
+    #: Bytes of the message.
+    size: int = 0
 
 
 class End(msgspec.Struct, frozen=True, gc=False):
@@ -135,6 +143,8 @@ class End(msgspec.Struct, frozen=True, gc=False):
     #: With "__all__"; of the agents that are named and of those observed.
     terminateds: ByAgent
     truncateds: ByAgent
+    #: Bytes of the message.
+    size: int = 0
 
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):
@@ -260,6 +270,8 @@ class Record(msgspec.Struct, gc=False):
     held: int = 0
     #: What it is answered with.
     reply: Reply | None = None
+    #: Bytes of the messages that it is made of, which count against its client's budget.
+    size: int = 0
 
 
 # --- settings and statistics ------------------------------------------------------------------
@@ -277,6 +289,12 @@ class EpisodeLimits:
     lease: float = 30.0
     #: Episodes that may be open at one time, of all clients together.
     max_episodes: int = 100_000
+    #: Episodes that may be open at one time, of one client.
+    max_client_episodes: int = 10_000
+    #: Bytes of one client's messages that may wait for the runner, infos included; each counts for
+    #: at least 1024. At half of it clients have to wait, as at `max_queued`; at all of it they are
+    #: refused.
+    max_client_bytes: int = 1 << 28
     #: Ids of finished episodes that are remembered, the newest.
     max_finished: int = 100_000
     #: Sessions that may be known at one time.
@@ -290,7 +308,15 @@ class EpisodeLimits:
     max_version_lag: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_episodes", "max_finished", "max_sessions", "max_queued", "max_answers"):
+        for name in (
+            "max_episodes",
+            "max_client_episodes",
+            "max_client_bytes",
+            "max_finished",
+            "max_sessions",
+            "max_queued",
+            "max_answers",
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a positive integer, not {value!r}")
@@ -312,6 +338,10 @@ class BridgeStatistics(msgspec.Struct, kw_only=True):
     waiting_now: int = 0
     #: Episodes whose clients wait for the confirmation that they have ended.
     unconfirmed_now: int = 0
+    #: Bytes of messages that wait for the runner, of the clients that are known / of the one that
+    #: has most.
+    queued_bytes_now: int = 0
+    most_queued_bytes_now: int = 0
     #: Ids of finished episodes that are remembered.
     finished_now: int = 0
     #: Episodes begun, and how they ended: by their clients / without a single step, which the
@@ -338,6 +368,8 @@ class BridgeStatistics(msgspec.Struct, kw_only=True):
     #: it, and were refused as well / that came again and were not done again.
     refused: int = 0
     surprises: int = 0
+    #: Requests that were refused as one client has too many episodes, or bytes that wait.
+    over_budget: int = 0
     resent: int = 0
     #: Clients that came back to their session.
     resumed: int = 0

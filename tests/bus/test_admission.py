@@ -11,6 +11,7 @@ from envbus.bus.broker_vocabulary import (
     PeerReady,
     Received,
     Send,
+    Tick,
 )
 from envbus.bus.messages import (
     FailureCode,
@@ -59,12 +60,31 @@ def test_a_hello_that_cannot_be_is_refused_and_changes_nothing(hello: Received) 
     assert core.statistics().malformed == 1
 
 
-def test_a_higher_incarnation_takes_the_name_over() -> None:
-    core = core_with("a")
-    effects = drive(core, [hello_from(b"a2", name="a", incarnation=1)])
+def test_a_higher_incarnation_of_the_same_user_takes_the_name_over() -> None:
+    core = BrokerCore()
+    drive(core, [hello_from(b"a", user="key")])
+    effects = drive(core, [hello_from(b"a2", name="a", incarnation=1, user="key")])
     assert [type(effect) for effect in effects] == [PeerLeft, Send, PeerReady]
     assert core.peer_state(b"a") is PeerState.GONE
     assert sends(drive(core, [ask("a")])) == [(b"a2", 1)]
+
+
+def test_without_keys_nobody_takes_the_name_of_one_that_is_there() -> None:
+    core = BrokerCore()
+    drive(core, [hello_from(b"a", heartbeat=1.0)])
+    evil = hello_from(b"evil", name="a", incarnation=99, heartbeat=1.0)
+    assert "taken by a peer that is there" in refusal(core, evil)
+    drive(core, [Tick()], now=2.5)
+    assert core.peer_state(b"a") is PeerState.SUSPECT
+    drive(core, [evil], now=2.5)
+    assert core.peer_state(b"evil") is PeerState.READY
+
+
+def test_names_and_heartbeats_that_nobody_means_are_refused() -> None:
+    assert "at least 0.01 s" in refusal(BrokerCore(), hello_from(b"a", heartbeat=1e-9))
+    for name in ("a\nb", "\x1b[2J"):
+        assert "control characters" in refusal(BrokerCore(), hello_from(b"a", name=name))
+        assert "control characters" in refusal(BrokerCore(), hello_from(b"a", services=[name]))
 
 
 def test_a_peer_may_be_called_like_its_service() -> None:

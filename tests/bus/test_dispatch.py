@@ -296,7 +296,6 @@ def test_a_peer_that_dies_fails_all_it_held_in_the_same_handle() -> None:
         (Tick(), 4.0, "lease of 4 s"),
         (PeerGone(b"a", "signal SIGKILL"), 0.0, "SIGKILL"),
         (Expect(b"a2", "a", 1), 0.0, "incarnation 1"),
-        (hello_from(b"a2", name="a", incarnation=1), 0.0, "incarnation 1"),
     ],
 )
 def test_each_way_to_leave_fails_what_was_held(event: Event, now: float, reason: str) -> None:

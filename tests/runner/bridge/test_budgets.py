@@ -1,0 +1,156 @@
+"""What one client may fill of a bridge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envbus.bus.messages import FailureCode
+from envbus.runner.bridge.vocabulary import (
+    Answer,
+    Ask,
+    ClientLost,
+    End,
+    LogReward,
+    LogStep,
+    Refuse,
+    Start,
+    Tick,
+)
+from tests.runner.bridge.scenes import A, Scene, refusal
+
+B = b"b"
+AGENT = "agent0"
+
+
+def reward(scene: Scene, peer: bytes, episode: str, size: int, value: float = 1.0) -> Any:
+    info = {AGENT: {"k": "v"}}
+    number = scene.number(peer)
+    return scene.do(LogReward(peer, number, episode, {AGENT: value}, info, {}, {}, size))
+
+
+def step(scene: Scene, peer: bytes, episode: str, size: int) -> Any:
+    return scene.do(LogStep(peer, scene.number(peer), episode, {AGENT: 0}, {AGENT: 0}, size))
+
+
+def start(scene: Scene, peer: bytes, episode: str) -> Any:
+    return scene.do(Start(peer, scene.number(peer), episode))
+
+
+def end(scene: Scene, peer: bytes, episode: str, size: int) -> Any:
+    flags = {AGENT: True, "__all__": True}, {AGENT: False, "__all__": False}
+    return scene.do(End(peer, scene.number(peer), episode, {AGENT: 0}, *flags, size))
+
+
+def over_budget(effect: Any) -> str:
+    """Return the message of a refusal that may be tried again."""
+    assert isinstance(effect, Refuse)
+    assert effect.failed.code is FailureCode.OVERLOADED
+    return effect.failed.message
+
+
+def test_infos_do_not_add_up_without_end() -> None:
+    scene = Scene(B, max_client_bytes=1_000_000)
+    start(scene, A, "a")
+    start(scene, B, "b")
+    assert isinstance(step(scene, A, "a", 1000), Answer)
+    for _ in range(9):
+        assert isinstance(reward(scene, A, "a", 100_000), Answer)
+    assert "EpisodeLimits.max_client_bytes=1000000" in over_budget(reward(scene, A, "a", 100_000))
+    assert isinstance(reward(scene, B, "b", 100_000), Answer), "another one has room"
+    counts = scene.episodes.statistics()
+    assert counts.queued_bytes_now == 1024 + 900_000 + 100_000
+    assert counts.most_queued_bytes_now == 1024 + 900_000
+    assert counts.over_budget == 1
+    end(scene, A, "a", 10)
+    while scene.episodes.collect()[0]:
+        pass
+    assert scene.episodes.statistics().queued_bytes_now == 100_000
+
+
+def test_beyond_half_of_its_budget_a_client_waits_until_the_runner_has_taken_some() -> None:
+    scene = Scene(max_client_bytes=100_000)
+    start(scene, A, "a")
+    assert isinstance(step(scene, A, "a", 40_000), Answer)
+    assert step(scene, A, "a", 20_000) is None
+    _, effects = scene.episodes.collect()
+    assert effects == []
+    _, effects = scene.episodes.collect()
+    assert [type(effect) for effect in effects] == [Answer]
+    assert isinstance(step(scene, A, "a", 20_000), Answer)
+
+
+def test_the_shortest_messages_count_for_what_is_kept_of_them() -> None:
+    scene = Scene(max_client_bytes=100 * 1024)
+    start(scene, A, "a")
+    answers = [reward(scene, A, "a", 30) for _ in range(101)]
+    assert all(isinstance(answer, Answer) for answer in answers[:100])
+    over_budget(answers[100])
+
+
+def test_ended_episodes_that_the_runner_was_not_shown_count_as_well() -> None:
+    scene = Scene(max_client_bytes=10_000)
+    for number in range(99):
+        if isinstance(begun := start(scene, A, f"e{number}"), Refuse):
+            break
+        step(scene, A, f"e{number}", 1000)
+        assert isinstance(end(scene, A, f"e{number}", 1000), Answer)
+    over_budget(begun)
+    assert number < 10
+    while scene.episodes.collect()[0]:
+        pass
+    assert scene.episodes.statistics().queued_bytes_now == 0
+    assert isinstance(start(scene, A, "again"), Answer)
+
+
+def test_what_nothing_is_kept_of_does_not_count() -> None:
+    scene = Scene(max_client_bytes=10_000)
+    start(scene, A, "a")
+    for _ in range(20):  # the runner is away, and each request for an action ends by its time
+        number = scene.number(A)
+        assert scene.do(Ask(A, number, "a", {AGENT: 0}, 1.0, 4000)) is None
+        scene.now += 1.0
+        assert isinstance(scene.do(Tick()), Refuse)
+    for number in range(20):
+        start(scene, A, f"e{number}")
+        reward(scene, A, f"e{number}", 4000)
+        assert isinstance(end(scene, A, f"e{number}", 10), Answer), "without a single step"
+    assert scene.episodes.statistics().queued_bytes_now == 0
+
+
+def test_one_client_does_not_hold_all_episodes() -> None:
+    scene = Scene(B, max_client_episodes=3, max_episodes=5)
+    for name in "xyz":
+        assert isinstance(start(scene, A, name), Answer)
+    assert "EpisodeLimits.max_client_episodes=3" in over_budget(start(scene, A, "more"))
+    assert isinstance(start(scene, B, "b"), Answer)
+    end(scene, A, "x", 10)
+    assert isinstance(start(scene, A, "more"), Answer)
+
+
+def test_clients_that_left_nothing_make_room_for_new_ones() -> None:
+    scene = Scene(B, max_sessions=3)
+    start(scene, A, "a")
+    scene.do(ClientLost(A, "gone"))
+    scene.do(ClientLost(B, "gone"))
+    for number in range(5):
+        peer = f"new-{number}".encode()
+        scene.join(peer)
+        assert scene.sessions.get(peer) or scene.episodes.statistics().clients_now == 1
+        scene.do(ClientLost(peer, "gone"))
+    assert scene.join(b"again", resume=scene.sessions[A]) == scene.sessions[A]
+
+
+def test_rewards_do_not_add_up_to_infinity() -> None:
+    scene = Scene()
+    start(scene, A, "a")
+    step(scene, A, "a", 10)
+    assert isinstance(reward(scene, A, "a", 10, 3e38), Answer)
+    assert "rewards add up to more" in refusal(reward(scene, A, "a", 10, 3e38))
+    assert isinstance(reward(scene, A, "a", 10, -3e38), Answer)
+
+
+def test_an_id_has_no_control_characters() -> None:
+    scene = Scene()
+    for name in ("a\nb", "\x1b[2J", "\x00", "\u202e"):
+        assert "control character" in refusal(start(scene, A, name))
+    assert isinstance(start(scene, A, "Ä ok"), Answer)
