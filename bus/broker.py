@@ -257,8 +257,10 @@ class Broker:
         """Serve peers until `stop`; for a standalone broker."""
         while not self._stopping:
             for outcome in self.poll(1.0):
-                if isinstance(outcome, PeerReady | PeerLeft):
-                    logger.info("%s", outcome)
+                if isinstance(outcome, PeerReady):
+                    logger.info("%s joined", outcome.hello.name)
+                elif isinstance(outcome, PeerLeft):
+                    logger.info("%s left: %s", outcome.name, outcome.reason)
 
     def stop(self) -> None:
         """Let `run` return within a second. May be called from a signal handler."""

@@ -80,6 +80,8 @@ _CONTROL = frozenset({"Goodbye", "Heartbeat", "Hello", "Shutdown", "Token", "Wel
 _MAX_COMPLAINTS = 1024
 #: Peers without a name whose complaints are logged at all: strangers must not fill a disk.
 _MAX_STRANGERS_LOGGED = 100
+#: Names of silent peers in one line.
+_MAX_NAMES_LOGGED = 5
 
 
 class BrokerCore:
@@ -196,9 +198,13 @@ class BrokerCore:
     def _on_tick(self, _event: Tick, now: float) -> list[Effect]:
         effects = self._dispatcher.expire(now)
         suspected, expired = self._peers.judge(now)
-        for peer in suspected:
-            silence = now - peer.heard
-            effects.append(Log(logging.WARNING, f"{peer.name} has been silent for {silence:.1f} s"))
+        if suspected:
+            # One line, however many strangers joined and fell silent.
+            names = ", ".join(peer.name for peer in suspected[:_MAX_NAMES_LOGGED])
+            more = len(suspected) - _MAX_NAMES_LOGGED
+            names += f" and {more} more" if more > 0 else ""
+            silence = max(now - peer.heard for peer in suspected)
+            effects.append(Log(logging.WARNING, f"silent for {silence:.1f} s: {names}"))
         for peer in expired:
             reason = f"lease of {peer.lease:g} s ran out, last heard {now - peer.heard:.1f} s ago"
             effects += self._leave(peer, reason, now)

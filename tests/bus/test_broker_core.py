@@ -345,6 +345,14 @@ def test_what_one_peer_asks_fills_no_more_than_its_share() -> None:
     assert sends(drive(core, [request_from(b"honest", 1, to="env")])) != []
 
 
+def test_peers_that_fall_silent_together_are_told_of_in_one_line() -> None:
+    core = BrokerCore()
+    drive(core, [hello_from(b"%d" % number, heartbeat=1.0) for number in range(1000)], check=False)
+    line = only(core.handle(Tick(), 2.5), Log).message
+    assert line.startswith("silent for 2.5 s: 0, 1, ")
+    assert line.endswith(" and 995 more")
+
+
 def test_strangers_do_not_fill_the_log() -> None:
     core = BrokerCore()
     drive(core, [hello_from(b"known")])
