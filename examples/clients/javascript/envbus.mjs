@@ -194,8 +194,10 @@ export class Client {
 
   async #open(deadline) {
     let mine = null
+    // A connection that was given up may still bring what was under way in it.
     const onLost = (why) => { if (mine === this.#carriage) this.#onLost(why) }
-    const opening = openCarriage(this.#url, this.#WebSocket, (data) => this.#take(data), onLost)
+    const onMessage = (data) => { if (mine === this.#carriage) this.#take(data) }
+    const opening = openCarriage(this.#url, this.#WebSocket, onMessage, onLost)
     this.#carriage = mine = await before(deadline, opening, `nobody answers at ${this.#url.host}`)
     if (this.#token) this.#notify("Token", { token: this.#token })
     const greet = (type, payload, to) =>
