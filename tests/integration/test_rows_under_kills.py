@@ -17,6 +17,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
+from envbus.runner.fault_log import Hooks
 from envbus.runner.pool import ActorPool
 from envbus.runner.vector_env import BusVectorEnv
 from tests.integration.faulty import RESTART
@@ -65,7 +66,7 @@ class Watched:
         for model, row, action in zip(self.models, rows, actions, strict=True):
             model.on_step(row, float(action))
 
-    def kill(self, index: int = 0) -> None:
+    def kill(self, index: int = -1) -> None:
         kill(self.envs.actor_pids()[index])
 
     def reset_who_is_over(self) -> None:
@@ -91,8 +92,8 @@ def watch() -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("lengths", "settings"),
     [
-        ([4, 100], {"num_actors": 2}),
-        ([3, 4, 100], {"num_actors": 2}),
+        ([100, 4], {"num_actors": 2}),
+        ([100, 3, 4], {"num_actors": 2}),
         ([2, 100], {"num_actors": 1, "lanes": False, "shared_memory": False}),
     ],
     ids=["one env per actor", "two envs per actor", "no lanes, no shared memory"],
@@ -110,7 +111,7 @@ def test_each_row_is_one_that_may_be_whenever_an_actor_is_killed(
             if place in pattern:
                 watched.kill()
             watched.step(np.full(len(lengths), float(number)))
-    assert watched.models[-1].transitions >= len(PATTERNS)
+    assert sum(model.transitions for model in watched.models) >= len(PATTERNS)
 
 
 @MODES
@@ -125,9 +126,60 @@ def test_a_row_is_one_that_may_be_when_an_env_raises_and_its_actor_is_killed(
             actions = np.array([RAISE if place < PLACES else 1.0, 2.0, 3.0, 4.0])
             watched.envs.step_async(actions)
             if place in kills:
-                watched.kill()
+                watched.kill(0)
             observations, *flags, infos = watched.envs.step_wait()
             watched.check(observations, infos, flags, actions)
+
+
+class HookError(Exception):
+    """What a hook raises."""
+
+
+@MODES
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "frames"])
+@pytest.mark.parametrize("kills", [True, False], ids=["kill", "raise"])
+def test_a_fault_that_an_exception_kept_back_is_told_by_the_next_step_as_any(
+    mode: AutoresetMode, shared_memory: bool, kills: bool
+) -> None:
+    def raise_once(_fault: Any) -> None:
+        if not told:
+            told.append(True)
+            raise HookError
+
+    told: list[bool] = []
+    envs = BusVectorEnv(
+        [partial(LifeEnv, 100)] * 3,
+        num_actors=2,
+        autoreset_mode=mode,
+        shared_memory=shared_memory,
+        hooks=Hooks(on_fault=raise_once),
+        **RESTART,
+    )
+    failed, well = ([1, 2], [0]) if kills else ([1], [0, 2])  # the last two share an actor
+    try:
+        first, _ = envs.reset()
+        if kills:
+            kill(envs.actor_pids()[1])
+        with pytest.raises(HookError):
+            envs.step(np.array([1.0, 1.0 if kills else RAISE, 1.0]))
+        observations, rewards, _, truncations, infos = envs.step(np.ones(3))
+        assert np.flatnonzero(truncations).tolist() == failed
+        assert np.flatnonzero(infos["_fault"]).tolist() == failed
+        assert observations[well, 2].tolist() == [2.0] * len(well)
+        assert rewards[well].tolist() == [102.0] * len(well)
+        if mode is AutoresetMode.SAME_STEP:
+            assert (observations[failed, 0] != first[failed, 0]).all()
+            assert infos["final_obs"][1].tolist() == first[1].tolist()
+        else:
+            assert (observations[failed, 0] == first[failed, 0]).all()
+            observations, rewards, _, truncations, _ = envs.step(np.ones(3))
+            assert not truncations.any()
+            assert (observations[failed, 0] != first[failed, 0]).all()
+        assert observations[failed, 2].tolist() == [0.0] * len(failed)
+        observations, *_ = envs.step(np.ones(3))
+        assert observations[failed, 2].tolist() == [1.0] * len(failed)
+    finally:
+        envs.close(terminate=True)
 
 
 def test_an_off_policy_loop_for_same_step_learns_from_real_rows_only(watch: Any) -> None:
