@@ -128,7 +128,7 @@ class RestartPolicy:
         if not 0.0 <= self.backoff <= self.max_backoff < math.inf:
             raise ConfigError(
                 f"0 <= backoff <= max_backoff < infinity must hold; they are {self.backoff} "
-                f"and {self.max_backoff}"
+                f"and {self.max_backoff}: set both"
             )
         if not 0.0 <= self.jitter <= 1.0:
             raise ConfigError(f"jitter must be a fraction from 0 to 1, is {self.jitter}")

@@ -115,7 +115,7 @@ def test_a_killed_runners_share_is_lost_and_the_next_life_goes_on_with_weights_a
 
 
 def test_a_sample_goes_on_with_the_others_while_one_runner_is_down(make: Make) -> None:
-    group = make(restart=RestartPolicy(max_restarts=2, backoff=3.0))
+    group = make(restart=RestartPolicy(max_restarts=2, backoff=3.0, max_backoff=3.0))
     faults = []
     for _ in range(2):  # the first restart would be at once
         wait_until_ready(group)
