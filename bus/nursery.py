@@ -38,6 +38,7 @@ from envbus.bus.channel import (
 from envbus.bus.descendants import kill_marked, wait_until_gone
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
 from envbus.bus.folders import FOLDER_VARIABLE
+from envbus.bus.interrupts import interruptible, uninterrupted_call
 from envbus.bus.nursery_links import NurseryLinks, standard_streams
 from envbus.bus.pipe import Pipe
 from envbus.bus.process import Child, ExitStatus
@@ -264,6 +265,7 @@ class Nursery:
             with contextlib.suppress(EnvbusError):  # a dead server's children are dead
                 self._links.control.send(Kill(child.number), timeout=_SEND_TIMEOUT)
 
+    @uninterrupted_call
     def close(self, timeout: float = 5.0) -> list[Child]:
         """Wait until all children have ended, kill those that have not. Idempotent.
 
@@ -420,7 +422,9 @@ class Nursery:
 
     def _wait_for_exits(self, deadline: float) -> None:
         while self._children:
-            if not wait_for(self._links.news, select.POLLIN, deadline):
+            with interruptible():
+                found = wait_for(self._links.news, select.POLLIN, deadline)
+            if not found:
                 return
             for child, _ in self.exits():
                 child.pipe.close()

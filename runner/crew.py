@@ -21,7 +21,7 @@ from envbus.bus.broker import NO_DEADLINE, failure_to_error
 from envbus.bus.broker_vocabulary import Complete, FailLocal, Notify, PeerLeft, PeerReady
 from envbus.bus.errors import ClosedError, NoPeerError, StartError
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.interrupts import without_interrupts
+from envbus.bus.interrupts import uninterrupted_call, without_interrupts
 from envbus.bus.messages import FailureCode, Request
 from envbus.bus.process import ExitStatus
 from envbus.bus.unix_sockets import wait_for
@@ -118,6 +118,8 @@ class Crew(Generic[M]):
         self._late: list[Lost[M]] = []
         self._next_exit_check = 0.0
         self._closed = False
+        #: Whether all was let go of, too.
+        self._finished = False
         self._links: Links[M] = Links(self.actors, config, entry)
         try:
             self._requests: Requests[M] = Requests(self._links)
@@ -261,15 +263,19 @@ class Crew(Generic[M]):
         """Kill an actor's process tree; `poll` reports its end, with `cause` and `reason`."""
         self._links.kill(actor, cause, reason)
 
+    @uninterrupted_call
     def close(self, *, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask all actors to close their envs and leave; kill those that do not. Idempotent.
+
+        Called again after Ctrl-C it kills who is left.
 
         Args:
             timeout: Seconds that they have; None: `timeouts.close`.
             terminate: Do not ask, kill.
         """
-        if self._closed:
+        if self._finished:
             return
+        terminate = terminate or self._closed  # a call before was broken off
         self._closed = True
         allowed = 0.0
         if not terminate:
@@ -278,6 +284,7 @@ class Crew(Generic[M]):
             self._links.close(allowed, terminate=terminate)
         finally:  # also after Ctrl-C
             self._bring_up.close()
+        self._finished = True
 
     def abandon(self) -> None:
         """Kill all actors; what finalizers call. Not broken off by Ctrl-C."""
@@ -291,7 +298,7 @@ class Crew(Generic[M]):
 
     def disown(self) -> None:
         """In a forked copy: be closed. Sockets and actors are the owner's, which goes on."""
-        self._closed = True
+        self._closed = self._finished = True
 
     # --- what came ---------------------------------------------------------------------------
 

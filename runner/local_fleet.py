@@ -341,11 +341,15 @@ class LocalFleet:
     def _let_go(self) -> None:
         self._asked.clear()
         self._news.clear()
-        for error in self._env_actor.close():
-            logger.warning("env %d: closing it raised\n%s", error.slot, error.traceback)
-        if self._rows is not None:
-            self._rows.close()
-        self._bell.close()
+        try:
+            with interruptible():  # an env may take long, or hang
+                errors = self._env_actor.close()
+            for error in errors:
+                logger.warning("env %d: closing it raised\n%s", error.slot, error.traceback)
+        finally:
+            if self._rows is not None:
+                self._rows.close()
+            self._bell.close()
 
     def _check_usable(self) -> None:
         if self._closed:

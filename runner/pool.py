@@ -421,6 +421,7 @@ class ActorPool(DictSide, StaysHere):
         """Return the process id of each actor that runs."""
         return [actor.child.pid for actor in self._fleet.actors if actor.child is not None]
 
+    @uninterrupted_call
     def close(self, *, timeout: float | None = None, terminate: bool = False) -> None:
         """Close all envs and end their processes. Idempotent.
 
@@ -429,10 +430,9 @@ class ActorPool(DictSide, StaysHere):
                 `timeouts.close`.
             terminate: Kill the processes at once.
         """
-        if not self.closed:
-            self.closed = True
-            self._fleet.close(timeout=timeout, terminate=terminate)
-            self._finalizer.detach()
+        self.closed = True
+        self._fleet.close(timeout=timeout, terminate=terminate)  # goes on after Ctrl-C
+        self._finalizer.detach()
 
     def __enter__(self) -> ActorPool:
         return self

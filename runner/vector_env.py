@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 from envbus.actors.finite import CheckFinite
 from envbus.bus.forking import StaysHere
-from envbus.bus.interrupts import hand_out
+from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.config import ENDPOINTS, FleetConfig, Timeouts, choose_autoreset_mode, list_of
@@ -371,6 +371,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
 
     # --- end ---------------------------------------------------------------------------------
 
+    @uninterrupted_call
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close all envs and end their processes; called by `close`.
 

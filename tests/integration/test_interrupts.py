@@ -24,6 +24,7 @@ from envbus.bus import interrupts
 from envbus.bus.errors import RemoteError
 from envbus.runner import ActorPool, BusVectorEnv, EnvRunner, EnvRunnerGroup, RunnerConfig, Timeouts
 from envbus.runner.faults import EnvError
+from tests.integration.nursery_children import is_alive, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -335,6 +336,26 @@ def test_envs_in_this_process_go_on_or_say_that_they_were_broken_off() -> None:
         begin()
         lines = at_every_line(step, after)
         assert told < lines / 2
+
+
+@pytest.mark.parametrize("kind", [ActorPool, BusVectorEnv])
+def test_a_close_that_ctrl_c_broke_off_is_done_by_the_next_one(kind: Any) -> None:
+    running: list[Any] = []
+
+    def close() -> bool:
+        running[-1].close()
+        return True
+
+    def begin(_: Any = None) -> None:
+        if running:
+            pids = running[-1].actor_pids()
+            running.pop().close()
+            wait_until(lambda: not any(map(is_alive, pids)), "their ends")
+        running.append(kind([ENV], num_actors=1, timeouts=PATIENCE))
+
+    begin()
+    at_every_line(close, begin, every=41)
+    running[0].close()
 
 
 def choose(observations: Any) -> Any:
