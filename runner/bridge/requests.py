@@ -30,6 +30,7 @@ from envbus.actors.external.protocol import (
 from envbus.bus.brief import brief, cut
 from envbus.bus.codec import DEFAULT_LIMITS, decode
 from envbus.bus.messages import Header, Payload, Tree
+from envbus.bus.packets import lengths_of
 from envbus.bus.transport import Frames
 from envbus.bus.tree import survey
 from envbus.runner.agent_results import DUMMY_AGENT
@@ -80,7 +81,7 @@ def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> V
     payload = decode(payload_type, frames, writable=True)
     event = convert(payload, header, peer, agreement)
     if not isinstance(event, Start):
-        event = structs.replace(event, size=sum(memoryview(frame).nbytes for frame in frames))
+        event = structs.replace(event, size=sum(lengths_of(frames)))
     return event
 
 

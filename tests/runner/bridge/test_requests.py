@@ -45,7 +45,9 @@ def test_verbs_of_one_agent_are_sorted_under_its_name() -> None:
     assert isinstance(step, LogStep)
     assert step.action == {"agent0": 1}
     reward = event(LogReturns(episode_id="e", reward=2, info=Tree({"a": (1, 2)})))
-    assert reward == LogReward(b"p", 7, "e", {"agent0": 2.0}, {"agent0": {"a": (1, 2)}}, {}, {})
+    info = {"agent0": {"a": (1, 2)}}
+    assert reward == LogReward(b"p", 7, "e", {"agent0": 2.0}, info, {}, {}, reward.size)
+    assert 20 < reward.size < 200
     assert event(LogReturns(episode_id="e", reward=np.float32(0.5))).rewards == {"agent0": 0.5}
 
 
