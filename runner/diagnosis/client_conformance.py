@@ -5,6 +5,8 @@ The client under test just runs: episodes in a loop, as its simulator does.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -216,10 +218,10 @@ def _bears_a_late_action(session: _Session) -> None:
         raise SkippedCheck("it chooses all actions itself")
     before = session.bridge.statistics().timeouts
 
-    def hold(result: BridgeResult) -> None:
-        """Let all wait."""
-
-    if not session.until(lambda: session.bridge.statistics().timeouts > before, hold):
+    held: list[BridgeResult] = []  # all wait
+    if not session.until(lambda: session.bridge.statistics().timeouts > before, held.append):
+        for result in held:  # for the checks to come
+            session.answer(result)
         raise SkippedCheck(
             f"its get_action waits for longer than {session.patience:.3g} s; give it a shorter "
             "time-out for this check"
@@ -240,6 +242,40 @@ def _bears_a_failing_policy(session: _Session) -> None:
     if not session.until(lambda: session.bridge.statistics().policy_errors > 0, fail):
         raise FailedCheck(f"no action was asked for in {session.patience:.3g} s")
     _goes_on(session, "a FAILURE in the place of an action")
+
+
+def _resumes_when_its_lease_is_over(session: _Session) -> None:
+    """As one that was stopped for long: its next message is answered with `not_joined`."""
+    bridge = session.bridge
+
+    def forget() -> None:
+        for peer in list(bridge._reception._names):
+            bridge._broker.peer_gone(peer, "its lease is over, for a test")
+
+    _resumes(
+        session, forget, "it was told not_joined, as after a sleep that is longer than its lease"
+    )
+
+
+def _resumes_when_its_connection_was_cut(session: _Session) -> None:
+    gateway = session.bridge.gateway
+    if gateway is None:
+        raise SkippedCheck("ZeroMQ connects again by itself")
+    _resumes(session, lambda: os.kill(gateway.pid, signal.SIGKILL), "its connection was cut")
+
+
+def _resumes(session: _Session, trouble: Callable[[], None], what: str) -> None:
+    """Fail unless the client says hello again and goes on with its session."""
+    if not session.until(lambda: session.bridge.statistics().episodes_now > 0):
+        raise SkippedCheck("it has no open episode")
+    before = session.bridge.statistics().resumed
+    trouble()
+    if not session.until(lambda: session.bridge.statistics().resumed > before):
+        raise FailedCheck(
+            f"after {what} it did not resume its session in {session.patience:.3g} s: say Hello "
+            "again, and JoinBridge with resume"
+        )
+    _goes_on(session, what)
 
 
 def _comes_back_to_a_server_that_was_restarted(session: _Session) -> None:
@@ -267,6 +303,8 @@ _CHECKS: list[tuple[str, str, Callable[[_Session], None]]] = [
     ("tells rewards", "10", _tells_rewards),
     ("ends episodes", "10", _ends_episodes),
     ("makes no mistakes", "10", _makes_no_mistakes),
+    ("resumes when its lease is over", "5", _resumes_when_its_lease_is_over),
+    ("resumes when its connection was cut", "10", _resumes_when_its_connection_was_cut),
     ("bears a late action", "3", _bears_a_late_action),
     ("bears a failing policy", "5", _bears_a_failing_policy),
     (
