@@ -39,7 +39,7 @@ from envbus.runner.bridge.book import NOT_JOINED
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.gathering import gathered
 from envbus.runner.bridge.models import Models
-from envbus.runner.bridge.requests import VERBS, read
+from envbus.runner.bridge.requests import VERBS, check_size, read
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import (
     Act,
@@ -228,6 +228,7 @@ class Reception:
                 raise ProtocolError(
                     f"the ttl of a {header.payload_type} is finite and over 0 s, not {header.ttl}"
                 )
+            check_size(header, frames)
             if header.payload_type in VERBS:
                 if self.agreement is None:
                     self.refused += 1

@@ -46,12 +46,12 @@ from envbus.runner.bridge.vocabulary import (
     Start,
 )
 
-__all__ = ["VERBS", "read"]
+__all__ = ["VERBS", "check_size", "read"]
 
 #: Columns that a client may add to a row.
 _MAX_EXTRAS = 64
 #: Bytes of a request without its buffers. As Python's objects they take up to eighty times as much.
-_MAX_PAYLOAD = 1 << 25
+_MAX_PAYLOAD = 1 << 23
 #: Rows have versions in int64.
 _MAX_VERSION = 2**62
 #: Rows have their rewards, and what clients add, in float32.
@@ -64,6 +64,16 @@ _NUMBERS = (int, np.integer, np.floating)
 Verb: TypeAlias = "Start | Ask | LogStep | LogReward | Fragment | End"
 
 
+def check_size(header: Header, frames: Frames) -> None:
+    """Refuse a request that would be too large as Python's objects; raises `EpisodeError`."""
+    size = memoryview(frames[0]).nbytes if frames else 0
+    if size > _MAX_PAYLOAD:
+        raise EpisodeError(
+            f"a request has at most {_MAX_PAYLOAD} bytes beside the arrays that are frames of "
+            f"their own, and this {brief(header.payload_type)} has {size}"
+        )
+
+
 def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> Verb:
     """Return the event that a request for an episode stands for.
 
@@ -73,11 +83,6 @@ def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> V
         EpisodeError: Rewards, infos or flags are not what they have to be.
     """
     payload_type, convert = VERBS[header.payload_type]
-    if frames and memoryview(frames[0]).nbytes > _MAX_PAYLOAD:
-        raise EpisodeError(
-            f"a {header.payload_type} has at most {_MAX_PAYLOAD} bytes beside the arrays that are "
-            f"frames of their own, not {memoryview(frames[0]).nbytes}"
-        )
     payload = decode(payload_type, frames, writable=True)
     event = convert(payload, header, peer, agreement)
     if not isinstance(event, Start):

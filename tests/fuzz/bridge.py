@@ -29,7 +29,7 @@ from gymnasium import spaces
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.bus.messages import Kind
-from envbus.runner import ExternalEnvBridge
+from envbus.runner import EpisodeLimits, ExternalEnvBridge
 from tests.sources import ROOT
 
 __all__ = ["attack", "main"]
@@ -57,6 +57,7 @@ MEMORY = 768 << 20
 #: Seconds in which an honest client is answered, on a busy machine.
 PATIENCE = 60.0
 STEPS = 8
+LIMITS = EpisodeLimits(lease=5.0)
 
 
 # --- the bridges' process ----------------------------------------------------------------------
@@ -157,8 +158,8 @@ def _serve() -> int:
     over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), over.set()), daemon=True).start()
     with (
-        ExternalEnvBridge(RICH, ACTION) as one,
-        ExternalEnvBridge(AGENTS, dict.fromkeys(AGENTS, ACTION)) as many,
+        ExternalEnvBridge(RICH, ACTION, limits=LIMITS) as one,
+        ExternalEnvBridge(AGENTS, dict.fromkeys(AGENTS, ACTION), limits=LIMITS) as many,
     ):
         judges = [Judge(one), Judge(many)]
         sys.stdout.write(json.dumps([one.address, many.address]) + "\n")
@@ -460,6 +461,12 @@ class Stranger:
             self.socket.send_multipart(self.hostile.message(self.episodes))
         return self.listen(20)
 
+    def leave(self) -> None:
+        """Say goodbye, mostly: what is left waits for a lease that is short."""
+        if self.hostile.chance.random() < 0.8:
+            self.socket.send_multipart([_packed([1, 3, 0, "Goodbye"]), _packed({})])
+        self.socket.close(1000)
+
     def listen(self, patience_ms: int) -> int:
         answers = 0
         while self.socket.poll(patience_ms):
@@ -512,7 +519,7 @@ def attack(seconds: float, seed: int) -> tuple[dict[str, Any], str]:
                 for _ in range(10):
                     answered += stranger.attack(20)
                     sent += 20
-                stranger.socket.close()
+                stranger.leave()
                 round_ += 1
         over.set()
         for thread in honest:

@@ -21,7 +21,7 @@ from envbus.bus.brief import brief
 from envbus.bus.codec import encode
 from envbus.bus.errors import DecodeError
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Payload, Tree
-from envbus.runner.bridge.requests import read
+from envbus.runner.bridge.requests import check_size, read
 from envbus.runner.bridge.vocabulary import Ask, End, LogReward, LogStep, Start
 
 INF, NAN = float("inf"), float("nan")
@@ -217,5 +217,5 @@ def test_what_a_client_adds_to_a_row_consists_of_finite_numbers(value: Any) -> N
 
 def test_a_request_has_a_largest_size_beside_its_arrays() -> None:
     header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "LogReturns", 1.0)
-    with pytest.raises(EpisodeError, match="at most 33554432 bytes"):
-        read(header, [bytes(2**25 + 1)], b"p", ONE)
+    with pytest.raises(EpisodeError, match="at most 8388608 bytes"):
+        check_size(header, [bytes(2**23 + 1)])
