@@ -293,7 +293,8 @@ class Dispatcher:
         if pending.frames is not None and self.router.has_ready(pending.service):
             return self._send_again(pending, peer, message, now)
         self.counts.failures += 1
-        return [self._fail(pending, code, message, peer.name)]
+        text = f"{pending.payload_type} was not sent to {peer.name}: {message}"
+        return [self._fail(pending, code, text, peer.name)]
 
     def leave(self, peer: Peer, reason: str, now: float) -> list[Effect]:
         """Fail or re-send what a peer held, forget what it asked.

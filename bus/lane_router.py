@@ -150,7 +150,7 @@ class LaneRouter:
         end = self._lanes.get(peer)
         if end is None:
             if self._router is None:
-                raise UnknownPeerError(f"no peer {peer!r} is connected")
+                raise UnknownPeerError("this peer is not connected")
             self._is_armed = False
             self._router.send(peer, frames)
             return
@@ -159,7 +159,7 @@ class LaneRouter:
             len(waiting) >= QUEUE_LIMIT or self._queued[peer] >= QUEUE_BYTES
         ):
             raise QueueFullError(
-                f"{len(waiting)} messages of {self._queued[peer]} bytes wait for {peer!r}, which "
+                f"{len(waiting)} messages of {self._queued[peer]} bytes wait for this peer, which "
                 "does not read"
             )
         try:

@@ -93,9 +93,9 @@ class MemoryRouter:
         self._check_open()
         receiver = self._network.peers.get(peer)
         if receiver is None:
-            raise UnknownPeerError(f"no peer with the routing id {peer!r} is connected")
+            raise UnknownPeerError("this peer is not connected")
         if len(receiver.inbox) >= self._network.queue_size:
-            raise QueueFullError(f"{len(receiver.inbox)} messages wait for {peer!r} already")
+            raise QueueFullError(f"{len(receiver.inbox)} messages wait for this peer already")
         receiver.inbox.append(_copy(frames))
 
     def hold(self) -> None:

@@ -142,7 +142,7 @@ class ZmqRouter:
         """Queue `frames` for `peer`; never blocks. Large buffers are not copied: see `codec`."""
         large = sum(size for size in lengths_of(frames) if size >= COPY_THRESHOLD)
         if large and (queued := self._large_bytes(peer)) >= QUEUE_BYTES:
-            raise QueueFullError(f"{queued} bytes wait for {peer!r}: it does not read")
+            raise QueueFullError(f"{queued} bytes wait for this peer, which does not read")
         try:
             if not large:
                 send_frames(self._socket, (peer, *frames))
@@ -151,11 +151,11 @@ class ZmqRouter:
                 self._large.setdefault(peer, deque()).append((tracker, large))
         except zmq.Again as exc:
             raise QueueFullError(
-                f"the queue to {peer!r} holds {HIGH_WATER_MARK} messages: it does not read"
+                f"{HIGH_WATER_MARK} messages wait for this peer, which does not read"
             ) from exc
         except zmq.ZMQError as exc:
             if exc.errno == zmq.EHOSTUNREACH:
-                raise UnknownPeerError(f"no peer {peer!r} is connected") from exc
+                raise UnknownPeerError("this peer is not connected") from exc
             raise self._translate(exc) from exc
 
     def hold(self) -> None:

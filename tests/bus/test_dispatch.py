@@ -172,7 +172,7 @@ def test_what_cannot_be_sent_fails_at_once() -> None:
     drive(core, [ask()])
     effects = drive(core, [Unsendable(b"a", 1, FailureCode.OVERLOADED, "its queue is full")])
     assert only(effects, FailLocal).failed == Failed(
-        code=FailureCode.OVERLOADED, message="its queue is full", peer="a"
+        code=FailureCode.OVERLOADED, message="Step was not sent to a: its queue is full", peer="a"
     )
     drive(core, [Unsendable(b"a", 0, FailureCode.PEER_LOST, "x")])
     drive(core, [Unsendable(b"gone", 1, FailureCode.PEER_LOST, "x")])

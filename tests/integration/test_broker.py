@@ -200,6 +200,25 @@ def test_a_frame_over_the_limit_costs_its_sender_the_connection_only() -> None:
         assert decode_header(raw.receive()[0]).payload_type == "Welcome"
 
 
+def test_nobody_learns_the_identity_of_another_peer() -> None:
+    """Who knows it could connect under it, and take and answer the messages of that peer."""
+    with RunningBroker() as running, RawPeer(running.endpoint, b"asker") as asker:
+        asker.send(*hello_frames("asker"))
+        asker.receive()
+        with RawPeer(running.endpoint, b"secret") as peer:
+            peer.send(*hello_frames("peer"))
+            peer.receive()
+        for request_id in range(2, 102):  # until the broker has noticed that it is gone
+            asker.send(*frames_of(Kind.REQUEST, Ask(), request_id, to="peer", ttl=0.1))
+            head, body = asker.receive()
+            failed = decode(Failed, [body])
+            if failed.code is FailureCode.PEER_LOST:
+                break
+        assert failed.code is FailureCode.PEER_LOST
+        assert failed.message == "Ask was not sent to peer: this peer is not connected"
+        assert b"secret" not in head + body
+
+
 def test_a_peer_that_says_nothing_costs_nothing() -> None:
     with RunningBroker() as broker, Client(broker.endpoint) as client:
         before = broker.statistics().joining_peers_now
