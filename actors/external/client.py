@@ -225,7 +225,8 @@ class ExternalEnvClient(StaysHere):
     ) -> None:
         """Tell an observation, and the action that was taken upon it without being asked for.
 
-        Raises as `get_action`; a time-out is a `RequestTimeoutError`.
+        Raises as `get_action`; a time-out is a `RequestTimeoutError`, and the step counts all the
+        same if it has reached the bridge: do not log it again.
         """
         if self.local is not None:
             self._assert_open()

@@ -18,16 +18,20 @@ from envbus.actors.external.errors import (
 )
 from envbus.actors.external.protocol import EpisodeEnded, Logged
 from envbus.bus.invariants import expect
-from envbus.bus.messages import Failed, FailureCode
-from envbus.bus.pending import PendingRequests
+from envbus.bus.messages import Failed, FailureCode, Reply
+from envbus.bus.pending import LOCAL, Pending, PendingRequests
 from envbus.runner.bridge.episode import Episode
 from envbus.runner.bridge.sessions import Session, Sessions
 from envbus.runner.bridge.vocabulary import (
     Act,
     Answer,
+    Ask,
     BridgeStatistics,
     Effect,
+    End,
     EpisodeLimits,
+    Fragment,
+    LogStep,
     Refuse,
 )
 
@@ -43,6 +47,14 @@ NOT_JOINED = Failed(
 )
 
 
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """A request that was done, and is answered later."""
+
+    session: str
+    request_id: int
+    reply: Reply
+
+
 class Book:
     """The episodes of one bridge, whose they are, and who waits for what.
 
@@ -54,9 +66,12 @@ class Book:
         sessions: The clients, and what they were answered.
         open: Episodes that are not over.
         finished: Ids that are used up, oldest first, and whether the episode was lost.
-        unconfirmed: By episode that has ended: session and request that wait for the confirmation.
+        unconfirmed: By episode that has ended: number of the request that waits for its
+            confirmation.
         ready: Episodes with records for the runner, in the order in which they got them.
-        pending: Deadlines of those who wait for an action.
+        pending: Deadlines of those who wait for an action, or for what is in `held`.
+        held: By number among the pending ones: requests that are answered when the runner has taken
+            a record, or confirmed an end, or when their time is over.
         counts: Since the start.
         draining: Whether no more episodes begin.
     """
@@ -66,9 +81,11 @@ class Book:
         self.sessions = Sessions(make_secret, limits.lease, limits.max_answers)
         self.open: dict[str, Episode] = {}
         self.finished: OrderedDict[str, bool] = OrderedDict()
-        self.unconfirmed: dict[str, tuple[str, int]] = {}
+        self.unconfirmed: dict[str, int] = {}
         self.ready: dict[Episode, None] = {}
         self.pending = PendingRequests()
+        self.held: dict[int, Held] = {}
+        self._numbers = 0
         self.counts = BridgeStatistics()
         self.draining = False
 
@@ -89,6 +106,46 @@ class Book:
         if not episode.num_queued:
             self.ready.pop(episode, None)
         return self.answer(session, Refuse(session.peer, waiting.request_id, failed))
+
+    def wait(self, session: Session, event: Ask | LogStep | Fragment | End, now: float) -> int:
+        """Open a deadline for a request that is not answered at once; return its number."""
+        self._numbers = number = self._numbers + 1
+        timeout, verb = event.timeout, type(event).__name__
+        deadline = now + timeout
+        self.pending.open(
+            Pending(LOCAL, event.request_id, number, b"", event.episode_id, deadline, timeout, verb)
+        )
+        self.sessions.note(session, event.request_id, None)
+        return number
+
+    def hold(
+        self, session: Session, event: LogStep | Fragment | End, reply: Reply, now: float
+    ) -> int:
+        """As `wait`, for a request that was done: `resolve` answers it."""
+        number = self.wait(session, event, now)
+        self.held[number] = Held(session.secret, event.request_id, reply)
+        return number
+
+    def resolve(self, number: int, failed: Failed | None = None) -> list[Effect]:
+        """Answer a held request, unless it was answered; with its reply if nothing has failed."""
+        held = self.held.pop(number, None)
+        session = None if held is None else self.sessions.by_secret(held.session)
+        self.pending.settle(number, b"")
+        if held is None or session is None:
+            return []
+        if failed is not None:
+            return self.answer(session, Refuse(b"", held.request_id, failed))
+        return self.answer(session, Answer(b"", held.request_id, held.reply))
+
+    def forget_waiting(self, session: Session) -> None:
+        """Nobody waits any more for what was asked in a session, which goes on."""
+        for number in [n for n, held in self.held.items() if held.session == session.secret]:
+            del self.held[number]
+            self.pending.settle(number, b"")
+        gone = Failed(code=FailureCode.PEER_LOST, message="its client has begun anew")
+        for episode in session.episodes.values():
+            if episode.waiting is not None:
+                self.release(session, episode, gone)
 
     def answer(self, session: Session, answer: Answer | Act | Refuse) -> list[Effect]:
         """Remember an answer, and send it if its client is there."""
@@ -146,7 +203,7 @@ class Book:
             if episode.waiting is not None:
                 waiting.add(episode.waiting.number)
         expect(
-            waiting == {pending.wire_id for pending in self.pending.unsettled()},
+            waiting | self.held.keys() == {pending.wire_id for pending in self.pending.unsettled()},
             "an episode waits without a deadline, or the other way round",
         )
         expect(all(episode.num_queued for episode in self.ready), "nothing is ready")

@@ -238,7 +238,6 @@ class Episode:
             None,
             fault,
             held,
-            None,
             self._bytes,
         )
         self._bytes = 0

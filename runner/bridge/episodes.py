@@ -15,6 +15,7 @@ Rules:
 - What was logged reaches the runner in its order, also when the episode has ended meanwhile.
 - A request that comes again is answered again, and not done again.
 - Where ends are to be confirmed, a client is told of an episode's end when the runner says so.
+- Whatever waits is answered once, by its deadline at the latest. What was done stays done.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ import msgspec
 
 from envbus.actors.external.errors import SessionLostError
 from envbus.bus.messages import Failed, FailureCode
-from envbus.runner.bridge.book import ENDED, LOGGED, Book
+from envbus.bus.pending import Pending
+from envbus.runner.bridge.book import Book
 from envbus.runner.bridge.episode import Episode, acting
 from envbus.runner.bridge.results import EpisodeFault
 from envbus.runner.bridge.sessions import Session
 from envbus.runner.bridge.verbs import Verbs
 from envbus.runner.bridge.vocabulary import (
     Act,
-    Answer,
     Ask,
     BridgeStatistics,
     Chosen,
@@ -50,7 +51,6 @@ from envbus.runner.bridge.vocabulary import (
     LogReward,
     LogStep,
     Record,
-    Refuse,
     Start,
     Tick,
     Welcome,
@@ -151,10 +151,8 @@ class Episodes:
             session = self._book.sessions.by_secret(episode.session)
             if session is not None:
                 session.num_bytes -= record.size
-                if record.held:
-                    effects += self._book.answer(
-                        session, Answer(b"", record.held, record.reply or LOGGED)
-                    )
+            if record.held:
+                effects += self._book.resolve(record.held)
             if episode.num_queued:
                 rest[episode] = None
         self._book.ready = rest
@@ -177,7 +175,7 @@ class Episodes:
             lost_clients_now=self._book.sessions.num_lost,
             episodes_now=len(self._book.open),
             ready_now=len(self._book.ready),
-            waiting_now=len(self._book.pending),
+            waiting_now=len(self._book.pending) - len(self._book.held),
             unconfirmed_now=len(self._book.unconfirmed),
             finished_now=len(self._book.finished),
         )
@@ -202,6 +200,8 @@ class Episodes:
                 return book.refuse(peer, event.request_id, SessionLostError(text))
             if present is not None:  # it gives up what it has: nobody can come back to that
                 book.sessions.lose(peer, now)
+            if event.request_id <= session.highest:
+                book.forget_waiting(session)  # its requests' ids will stand for others
             book.sessions.move(session, peer, event.request_id)
             book.counts.resumed += 1
             present = session
@@ -257,14 +257,8 @@ class Episodes:
         return book.release(session, episode, event.failed)
 
     def _on_confirm(self, event: Confirm, _now: float) -> list[Effect]:
-        book = self._book
-        held = book.unconfirmed.pop(event.episode_id, None)
-        session = None if held is None else book.sessions.by_secret(held[0])
-        if held is None or session is None:
-            return []
-        if event.failed is not None:
-            return book.answer(session, Refuse(b"", held[1], event.failed))
-        return book.answer(session, Answer(b"", held[1], ENDED))
+        number = self._book.unconfirmed.pop(event.episode_id, None)
+        return [] if number is None else self._book.resolve(number, event.failed)
 
     def _on_drain(self, _event: Drain, _now: float) -> list[Effect]:
         self._book.draining = True
@@ -274,6 +268,10 @@ class Episodes:
         book = self._book
         effects: list[Effect] = []
         for pending in book.pending.expire(now):
+            if pending.wire_id in book.held:
+                book.counts.held_timeouts += 1
+                effects += book.resolve(pending.wire_id, _late(pending))
+                continue
             episode = book.open[pending.service]
             session = book.sessions.by_secret(episode.session)
             assert session is not None, f"episode {pending.service} belongs to nobody"
@@ -307,3 +305,11 @@ class Episodes:
                 fault = EpisodeFault(episode_id=episode_id, cause=cause, message=text)
                 episode.break_off(fault)
                 book.ready[episode] = None
+
+
+def _late(pending: Pending) -> Failed:
+    """Return what a request is told that was done, and is not answered in time."""
+    ended = pending.payload_type == End.__name__
+    what = "its end was not confirmed" if ended else "the runner has not taken its steps"
+    text = f"episode {pending.service}: {what} within {pending.timeout:g} s; what was sent counts"
+    return Failed(code=FailureCode.TIMEOUT, message=text, peer="bridge")

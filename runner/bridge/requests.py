@@ -86,7 +86,10 @@ def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> V
     payload = decode(payload_type, frames, writable=True)
     event = convert(payload, header, peer, agreement)
     if not isinstance(event, Start):
-        event = structs.replace(event, size=sum(lengths_of(frames)))
+        size = sum(lengths_of(frames))
+        if isinstance(event, LogReward):  # which never waits
+            return structs.replace(event, size=size)
+        event = structs.replace(event, size=size, timeout=header.ttl)
     return event
 
 

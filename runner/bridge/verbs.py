@@ -18,7 +18,6 @@ from envbus.actors.external.errors import (
 from envbus.actors.external.protocol import EpisodeStarted, FragmentLogged
 from envbus.bus.brief import brief
 from envbus.bus.messages import FailureCode
-from envbus.bus.pending import LOCAL, Pending
 from envbus.runner.bridge.book import ENDED, LOGGED, NOT_JOINED, Book
 from envbus.runner.bridge.episode import MAX_REWARD, Episode, Waiting
 from envbus.runner.bridge.sessions import Session
@@ -69,7 +68,6 @@ class Verbs:
         self._make_id = make_id
         self._is_stale = is_stale
         self._confirm_ends = confirm_ends
-        self._numbers = 0
         # Any: each handler takes its own event; `handle` is what callers' types are checked by.
         self._verbs: dict[type, Callable[[Session, Episode, Any, float], list[Effect]]] = {
             Ask: self._ask,
@@ -146,38 +144,24 @@ class Verbs:
             return refusal
         size = self._charge(session, event)
         record = episode.observe(event.observation, size=size)
-        self._numbers = number = self._numbers + 1
+        number = book.wait(session, event, now)
         episode.waiting = Waiting(event.request_id, number, record, size)
-        timeout = event.timeout
-        book.pending.open(
-            Pending(
-                LOCAL,
-                event.request_id,
-                number,
-                b"",
-                event.episode_id,
-                now + timeout,
-                timeout,
-                "GetAction",
-            )
-        )
-        book.sessions.note(session, event.request_id, None)
         book.ready[episode] = None
         return []
 
     def _log_step(
-        self, session: Session, episode: Episode, event: LogStep, _now: float
+        self, session: Session, episode: Episode, event: LogStep, now: float
     ) -> list[Effect]:
         if (refusal := self._overflow(session, episode, event)) is not None:
             return refusal
         book = self._book
         size = self._charge(session, event)
-        held = event.request_id if self._has_to_wait(session, episode.num_queued + 1) else 0
+        has_to_wait = self._has_to_wait(session, episode.num_queued + 1)
+        held = book.hold(session, event, LOGGED, now) if has_to_wait else 0
         episode.observe(event.observation, off_policy=event.action, held=held, size=size)
         book.ready[episode] = None
         book.counts.logged_actions += 1
         if held:
-            book.sessions.note(session, held, None)
             return []
         return book.answer(session, Answer(event.peer, event.request_id, LOGGED))
 
@@ -201,7 +185,7 @@ class Verbs:
         return self._book.answer(session, Answer(event.peer, event.request_id, LOGGED))
 
     def _log_fragment(
-        self, session: Session, episode: Episode, event: Fragment, _now: float
+        self, session: Session, episode: Episode, event: Fragment, now: float
     ) -> list[Effect]:
         if (refusal := self._overflow(session, episode, event)) is not None:
             return refusal
@@ -242,8 +226,7 @@ class Verbs:
         book.ready[episode] = None
         if not self._has_to_wait(session, episode.num_queued):
             return book.answer(session, Answer(event.peer, event.request_id, reply))
-        record.held, record.reply = event.request_id, reply
-        book.sessions.note(session, event.request_id, None)
+        record.held = book.hold(session, event, reply, now)
         return []
 
     def _charge(self, session: Session, event: Counted) -> int:
@@ -279,7 +262,7 @@ class Verbs:
         text = f"{queued} steps of episode {event.episode_id} wait for the runner; wait"
         return book.fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
 
-    def _end(self, session: Session, episode: Episode, event: End, _now: float) -> list[Effect]:
+    def _end(self, session: Session, episode: Episode, event: End, now: float) -> list[Effect]:
         book = self._book
         effects: list[Effect] = []
         book.close(session, episode, lost=False)
@@ -295,8 +278,7 @@ class Verbs:
             book.ready[episode] = None
             book.counts.ended += 1
             if self._confirm_ends:
-                book.unconfirmed[episode.episode_id] = session.secret, event.request_id
-                book.sessions.note(session, event.request_id, None)
+                book.unconfirmed[episode.episode_id] = book.hold(session, event, ENDED, now)
                 return effects
         else:
             session.num_bytes -= episode.num_bytes

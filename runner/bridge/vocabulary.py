@@ -93,6 +93,8 @@ class LogStep(msgspec.Struct, frozen=True, gc=False):
     action: ByAgent
     #: Bytes of the message.
     size: int = 0
+    #: Seconds until it is answered at the latest; positive and finite.
+    timeout: float = 60.0
 
 
 class LogReward(msgspec.Struct, frozen=True, gc=False):
@@ -131,6 +133,8 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     parts: list[FragmentPart]
     #: Bytes of the message.
     size: int = 0
+    #: Seconds until it is answered at the latest; positive and finite.
+    timeout: float = 60.0
 
 
 class End(msgspec.Struct, frozen=True, gc=False):
@@ -145,6 +149,8 @@ class End(msgspec.Struct, frozen=True, gc=False):
     truncateds: ByAgent
     #: Bytes of the message.
     size: int = 0
+    #: Seconds until it is answered at the latest; positive and finite.
+    timeout: float = 60.0
 
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):
@@ -266,10 +272,8 @@ class Record(msgspec.Struct, gc=False):
     #: The policy of the simulator that has chosen them; None: none has.
     choice: ClientChoice | None = None
     fault: EpisodeFault | None = None
-    #: Request that is answered when this is taken; 0: it was answered.
+    #: Number of the request that is answered when this is taken; 0: there is none.
     held: int = 0
-    #: What it is answered with.
-    reply: Reply | None = None
     #: Bytes of the messages that it is made of, which count against its client's budget.
     size: int = 0
 
@@ -362,6 +366,8 @@ class BridgeStatistics(msgspec.Struct, kw_only=True):
     timeouts: int = 0
     superseded: int = 0
     policy_errors: int = 0
+    #: Logged steps and ends of episodes, which counted, but were not answered in time.
+    held_timeouts: int = 0
     #: Actions of the runner that nobody waited for, or not any more.
     dropped_actions: int = 0
     #: Requests that were refused / that made the bridge raise what is no refusal, which is a bug of

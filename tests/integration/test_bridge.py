@@ -34,6 +34,7 @@ from envbus.actors.external.protocol import (
     EndEpisode,
     GetAction,
     JoinBridge,
+    LogAction,
     LogReturns,
     StartEpisode,
 )
@@ -751,6 +752,25 @@ def test_x_22_what_a_client_says_before_it_joins_or_that_nobody_knows_is_refused
     assert raw.hear()[1].code is FailureCode.PROTOCOL
     raw.say(6, GetAction(episode_id="e", observation=[0, 0]), ttl=0.0)
     assert "ttl" in raw.hear()[1].message
+
+
+def test_an_end_that_nobody_confirms_is_told_when_its_time_is_over() -> None:
+    with (
+        ExternalEnvBridge(OBSERVATION, ACTION, confirm_ends=True) as bridge,
+        RawPeer(bridge.address) as peer,
+    ):
+        raw = Raw(bridge, peer)
+        peer.send(*hello_frames("raw", heartbeat=60.0))
+        assert isinstance(raw.hear()[1], Welcome)
+        raw.ask(2, JoinBridge(client="raw"))
+        raw.ask(3, StartEpisode(episode_id="e"))
+        raw.ask(4, LogAction(episode_id="e", observation=[1, 0], action=1))
+        raw.say(5, EndEpisode(episode_id="e", observation=[2, 0]), ttl=0.2)
+        number, failed = raw.hear()
+        assert (number, failed.code, failed.peer) == (5, FailureCode.TIMEOUT, BRIDGE)
+        bridge.confirm(["e"])
+        again = raw.ask(6, EndEpisode(episode_id="e", observation=[2, 0]))
+        assert again.remote_type == "EpisodeFinished"
 
 
 def test_a_client_that_joins_again_is_logged_once(

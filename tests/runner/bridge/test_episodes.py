@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from envbus.actors.external.protocol import EpisodeEnded, Logged
@@ -13,7 +15,10 @@ from envbus.runner.bridge.vocabulary import (
     ClientLost,
     Confirm,
     Drain,
+    End,
     EpisodeLimits,
+    Fragment,
+    FragmentPart,
     LogReward,
     LogStep,
     Refuse,
@@ -213,9 +218,27 @@ def test_x_14_one_that_counts_anew_is_not_told_what_its_former_self_was() -> Non
     scene.take()
     scene.lose()
     assert scene.join(B, scene.sessions[A]) == scene.sessions[A]  # its numbers begin with 1
-    (effect,) = scene.all(Ask(B, 2, "e", by_agent("o1"), 10.0))  # what A's 2 was, it is not
-    assert refusal(effect).startswith("EpisodeBusy")
+    assert scene.do(Ask(B, 2, "e", by_agent("o1"), 10.0)) is None  # what A's 2 was, it is not
     assert scene.take()["e"].unacted
+
+
+def test_one_that_counts_anew_gets_no_answer_to_what_its_former_self_waited_for() -> None:
+    scene = Scene(lease=30.0, max_queued=1, confirm_ends=True)
+    for episode in ("asked", "logged", "ended"):
+        scene.start(episode)
+    scene.log("ended", 0, 0)
+    assert scene.end("ended", 1) == []
+    scene.log("logged", 0, 0)
+    assert scene.log("logged", 1, 0) is None
+    scene.ask("asked", "o0")
+    assert {"asked", "logged", "ended"} == scene.take().keys()
+    scene.lose()
+    scene.join(B, scene.sessions[A])
+    assert scene.choose("asked", 1) is None
+    assert scene.episodes.collect()[1] == []
+    assert scene.do(Confirm("ended")) is None
+    assert scene.tick(29.0) == []
+    assert scene.episodes.wake_at() is None
 
 
 def test_x_14_one_that_comes_too_late_is_told_that_its_session_is_gone() -> None:
@@ -257,6 +280,37 @@ def test_a_client_that_logs_faster_than_the_runner_takes_has_to_wait() -> None:
         answered += effects
     assert len(answered) == 6
     assert answered[0] == Answer(A, number, Logged())
+
+
+@pytest.mark.parametrize("kind", ["LogStep", "Fragment", "End"])
+def test_whoever_waits_is_told_once_when_its_time_is_over_and_what_it_sent_counts(
+    kind: str,
+) -> None:
+    scene = Scene(max_queued=1, confirm_ends=True)
+    scene.start("e")
+    scene.log("e", 0, 0)
+    number = scene.number(A)
+    step = LogStep(A, number, "e", by_agent(1), by_agent(0), timeout=2.0)
+    held: dict[str, Any] = {
+        "LogStep": step,
+        "Fragment": Fragment(A, number, "e", "p", 0, [FragmentPart(None, step)], timeout=2.0),
+        "End": End(A, number, "e", by_agent(1), {"__all__": True}, {}, timeout=2.0),
+    }
+    assert scene.do(held[kind]) is None
+    assert scene.episodes.wake_at() == 2.0
+    assert scene.tick(1.9) == []
+    (told,) = scene.tick(0.2)
+    assert isinstance(told, Refuse)
+    assert (told.request_id, told.failed.code) == (number, FailureCode.TIMEOUT)
+    assert "episode e: " in told.failed.message
+    assert "within 2 s; what was sent counts" in told.failed.message
+    assert scene.episodes.wake_at() is None
+    assert scene.do(held[kind]) == told  # again, and it is not done again
+    assert [scene.seen("e")[0], scene.seen("e")[0]] == [0, 1]
+    assert scene.take() == {}
+    assert scene.do(Confirm("e")) is None
+    counts = scene.episodes.statistics()
+    assert (counts.held_timeouts, counts.timeouts, counts.unconfirmed_now) == (1, 0, 0)
 
 
 @pytest.mark.parametrize(

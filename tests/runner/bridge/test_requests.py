@@ -44,6 +44,7 @@ def test_verbs_of_one_agent_are_sorted_under_its_name() -> None:
     step = event(LogAction(episode_id="e", observation=[0], action=1))
     assert isinstance(step, LogStep)
     assert step.action == {"agent0": 1}
+    assert step.timeout == 5.0
     reward = event(LogReturns(episode_id="e", reward=2, info=Tree({"a": (1, 2)})))
     info = {"agent0": {"a": (1, 2)}}
     assert reward == LogReward(b"p", 7, "e", {"agent0": 2.0}, info, {}, {}, reward.size)
@@ -55,6 +56,7 @@ def test_verbs_of_one_agent_are_sorted_under_its_name() -> None:
 def test_x_12_an_end_is_one_or_the_other_for_all(truncated: bool) -> None:
     end = event(EndEpisode(episode_id="e", observation=[0], truncated=truncated))
     assert isinstance(end, End)
+    assert end.timeout == 5.0
     assert end.terminateds == dict.fromkeys(["agent0", "__all__"], not truncated)
     assert end.truncateds == dict.fromkeys(["agent0", "__all__"], truncated)
 
