@@ -171,6 +171,10 @@ def _traced(trace: str) -> Iterator[psutil.Process]:
                 yield process
 
 
+#: What stands beside this file, and `tests`.
+_IMPORTED_FROM = (Path(__file__).parent, Path(__file__).parents[2])
+
+
 class Driver:
     """A driver in a process of its own, running the Python program `source`."""
 
@@ -189,7 +193,7 @@ class Driver:
                 env={
                     **os.environ,
                     TRACE_VARIABLE: self.trace,
-                    "PYTHONPATH": str(Path(__file__).parent),
+                    "PYTHONPATH": os.pathsep.join(map(str, _IMPORTED_FROM)),
                 },
             )
 
