@@ -1,7 +1,8 @@
 """When Ctrl-C may come: not while something is half done, once while things are being ended.
 
-Leaves out Ctrl-C at all other times, which is the caller's. Only the main thread is ever
-interrupted; in others nothing is done here.
+The same holds for the other signals whose handlers may raise, as those of time limits do. Leaves
+out signals at all other times, which are the caller's. Only the main thread is ever interrupted;
+in others nothing is done here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from signal import SIGINT
 from types import FrameType
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -29,7 +29,15 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Seconds after a Ctrl-C that was kept after which the next one is not: something has got stuck.
+#: Signals that are kept: those whose handlers raise in practice. Not those of profilers, which want
+#: to know where they came.
+_KEPT: Final = tuple(
+    int(getattr(signal, name))
+    for name in ("SIGINT", "SIGALRM", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGVTALRM")
+    if hasattr(signal, name)
+)
+
+#: Seconds after a signal that was kept after which the next one is not: something has got stuck.
 _PATIENCE: Final = 1.0
 
 _get: Callable[[int], Any] = _signal.getsignal
@@ -37,33 +45,90 @@ _set: Callable[[int, Any], Any] = _signal.signal
 
 
 class _Keeper:
-    """Stands in for a handler of SIGINT, and keeps what comes for it."""
+    """Stands in for handlers of signals, and keeps what comes for them."""
 
-    __slots__ = ("depth", "frame", "handler", "is_open", "kept_at")
+    __slots__ = ("depth", "handlers", "is_open", "kept", "kept_at")
 
-    def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
-        self.handler = handler
+    def __init__(self) -> None:
+        #: By signal: whom it stands in for.
+        self.handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+        #: Contexts that it is of; 0: nothing is kept any more.
         self.depth = 1
         #: Whether the code waits, or is the user's: then nothing is kept.
         self.is_open = False
-        #: When one came that the handler has not been told of (monotonic); 0.0: none did.
+        #: By signal that came, and that its handler has not been told of: where.
+        self.kept: dict[int, FrameType | None] = {}
+        #: When the first of these came (monotonic).
         self.kept_at = 0.0
-        self.frame: FrameType | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        # Without depth: a debugger has put it back after its context.
-        waited = self.kept_at and now - self.kept_at > _PATIENCE
-        if self.is_open or waited or not self.depth:
-            self.kept_at = 0.0
-            self.handler(number, frame)
-        elif not self.kept_at:
-            self.kept_at, self.frame = now, frame
+        if self.is_open:
+            # If the handler raises, what waits is over, and its end may be broken off once more.
+            self.is_open = False
+            self.handlers[number](number, frame)
+            self.open()
+        elif not self.depth:  # a debugger has put it back after its context
+            self.handlers[number](number, frame)
+        elif not self.kept:
+            self.kept_at = time.monotonic()
+            self.kept[number] = frame
+        elif time.monotonic() - self.kept_at <= _PATIENCE:
+            self.kept.setdefault(number, frame)
+        else:
+            self.kept[number] = frame
+            self.leave()
+
+    def open(self) -> None:
+        """Let signals through from now on, also those that were kept."""
+        self.is_open = True
+        if self.kept:
+            self.is_open = False
+            self.deliver()
+            self.is_open = True
+
+    def take_place(self) -> None:
+        """Stand in for all handlers that there are."""
+        for number in _KEPT:
+            handler = _get(number)
+            while type(handler) is _Keeper:  # one that was left behind, and keeps nothing
+                handler = handler.handlers[number]
+            if callable(handler):
+                self.handlers[number] = handler
+                _set(number, self)
+
+    def leave(self) -> None:
+        """Put the handlers back, and tell them what was kept."""
+        try:
+            self._put_back()
+        finally:
+            self._put_back()  # one that was back already may have broken that off
+            self.depth = 0
+            if self.kept:
+                self.deliver()
+
+    def _put_back(self) -> None:
+        for number, handler in self.handlers.items():
+            if _get(number) is self:  # else the user has set another one, which counts
+                _set(number, handler)
 
     def deliver(self) -> None:
-        """Tell the handler of one that was kept."""
-        frame, self.frame, self.kept_at = self.frame, None, 0.0
-        self.handler(SIGINT, frame)
+        """Tell the handlers of what was kept."""
+        number = next(iter(self.kept))
+        frame = self.kept.pop(number)
+        try:
+            self.handlers[number](number, frame)
+        finally:
+            if self.kept:
+                self.deliver()
+
+
+def _present() -> _Keeper | None:
+    """Return who keeps signals now."""
+    for number in _KEPT:
+        handler = _get(number)
+        if type(handler) is _Keeper and handler.depth:
+            return handler
+    return None
 
 
 class uninterrupted:
@@ -74,35 +139,40 @@ class uninterrupted:
             queue.append(packet)
 
     What waits inside, and what calls code of the user's, does so in `interruptible`. Contexts may
-    be nested. A result that is handed out of one takes `hand_out`.
+    be nested, also below that. A result that is handed out of one takes `hand_out`.
     """
 
-    __slots__ = ("_keeper",)
+    __slots__ = ("_keeper", "_was_open")
 
     def __enter__(self) -> None:
         self._keeper: _Keeper | None = None
         if threading.current_thread() is not threading.main_thread():
             return
-        handler = _get(SIGINT)
-        if type(handler) is _Keeper:
-            self._keeper = handler
-            handler.depth += 1
-        elif callable(handler):
-            self._keeper = keeper = _Keeper(handler)
-            _set(SIGINT, keeper)
+        keeper = _present()
+        if keeper is not None:
+            self._keeper = keeper
+            self._was_open = keeper.is_open
+            keeper.is_open = False
+            keeper.depth += 1
+        else:
+            self._was_open = False
+            self._keeper = keeper = _Keeper()
+            try:
+                keeper.take_place()
+            except BaseException:  # of a handler whose turn it was not yet
+                keeper.leave()
+                raise
 
     def __exit__(self, *exc_info: object) -> None:
         keeper = self._keeper
-        if keeper is None:
+        if keeper is None or not keeper.depth:
             return
-        if keeper.depth > 1:
-            keeper.depth -= 1
+        if keeper.depth == 1:
+            keeper.leave()
             return
-        if _get(SIGINT) is keeper:  # else the user has set another one, which counts
-            _set(SIGINT, keeper.handler)
-        keeper.depth = 0
-        if keeper.kept_at:
-            keeper.deliver()
+        keeper.depth -= 1
+        if self._was_open:
+            keeper.open()
 
 
 class interruptible:
@@ -112,19 +182,12 @@ class interruptible:
 
     def __enter__(self) -> None:
         self._keeper: _Keeper | None = None
-        handler = _get(SIGINT)
-        if (
-            type(handler) is not _Keeper
-            or handler.is_open
-            or threading.current_thread() is not threading.main_thread()
-        ):
+        if threading.current_thread() is not threading.main_thread():
             return
-        self._keeper = handler
-        handler.is_open = True
-        if handler.kept_at:
-            handler.is_open = False
-            handler.deliver()
-            handler.is_open = True
+        keeper = _present()
+        if keeper is not None and not keeper.is_open:
+            self._keeper = keeper
+            keeper.open()
 
     def __exit__(self, *exc_info: object) -> None:
         if self._keeper is not None:

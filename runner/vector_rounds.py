@@ -129,17 +129,13 @@ class VectorRounds:
             )
         try:
             done = self._lockstep.collect(timeout)
-        except KeyboardInterrupt:
-            raise  # the call stays pending: it can be fetched, or closed
         except EnvbusError as exc:
             self.pending = Pending.NOTHING
             cause = self._cause()
             if cause is None:
                 raise
             raise exc from cause
-        except BaseException:
-            self.pending = Pending.NOTHING
-            raise
+        # Not so after Ctrl-C, or what else a signal's handler raises: it can be fetched, or closed.
         if done is None:
             missing = self._lockstep.missing()
             self._lockstep.abandon()

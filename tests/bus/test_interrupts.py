@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -60,6 +62,120 @@ def test_waits_within_the_context_are_broken_off_also_by_what_came_before() -> N
         wait(lambda: None, ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         wait(ctrl_c, lambda: pytest.fail("it waited"))
+
+
+def border_of_a_wait(line: int) -> bool:
+    """Come to and leave a wait, with Ctrl-C at the n-th line of that; return whether it came."""
+
+    def trace(frame: FrameType, _event: str, _arg: object) -> Any:
+        is_border = frame.f_code in codes
+        return on_line if is_border else None
+
+    def on_line(_frame: FrameType, event: str, _arg: object) -> Any:
+        nonlocal line
+        line -= event == "line"
+        if event == "line" and line == 0:
+            ctrl_c()
+        return on_line
+
+    codes = [interruptible.__enter__.__code__, interruptible.__exit__.__code__]
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with interruptible():
+            pass
+    finally:
+        sys.settrace(before)
+    return line <= 0
+
+
+def test_what_broke_off_a_wait_at_its_border_opens_nothing_to_the_next_ctrl_c() -> None:
+    line, in_time = 0, 0
+    is_over = False
+    while not is_over:
+        line += 1
+        went_on = []
+        try:
+            with uninterrupted():
+                try:
+                    is_over = not border_of_a_wait(line)
+                except KeyboardInterrupt:
+                    in_time += 1
+                    ctrl_c()
+                    went_on.append(line)
+                    raise
+        except KeyboardInterrupt:
+            assert went_on == [line]
+        else:
+            assert is_over
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert in_time > 1
+
+
+def test_what_is_uninterrupted_within_a_users_code_is_so_there_too() -> None:
+    done = []
+
+    def work() -> None:
+        with uninterrupted(), interruptible():
+            with uninterrupted():
+                ctrl_c()
+                done.append(1)
+            pytest.fail("it went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class TimeIsUp(Exception):
+    """What the handler of a time limit raises."""
+
+
+@pytest.fixture(params=["SIGALRM", "SIGTERM", "SIGUSR1"])
+def limit(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A signal whose handler raises."""
+
+    def raise_it(_number: int, _frame: FrameType | None) -> None:
+        raise TimeIsUp
+
+    number = getattr(signal, request.param)
+    before = signal.signal(number, raise_it)
+    yield number
+    assert signal.getsignal(number) is raise_it
+    signal.signal(number, before)
+
+
+def test_other_signals_whose_handlers_raise_are_kept_likewise(limit: int) -> None:
+    done = []
+
+    def work() -> None:
+        with uninterrupted():
+            signal.raise_signal(limit)
+            done.append(1)
+
+    def wait() -> None:
+        with uninterrupted(), interruptible():
+            signal.raise_signal(limit)
+            pytest.fail("it went on")
+
+    with pytest.raises(TimeIsUp):
+        work()
+    assert done == [1]
+    with pytest.raises(TimeIsUp):
+        wait()
+
+
+def test_signals_that_came_together_are_all_told(limit: int, told: list[int]) -> None:
+    def work() -> None:
+        with uninterrupted():
+            ctrl_c()
+            signal.raise_signal(limit)
+            ctrl_c()
+
+    with pytest.raises(TimeIsUp):
+        work()
+    assert told == [signal.SIGINT]
 
 
 def test_a_handler_of_the_users_own_is_told_once_and_put_back(told: list[int]) -> None:

@@ -41,13 +41,14 @@ Row = tuple[Any, ...]
 
 
 class CtrlC:
-    """Ctrl-C at the n-th line of envbus that is run in the context.
+    """Ctrl-C, or another signal, at the n-th line of envbus that is run in the context.
 
     A line counts when it is run for the first time, and for the second: loops need no more.
     """
 
-    def __init__(self, line: int) -> None:
+    def __init__(self, line: int, number: int = signal.SIGINT) -> None:
         self._left = line
+        self._number = number
         self._before: Any = None
         self._seen: Counter[tuple[object, int]] = Counter()
 
@@ -73,17 +74,40 @@ class CtrlC:
                 return self._on_line
             self._left -= 1
             if self.came:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self._number)
         return self._on_line
 
 
-def at_every_line(call: Callable[[], Any], after: Callable[[Any], object], every: int = 1) -> int:
+class TimeIsUp(Exception):
+    """What the handler of a time limit raises."""
+
+
+@pytest.fixture
+def limit() -> Iterator[int]:
+    """The signal of a time limit, as of `signal.alarm`."""
+
+    def raise_it(_number: int, _frame: FrameType | None) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    yield signal.SIGALRM
+    assert signal.getsignal(signal.SIGALRM) is raise_it
+    signal.signal(signal.SIGALRM, before)
+
+
+def at_every_line(
+    call: Callable[[], Any],
+    after: Callable[[Any], object],
+    every: int = 1,
+    number: int = signal.SIGINT,
+) -> int:
     """Break a call off at each of its lines, one after the other.
 
     Args:
         call: What is broken off.
         after: Called each time, with what it returned, or None if it was broken off.
         every: 1: at all of them, which takes minutes for some calls; 2: at every second one.
+        number: The signal that breaks it off.
 
     Returns:
         How many lines there are, at least.
@@ -93,9 +117,9 @@ def at_every_line(call: Callable[[], Any], after: Callable[[Any], object], every
         line += every
         result = None
         try:
-            with CtrlC(line) as ctrl_c:
+            with CtrlC(line, number) as ctrl_c:
                 result = call()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, TimeIsUp):
             pass
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         after(result)
@@ -135,6 +159,26 @@ def test_a_step_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv) -> None:
         number += 1
 
     assert at_every_line(lambda: vector.step(actions(number)), after) > 100
+
+
+def test_a_step_goes_on_where_a_time_limit_broke_it_off(vector: BusVectorEnv, limit: int) -> None:
+    model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)
+    vector.reset(seed=1), model.reset(seed=1)
+    number = broken_off = 0
+
+    def after(result: Any) -> None:
+        nonlocal number, broken_off
+        if result is None:
+            broken_off += 1
+            try:
+                result = vector.step_wait()
+            except NoAsyncCallError:
+                result = vector.step(actions(number))
+        assert_same(result, model.step(actions(number)))
+        number += 1
+
+    lines = at_every_line(lambda: vector.step(actions(number)), after, every=3, number=limit)
+    assert broken_off > lines / 3 - 3  # the limit is told of, wherever it came
 
 
 def test_a_reset_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv) -> None:
@@ -224,6 +268,27 @@ def test_send_and_recv_go_on_where_ctrl_c_broke_them_off(make_pool: Any) -> None
         number += 1
 
     assert at_every_line(step, after, every=3) > 100
+
+
+def test_recv_goes_on_where_a_time_limit_broke_it_off(make_pool: Any, limit: int) -> None:
+    pool = make_pool()
+    model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)
+    pool.reset(seed=1), model.reset(seed=1)
+    pool.recv(NUM_ENVS)
+
+    def step() -> Row:
+        pool.send(actions(5), np.arange(NUM_ENVS))
+        return receive_all(pool)
+
+    def after(result: Any) -> None:
+        if result is None:
+            try:
+                result = receive_all(pool)
+            except NoAsyncCallError:
+                result = step()
+        assert_same(result, model.step(actions(5)))
+
+    assert at_every_line(step, after, every=7, number=limit) > 100
 
 
 def test_a_reset_of_a_pool_is_done_again_after_ctrl_c(make_pool: Any) -> None:
