@@ -10,6 +10,7 @@ EnvbusError
 │   │   ├── EpisodeBusyError           its former get_action still waits
 │   │   ├── EpisodeLostError           its client was away for too long
 │   │   └── SpaceMismatchError         an element outside its space, or a client of other spaces
+│   ├── RequestIdUsedError             another request of this session had that id
 │   └── SessionLostError               the session to be resumed is not there any more
 ├── RequestTimeoutError
 │   └── ActionTimeoutError             no action came in time; also a TimeoutError
@@ -33,6 +34,7 @@ __all__ = [
     "EpisodeLostError",
     "EpisodeNotFoundError",
     "RefusedError",
+    "RequestIdUsedError",
     "SessionLostError",
     "SimulatorError",
     "SpaceMismatchError",
@@ -95,6 +97,12 @@ class SpaceMismatchError(EpisodeError):
     wire_name = "SpaceMismatch"
 
 
+class RequestIdUsedError(RefusedError):
+    """Another request of this session had that id: a mistake of the client's own program."""
+
+    wire_name = "RequestIdUsed"
+
+
 class SessionLostError(RefusedError):
     """The session to be resumed is not there any more, nor are its episodes."""
 
@@ -129,6 +137,7 @@ _BY_WIRE_NAME: dict[str, type[RefusedError]] = {
         EpisodeBusyError,
         EpisodeLostError,
         SpaceMismatchError,
+        RequestIdUsedError,
         SessionLostError,
     )
 }

@@ -32,6 +32,11 @@ class Session(msgspec.Struct, eq=False):
     answers: OrderedDict[int, Answer | Act | Refuse | None] = msgspec.field(
         default_factory=OrderedDict
     )
+    #: Of the requests in `answers`; and of the one in hand.
+    digests: dict[int, int] = msgspec.field(default_factory=dict)
+    digest: int = 0
+    #: Highest id of a request whose answer is not remembered any more.
+    forgotten: int = -1
     #: Highest id of a request so far.
     highest: int = -1
     #: Bytes of its messages that wait for the runner.
@@ -94,7 +99,8 @@ class Sessions:
         self._by_peer[peer] = session
         if request_id <= session.highest:
             session.answers.clear()
-            session.highest = -1
+            session.digests.clear()
+            session.highest = session.forgotten = -1
 
     def lose(self, peer: bytes, now: float) -> None:
         """A peer is gone; its session waits for it until the lease is over."""
@@ -143,11 +149,17 @@ class Sessions:
         if request_id in answers:
             answers[request_id] = answer
             return
+        if request_id <= session.forgotten:  # it has waited for too long to be remembered
+            return
         if request_id > session.highest:
             session.highest = request_id
         answers[request_id] = answer
+        session.digests[request_id] = session.digest
         if len(answers) > self._max_answers:
-            answers.popitem(last=False)
+            oldest, _ = answers.popitem(last=False)
+            del session.digests[oldest]
+            if oldest > session.forgotten:
+                session.forgotten = oldest
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the indices disagree."""
@@ -158,3 +170,4 @@ class Sessions:
             expect(peer == session.peer, f"{session.name} is filed under another peer")
         for session in self._by_secret.values():
             expect(len(session.answers) <= self._max_answers, "too many answers are kept")
+            expect(session.answers.keys() == session.digests.keys(), "an answer has no digest")

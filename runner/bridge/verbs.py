@@ -14,6 +14,7 @@ from envbus.actors.external.errors import (
     EpisodeError,
     EpisodeFinishedError,
     RefusedError,
+    RequestIdUsedError,
 )
 from envbus.actors.external.protocol import EpisodeStarted, FragmentLogged
 from envbus.bus.brief import brief
@@ -85,9 +86,14 @@ class Verbs:
             book.counts.refused += 1
             return [Refuse(event.peer, event.request_id, NOT_JOINED)]
         if event.request_id in session.answers:
+            if event.digest != session.digests[event.request_id]:
+                return self._refuse_id(event)
             book.counts.resent += 1
             answer = session.answers[event.request_id]
             return [] if answer is None else book.answer(session, answer)
+        if event.request_id <= session.forgotten:
+            return self._refuse_id(event)
+        session.digest = event.digest
         if type(event) is Start:
             return self._start(session, event)
         assert event.episode_id is not None, "only a Start may leave the id open"
@@ -100,6 +106,13 @@ class Verbs:
         if type(event) is End:  # what waits may still be shown to the runner
             return verb(session, episode, event, now)
         return self._supersede(session, episode) + verb(session, episode, event, now)
+
+    def _refuse_id(self, event: Verb) -> list[Effect]:
+        text = (
+            f"request id {event.request_id} came before in this session, for another request or "
+            f"over {self._book.limits.max_answers} requests ago; count ids up, and use none again"
+        )
+        return self._book.refuse(event.peer, event.request_id, RequestIdUsedError(text))
 
     def _start(self, session: Session, event: Start) -> list[Effect]:
         book = self._book

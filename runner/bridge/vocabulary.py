@@ -68,6 +68,8 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     request_id: int
     episode_id: str | None
     training_enabled: bool = True
+    #: Tells its request from others that have the same id.
+    digest: int = 0
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
@@ -81,6 +83,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     timeout: float
     #: Bytes of the message.
     size: int = 0
+    #: Tells its request from others that have the same id.
+    digest: int = 0
 
 
 class LogStep(msgspec.Struct, frozen=True, gc=False):
@@ -95,6 +99,8 @@ class LogStep(msgspec.Struct, frozen=True, gc=False):
     size: int = 0
     #: Seconds until it is answered at the latest; positive and finite.
     timeout: float = 60.0
+    #: Tells its request from others that have the same id.
+    digest: int = 0
 
 
 class LogReward(msgspec.Struct, frozen=True, gc=False):
@@ -110,6 +116,8 @@ class LogReward(msgspec.Struct, frozen=True, gc=False):
     truncateds: ByAgent
     #: Bytes of the message.
     size: int = 0
+    #: Tells its request from others that have the same id.
+    digest: int = 0
 
 
 class FragmentPart(msgspec.Struct, frozen=True, gc=False):
@@ -135,6 +143,8 @@ class Fragment(msgspec.Struct, frozen=True, gc=False):
     size: int = 0
     #: Seconds until it is answered at the latest; positive and finite.
     timeout: float = 60.0
+    #: Tells its request from others that have the same id.
+    digest: int = 0
 
 
 class End(msgspec.Struct, frozen=True, gc=False):
@@ -151,6 +161,8 @@ class End(msgspec.Struct, frozen=True, gc=False):
     size: int = 0
     #: Seconds until it is answered at the latest; positive and finite.
     timeout: float = 60.0
+    #: Tells its request from others that have the same id.
+    digest: int = 0
 
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):

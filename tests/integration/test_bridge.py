@@ -736,6 +736,9 @@ def test_x_18_a_request_that_is_sent_again_is_answered_again_and_recorded_once(
     raw.say(4, GetAction(episode_id="e", observation=[1.0, 0.0]))
     assert raw.hear() == (4, ActionChosen(action=1))
     assert len(runner.rows("e")) == 1
+    other = raw.ask(4, GetAction(episode_id="e", observation=[2.0, 0.0]))
+    assert other.remote_type == "RequestIdUsed"
+    assert raw.ask(4, LogReturns(episode_id="e", reward=1)).remote_type == "RequestIdUsed"
 
 
 def test_x_22_what_a_client_says_before_it_joins_or_that_nobody_knows_is_refused(

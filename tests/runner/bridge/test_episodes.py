@@ -109,6 +109,34 @@ def test_x_19_who_waits_is_told_why_there_is_no_action_and_may_ask_again() -> No
 # --- resending, leaving, coming back ---
 
 
+def test_an_id_is_refused_that_another_request_had_or_whose_answer_is_forgotten() -> None:
+    scene = Scene(max_answers=3)
+    scene.start("e")
+    ask = Ask(A, 10, "e", by_agent("o0"), 10.0, digest=1)
+    assert scene.do(ask) is None
+    other = Ask(A, 10, "e", by_agent("o1"), 10.0, digest=2)
+    told = refusal(scene.do(other))  # also while the first one waits
+    assert told.startswith("RequestIdUsed: request id 10 came before")
+    scene.take()
+    acted = scene.choose("e", 1)
+    assert scene.do(ask) == acted
+    assert refusal(scene.do(other)).startswith("RequestIdUsed")
+    for number in (11, 12, 13):
+        scene.do(LogReward(A, number, "e", by_agent(1.0), {}, {}, {}, digest=number))
+    assert refusal(scene.do(ask)).startswith("RequestIdUsed")
+    assert scene.take() == {}
+    assert scene.do(LogReward(A, 14, "e", by_agent(1.0), {}, {}, {})) == Answer(A, 14, Logged())
+
+
+def test_a_request_that_was_refused_may_be_tried_again_under_its_id() -> None:
+    scene = Scene()
+    early = Ask(A, 10, "e", by_agent("o0"), 10.0, digest=1)
+    assert refusal(scene.do(early)).startswith("EpisodeNotFound")
+    scene.start("e")
+    assert scene.do(early) is None
+    assert scene.seen("e") == ("o0", 0.0)
+
+
 def test_x_18_a_request_that_comes_again_is_answered_again_and_not_done_again() -> None:
     scene = Scene()
     scene.start("e")

@@ -36,7 +36,8 @@ def event(payload: Payload, agreement: Agreement = ONE, ttl: float = 5.0) -> Any
 
 
 def test_verbs_of_one_agent_are_sorted_under_its_name() -> None:
-    assert event(StartEpisode(episode_id="e", training_enabled=False)) == Start(b"p", 7, "e", False)
+    start = event(StartEpisode(episode_id="e", training_enabled=False))
+    assert start == Start(b"p", 7, "e", False, start.digest)
     ask = event(GetAction(episode_id="e", observation=[0.5]))
     assert isinstance(ask, Ask)
     assert ask.timeout == 5.0
@@ -47,9 +48,29 @@ def test_verbs_of_one_agent_are_sorted_under_its_name() -> None:
     assert step.timeout == 5.0
     reward = event(LogReturns(episode_id="e", reward=2, info=Tree({"a": (1, 2)})))
     info = {"agent0": {"a": (1, 2)}}
-    assert reward == LogReward(b"p", 7, "e", {"agent0": 2.0}, info, {}, {}, reward.size)
+    rest = {}, {}, reward.size, reward.digest
+    assert reward == LogReward(b"p", 7, "e", {"agent0": 2.0}, info, *rest)
     assert 20 < reward.size < 200
     assert event(LogReturns(episode_id="e", reward=np.float32(0.5))).rewards == {"agent0": 0.5}
+
+
+def test_requests_with_one_id_are_told_apart_also_by_a_few_bytes_of_many() -> None:
+    pixels = Agreement(spaces.Box(0, 255, (100, 100), np.uint8), TWO)
+    picture = np.zeros((100, 100), np.uint8)
+    seen = [event(GetAction(episode_id="e", observation=picture.copy()), pixels).digest]
+    assert event(GetAction(episode_id="e", observation=picture), pixels, ttl=1.0).digest == seen[0]
+    for row in (0, 55, 99):
+        changed = picture.copy()
+        changed[row, 50] = 1
+        seen.append(event(GetAction(episode_id="e", observation=changed), pixels).digest)
+    seen.append(event(GetAction(episode_id="f", observation=picture), pixels).digest)
+    logged = LogAction(episode_id="e", observation=picture, action=0)
+    seen.append(event(logged, pixels).digest)
+    seen += [
+        event(kind(episode_id="e", observation=[0.5])).digest for kind in (GetAction, EndEpisode)
+    ]
+    seen += [event(StartEpisode(episode_id=name)).digest for name in ("e", "f")]
+    assert len(set(seen)) == len(seen)
 
 
 @pytest.mark.parametrize("truncated", [False, True])
