@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from envbus.bus.attention import Attention
-from envbus.bus.brief import brief, cut, printable
+from envbus.bus.brief import brief
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import (
     Accepted,
@@ -39,7 +39,7 @@ from envbus.bus.broker_vocabulary import (
     Unsendable,
 )
 from envbus.bus.codec import decode_header, encode, encode_header
-from envbus.bus.complaints import Complaints
+from envbus.bus.complaints import Complaints, Lines
 from envbus.bus.errors import (
     ConfigError,
     DecodeError,
@@ -78,9 +78,6 @@ NO_DEADLINE = 1e9
 #: protocol never have as many under way: a queue holds 1000, a request is one message.
 _MAX_DRAINED = 10_000
 
-#: Characters of a line in the log, in which may stand what peers have sent.
-_LONGEST = 2000
-
 # Looking up a member of an enum costs as much as a method call; these are read per message.
 _REPLY = Kind.REPLY
 _FAILURE = Kind.FAILURE
@@ -117,6 +114,7 @@ class Broker:
         self._unread = 0
         #: About messages that made this program raise what is no refusal.
         self.complaints = Complaints(logger)
+        self._lines = Lines(logger)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -258,9 +256,9 @@ class Broker:
         while not self._stopping:
             for outcome in self.poll(1.0):
                 if isinstance(outcome, PeerReady):
-                    logger.info("%s joined", outcome.hello.name)
+                    self._lines.add(logging.INFO, f"{outcome.hello.name} joined")
                 elif isinstance(outcome, PeerLeft):
-                    logger.info("%s left: %s", outcome.name, outcome.reason)
+                    self._lines.add(logging.INFO, f"{outcome.name} left: {outcome.reason}")
 
     def stop(self) -> None:
         """Let `run` return within a second. May be called from a signal handler."""
@@ -335,7 +333,7 @@ class Broker:
             elif isinstance(effect, Refused):
                 raise failure_to_error(Failed(code=effect.code, message=effect.message), 0)
             elif isinstance(effect, Log):
-                logger.log(effect.level, "%s", printable(cut(effect.message, _LONGEST)))
+                self._lines.add(effect.level, effect.message)
             else:
                 self._outcomes.append(effect)
 

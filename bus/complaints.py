@@ -1,4 +1,4 @@
-"""What others did wrong, counted by kind and logged within a rate: senders choose how often."""
+"""What others do, logged within a rate: they choose how often they do it, and may be many."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Final
 
 from envbus.bus.brief import cut, printable
 
-__all__ = ["Complaints"]
+__all__ = ["Complaints", "Lines"]
 
 #: Seconds between two log lines of one kind; what lies between is counted.
 _EVERY: Final = 5.0
 #: Characters of a line: texts may hold what others have sent.
 _LONGEST: Final = 2000
+#: Lines about others in so many seconds, whatever they are about.
+_MOST_LINES: Final = 100
+_WINDOW: Final = 60.0
 
 
 class Complaints:
@@ -61,3 +64,31 @@ class Complaints:
         between = count - told - 1
         more = f" (and {between} more like it)" if between else ""
         self._logger.warning("%s%s", printable(cut(text, _LONGEST)), more, exc_info=error)
+
+
+class Lines:
+    """Lines of a log that others cause, each worth reading, and too many of them not. One thread.
+
+    Args:
+        logger: Where they go.
+        clock: Seconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._since = -_WINDOW
+        self._count = 0
+
+    def add(self, level: int, text: str) -> None:
+        """Tell of something, unless too much was told just now."""
+        now = self._clock()
+        if now - self._since >= _WINDOW:
+            self._since, self._count = now, 0
+        self._count += 1
+        if self._count <= _MOST_LINES:
+            left = self._since + _WINDOW - now
+            more = f" (more is left out for {left:.0f} s)" if self._count == _MOST_LINES else ""
+            self._logger.log(level, "%s%s", printable(cut(text, _LONGEST)), more)

@@ -29,7 +29,7 @@ from envbus.bus.brief import brief, cut
 from envbus.bus.broker import Broker, Outcome
 from envbus.bus.broker_vocabulary import Notify, PeerLeft
 from envbus.bus.codec import decode
-from envbus.bus.complaints import Complaints
+from envbus.bus.complaints import Complaints, Lines
 from envbus.bus.errors import EncodeError, ProtocolError, TransportError
 from envbus.bus.messages import Failed, FailureCode, Header, Kind, Reply
 from envbus.bus.transport import Frames
@@ -112,6 +112,7 @@ class Reception:
         self.policy_ids: list[str] = []
         self.refused = 0
         self.complaints = Complaints(logger)
+        self._lines = Lines(logger)
         #: Peers that know no ext types.
         self._plain: set[bytes] = set()
         self._names: dict[bytes, str] = {}
@@ -219,7 +220,7 @@ class Reception:
             self._plain.discard(outcome.peer)
             self._greeted.discard(outcome.peer)
             if (name := self._names.pop(outcome.peer, None)) is not None:
-                logger.info("client %s is gone: %s", name, outcome.reason)
+                self._lines.add(logging.INFO, f"client {name} is gone: {outcome.reason}")
             self.handle(ClientLost(outcome.peer, outcome.reason))
 
     def _on_request(self, peer: bytes, header: Header, frames: Frames) -> None:
@@ -314,7 +315,8 @@ class Reception:
         name, held = self._names[effect.peer], len(effect.episodes)
         if effect.peer not in self._greeted:  # it may ask again, for the spaces
             self._greeted.add(effect.peer)
-            logger.info("client %s has joined%s", name, f"; its episodes: {held}" if held else "")
+            episodes = f"; its episodes: {held}" if held else ""
+            self._lines.add(logging.INFO, f"client {name} has joined{episodes}")
         return BridgeJoined(
             observation_space=observation_space,
             action_space=action_space,

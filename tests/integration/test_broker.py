@@ -200,6 +200,18 @@ def test_a_frame_over_the_limit_costs_its_sender_the_connection_only() -> None:
         assert decode_header(raw.receive()[0]).payload_type == "Welcome"
 
 
+def test_peers_that_come_and_go_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with RunningBroker() as running:
+        for number in range(150):
+            with RawPeer(running.endpoint, b"many-%d" % number) as raw:
+                raw.send(*hello_frames(f"peer-{number}", heartbeat=60.0))
+                raw.receive()
+                raw.send(b"junk" * 1000)
+                raw.receive()
+    assert running.statistics().malformed == 150
+    assert len(caplog.messages) <= 100
+
+
 def test_nobody_learns_the_identity_of_another_peer() -> None:
     """Who knows it could connect under it, and take and answer the messages of that peer."""
     with RunningBroker() as running, RawPeer(running.endpoint, b"asker") as asker:
