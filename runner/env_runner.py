@@ -20,6 +20,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from envbus.actors.external.errors import SimulatorError
 from envbus.bus.errors import ConfigError, RestartLimitError
 from envbus.bus.forking import StaysHere
+from envbus.bus.settings import check_number
 from envbus.runner.callbacks import naming
 from envbus.runner.column_sampler import ColumnSampler
 from envbus.runner.columns import Make
@@ -169,6 +170,7 @@ class EnvRunner(RunnerRenewal, StaysHere):
         self._assert_open()
         sampler, config = self._sampler, self.config
         explore = config.explore if explore is None else explore
+        check_number("timeout", timeout, optional=True)
         deadline = None if timeout is None else time.monotonic() + timeout
         demand = Demand.of(
             config,
@@ -213,6 +215,7 @@ class EnvRunner(RunnerRenewal, StaysHere):
             Exception: As from `sample`.
         """
         self._assert_open()
+        check_number("seconds", seconds)
         self._serve(time.monotonic() + seconds, explore, lambda: False)
 
     @contextmanager

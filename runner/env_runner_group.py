@@ -16,6 +16,7 @@ from gymnasium.error import NoAsyncCallError
 from envbus.bus.errors import ConfigError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, uninterrupted_call
+from envbus.bus.settings import check_number
 from envbus.runner.config import check_kind
 from envbus.runner.episode import DEFAULT_POLICY_ID
 from envbus.runner.group.config import GroupConfig, envs_of
@@ -139,6 +140,7 @@ class EnvRunnerGroup(Upkeep, StaysHere):
         Ctrl-C takes nothing away: what runners were asked for comes with the next call.
         """
         share = Share.of(num_env_steps, num_episodes)
+        check_number("timeout", timeout, optional=True)
         deadline = None if timeout is None else time.monotonic() + timeout
         return hand_out(
             lambda: self._sample(share, deadline, force_reset=force_reset, explore=explore),
@@ -228,6 +230,8 @@ class EnvRunnerGroup(Upkeep, StaysHere):
             NoAsyncCallError: Nobody was asked.
             ValueError, RemoteError: As `sample`.
         """
+        check_number("min_runners", min_runners, whole=True)
+        check_number("timeout", timeout, optional=True)
         if not 1 <= min_runners <= self.num_runners:
             raise ValueError(f"min_runners must be from 1 to {self.num_runners}, not {min_runners}")
         deadline = None if timeout is None else time.monotonic() + timeout

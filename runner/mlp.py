@@ -77,6 +77,11 @@ class MlpPolicy(Policy):
         """Return actions in the dtype of the space."""
         inputs = observations.reshape(len(observations), -1).astype(np.float32, copy=False)
         pi, vf, log_std = self._networks
+        if inputs.shape[1] != len(pi[0][0]):
+            raise ValueError(
+                f"this MlpPolicy is for observations of {len(pi[0][0])} numbers, and one here has "
+                f"{inputs.shape[1]}: make it with the observation space of these envs"
+            )
         outputs = _forward(pi, inputs)
         values = _forward(vf, inputs)[:, 0]
         rng = self._rng if explore else None

@@ -18,6 +18,7 @@ import msgspec
 
 from envbus.bus.errors import ConfigError
 from envbus.bus.invariants import expect
+from envbus.bus.settings import check_number
 
 __all__ = ["Batch", "Batcher", "BatchingConfig", "Piece"]
 
@@ -46,6 +47,7 @@ class BatchingConfig:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{name} must be a positive integer, not {value!r}")
+        check_number("max_wait", self.max_wait)
         if not 0.0 <= self.max_wait < math.inf:
             raise ConfigError(f"max_wait must be finite and not negative, not {self.max_wait!r} s")
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
+from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
+from envbus.runner.config import check_kind
 from envbus.runner.episode import DEFAULT_POLICY_ID
 from envbus.runner.policies import FunctionPolicy, Policy, Weights, check_is_no_module
 
-__all__ = ["Policies", "PolicyMap"]
+__all__ = ["Policies", "PolicyMap", "check_state", "check_weights"]
 
 #: One, or by policy id; functions `observations -> actions` are policies, too.
 Policies: TypeAlias = "Policy | Callable[[Any], Any] | Mapping[str, Policy | Callable[[Any], Any]]"
@@ -71,6 +73,7 @@ class PolicyMap:
         Raises:
             ConfigError: There is no such policy. Nothing was set.
         """
+        check_weights(weights)
         found = [(self[name], values) for name, values in weights.items()]
         for policy, values in found:
             policy.set_weights(values, version)
@@ -99,6 +102,19 @@ class PolicyMap:
             for policy, weights, version in before:
                 policy.set_weights(weights, version)
             raise
+
+
+def check_weights(weights: object) -> None:
+    """Raise `ConfigError` unless weights are by policy id."""
+    check_kind("weights", weights, Mapping, example='{"default_policy": policy.get_weights()}')
+
+
+def check_state(state: object, *parts: str) -> None:
+    """Raise `ConfigError` unless a state has the parts that `get_state` gives it."""
+    if not isinstance(state, Mapping) or not state.keys() >= set(parts):
+        raise ConfigError(
+            f"a state is what `get_state` returned, with {', '.join(parts)}; not {brief(state)}"
+        )
 
 
 def _by_id(given: Policies) -> dict[str, Policy]:

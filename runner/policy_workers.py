@@ -19,6 +19,8 @@ from envbus.bus.errors import ConfigError, RequestError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import without_interrupts
 from envbus.bus.restart import RestartPolicy
+from envbus.bus.settings import check_number
+from envbus.runner.config import check_kind
 from envbus.runner.links import usable_cores
 from envbus.runner.policies import Policy, Weights
 from envbus.runner.policy_batching import BatchingConfig
@@ -100,16 +102,18 @@ class PolicyWorkers(StaysHere):
             if type(count) is not int or count < 1:
                 raise ConfigError(f"{name} must be a positive integer, not {count!r}")
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
+            check_number(name, seconds)
             if not 0.0 < seconds < math.inf:
                 raise ConfigError(f"{name} must be positive and finite, not {seconds!r} s")
+        check_number("hang_timeout", hang_timeout, optional=True)
+        if restart is not None:
+            check_kind("restart", restart, RestartPolicy, example="RestartPolicy()")
         if hang_timeout is not None and not 0.0 < hang_timeout < math.inf:
             raise ConfigError(
                 f"hang_timeout must be positive and finite, or None, not {hang_timeout!r} s"
             )
-        if max_version_lag is not None and max_version_lag < 0:
-            raise ConfigError(f"max_version_lag must not be negative, is {max_version_lag}")
-        if share_from < 0:
-            raise ConfigError(f"share_from must not be negative, is {share_from}")
+        check_number("max_version_lag", max_version_lag, whole=True, least=0, optional=True)
+        check_number("share_from", share_from, whole=True, least=0)
         by_id = policies if isinstance(policies, Mapping) else {DEFAULT_POLICY: policies}
         if not by_id:
             raise ConfigError("no policy: name at least one")

@@ -25,6 +25,7 @@ from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import Tree
 from envbus.bus.restart import RestartPolicy
+from envbus.bus.settings import check_number
 from envbus.runner.actions import STEP_ALL, ActionStore
 from envbus.runner.config import ENDPOINTS, FleetConfig, Timeouts, choose_autoreset_mode, list_of
 from envbus.runner.env_states import EnvState, EnvStates
@@ -328,6 +329,12 @@ class ActorPool(DictSide, StaysHere):
         After Ctrl-C the next call returns what this one would have, or goes on waiting for it.
         """
         self._assert_open()
+        if type(min_envs) is not int:  # asked for at each step
+            check_number("min_envs", min_envs, whole=True)
+        if max_envs is not None:
+            check_number("max_envs", max_envs, whole=True)
+        if timeout is not None:
+            check_number("timeout", timeout)
         if not 1 <= min_envs <= self.num_envs:
             raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
         if max_envs is not None and max_envs < min_envs:

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, fields
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.settings import check_number
 
 __all__ = ["RecycleAfter", "Recycling"]
 
@@ -47,6 +48,8 @@ class RecycleAfter:
     def __post_init__(self) -> None:
         given = {item.name: getattr(self, item.name) for item in fields(self)}
         for name, value in given.items():
+            whole = name in ("episodes", "steps")
+            check_number(f"RecycleAfter.{name}", value, whole=whole, optional=name != "max_hold")
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"RecycleAfter.{name} must be positive and finite, not {value!r}")
         if all(value is None for name, value in given.items() if name != "max_hold"):

@@ -15,7 +15,7 @@ from envbus.runner.column_sampler import ColumnSampler
 from envbus.runner.dict_sampler import DictSampler
 from envbus.runner.env_set import Envs, EnvSet
 from envbus.runner.metrics import SampleMetrics
-from envbus.runner.policy_map import Policies
+from envbus.runner.policy_map import Policies, check_state
 from envbus.runner.runner_policies import RunnerPolicies
 
 __all__ = ["Factories", "RunnerRenewal"]
@@ -94,9 +94,10 @@ class RunnerRenewal(RunnerPolicies, ABC):
         All of it is taken over, or nothing.
 
         Raises:
-            ConfigError: It has a policy that is not here, or lacks a connector that is.
+            ConfigError: It is no state, has a policy that is not here, or lacks a connector.
             Exception: What a policy or a connector raises that does not take its part.
         """
+        check_state(state, "policies", "connectors", "metrics", "num_samples", "next_eps_id")
         connectors = self.config.connectors()
         missing = sorted(connectors.keys() - state["connectors"].keys())
         if missing:

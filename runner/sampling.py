@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.settings import check_number
 from envbus.runner.batch import MultiAgentBatch
 from envbus.runner.callbacks import Callbacks
+from envbus.runner.config import check_kind
 from envbus.runner.connectors import Connector, single_connectors
 from envbus.runner.episode import EpisodeRecorder
 from envbus.runner.faults import Fault
@@ -122,8 +124,11 @@ class RunnerConfig:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
+            check_number(name, getattr(self, name), whole=True, least=least)
+        check_number("seed", self.seed, whole=True, optional=True)
+        check_number("ema_coef", self.ema_coef, optional=True)
+        check_number("enough_envs", self.enough_envs)
+        self._check_kinds()
         if not 0.0 < self.enough_envs <= 1.0:
             raise ConfigError(f"enough_envs must be in (0, 1], not {self.enough_envs}")
         if self.pipelined and self.enough_envs < 1.0:
@@ -138,6 +143,20 @@ class RunnerConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
+
+    def _check_kinds(self) -> None:
+        check_kind("callbacks", self.callbacks, Callbacks, example="Callbacks()")
+        if self.video is not None:
+            check_kind("video", self.video, VideoConfig, example='VideoConfig(folder="videos")')
+        if self.policy_mapping_fn is not None and not callable(self.policy_mapping_fn):
+            raise ConfigError(
+                "policy_mapping_fn must be a function of agent id and episode, "
+                f"not {self.policy_mapping_fn!r:.80}"
+            )
+        for name in ("observation_connector", "action_connector"):
+            if (given := getattr(self, name)) is not None:
+                for one in given.values() if isinstance(given, Mapping) else (given,):
+                    check_kind(name, one, Connector, example="Normalize(space), or by policy id,")
 
     def _check_run_ahead(self) -> None:
         reasons = {
@@ -251,6 +270,8 @@ class Demand:
         if num_env_steps is None and num_episodes is None:
             quotas = np.where(live, config.rollout_fragment_length, 0)
             return cls._with(config, quotas.astype(np.int64), config.count_steps_by, complete)
+        check_number("num_env_steps", num_env_steps, whole=True, optional=True)
+        check_number("num_episodes", num_episodes, whole=True, optional=True)
         total = num_env_steps if num_env_steps is not None else num_episodes
         assert total is not None
         if total < 0:

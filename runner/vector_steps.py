@@ -15,6 +15,7 @@ from envbus.actors.copies import own
 from envbus.actors.protocol import Rebuild, Reset, Step
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.messages import Request, Tree
+from envbus.bus.settings import check_number
 from envbus.runner.actions import STEP_ALL, ActionStore
 from envbus.runner.actor import Actor
 from envbus.runner.fleet import Fleet
@@ -99,6 +100,8 @@ class VectorSteps:
 
     def end_reset(self, verb: str, asked: str, timeout: float | None) -> Infos:
         """Wait for the reset and return its infos; the rest is in the rows."""
+        if timeout is not None:
+            check_number("timeout", timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         done = self._rounds.collect(verb, asked, Pending.RESET, timeout)
         infos = self._results.take(done, self._faults.openings)
@@ -160,6 +163,8 @@ class VectorSteps:
 
     def end_step(self, verb: str, asked: str, timeout: float | None) -> Infos:
         """Wait for the step and return its infos; the rest is in the rows."""
+        if timeout is not None:
+            check_number("timeout", timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         done = self._rounds.collect(verb, asked, Pending.STEP, timeout)
         infos = self._results.take(done, self._faults.openings)

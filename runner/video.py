@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from envbus.bus.errors import ConfigError, RequestTimeoutError
+from envbus.bus.settings import check_number
 from envbus.runner.callbacks import Callbacks
+from envbus.runner.config import check_kind, list_of
 from envbus.runner.episode import EpisodeRecorder
 from envbus.runner.extras import how_to_install
 from envbus.runner.faults import ActorLostError, Fault
@@ -54,7 +56,13 @@ class VideoConfig:
     fps: float | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.episodes) and self.episodes < 1:
+        check_kind("VideoConfig.folder", self.folder, str, Path, example='"videos"')
+        check_number("VideoConfig.fps", self.fps, over=0.0, optional=True)
+        list_of("VideoConfig.env_ids", self.env_ids, "[0, 3]")
+        if callable(self.episodes):
+            return
+        check_number("VideoConfig.episodes", self.episodes, whole=True)
+        if self.episodes < 1:
             raise ConfigError(f"every nth episode is filmed, n at least 1, not {self.episodes}")
 
     def chooses(self, number: int) -> bool:

@@ -70,6 +70,7 @@ NOT_IN_CORE = {
 #: What a core file may use of the bus besides other core files.
 VOCABULARY = {
     "bus/brief.py",
+    "bus/settings.py",
     "bus/errors.py",
     "bus/invariants.py",
     "bus/messages.py",

@@ -82,7 +82,7 @@ class AsyncExternalEnvClient:
     ) -> None:
         check_inference(inference, policy, update_interval)
         self.address = address = endpoint_of(address)
-        self._timeouts = timeouts or ClientTimeouts()
+        self._timeouts = ClientTimeouts.of(timeouts)
         self._heartbeat = heartbeat
         self._lanes = lanes
         self._keys = PeerKeys.load(keys, server_key)

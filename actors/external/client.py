@@ -111,7 +111,7 @@ class ExternalEnvClient(StaysHere):
         lanes: bool = True,
     ) -> None:
         check_inference(inference, policy, update_interval)
-        self._timeouts = timeouts or ClientTimeouts()
+        self._timeouts = ClientTimeouts.of(timeouts)
         self._verbs = Verbs(observation_space, action_space, name)
         self._placeholders = self._verbs.placeholders()
         hello = self._verbs.hello(heartbeat)

@@ -20,6 +20,7 @@ from envbus.actors.external.verbs import Verbs
 from envbus.actors.spaces import Element
 from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Payload
+from envbus.bus.settings import check_number
 
 __all__ = ["AsyncLocalInference", "LocalInference", "check_inference", "local_episodes"]
 
@@ -35,6 +36,7 @@ def check_inference(inference: str, policy: object, update_interval: float) -> N
         raise ConfigError(f'inference must be "server" or "client", not {inference!r}')
     if (policy is None) != (inference == "server"):
         raise ConfigError('policy belongs to inference="client", which needs one')
+    check_number("update_interval", update_interval)
     if not 0.0 < update_interval < 1e9:
         raise ConfigError(f"update_interval must be positive and finite, not {update_interval}")
 

@@ -45,6 +45,7 @@ from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import ConfigError, EnvbusError, RemoteError, RequestTimeoutError
 from envbus.bus.ext import Placeholders
 from envbus.bus.messages import Failed, FailureCode, Hello, Payload, Reply
+from envbus.bus.settings import check_number
 
 __all__ = ["REPLY_TYPES", "ClientTimeouts", "Verbs", "endpoint_of"]
 
@@ -74,12 +75,14 @@ def endpoint_of(address: str) -> str:
     Raises:
         ConfigError: It names none; says what to write.
     """
+    hint = "write tcp://127.0.0.1:5556, 127.0.0.1:5556 or ipc:///path, as the bridge tells it"
+    if not isinstance(address, str):
+        raise ConfigError(f"the address {brief(address)} is no text: {hint}")
     scheme, separator, _ = address.partition("://")
     if separator and scheme in ("tcp", "ipc"):
         return address  # the socket looks closer
     if _BARE.fullmatch(address):
         return f"tcp://{address}"
-    hint = "write tcp://127.0.0.1:5556, 127.0.0.1:5556 or ipc:///path, as the bridge tells it"
     if scheme in ("stream", "streams", "ws", "wss"):
         hint = f"that is a gateway's address, for clients in other languages; {hint}"
     raise ConfigError(f"the address {brief(address)} cannot be used: {hint}")
@@ -97,6 +100,20 @@ class ClientTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     #: Without a connection, until verbs fail.
     patience: float = 15.0
 
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_number(f"ClientTimeouts.{name}", getattr(self, name), least=0.0)
+
+    @classmethod
+    def of(cls, given: ClientTimeouts | None) -> ClientTimeouts:
+        """Return what was given, or the defaults; raises `ConfigError` for anything else."""
+        if given is not None and not isinstance(given, cls):
+            raise ConfigError(
+                f"timeouts must be ClientTimeouts, ClientTimeouts(action=5.0) for example; "
+                f"not {brief(given)}"
+            )
+        return given or cls()
+
     def seconds(self, timeout: float | None) -> float:
         """Return how long a verb may take that was told so; None: it was not.
 
@@ -105,6 +122,7 @@ class ClientTimeouts(msgspec.Struct, frozen=True, kw_only=True):
         """
         if timeout is None:
             return self.other
+        check_number("timeout", timeout)
         if not 0.0 < timeout < 1e9:
             raise ConfigError(f"timeout must be positive and finite, not {timeout}")
         return timeout

@@ -36,6 +36,7 @@ from envbus.runner.bridge.vocabulary import (
     EpisodeLimits,
     GiveUp,
 )
+from envbus.runner.config import check_kind
 from envbus.runner.latency import LatencyHistogram
 
 __all__ = ["ExternalEnvBridge"]
@@ -100,6 +101,10 @@ class ExternalEnvBridge(StaysHere):
         lanes: bool = True,
     ) -> None:
         agreement = Agreement.of(observation_space, action_space)
+        if limits is not None:
+            check_kind("limits", limits, EpisodeLimits, example="EpisodeLimits(lease=10.0)")
+        if gateway is not None:
+            check_kind("gateway", gateway, GatewayConfig, example="GatewayConfig()")
         self._limits = limits or EpisodeLimits()
         self.confirm_ends = confirm_ends
         self._broker, bind_private = listen(

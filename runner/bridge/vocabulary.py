@@ -14,6 +14,7 @@ import msgspec
 
 from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Failed, Reply
+from envbus.bus.settings import check_number
 from envbus.runner.bridge.results import ClientChoice, EpisodeFault
 from envbus.runner.faults import FaultCause
 
@@ -336,8 +337,8 @@ class EpisodeLimits:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a positive integer, not {value!r}")
-        if self.max_version_lag is not None and self.max_version_lag < 0:
-            raise ConfigError(f"max_version_lag must not be negative, is {self.max_version_lag}")
+        check_number("max_version_lag", self.max_version_lag, whole=True, least=0, optional=True)
+        check_number("lease", self.lease)
         if not 0.0 < self.lease < math.inf:
             raise ConfigError(f"lease must be positive and finite, not {self.lease!r}")
 

@@ -11,7 +11,8 @@ import msgspec
 
 from envbus.bus.errors import ConfigError
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.config import Timeouts, list_of
+from envbus.bus.settings import check_number
+from envbus.runner.config import Timeouts, check_kind, list_of
 from envbus.runner.group.protocol import AnyEnvs
 
 __all__ = ["GroupConfig", "RunnerStatus", "envs_of"]
@@ -38,8 +39,12 @@ class GroupConfig:
     preload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.sample_timeout is not None and not self.sample_timeout > 0:
-            raise ConfigError(f"sample_timeout must be over 0 s, not {self.sample_timeout!r}")
+        check_number("sample_timeout", self.sample_timeout, over=0.0, optional=True)
+        check_number("memory_limit_mb", self.memory_limit_mb, over=0.0, optional=True)
+        if self.restart is not None:
+            check_kind("restart", self.restart, RestartPolicy, example="RestartPolicy()")
+        check_kind("timeouts", self.timeouts, Timeouts, example="Timeouts(call=10.0)")
+        check_kind("pool_settings", self.pool_settings, Mapping, example='{"num_actors": 2}')
 
 
 class RunnerStatus(msgspec.Struct, frozen=True, kw_only=True):

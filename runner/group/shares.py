@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from envbus.bus.settings import check_number
 from envbus.runner.sampling import Demand, RunnerConfig
 
 __all__ = ["Share", "share_out", "worker_index"]
@@ -32,6 +33,8 @@ class Share:
         amount = num_episodes if num_env_steps is None else num_env_steps
         if amount is None:
             return cls()
+        name = "num_episodes" if num_env_steps is None else "num_env_steps"
+        check_number(name, amount, whole=True)
         if amount < 0:
             raise ValueError(f"the number of steps or episodes must not be negative, got {amount}")
         return cls("episodes" if num_env_steps is None else "env_steps", amount)

@@ -28,6 +28,7 @@ from envbus.runner.group.rounds import Rounds, Ticket
 from envbus.runner.group.runner_process import RunnerCrew, RunnerProcess
 from envbus.runner.metrics import SampleMetrics
 from envbus.runner.policies import Weights
+from envbus.runner.policy_map import check_state, check_weights
 from envbus.runner.sampling import RunnerConfig
 from envbus.runner.trajectory import AgentID
 
@@ -132,6 +133,7 @@ class Upkeep:
             ConfigError: There is no such policy, or it is in policy workers. Nothing was sent.
         """
         self._assert_open()
+        check_weights(weights)
         if elsewhere := sorted(weights.keys() & self._elsewhere):
             raise ConfigError(
                 f"weights of {elsewhere[0]!r} are in policy workers: PolicyWorkers.set_weights "
@@ -289,6 +291,8 @@ class Upkeep:
                 set.
         """
         self._assert_open()
+        check_state(state, "weights", "policy_versions", "connectors", "metrics")
+        check_state(state, "num_samples", "next_eps_id")
         rounds = self._rounds
         rounds.take_news(0.0)
         weights, connectors = state["weights"], state["connectors"]

@@ -9,18 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
-from envbus.actors import ExternalEnvClient
+from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.bus.errors import ConfigError
 from envbus.runner import (
     ActorPool,
     BusVectorEnv,
+    Callbacks,
     EnvRunner,
     EnvRunnerGroup,
+    EpisodeLimits,
     ExternalEnvBridge,
+    GroupConfig,
     MlpPolicy,
     PolicyWorkers,
     RandomPolicy,
+    RecycleAfter,
+    RunnerConfig,
+    VideoConfig,
 )
 
 #: What nobody checks by types: these are the mistakes.
@@ -82,6 +89,73 @@ def test_what_samples_and_serves_says_what_it_wants(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         make(pool)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lambda: RunnerConfig(rollout_fragment_length="5"),
+            "length must be a whole number, not '5'",
+        ),  # type: ignore[arg-type]  # is the mistake
+        (lambda: RunnerConfig(rollout_fragment_length=2.5), "must be a whole number, not 2.5"),  # type: ignore[arg-type]
+        (lambda: RunnerConfig(enough_envs="all"), "enough_envs must be a number, not 'all'"),  # type: ignore[arg-type]
+        (lambda: RunnerConfig(seed="a"), "seed must be a whole number or None"),  # type: ignore[arg-type]
+        (lambda: RunnerConfig(callbacks=Callbacks), "callbacks must be Callbacks"),  # type: ignore[arg-type]
+        (lambda: RunnerConfig(video=wrong["text"]), "video must be VideoConfig"),
+        (lambda: RunnerConfig(policy_mapping_fn=wrong["text"]), "policy_mapping_fn must be a func"),
+        (lambda: RunnerConfig(observation_connector=print), "observation_connector must be Conn"),  # type: ignore[arg-type]
+        (lambda: VideoConfig(folder="films", episodes="all"), "episodes must be a whole number"),  # type: ignore[arg-type]
+        (lambda: VideoConfig(folder="films", env_ids=0), "VideoConfig.env_ids is a sequence"),  # type: ignore[arg-type]
+        (lambda: RecycleAfter(rss_mb="100"), "RecycleAfter.rss_mb must be a number or None"),  # type: ignore[arg-type]
+        (lambda: RecycleAfter(episodes=1.5), "RecycleAfter.episodes must be a whole number"),  # type: ignore[arg-type]
+        (lambda: GroupConfig(sample_timeout="3"), "sample_timeout must be a number or None"),  # type: ignore[arg-type]
+        (lambda: GroupConfig(restart=wrong["number"]), "restart must be RestartPolicy"),
+        (lambda: GroupConfig(pool_settings=wrong["number"]), "pool_settings must be Mapping"),
+        (lambda: EpisodeLimits(max_version_lag="1"), "max_version_lag must be a whole number"),  # type: ignore[arg-type]
+        (lambda: ClientTimeouts(connect="1"), "ClientTimeouts.connect must be a number"),  # type: ignore[arg-type]
+        (lambda: ClientTimeouts(patience=-1.0), "ClientTimeouts.patience must be at least 0"),
+        (lambda: ExternalEnvClient(wrong["number"]), "the address 5 is no text: write tcp://"),
+        (lambda: ExternalEnvClient("tcp://127.0.0.1:9", timeouts=wrong["number"]), "timeouts must"),
+        (lambda: ExternalEnvBridge(limits=wrong["number"]), "limits must be EpisodeLimits"),
+        (lambda: ExternalEnvBridge(gateway=wrong["text"]), "gateway must be GatewayConfig"),
+        (lambda: PolicyWorkers(print, 1, timeout="3"), "timeout must be a number"),  # type: ignore[arg-type]
+        (lambda: PolicyWorkers(print, 1, restart=wrong["number"]), "restart must be RestartPolicy"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_by_its_name(
+    make: Callable[[], object], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda runner: runner.envs.recv(min_envs="2"), "min_envs must be a whole number, not '2'"),
+        (lambda runner: runner.envs.recv(timeout="2"), "timeout must be a number, not '2'"),
+        (lambda runner: runner.sample(num_env_steps="5"), "num_env_steps must be a whole number"),
+        (lambda runner: runner.sample(timeout="5"), "timeout must be a number or None, not '5'"),
+        (
+            lambda runner: runner.set_state({}),
+            "a state is what `get_state` returned, with",
+        ),
+        (lambda runner: runner.set_state(None), "a state is what `get_state` returned"),
+        (lambda runner: runner.set_weights(3), r'weights must be .*"default_policy": policy.get_w'),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_refused_by_its_name(
+    pool: ActorPool, call: Callable[[Any], object], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        call(EnvRunner(pool, random(pool)))
+
+
+def test_a_policy_for_other_observations_says_so(pool: ActorPool) -> None:
+    policy = MlpPolicy(Box(0.0, 1.0, (7,)), pool.single_action_space)
+    with pytest.raises(ValueError, match="for observations of 7 numbers, and one here has 4"):
+        EnvRunner(pool, policy).sample(num_env_steps=4)
 
 
 def test_env_ids_are_a_sequence(pool: ActorPool) -> None:

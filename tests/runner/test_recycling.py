@@ -27,7 +27,7 @@ def running(num_actors: int, **limits: Any) -> Recycling:
         ({"max_hold": 5.0}, "needs one of"),
         ({"episodes": 0}, "episodes must be positive"),
         ({"steps": -1}, "steps must be positive"),
-        ({"rss_mb": math.nan}, "rss_mb must be positive"),
+        ({"rss_mb": math.nan}, "rss_mb must be a number"),
         ({"seconds": math.inf}, "seconds must be positive"),
         ({"steps": 5, "max_hold": 0.0}, "max_hold must be positive"),
     ],

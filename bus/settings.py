@@ -1,0 +1,48 @@
+"""What a number that somebody sets may be, told by its name where it is not. Pure."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+from envbus.bus.brief import brief
+from envbus.bus.errors import ConfigError
+
+__all__ = ["check_number"]
+
+
+def check_number(
+    name: str,
+    value: object,
+    *,
+    whole: bool = False,
+    least: float = -math.inf,
+    over: float = -math.inf,
+    optional: bool = False,
+) -> None:
+    """See that an argument or a setting is a number, before something far away fails of it.
+
+    Args:
+        name: Of the argument.
+        value: Given for it.
+        whole: It is a count.
+        least: It may not be less.
+        over: It has to be more.
+        optional: None may be given, too.
+
+    Raises:
+        ConfigError: It is something else; a bool is no number, nor is NaN.
+    """
+    if optional and value is None:
+        return
+    kind = numbers.Integral if whole else numbers.Real
+    number: Any = value  # mypy knows no order of `numbers.Real`
+    none = " or None" if optional else ""
+    if isinstance(value, bool) or not isinstance(value, kind) or number != number:
+        wanted = "a whole number" if whole else "a number"
+        raise ConfigError(f"{name} must be {wanted}{none}, not {brief(value)}")
+    if not number >= least:
+        raise ConfigError(f"{name} must be at least {least:g}{none}, not {brief(value)}")
+    if not (number > over or over == -math.inf):
+        raise ConfigError(f"{name} must be over {over:g}{none}, not {brief(value)}")
