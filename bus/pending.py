@@ -114,7 +114,9 @@ class PendingRequests:
         pending = self._requests.get(wire_id)
         if pending is None or pending.holder != holder:
             return None
-        self._remove(pending)
+        del self._requests[wire_id]
+        if pending.origin:
+            self._forget_origin(pending)
         return pending
 
     def expire(self, now: float) -> list[Pending]:
@@ -178,7 +180,10 @@ class PendingRequests:
     def _remove(self, pending: Pending) -> None:
         del self._requests[pending.wire_id]
         if pending.origin:
-            del self._keys[pending.origin, pending.request_id]
-            self._asked[pending.origin] -= 1
-            if not self._asked[pending.origin]:
-                del self._asked[pending.origin]
+            self._forget_origin(pending)
+
+    def _forget_origin(self, pending: Pending) -> None:
+        del self._keys[pending.origin, pending.request_id]
+        self._asked[pending.origin] -= 1
+        if not self._asked[pending.origin]:
+            del self._asked[pending.origin]

@@ -112,7 +112,8 @@ class VectorFaults:
 
         Their episodes are over, but their caller does not know: in a step they do nothing.
         """
-        self._drop_work(worked=False)
+        if self._work or self._at_work:  # none is left of it if all of their actors died
+            self._drop_work(worked=False)
         abandoned, self.lockstep.abandoned = self.lockstep.abandoned, None
         if abandoned is not None and self.recovery is not None:
             self._note_errors(self.recovery, abandoned)
@@ -321,15 +322,14 @@ class VectorFaults:
             worked: All have answered: what failed is told by its errors. Else nobody knows how
                 far it came, and they are made anew once more.
         """
-        if self._work or self._at_work:  # none is left of it if all of their actors died
-            assert self.recovery is not None
-            self.lockstep.abandon()
-            for unit in self._work:
-                if worked:
-                    self.recovery.works(unit, time.monotonic())
-                else:
-                    self.recovery.once_more(unit)
-            self._work, self._at_work = [], False
+        assert self.recovery is not None
+        self.lockstep.abandon()
+        for unit in self._work:
+            if worked:
+                self.recovery.works(unit, time.monotonic())
+            else:
+                self.recovery.once_more(unit)
+        self._work, self._at_work = [], False
 
     def _indices(self, env_ids: Iterable[int]) -> set[int]:
         """Return which actors host these envs."""
