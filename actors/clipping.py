@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -11,10 +11,11 @@ from gymnasium import spaces
 from envbus.actors.agent_spaces import AgentSpaces
 from envbus.actors.spaces import Element, Space
 
-__all__ = ["Clip", "agent_clip", "clip_of"]
+__all__ = ["Clip", "agent_clip", "clip_of", "remembered"]
 
 #: Brings actions, one or a batch, into the bounds of their space.
 Clip = Callable[[Element], Element]
+C = TypeVar("C")
 
 
 def clip_of(space: Space | None) -> Clip | None:
@@ -62,6 +63,22 @@ def agent_clip(
         agent: by_agent[agent](action) if agent in by_agent else action
         for agent, action in actions.items()
     }
+
+
+def remembered(make: Callable[[Space | None], C]) -> Callable[[Space | None], C]:
+    """Return `make`, asked anew only for another space than the last one.
+
+    For spaces that are known late, and may be told anew.
+    """
+    last: tuple[Space | None, C] | None = None
+
+    def made(space: Space | None) -> C:
+        nonlocal last
+        if last is None or last[0] is not space:
+            last = space, make(space)
+        return last[1]
+
+    return made
 
 
 def _clip_of_parts(parts: Mapping[Any, Space], kind: type) -> Clip | None:

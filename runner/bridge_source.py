@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from envbus.actors.clipping import agent_clip
+from envbus.actors.clipping import agent_clip, remembered
 from envbus.actors.spaces import is_fixed_size
 from envbus.runner.agent_results import PollResult
 from envbus.runner.bridge.bridge import ExternalEnvBridge
@@ -73,7 +73,7 @@ class BridgeSource:
         clip_actions: bool,
     ) -> None:
         self._bridge = bridge
-        self._clip_actions = clip_actions
+        self._clip_of = remembered(agent_clip) if clip_actions else None
         self._share = OpenShare(index, width=width)
         self.shares = [self._share]
         self._numbers = numbers
@@ -142,7 +142,7 @@ class BridgeSource:
         """
         by_version: dict[int, dict[str, Mapping[AgentID, Any]]] = {}
         # Looked up each time: the first client may have brought the spaces.
-        clip = agent_clip(self._bridge.action_space) if self._clip_actions else None
+        clip = None if self._clip_of is None else self._clip_of(self._bridge.action_space)
         for slot in slots:
             if slot.episode_id in self._waiting:
                 own = actions[slot.env_id]

@@ -14,14 +14,15 @@ import logging
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from envbus.actors.clipping import agent_clip, clip_of
+from envbus.actors.agent_spaces import AgentSpaces
+from envbus.actors.clipping import agent_clip, clip_of, remembered
 from envbus.actors.external.elements import to_wire
 from envbus.actors.external.errors import EpisodeError, EpisodeFinishedError, RefusedError
 from envbus.actors.external.fragments import Fragments
 from envbus.actors.external.local_policy import Answered, LocalPolicy
 from envbus.actors.external.protocol import GetModel, LogFragment, Model
 from envbus.actors.external.verbs import Verbs
-from envbus.actors.spaces import Element
+from envbus.actors.spaces import Element, Space
 from envbus.bus.errors import (
     ClosedError,
     ConfigError,
@@ -93,6 +94,7 @@ class LocalEpisodes:
         self._fragments = fragments
         self._update_interval, self._patience = update_interval, patience
         self._clock = clock
+        self._clip_of = remembered(_clip_of)
         self.changed: Callable[[], object] = lambda: None
         self.stopped = False
         self._fresh: Model | None = None
@@ -180,8 +182,7 @@ class LocalEpisodes:
         return action
 
     def _clipped(self, action: Element) -> Element:
-        agreement = self._verbs.agreement
-        clip = (agent_clip if agreement.multi_agent else clip_of)(agreement.action_space)
+        clip = self._clip_of(self._verbs.agreement.action_space)
         return action if clip is None else clip(action)
 
     def log_returns(
@@ -335,3 +336,7 @@ class LocalEpisodes:
             return
         if model.weights is not None or model.onnx is not None:
             self._version, self._fresh = model.version, model
+
+
+def _clip_of(space: Space | None) -> Callable[[Element], Element] | None:
+    return agent_clip(space) if isinstance(space, AgentSpaces) else clip_of(space)

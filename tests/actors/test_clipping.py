@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envbus.actors.agent_spaces import AgentSpaces
-from envbus.actors.clipping import agent_clip, clip_of
+from envbus.actors.clipping import agent_clip, clip_of, remembered
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -67,3 +67,14 @@ def test_by_agent_each_has_its_own_bounds() -> None:
     only = agent_clip(BOX)
     assert only is not None
     assert only({"agent0": np.array([2.0, 2.0])})["agent0"].tolist() == [1.0, 1.0]
+
+
+def test_what_clips_is_made_once_per_space() -> None:
+    asked: list[object] = []
+    clip_for = remembered(lambda space: asked.append(space) or clip_of(space))
+    first, second = spaces.Box(-1, 1, (2,)), spaces.Box(-3, 3, (2,))
+    for space in (first, first, second, second, None, None):
+        clip = clip_for(space)
+        top = None if clip is None else clip(np.full(2, 9.0, np.float32)).max()
+        assert top == (None if space is None else space.high.max())
+    assert asked == [first, second, None]
