@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 
-from envbus.bus.brief import brief
 from envbus.bus.messages import Hello
 from envbus.bus.peers import Peers, PeerState
 from envbus.bus.routing import Router
@@ -74,8 +73,6 @@ def _malformed(hello: Hello) -> str | None:
         return "names of peers and services have no control characters or line breaks"
     if len(hello.services) > _MAX_SERVICES:
         return f"a peer offers at most {_MAX_SERVICES} services, not {len(hello.services)}"
-    if not all(name.isprintable() for name in (hello.name, *hello.services)):
-        return f"names of peers and services have no control characters: {brief(hello.name)}"
     if 0.0 < hello.heartbeat < _MIN_HEARTBEAT:
         return f"the heartbeat must be at least {_MIN_HEARTBEAT:g} s, not {hello.heartbeat:g}"
     if hello.capacity < 1:

@@ -12,9 +12,10 @@ from typing import Final, TypeAlias
 
 import zmq
 
+from envbus.bus.brief import cut, printable
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.dealer import Dealer
-from envbus.bus.gateway.door import TurnedAwayError, printable
+from envbus.bus.gateway.door import TurnedAwayError
 from envbus.bus.gateway.session import Session
 from envbus.bus.messages import FailureCode
 from envbus.bus.transport import Frames
@@ -26,6 +27,9 @@ logger = logging.getLogger("envbus.bus.gateway")
 #: Seconds for a client to take the last words.
 _LINGER: Final = 1.0
 
+
+#: Characters of why a connection was ended in the log: strangers' own words may be in it.
+_LONGEST: Final = 300
 
 MakeDealer: TypeAlias = Callable[
     [bytes, Callable[[list[bytes]], object], Callable[[], object]], Dealer
@@ -124,7 +128,7 @@ class Connection(asyncio.Protocol):
                 self._dealer.send(farewell)
             self._dealer.close()
         if self._session.ended:
-            logger.info("a connection was ended: %s", printable(self._session.ended))
+            logger.info("a connection was ended: %s", printable(cut(self._session.ended, _LONGEST)))
 
     def cut_off(self) -> None:
         """End it at once: it is a stranger, and there are too many of those."""

@@ -11,11 +11,9 @@ from urllib.parse import parse_qs, urlsplit
 from envbus.bus.errors import EnvbusError
 from envbus.bus.messages import FailureCode
 
-__all__ = ["TurnedAwayError", "check_token", "is_welcome_origin", "printable", "shown_token"]
+__all__ = ["TurnedAwayError", "check_token", "is_welcome_origin", "shown_token"]
 
 _BEARER: Final = "bearer "
-#: Characters of what strangers wrote that a line of the log shows.
-_MAX_SHOWN: Final = 300
 
 
 class TurnedAwayError(EnvbusError):
@@ -77,9 +75,3 @@ def is_welcome_origin(origin: str | None, listed: Sequence[str]) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def printable(text: str) -> str:
-    """Return what may hold a client's own words as a part of one line of a log."""
-    shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)

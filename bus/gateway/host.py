@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 import msgspec
 import zmq
 
+from envbus.bus.complaints import Complaints
 from envbus.bus.errors import ClosedError, EnvbusError, TransportError
 from envbus.bus.gateway.carriage import StreamCarriage, WebSocketCarriage
 from envbus.bus.gateway.config import BOOTSTRAP_PARCEL, PROBE, Bootstrap
@@ -70,7 +71,7 @@ async def _serve(
     # One more than is allowed is told so, and lasts a moment.
     context.set(zmq.MAX_SOCKETS, 2 * config.max_connections + 64)
     make_dealer = functools.partial(Dealer, context, bootstrap.endpoint)
-    crowd, tls = Crowd(), config.tls()
+    crowd, tls, complaints = Crowd(), config.tls(), Complaints(logger)
 
     async def accept(listener: socket.socket, make_carriage: CarriageMaker) -> None:
         """Take in who comes; asyncio's own server would count nobody before TLS is through."""
@@ -79,7 +80,7 @@ async def _serve(
             try:
                 sock, _ = await loop.sock_accept(listener)
             except OSError as error:  # no descriptor left, or who came is gone
-                logger.warning("a connection was not accepted: %s", error)
+                complaints.add("accept", f"a connection was not accepted: {error}")
                 await asyncio.sleep(_ACCEPT_PAUSE)
                 continue
             opening = asyncio.ensure_future(open_connection(sock, make_carriage))

@@ -6,11 +6,12 @@ from typing import Final
 
 import msgspec
 
+from envbus.bus.brief import printable
 from envbus.bus.codec import decode, encode
 from envbus.bus.errors import EncodeError, ProtocolError, VersionMismatchError
 from envbus.bus.gateway.carriage import Carriage, failure_of
 from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.gateway.door import TurnedAwayError, check_token, printable
+from envbus.bus.gateway.door import TurnedAwayError, check_token
 from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
