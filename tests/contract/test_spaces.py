@@ -81,7 +81,6 @@ _BATCHES: dict[str, tuple[Space, list[Any]]] = {
         [
             [1, 2, 3],
             (1, 2.5, True),
-            np.array([1, 2, 3], np.int32),
             np.array([1.0, 2.5, np.nan]),
             np.array([[1], [2], [3]]),
             np.array(["a", "b", "c"]),
@@ -99,7 +98,6 @@ _BATCHES: dict[str, tuple[Space, list[Any]]] = {
             np.ones((6, 4), np.float32)[::2, ::2],
             np.full((3, 7), 9, np.int16),
             np.array([[np.nan, -0.0]] * 3, np.float32),
-            np.ones((3, 2), ">f4"),
             [[0.5, 1], [2, 3], [4, 5]],
         ],
     ),
@@ -140,6 +138,30 @@ def test_each_env_sees_its_action_as_gymnasium_hands_it(kind: str, shared_memory
     finally:
         envs.close()
         sync.close()
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("space", "batch"),
+    [
+        (spaces.Discrete(5), np.array([1, 2, 3], np.int32)),
+        (spaces.Box(-1.0, 1.0, (2,)), np.ones((3, 2), ">f4")),
+    ],
+    ids=["int32", "big-endian"],
+)
+def test_an_action_that_casts_safely_comes_in_the_dtype_of_its_space(
+    space: Space, batch: Any, shared_memory: bool
+) -> None:
+    """So it goes by shared memory; Gymnasium hands on the dtype that came."""
+    factories = [partial(SpaceEnv, spaces.Discrete(2), space, 100)] * 3
+    envs = BusVectorEnv(factories, shared_memory, num_actors=2)
+    try:
+        envs.reset()
+        envs.step(batch)
+        expected = tuple([row] for row in batch.astype(space.dtype))
+        assert_same(envs.get_attr("actions"), expected)
+    finally:
+        envs.close()
 
 
 @both_ways
