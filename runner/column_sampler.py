@@ -25,6 +25,7 @@ from envbus.runner.endless import EndlessEpisodes
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import Policy, RowReader, zero_action
+from envbus.runner.policy_output import check_shapes
 from envbus.runner.pool import ActorPool
 from envbus.runner.pool_results import Batch
 from envbus.runner.running_episodes import EpisodeIds
@@ -262,6 +263,7 @@ class ColumnSampler:
         self._rows.columns.act(ids, actions, answers.versions, extras)
         if self._convert is not None:
             actions = self._convert(actions, [self._keys[i] for i in ids.tolist()])
+        check_shapes(actions, self._pool.single_action_space, rows=True)
         if self._clip is not None:
             actions = self._clip(actions)
         self._timers.add("inference", answered - begin)

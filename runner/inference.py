@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -120,8 +121,9 @@ class Inference:
         chosen = out.actions if ragged else owned(out.actions)
         sent = chosen
         connector = self._config.connector("action", policy_id)
-        if connector is not None:
-            sent = connector(chosen, [(one.slot.env_id, one.agent_id) for one in group])
+        if connector is not None:  # it may write to what it is given; the batch has the policy's
+            given = copy.deepcopy(chosen) if ragged else owned(chosen)
+            sent = connector(given, [(one.slot.env_id, one.agent_id) for one in group])
         versions = out.versions
         count = len(group)
         singles = _rows_of(chosen, count, ragged=ragged)

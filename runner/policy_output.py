@@ -9,17 +9,20 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
+from gymnasium import Space, spaces
 
 from envbus.runner.batch import COLUMN_DTYPES
 from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import PolicyOutput
 
-__all__ = ["checked_output", "owned"]
+__all__ = ["check_shapes", "checked_output", "owned"]
 
 #: Columns that a batch has anyway: no extra may have such a name.
 _TAKEN: Final = frozenset(
     {*COLUMN_DTYPES, "obs", "actions", "next_obs", "infos", "agent_id", "state_in", "state_out"}
 )
+#: Spaces of which each element is an array of one shape.
+_SHAPED: Final = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
 def checked_output(
@@ -64,6 +67,37 @@ def checked_output(
     if versions is not None and np.shape(versions) != (rows,):
         raise _wrong("versions", np.shape(versions), rows)
     return PolicyOutput(actions, after, extras, versions)
+
+
+def check_shapes(actions: Any, space: Space[Any] | None, *, rows: bool = False) -> None:
+    """Look whether actions that go to envs have the shapes of the action space.
+
+    Args:
+        actions: After their connector: one, nested as the space is, or a batch of them.
+        space: Of one action. Of parts without a shape nothing is said, nor of a wrong structure.
+        rows: It is a batch.
+
+    Raises:
+        ValueError: One has another shape: an action `(1,)` where the space is Discrete, for
+            example, which most envs take in silence, and most losses broadcast.
+    """
+    if isinstance(space, spaces.Dict):
+        if isinstance(actions, Mapping):
+            for key, part in space.spaces.items():
+                if key in actions:
+                    check_shapes(actions[key], part, rows=rows)
+    elif isinstance(space, spaces.Tuple):
+        if isinstance(actions, tuple):
+            for part, one in zip(space.spaces, actions, strict=False):
+                check_shapes(one, part, rows=rows)
+    elif isinstance(space, _SHAPED):
+        shape = np.shape(actions)
+        if (shape[1:] if rows else shape) != space.shape:
+            each = shape[1:] if rows else shape
+            raise ValueError(
+                f"actions of shape {each} for each env, where its action space has {space.shape}: "
+                f"{space}; see what the policy, or its action connector, returns"
+            )
 
 
 def owned(tree: Tree) -> Tree:

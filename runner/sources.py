@@ -7,10 +7,12 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from envbus.actors.agent_spaces import AgentSpaces
 from envbus.actors.clipping import agent_clip
-from envbus.actors.spaces import is_fixed_size
+from envbus.actors.spaces import Space, is_fixed_size
 from envbus.runner.agent_results import PollResult
 from envbus.runner.bridge.results import ClientChoice
+from envbus.runner.policy_output import check_shapes
 from envbus.runner.pool import ActorPool
 from envbus.runner.shares import EnvShare, OpenShare, Share
 from envbus.runner.slot import Slot
@@ -121,11 +123,22 @@ class PoolSource:
     def send_actions(
         self, slots: Sequence[Slot], actions: Mapping[int, Mapping[AgentID, Any]]
     ) -> None:
-        """Have envs step."""
+        """Have envs step.
+
+        Raises:
+            ValueError: An action has not the shape that its space has.
+        """
         own = {slot.env_id: actions[slot.env_id] for slot in slots}
+        for by_agent in own.values():
+            for agent_id, action in by_agent.items():
+                check_shapes(action, self._space_of(agent_id))
         if self._clip is not None:
             own = {env_id: self._clip(by_agent) for env_id, by_agent in own.items()}
         self._pool.send_actions(own)
+
+    def _space_of(self, agent_id: AgentID) -> Space | None:
+        space = self._pool.single_action_space
+        return space.spaces.get(agent_id) if isinstance(space, AgentSpaces) else space
 
     def reset(self, env_ids: Sequence[int]) -> None:
         """Have envs begin their next episodes."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from envbus.actors.testing import CountingEnv
+from envbus.runner.connectors import Connector
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
@@ -180,3 +181,35 @@ def test_what_fits_nobody_is_refused_alike(
     config = RunnerConfig(vectorized=vectorized, min_envs=3)
     with EnvRunner(pool, Wrong(**parts), config) as runner, pytest.raises(ValueError, match=told):
         runner.sample()
+
+
+@BOTH
+def test_actions_of_another_shape_than_the_env_s_are_refused_alike(
+    mode: str, vectorized: bool
+) -> None:
+    pool = ActorPool(ENVS, num_actors=0, autoreset_mode=mode)
+    config = RunnerConfig(vectorized=vectorized, min_envs=3)
+    wrong = Wrong(actions=np.zeros((3, 1), np.int64))
+    told = r"actions of shape \(1,\) for each env, where its action space has \(\): Discrete"
+    with EnvRunner(pool, wrong, config) as runner, pytest.raises(ValueError, match=told):
+        runner.sample()
+
+
+class TurnsAround(Connector):
+    """Writes to what it is given."""
+
+    def __call__(self, batch: Any, keys: Any) -> Any:
+        np.subtract(1, batch, out=batch)
+        return batch
+
+
+@BOTH
+def test_a_connector_that_writes_to_the_actions_leaves_the_batch_as_it_is(
+    mode: str, vectorized: bool
+) -> None:
+    rows, turned = (
+        sampled(Careful(), mode, vectorized, action_connector=connector)
+        for connector in (None, TurnsAround())
+    )
+    for one, other in zip(rows, turned, strict=True):
+        np.testing.assert_array_equal(other["actions"], one["actions"])
