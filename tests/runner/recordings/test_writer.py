@@ -259,6 +259,31 @@ def test_what_was_confirmed_is_read_back_and_nothing_else_though_the_disk_was_fu
     check()
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc")
+def test_a_journal_that_cannot_be_closed_refuses_nothing_that_was_written(tmp_path: Path) -> None:
+    writer = EpisodeWriter(tmp_path, shard_rows=6)
+    writer.write(episode(1, 3))
+    (journal,) = tmp_path.glob("*/*.arrows")
+    assert lengths(tmp_path) == {1: 3}
+    closed_by_disk(journal)
+    writer.close()
+    assert lengths(tmp_path) == {1: 3}
+    (shard,) = tmp_path.glob("*/*")
+    assert shard.suffix == ".parquet"
+
+
+def closed_by_disk(path: Path) -> None:
+    """Have the next close of a file fail, as it does where a network's disk tells late of a write.
+
+    Nothing is written to it before.
+    """
+    for handle in Path("/proc/self/fd").iterdir():
+        if handle.is_symlink() and handle.readlink() == path:
+            os.close(int(handle.name))
+            return
+    raise AssertionError(f"{path} is not open")
+
+
 def test_an_episode_that_cannot_be_written_is_refused_whole_and_the_writer_goes_on(
     tmp_path: Path,
 ) -> None:
