@@ -77,7 +77,7 @@ class EpisodeWriter:
         self._shard_rows, self._shard_seconds = shard_rows, shard_seconds
         self._durable = durable
         self._shards: dict[_Key, _Shard] = {}
-        #: Full ones that could not be completed, the oldest first.
+        #: Full or faulty ones that could not be completed, the oldest first.
         self._incomplete: list[_Shard] = []
         self._closed = False
         #: Episodes' ids are unique within what one writer writes, and file names say which.
@@ -169,7 +169,10 @@ class EpisodeWriter:
                     self._shards[key].confirm()
         except BaseException:
             for key in written:
-                if not self._shards[key].take_back():
+                shard = self._shards[key]
+                if not shard.take_back():  # it is tried again before it is completed
+                    self._incomplete.append(self._shards.pop(key))
+                elif not shard.num_rows:
                     self._shards.pop(key).close()
             raise
 
@@ -250,23 +253,29 @@ class _Shard:
         self._confirmed = self._appended
 
     def take_back(self) -> bool:
-        """Cut it back to what was confirmed; return whether more can be appended."""
+        """Cut it back to what was confirmed; return whether it is. It can be tried again.
+
+        One in which nothing was confirmed is removed.
+        """
         length, rows = self._confirmed
         self._written.take()
         try:
-            if not rows:
-                self._path.unlink()
-                return False
-            os.ftruncate(self._file.fileno(), length)
-            self._file.seek(length)
+            if rows:
+                os.ftruncate(self._file.fileno(), length)
+                self._file.seek(length)
+            else:
+                self._path.unlink(missing_ok=True)
         except OSError as exc:
             logger.error("%s has rows at its end that were not confirmed: %s", self._path, exc)
             return False
+        self._appended = self._confirmed
         return True
 
     def complete(self) -> bool:
         """Make it a Parquet file; return whether it is one. It can be tried again."""
-        return _to_parquet(self._path, self.num_rows)
+        if self._appended != self._confirmed and not self.take_back():
+            return False
+        return not self.num_rows or _to_parquet(self._path, self.num_rows)
 
     def close(self) -> None:
         """Leave it to other writers. Never fails: what was written has been confirmed before."""
