@@ -94,6 +94,7 @@ class DictSampler:
         for share in self._shares:
             if isinstance(share, EnvShare):
                 share.forget()
+                self._episodes.forget_results(share.slots)
                 for slot in share.slots.values():
                     if slot.phase is not Phase.LOST:
                         self._episodes.create(slot)

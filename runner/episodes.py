@@ -70,6 +70,10 @@ class Episodes:
         self._faults, self._results = [], []
         return news
 
+    def forget_results(self, env_ids: Collection[int]) -> None:
+        """Tell nothing of episodes of these envs that have ended: their rows do not leave."""
+        self._results = [one for one in self._results if one.env_id not in env_ids]
+
     def create(self, slot: Slot) -> None:
         """Begin an episode whose first observations are awaited."""
         share = self._share_of[slot.env_id]

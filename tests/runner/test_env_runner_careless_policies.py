@@ -213,3 +213,29 @@ def test_a_connector_that_writes_to_the_actions_leaves_the_batch_as_it_is(
     )
     for one, other in zip(rows, turned, strict=True):
         np.testing.assert_array_equal(other["actions"], one["actions"])
+
+
+class FailsOnce(Careful):
+    """Raises at its fourth call."""
+
+    calls = 0
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        self.calls += 1
+        if self.calls == 4:
+            raise RuntimeError("on purpose")
+        return super().compute_actions(observations, states, explore=explore)
+
+
+@BOTH
+def test_after_a_policy_has_raised_only_episodes_are_told_whose_rows_are_there(
+    mode: str, vectorized: bool
+) -> None:
+    pool = ActorPool(ENVS, num_actors=0, autoreset_mode=mode)
+    config = RunnerConfig(vectorized=vectorized, min_envs=3)
+    with EnvRunner(pool, FailsOnce(), config) as runner:
+        with pytest.raises(RuntimeError, match="on purpose"):
+            runner.sample()  # the envs of two and three steps have ended
+        sample = runner.sample(num_episodes=3)
+    assert {one.eps_id for one in sample.episodes} == set(sample.single()["eps_id"].tolist())
+    assert len(sample.episodes) == 3
