@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 import msgspec
 
 from envbus.actors.protocol import MapBlocks
+from envbus.bus.anonymous import anonymous_file
 from envbus.bus.broker import Broker
 from envbus.bus.broker_vocabulary import PeerReady
 from envbus.bus.codec import encode
@@ -182,10 +182,14 @@ class PolicyRoster:
         self._num_shared += 1
         name = f"{self._identity}:{self._num_shared}"
         self.unshare()
-        with tempfile.TemporaryFile() as file:
-            file.write(msgspec.msgpack.encode([bytes(frame) for frame in encode(layout)]))
-            file.flush()
-            self._shared[name] = (os.dup(arena_fd), size, os.dup(file.fileno()))
+        layout_fd = anonymous_file("envbus-layout")
+        try:
+            with open(layout_fd, "wb", closefd=False) as file:
+                file.write(msgspec.msgpack.encode([bytes(frame) for frame in encode(layout)]))
+            self._shared[name] = (os.dup(arena_fd), size, layout_fd)
+        except BaseException:
+            os.close(layout_fd)
+            raise
         for worker in self._workers.values():
             self._share(worker.entry, name)
         return name

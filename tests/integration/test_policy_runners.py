@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from envbus.runner.policy_workers import PolicyWorkers
 from envbus.runner.pool import ActorPool
 from envbus.runner.remote_policy import RemotePolicy
 from envbus.runner.sampling import RunnerConfig
+from tests.integration.nursery_children import Driver
 
 pytestmark = [
     pytest.mark.skipif(not LANES_EXIST, reason="no SOCK_SEQPACKET or epoll here"),
@@ -179,6 +181,26 @@ def test_observations_of_a_large_space_are_shared_too() -> None:
         first = columns["obs"].reshape(8, -1)[:, 0]
         assert np.array_equal(columns["actions"], first > 0)
         runner.stop()
+
+
+FULL = """
+import tempfile
+from envbus.runner import ActorPool, EnvRunner, PolicyWorkers, RandomPolicy
+from gymnasium import spaces
+
+if __name__ == "__main__":
+    with PolicyWorkers(RandomPolicy(spaces.Discrete(2))) as workers, ActorPool(
+        ["CartPole-v1"] * 2, num_actors=1
+    ) as pool:
+        tempfile.tempdir = "no such folder"  # nothing can be made there any more
+        with EnvRunner(pool, workers.policy()) as runner:
+            print(runner.sample(num_env_steps=8, timeout=60.0).env_steps)
+"""
+
+
+def test_rows_are_shared_though_no_temporary_file_can_be_made(tmp_path: Path) -> None:
+    with Driver(FULL, tmp_path) as driver:
+        assert driver.finish()[:2] == (0, "8\n")
 
 
 def test_two_pools_that_are_open_are_not_taken_for_one() -> None:
