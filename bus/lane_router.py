@@ -311,8 +311,13 @@ class LaneRouter:
         if self._closed:
             raise ClosedError("the broker's transport is closed")
         if timeout > 0:
-            with interruptible():  # what it has found is found again
-                found = self._poller.poll(timeout)
+            try:
+                with interruptible():  # what it has found is found again
+                    found = self._poller.poll(timeout)
+            except (OSError, ValueError) as exc:
+                if not self._closed:
+                    raise
+                raise ClosedError("a signal's handler has closed the broker's transport") from exc
         else:
             found = self._poller.poll(0.0)
         self._looked = True

@@ -317,6 +317,7 @@ class ActorPool(DictSide, StaysHere):
             copy: False: observations may be views of what the envs write when they are next asked.
 
         Raises:
+            ClosedEnvironmentError: After `close`, also by a signal's handler meanwhile.
             NoAsyncCallError: Nothing is pending, ready or recovering.
             ActorLostError: An actor died and is not started again.
             RestartLimitError: An actor was started again too often.

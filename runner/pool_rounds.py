@@ -10,9 +10,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from gymnasium.error import ClosedEnvironmentError
+
 from envbus.actors.protocol import Rebuild, Reset, Step
 from envbus.bus.broker import failure_to_error
-from envbus.bus.errors import NoPeerError
+from envbus.bus.errors import EnvbusError, NoPeerError
 from envbus.bus.messages import Failed, FailureCode, Tree
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.env_states import EnvState, EnvStates
@@ -144,7 +146,19 @@ class PoolRounds:
     # --- what came ---------------------------------------------------------------------------
 
     def take_news(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for news, and do what follows from it."""
+        """Wait up to `timeout` seconds for news, and do what follows from it.
+
+        Raises:
+            ClosedEnvironmentError: A signal's handler has closed the pool meanwhile.
+        """
+        try:
+            self._take_news(timeout)
+        except EnvbusError as exc:
+            if not self._fleet.closed:
+                raise
+            raise ClosedEnvironmentError("`ActorPool` was closed during this call.") from exc
+
+    def _take_news(self, timeout: float) -> None:
         recovery = self._faults.recovery
         if recovery:
             wake_at = recovery.wake_at()

@@ -211,7 +211,11 @@ class CallableVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._rounds.begin(Pending.CALL, requests, timeout, tells=False)
 
     def _end_call(self, verb: str, asked: str, timeout: float | None) -> list[Any]:
-        return hand_out(lambda: self._take_call(verb, asked, timeout), self._rounds.keep_last)
+        rounds = self._rounds
+        return hand_out(
+            lambda: rounds.unless_closed(lambda: self._take_call(verb, asked, timeout)),
+            rounds.keep_last,
+        )
 
     def _take_call(self, verb: str, asked: str, timeout: float | None) -> list[Any]:
         done = self._rounds.collect(verb, asked, Pending.CALL, timeout)

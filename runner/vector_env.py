@@ -281,7 +281,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
             timeout: Seconds; None: `timeouts.reset`.
 
         Raises:
-            ClosedEnvironmentError: After `close`.
+            ClosedEnvironmentError: After `close`, also by a signal's handler meanwhile.
             NoAsyncCallError: Nothing was asked.
             multiprocessing.TimeoutError: Not all answered; the message names who did not.
             ActorLostError, RestartLimitError: An actor ended and was not started again.
@@ -298,7 +298,8 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
             observations = self._results.observations.batch(copy=self.copy)
             return observations, merge_infos(infos, self._add_info)
 
-        return hand_out(end, self._rounds.keep_last)
+        rounds = self._rounds
+        return hand_out(lambda: rounds.unless_closed(end), rounds.keep_last)
 
     # --- step --------------------------------------------------------------------------------
 
@@ -345,7 +346,8 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
                 merge_infos(infos, self._add_info),
             )
 
-        return hand_out(end, self._rounds.keep_last)
+        rounds = self._rounds
+        return hand_out(lambda: rounds.unless_closed(end), rounds.keep_last)
 
     # --- OpenRL's names ----------------------------------------------------------------------
 

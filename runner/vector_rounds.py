@@ -9,8 +9,8 @@ import enum
 import logging
 import multiprocessing
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import gymnasium
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
@@ -24,6 +24,7 @@ from envbus.runner.lockstep import Lockstep, Round
 
 __all__ = ["Pending", "VectorRounds", "errors_of", "raise_errors_once"]
 
+R = TypeVar("R")
 logger = logging.getLogger("envbus.runner.vector_env")
 
 
@@ -68,6 +69,19 @@ class VectorRounds:
             raise ClosedEnvironmentError(
                 f"Trying to operate on `{self._owner}`, after a call to `close()`."
             )
+
+    def unless_closed(self, end: Callable[[], R]) -> R:
+        """Return what `end` returns, which waits, so that a signal's handler may close all.
+
+        Raises:
+            ClosedEnvironmentError: One did.
+            Exception: What `end` raises.
+        """
+        try:
+            return end()
+        except EnvbusError:
+            self.check_open()
+            raise
 
     def check_free(self, verb: str, ending: str = ".") -> None:
         """See that `verb` may begin a round.

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from gymnasium import Space
 from gymnasium.error import ClosedEnvironmentError
 
-from envbus.bus.errors import ConfigError, RestartLimitError
+from envbus.bus.errors import ConfigError, EnvbusError, RestartLimitError
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.runner.actor import ActorState
 from envbus.runner.config import FleetConfig
@@ -344,7 +344,11 @@ class Upkeep:
             left = _LONGEST_WAIT if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 return False
-            self._rounds.take_news(min(left, _LONGEST_WAIT))
+            try:
+                self._rounds.take_news(min(left, _LONGEST_WAIT))
+            except EnvbusError:
+                self._assert_open()  # it was stopped, by a signal's handler
+                raise
         return True
 
     def _wait_for(self, ticket: Ticket, timeout: float | None) -> None:

@@ -5,6 +5,7 @@ The signal is raised by a trace function, so that what handles signals decides w
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.error import NoAsyncCallError
+from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus import interrupts
@@ -421,6 +422,54 @@ def test_a_close_that_ctrl_c_broke_off_is_done_by_the_next_one(kind: Any) -> Non
     begin()
     at_every_line(close, begin, every=41)
     running[0].close()
+
+
+class Telling(CountingEnv):
+    """Tells a process when it steps, and never comes to an end with it."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(LENGTH)
+        self.pid = pid
+
+    def step(self, action: Any) -> Any:
+        self.wait()
+
+    def wait(self) -> None:
+        os.kill(self.pid, signal.SIGUSR1)
+        while True:
+            signal.pause()
+
+
+@pytest.fixture
+def on_signal() -> Iterator[Callable[[Callable[[], object]], None]]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda do: signal.signal(signal.SIGUSR1, lambda _number, _frame: do()) and None
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "sockets"])
+@pytest.mark.parametrize("asked", ["step", "call", "recv"])
+@pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting")
+def test_a_call_during_which_a_handler_closes_all_says_so(
+    lanes: bool, asked: str, on_signal: Any
+) -> None:
+    kind: Any = ActorPool if asked == "recv" else BusVectorEnv
+    envs = kind([partial(Telling, os.getpid())], num_actors=1, lanes=lanes, timeouts=PATIENCE)
+    pids = envs.actor_pids()
+    on_signal(lambda: envs.close(terminate=True))
+    envs.reset()
+    if asked == "recv":
+        envs.recv()
+        envs.send(np.zeros(1, np.int64))
+        calls = {"recv": envs.recv}
+    else:
+        calls = {
+            "step": lambda: envs.step(np.zeros(1, np.int64)),
+            "call": lambda: envs.call("wait"),
+        }
+    with pytest.raises(ClosedEnvironmentError):
+        calls[asked]()
+    wait_until(lambda: not any(map(is_alive, pids)), "their ends")
 
 
 def choose(observations: Any) -> Any:
