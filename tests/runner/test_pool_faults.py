@@ -18,6 +18,8 @@ from envbus.runner.pool_roster import PoolRoster
 class Results:
     """Notes whose infos were dropped."""
 
+    cut = None
+
     def __init__(self) -> None:
         self.taken: list[int] = []
 
