@@ -46,6 +46,7 @@ app = typer.Typer(
     name="bench",
     help="Measure envbus side by side with the libraries a user would pick instead.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     rich_markup_mode=None,  # errors on plain lines
 )

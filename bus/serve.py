@@ -57,6 +57,9 @@ Handlers = Mapping[type[Request[Any]], Callable[[Any], Reply]]
 HELLO_ID = 2**62
 #: Seconds between looks at whether the worker was told to stop.
 _IDLE_WAIT = 1.0
+#: Seconds without an answer after which a worker says whom it waits for.
+_TOLD_AFTER = 2.0
+_ASKED = "is it running, and is the endpoint right?"
 
 
 class Codec(Protocol):
@@ -171,9 +174,19 @@ class Worker:
             ProtocolError: The broker refuses this peer; the message says why.
         """
         self._send(Kind.REQUEST, HELLO_ID, self._hello, ttl=timeout)
-        deadline = time.monotonic() + timeout
+        deadline, told = time.monotonic() + timeout, False
         turned_away = False
         while (left := deadline - time.monotonic()) > 0:
+            if not told and timeout - left >= _TOLD_AFTER:
+                told = True
+                logger.warning(
+                    "%s: no broker has answered for %g s, and is waited for until %g s are over; "
+                    "%s",
+                    self._hello.name,
+                    _TOLD_AFTER,
+                    timeout,
+                    self._transport.trouble() or _ASKED,
+                )
             frames = self._transport.receive(min(left, _IDLE_WAIT))
             if frames is None:
                 if self._transport.trouble():
@@ -196,7 +209,7 @@ class Worker:
                 if failed.code is FailureCode.VERSION:
                     raise VersionMismatchError(failed.message)
                 raise ProtocolError(f"the broker refuses {self._hello.name}: {failed.message}")
-        why = self._transport.trouble() or "is it running, and is the endpoint right?"
+        why = self._transport.trouble() or _ASKED
         raise RequestTimeoutError(
             f"no broker answered within {timeout} s; {why}",
             request_id=0,

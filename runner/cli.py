@@ -5,6 +5,7 @@ Heavy imports happen in the commands, so that `--help` and mistakes answer at on
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -94,6 +95,10 @@ def _report(exc: Exception) -> int:
         )
     elif isinstance(exc, EnvbusError):
         text = str(exc)
+    elif isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        # What could not be printed is not tried again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        text = f"nothing more can be written: {exc}"
     else:
         frames = exc.__traceback__
         while frames is not None and _reads_options(frames.tb_frame.f_code.co_filename):

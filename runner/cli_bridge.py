@@ -164,7 +164,12 @@ def replay(
     found: Iterator[Any] = (
         read_episodes(episodes) if Path(episodes).is_dir() else minari_episodes(episodes)
     )
-    first = next(found, None)
+    try:
+        first = next(found, None)
+    except ConfigError as exc:
+        if Path(episodes).is_dir():
+            raise
+        raise ConfigError(f"there is no folder {episodes}, and as a Minari id: {exc}") from exc
     if first is None:
         raise ConfigError(f"there are no episodes in {episodes}")
     client = ExternalEnvClient(address, keys=keys, server_key=server_key)

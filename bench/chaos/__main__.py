@@ -17,7 +17,12 @@ __all__ = ["app", "main"]
 #: Columns of the report where there is no terminal.
 _WIDTH = 120
 
-app = typer.Typer(name="chaos", add_completion=False, rich_markup_mode=None)
+app = typer.Typer(
+    name="chaos",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @app.command()

@@ -13,6 +13,7 @@ import numpy as np
 from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.extras import how_to_install
 from envbus.runner.nested import Tree, map_tree
 
 __all__ = ["Verbs", "minari_episodes", "replay"]
@@ -103,7 +104,7 @@ def minari_episodes(dataset: Any) -> Iterator[SampleBatch]:
             import minari
         except ImportError as exc:
             raise ConfigError(
-                f"to read the Minari dataset {dataset!r}, install minari[hdf5]"
+                f"to read the Minari dataset {dataset!r}, {how_to_install('minari')}"
             ) from exc
         try:
             dataset = minari.load_dataset(dataset)

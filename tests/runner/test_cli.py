@@ -256,3 +256,27 @@ def test_a_broker_says_where_it_listens_and_ends_by_ctrl_c() -> None:
         served.send_signal(signal.SIGINT)
         _, err = served.communicate(timeout=10)
     assert (served.returncode, err) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["bench", "-h"], ["chaos", "-h"], ["bench", "bus", "-h"]])
+def test_commands_with_commands_of_their_own_take_the_short_option_for_help(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 0
+    assert "Usage: envbus" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_the_output_is_told_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "doctor", "127.0.0.1:9"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "nothing more can be written: [Errno 28]" in done.stderr
+    assert done.stderr.count("\n") == 1

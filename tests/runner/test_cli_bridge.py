@@ -71,3 +71,11 @@ def test_a_program_of_its_own_is_checked_as_a_client() -> None:
             client.kill()
     assert checker.returncode == 0, told
     assert "0 failed" in told
+
+
+def test_replay_of_a_folder_that_is_not_there_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "epsiodes"
+    assert main(["replay", str(nowhere), "tcp://127.0.0.1:9"]) == 2
+    assert f"there is no folder {nowhere}" in capsys.readouterr().err

@@ -93,3 +93,18 @@ def test_a_broker_with_keys_serves_their_holders_and_logs_who_is_refused(tmp_pat
     secret = load_keys(tmp_path / "server.key_secret").secret
     assert secret not in command_line
     assert secret.decode() not in err
+
+
+def test_an_actor_to_nobody_says_whom_it_waits_for_after_two_seconds() -> None:
+    # Port 9 of this host: nobody listens there.
+    done = subprocess.run(
+        [*COMMAND, "actor", "tcp://127.0.0.1:9", "--name", "lonely", "--timeout", "2.1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "lonely: no broker has answered for 2 s, and is waited for until 2.1 s" in done.stderr
+    assert "envbus: error: " in done.stderr
+    assert "Traceback" not in done.stderr
