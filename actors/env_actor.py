@@ -241,7 +241,7 @@ class EnvActor:
             PermissionError: The rule is against the name.
         """
         if self._rule is not None:
-            self._rule.check_attribute(request.name)
+            self._rule.check_call(request.name, request.args.value, request.kwargs.value)
         return self._each(
             request.slots,
             lambda group, slots, _positions: group.call(

@@ -5,7 +5,7 @@ Pure: nothing is imported here; `env_source.py` asks before it imports, and agai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType, MethodType, ModuleType
 
 from envbus.bus.errors import ConfigError
@@ -14,6 +14,8 @@ __all__ = ["ImportRule"]
 
 #: Gymnasium ids that make whatever old Gym id their `env_id=` names, which may name a module.
 _MAKERS_OF_OTHERS = frozenset({"GymV21Environment", "GymV26Environment"})
+#: Methods of Gymnasium's envs that reach the attribute whose name they are called with.
+_TAKERS_OF_NAMES = frozenset({"get_wrapper_attr", "has_wrapper_attr", "set_wrapper_attr"})
 
 
 class ImportRule:
@@ -103,6 +105,17 @@ class ImportRule:
                 f"a remote actor's envs have no {name!r} for others: only public attributes and "
                 "methods of the env itself, without dots"
             )
+
+    def check_call(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Refuse what a call by name would reach, also by a method that itself takes a name.
+
+        Raises:
+            PermissionError: As `check_attribute`.
+        """
+        self.check_attribute(name)
+        if name.removeprefix("unwrapped.") in _TAKERS_OF_NAMES:
+            for meant in (*args[:1], *(kwargs[key] for key in kwargs if key == "name")):
+                self.check_attribute(str(meant))
 
     def _covers(self, module: object) -> bool:
         return isinstance(module, str) and any(

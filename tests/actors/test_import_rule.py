@@ -98,6 +98,11 @@ def test_by_name_only_what_the_env_itself_offers_is_reached(tmp_path: Path) -> N
     for name in ("spec.make", "unwrapped.spec.make", "__init__", "step.__globals__.get", "_x", ""):
         with pytest.raises(PermissionError, match="without dots"):
             call(name, args=["touch", str(canary)])
+    for taker in ("get_wrapper_attr", "unwrapped.get_wrapper_attr", "set_wrapper_attr"):
+        with pytest.raises(PermissionError, match="no '_np_random_seed' for others"):
+            call(taker, "_np_random_seed", 1)
+        with pytest.raises(PermissionError, match="no '_np_random_seed' for others"):
+            actor.call(Call(name=taker, args=Tree(()), kwargs=Tree({"name": "_np_random_seed"})))
     assert not canary.exists()
     assert Exec not in actor.handlers
     actor.close()
