@@ -100,8 +100,10 @@ class _Keeper:
         """Put the handlers back, and tell them what was kept."""
         try:
             self._put_back()
+        except BaseException:  # of one that was back already
+            self._put_back()
+            raise
         finally:
-            self._put_back()  # one that was back already may have broken that off
             self.depth = 0
             if self.kept:
                 self.deliver()

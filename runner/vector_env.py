@@ -313,8 +313,13 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
             Observations, rewards `(num_envs,)` float64, terminations and truncations
             `(num_envs,)` bool, and infos.
         """
-        self.step_async(actions)
-        return self.step_wait()
+
+        def step() -> Stepped:
+            self.step_async(actions)
+            return self.step_wait()
+
+        # Handlers of signals are exchanged once for both, instead of twice.
+        return hand_out(step, self._rounds.keep_last)
 
     def step_async(self, actions: Any) -> None:
         """Ask all envs to advance by one step; `step_wait` returns the results.
