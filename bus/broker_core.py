@@ -47,7 +47,7 @@ from envbus.bus.broker_vocabulary import (
     Tick,
     Unsendable,
 )
-from envbus.bus.control import answer, failure, read_heartbeat, read_hello
+from envbus.bus.control import NOBODY, answer, failure, read_heartbeat, read_hello
 from envbus.bus.dispatch import Dispatcher
 from envbus.bus.errors import DecodeError
 from envbus.bus.invariants import expect
@@ -273,6 +273,9 @@ class BrokerCore:
                 return [Notify(identity, header, event.frames)]
             self._dispatcher.counts.no_peer += 1
             text = f"this broker answers no {header.payload_type}; name a peer or service in 'to'"
+            return [failure(identity, request_id, FailureCode.NO_PEER, text)]
+        if header.to == NOBODY:
+            text = "nobody has this name"
             return [failure(identity, request_id, FailureCode.NO_PEER, text)]
         if self._config.embedded:
             self._counts.blocked += 1

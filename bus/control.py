@@ -22,7 +22,10 @@ from envbus.bus.messages import (
 )
 from envbus.bus.transport import Buffer, Frames
 
-__all__ = ["answer", "failure", "read_failed", "read_heartbeat", "read_hello"]
+__all__ = ["NOBODY", "answer", "failure", "read_failed", "read_heartbeat", "read_hello"]
+
+#: No peer or service has this name. A request to it asks whether the broker has come this far.
+NOBODY = "\0"
 
 _ENCODER = msgspec.msgpack.Encoder()
 _HELLO = msgspec.msgpack.Decoder(Hello)

@@ -65,6 +65,10 @@ class GatewayConfig:
     max_strangers: int = 256
     #: Bytes that may wait for a client that reads slowly, besides the message that goes over it.
     max_unsent_bytes: int = 16 * 2**20
+    #: Bytes of a client's messages that may wait for the broker to take them, besides the one that
+    #: goes over it: its connection is not read meanwhile. All clients together: times
+    #: `max_connections`.
+    max_untaken_bytes: int = 8 * 2**20
     #: Seconds from the connection to its hello, with what comes before it: TLS, HTTP, the token.
     handshake_timeout: float = 10.0
     #: Seconds of silence until a connection is probed (a ping, or TCP's keepalive); after twice

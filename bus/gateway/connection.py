@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import zmq
 
 from envbus.bus.brief import cut, printable
+from envbus.bus.gateway.budget import Budget
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.dealer import Dealer
 from envbus.bus.gateway.door import TurnedAwayError
@@ -82,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._dealer: Dealer | None = None
+        self._budget = Budget(config.max_untaken_bytes)
         #: Messages for which the broker's queue had no room; nothing is read meanwhile.
         self._waiting: deque[Frames] = deque()
         #: When it began, when anything came, and when a message for the broker did.
@@ -169,6 +171,9 @@ class Connection(asyncio.Protocol):
     # --- the broker ----------------------------------------------------------------------------
 
     def _on_message(self, frames: list[bytes]) -> None:
+        if self._budget.takes(frames):
+            self._loop.call_soon(self._on_writable)  # later: this may be within a `send`
+            return
         words = self._session.wrap(frames)
         self._say(words + self._session.take_unsent())
 
@@ -180,12 +185,24 @@ class Connection(asyncio.Protocol):
 
     def _pass_on(self) -> None:
         """Hand messages to the broker as long as it takes them."""
-        while self._waiting and self._dealer is not None:
-            if not self._dealer.send(self._waiting[0]):
+        if self._dealer is None:
+            return
+        self._mark()
+        while self._waiting:
+            if self._budget.is_full or not self._dealer.send(self._waiting[0]):
                 assert self._transport is not None
                 self._transport.pause_reading()
                 return
-            self._waiting.popleft()
+            self._budget.add(self._waiting.popleft())
+            self._mark()
+
+    def _mark(self) -> None:
+        """Ask the broker at times whether it has taken what came before."""
+        assert self._dealer is not None
+        now = self._loop.time()
+        # Noted before it is sent: its answer may come within `send`.
+        if self._budget.wants_mark(now) and not self._dealer.send(self._budget.mark(now)):
+            self._budget.unmark()
 
     # --- time, and the end ---------------------------------------------------------------------
 
@@ -200,6 +217,7 @@ class Connection(asyncio.Protocol):
         config, lease = self._config, self._session.lease
         if self._waiting:
             self._heard = self._told = now  # it is not heard, as nobody listens
+            self._on_writable()
         if not self._session.joined and now - self._since > config.handshake_timeout:
             self.end(f"no hello came within {config.handshake_timeout:g} s", FailureCode.TIMEOUT)
         elif lease and now - self._told > lease:

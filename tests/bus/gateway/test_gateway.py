@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import select
 import signal
 import socket
 import ssl
@@ -16,7 +17,7 @@ from websockets.frames import Frame, Opcode
 from envbus.bus.broker_vocabulary import Complete, Notify, PeerLeft, PeerReady
 from envbus.bus.errors import ConfigError, RestartLimitError, TransportError
 from envbus.bus.gateway import Gateway, GatewayConfig
-from envbus.bus.gateway.framing import pack
+from envbus.bus.gateway.framing import pack, pack_for_stream
 from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
@@ -118,6 +119,37 @@ def test_thousands_of_messages_keep_their_order_while_the_broker_is_away(
         client.send(*sent[count // 2 :])
         came = [bytes(notify.frames[0]) for notify in bus.take(Notify, count)]
         assert came == [frames[1] for frames in sent]
+
+
+@pytest.mark.parametrize("kind", [Kind.NOTICE, Kind.REQUEST])
+def test_what_a_client_sends_while_the_broker_is_away_is_bounded_in_bytes(
+    tmp_path: Path, kind: Kind
+) -> None:
+    chunk, count = bytes(1 << 18), 200
+    with Bus(tmp_path, max_untaken_bytes=1 << 20) as bus, client_of(bus, "tcp") as client:
+        joined(bus, client, "sim")
+        bus.outcomes.clear()
+        stream = memoryview(
+            b"".join(
+                pack_for_stream([encode_header(Header(1, kind, 1 + n, "Big", 60.0)), chunk])
+                for n in range(count)
+            )
+        )
+        client.socket.setblocking(False)
+        sent = 0
+        while select.select([], [client.socket], [], 0.5)[1]:  # until nobody reads
+            sent += client.socket.send(stream[sent : sent + (1 << 20)])
+        assert sent < 24 * 2**20  # most of it in the system's buffers
+        while len(bus.of(Notify)) < count:
+            if sent < len(stream) and select.select([], [client.socket], [], 0.0)[1]:
+                sent += client.socket.send(stream[sent : sent + (1 << 20)])
+            bus.poll(0.001)
+        came = [notify.header.request_id for notify in bus.of(Notify)]
+        assert came == list(range(1, 1 + count))
+        client.socket.setblocking(True)
+        (peer,) = {notify.peer for notify in bus.of(Notify)}
+        bus.broker.ask(peer, "Next", [b""], timeout=PATIENCE)
+        assert decode_header(client.receive()[0]).payload_type == "Next"  # no answer to a mark
 
 
 def test_a_heartbeat_without_an_identity_counts(bus: Bus) -> None:

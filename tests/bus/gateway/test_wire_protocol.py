@@ -49,5 +49,5 @@ def test_the_fields_of_the_token_message_are_all_there() -> None:
 def test_the_limits_are_those_of_the_configuration() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(GatewayConfig)}
     rows = re.findall(r"^\| `(\w+)`[^|]*\| ([\d.]+) \|", SECTION, re.MULTILINE)
-    assert len(rows) == 6
+    assert len(rows) == 7
     assert all(defaults[name] == ast.literal_eval(value) for name, value in rows)
