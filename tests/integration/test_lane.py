@@ -178,7 +178,7 @@ def test_what_a_child_sent_before_it_ended_is_received(router: LaneRouter, peer:
 
 
 def test_an_unknown_peer_is_refused(router: LaneRouter) -> None:
-    with pytest.raises(UnknownPeerError, match="nobody"):
+    with pytest.raises(UnknownPeerError, match="not connected"):
         router.send(b"nobody", [b"x"])
 
 
