@@ -20,7 +20,7 @@ from envbus.runner.cli import main
         (["--token-file", "token"], "neither"),
         (["--tcp", "127.0.0.1:0", "--token-file", "missing"], "the token cannot be read"),
         (["--tcp", "127.0.0.1:0", "--tls-cert", "cert.pem"], "TLS needs both files"),
-        (["--keys", "missing.key_secret"], "allow="),
+        (["--keys", "missing.key_secret"], "--allow"),
         (["--policy", "envbus.runner:MlpPolicy", "--env", "FrozenLake-v1"], "takes Box"),
         (["--seconds", "-1"], "--seconds"),
         (["--tcp", "127.0.0.1:0", "--max-connections", "0"], "--max-connections"),
