@@ -104,7 +104,9 @@ def test_simulators_everywhere_train_one_policy_and_no_finished_episode_is_lost(
             simulators.kill(int(simulators.found(r"^\w+: process (\d+)")[0][1]))
             os.kill(gateway, signal.SIGKILL)
             trainer.until(lambda: trainer.steps >= 18_000)
-            told = {m[1]: int(m[2]) for m in simulators.found(r"^episode (\S+): (\d+) steps")}
+            # An episode without any answer, while the trainer trained, has no step of the policy's.
+            ended = simulators.found(r"^episode (\S+): (\d+) steps(?! \(0 answers)")
+            told = {match[1]: int(match[2]) for match in ended}
             trainer.end()
             parties = {match[1] for match in simulators.found(r"^(\w+): process")}
     assert trainer.process.returncode == 0, "".join(trainer.lines[-40:])
