@@ -5,6 +5,7 @@ The signal is raised by a trace function, so that what handles signals decides w
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -58,12 +59,14 @@ class CtrlC:
         return self._left <= 0
 
     def __enter__(self) -> CtrlC:
+        gc.disable()  # what `__del__` of an earlier test's object raises, Python can only print
         self._before = sys.gettrace()
         sys.settrace(self._on_call)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         sys.settrace(self._before)
+        gc.enable()
 
     def _on_call(self, frame: FrameType, _event: str, _arg: object) -> Any:
         return self._on_line if frame.f_code.co_filename.startswith(FOLDERS) else None
@@ -85,15 +88,15 @@ class TimeIsUp(Exception):
 
 @pytest.fixture
 def limit() -> Iterator[int]:
-    """The signal of a time limit, as of `signal.alarm`."""
+    """The signal of a time limit, as of `signal.setitimer`; SIGALRM is pytest-timeout's own."""
 
     def raise_it(_number: int, _frame: FrameType | None) -> None:
         raise TimeIsUp
 
-    before = signal.signal(signal.SIGALRM, raise_it)
-    yield signal.SIGALRM
-    assert signal.getsignal(signal.SIGALRM) is raise_it
-    signal.signal(signal.SIGALRM, before)
+    before = signal.signal(signal.SIGVTALRM, raise_it)
+    yield signal.SIGVTALRM
+    assert signal.getsignal(signal.SIGVTALRM) is raise_it
+    signal.signal(signal.SIGVTALRM, before)
 
 
 def at_every_line(
