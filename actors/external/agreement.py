@@ -107,8 +107,6 @@ class Agreement:
         ours, theirs = self.observation_space, other.observation_space
         return bool(ours == theirs and self.action_space == other.action_space)
 
-    __hash__ = None  # type: ignore[assignment]  # spaces have none
-
     @property
     def agents(self) -> list[Any]:
         """Who acts; empty if there is one agent without a name."""
