@@ -117,7 +117,8 @@ class Connection(asyncio.Protocol):
         self._say(self._session.take_unsent())
 
     def eof_received(self) -> bool:
-        """The client sends no more: its transport may be closed."""
+        """The client sends no more: its transport closes, when what is unsent is, or soon."""
+        self._begin_to_end()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -260,14 +261,18 @@ class Connection(asyncio.Protocol):
         if words:
             transport.write(words)
         if self._session.ended is not None:
-            self._abort_at = self._loop.time() + _LINGER
-            if self in self._crowd.admitted:  # it makes room, but is bounded still
-                self._leave()
-                self._crowd.strangers[self] = None
+            self._begin_to_end()
             if transport.can_write_eof():
                 transport.write_eof()
             else:  # TLS
                 transport.close()
+
+    def _begin_to_end(self) -> None:
+        """Make room for another client, and leave this one a while for what it has not read."""
+        self._abort_at = self._loop.time() + _LINGER
+        if self in self._crowd.admitted:  # it is bounded still
+            self._leave()
+            self._crowd.strangers[self] = None
 
 
 def _set_options(sock: socket.socket, keepalive: float) -> None:

@@ -47,6 +47,8 @@ _DESCRIPTORS_PER_CONNECTION: Final = 3
 
 def main(pipe: Pipe) -> None:
     """Serve until the driver at the other end of `pipe` says to stop."""
+    # It warns for each message to a client that has closed its side, who thus could fill a disk.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     bootstrap = msgspec.msgpack.decode(
         pipe.receive_bytes(BOOTSTRAP_PARCEL, _HANDOVER_TIMEOUT), type=Bootstrap
     )

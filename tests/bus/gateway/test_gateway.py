@@ -330,6 +330,17 @@ def test_a_client_that_falls_silent_for_its_lease_makes_room(tmp_path: Path, kin
             joined(bus, next_one, "next")
 
 
+def test_a_client_that_neither_reads_nor_sends_any_more_makes_room(tmp_path: Path) -> None:
+    with Bus(tmp_path, max_connections=1) as bus, TcpClient(bus.gateway.tcp[0]) as lazy:
+        peer = joined(bus, lazy, "lazy")
+        bus.broker.ask(peer, "Flood", [bytes(12 << 20)], timeout=PATIENCE)  # no window takes it
+        bus.until(lambda: select.select([lazy.socket], [], [], 0.0)[0], "it has come here")
+        lazy.socket.shutdown(socket.SHUT_WR)
+        bus.until(lambda: [left.name for left in bus.of(PeerLeft)] == ["lazy"], "lazy is cut off")
+        with TcpClient(bus.gateway.tcp[0]) as next_one:
+            joined(bus, next_one, "next")
+
+
 @pytest.mark.parametrize("kind", ["tcp", "websocket"])
 def test_a_client_whose_hello_is_refused_makes_room(tmp_path: Path, kind: str) -> None:
     with Bus(tmp_path, max_connections=1) as bus:
