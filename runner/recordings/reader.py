@@ -83,7 +83,7 @@ def read_journal(path: Path) -> Journal:
     """Return what stands in a journal, up to where its writer was killed.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: It cannot be opened, or the disk fails to read it.
     """
     with path.open("rb") as file:
         seen = _Seen(file)
@@ -93,7 +93,9 @@ def read_journal(path: Path) -> Journal:
                 while True:
                     batches.append(stream.read_next_batch())
         except (StopIteration, pa.ArrowInvalid, OSError):
-            pass  # the end, or a piece that was being written
+            if seen.failure is not None:  # there may be more: this is not the end
+                raise seen.failure from None
+            # Else the end, or a piece that was being written.
         table = pa.Table.from_batches(batches) if batches else None
         size = os.fstat(file.fileno()).st_size
         return Journal(table, seen.place < size)
@@ -107,10 +109,16 @@ class _Seen:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.place = 0
+        #: Why the disk has not read it.
+        self.failure: OSError | None = None
 
     def read(self, size: int) -> bytes:
         self.place += size
-        return self._file.read(size)
+        try:
+            return self._file.read(size)
+        except OSError as exc:
+            self.failure = exc
+            raise
 
     def tell(self) -> int:
         return self._file.tell()

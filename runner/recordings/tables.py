@@ -40,16 +40,25 @@ class RecordedValue(Payload, frozen=True, kw_only=True):
 
 
 def to_table(batch: SampleBatch) -> pa.Table:
-    """Return the rows as a table, in the same order."""
+    """Return the rows as a table, in the same order.
+
+    Raises:
+        ConfigError: A column has keys, or numbers, that no file has.
+    """
     names: list[str] = []
     arrays: list[pa.Array] = []
 
     def add(tree: Tree, path: str) -> dict[str, Any]:
         if isinstance(tree, dict):
+            for key in tree:
+                if type(key) not in (str, int):
+                    raise ConfigError(f"{path}[{key!r}]: keys must be strings or integers")
             parts = [[key, add(part, f"{path}[{key!r}]")] for key, part in tree.items()]
             return {"dict": parts}
         if isinstance(tree, tuple):
             return {"tuple": [add(part, f"{path}[{i}]") for i, part in enumerate(tree)]}
+        if tree.dtype.kind == "V" or tree.dtype == np.longdouble != np.double:
+            raise ConfigError(f"{path}: values of {tree.dtype} cannot be recorded")
         names.append(path)
         array, note = _to_arrow(tree)
         arrays.append(array)
@@ -122,10 +131,12 @@ def _to_arrow(array: npt.NDArray[Any]) -> tuple[pa.Array, dict[str, Any]]:
 def _from_arrow(column: pa.ChunkedArray, note: dict[str, Any]) -> npt.NDArray[Any]:
     if "packed" in note:
         values = [decode(RecordedValue, frames).value.value for frames in column.to_pylist()]
+        if note["packed"] != "|O":
+            return np.array(values, note["packed"])
         out = np.empty(len(values), np.object_)
         for index, value in enumerate(values):
             out[index] = value
-        return out if note["packed"] == "|O" else out.astype(note["packed"])
+        return out
     if "text" in note:
         return np.array(column.to_pylist(), np.str_)
     if "shape" in note:

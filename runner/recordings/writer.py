@@ -37,6 +37,10 @@ __all__ = ["EpisodeWriter"]
 
 logger = logging.getLogger("envbus.runner.recordings")
 
+#: Shards that wait, open, for refused rows to be cut off. The disk is broken, not full, if there
+#: are more: the oldest are left as they are.
+_MAX_UNCUT = 32
+
 #: Whose rows, and all policies that their episodes have rows of; none: no others.
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
 
@@ -77,8 +81,12 @@ class EpisodeWriter:
         self._shard_rows, self._shard_seconds = shard_rows, shard_seconds
         self._durable = durable
         self._shards: dict[_Key, _Shard] = {}
-        #: Full or faulty ones that could not be completed, the oldest first.
+        #: Full ones that could not be completed, the oldest first. They are closed: a disk that is
+        #: full for days must not cost a descriptor per shard.
         self._incomplete: list[_Shard] = []
+        #: Those that have rows at their end that were refused and could not be cut off. They are
+        #: open: no other writer may take such rows for confirmed ones.
+        self._uncut: list[_Shard] = []
         self._closed = False
         #: Episodes' ids are unique within what one writer writes, and file names say which.
         self._name = secrets.token_hex(4)
@@ -128,13 +136,15 @@ class EpisodeWriter:
         log says why, and the next writer of the folder tries again.
         """
         self._closed = True
-        shards, self._shards = [*self._incomplete, *self._shards.values()], {}
-        self._incomplete = []
+        shards = [*self._incomplete, *self._uncut, *self._shards.values()]
+        self._incomplete, self._uncut, self._shards = [], [], {}
         with contextlib.ExitStack() as stack:
             for shard in shards:
                 stack.callback(shard.close)
             for shard in shards:
-                shard.complete()
+                if shard.take_back():
+                    shard.close()
+                    shard.complete()
 
     def __enter__(self) -> EpisodeWriter:
         return self
@@ -149,6 +159,7 @@ class EpisodeWriter:
 
     def _append(self, tables: Mapping[_Key, pa.Table]) -> None:
         """Append to all shards, or to none."""
+        self._cut()
         for key, table in tables.items():
             shard = self._shards.get(key)
             if shard is not None and not shard.takes(table.schema):
@@ -170,17 +181,30 @@ class EpisodeWriter:
         except BaseException:
             for key in written:
                 shard = self._shards[key]
-                if not shard.take_back():  # it is tried again before it is completed
-                    self._incomplete.append(self._shards.pop(key))
+                if not shard.take_back():  # it is tried again by the next call
+                    self._uncut.append(self._shards.pop(key))
                 elif not shard.num_rows:
                     self._shards.pop(key).close()
             raise
 
     def _retire(self, key: _Key) -> None:
         """Complete a shard, now or some time later; what follows goes to another one."""
-        self._incomplete.append(self._shards.pop(key))
+        shard = self._shards[key]
+        self._incomplete.append(shard)
+        del self._shards[key]
+        shard.close()
         while self._incomplete and self._incomplete[0].complete():
-            self._incomplete.pop(0).close()
+            del self._incomplete[0]
+
+    def _cut(self) -> None:
+        """Cut off what could not be cut off before, so that a kill does not leave it to readers."""
+        for shard in self._uncut[:]:
+            if shard.take_back():
+                shard.close()
+                self._incomplete.append(shard)
+                self._uncut.remove(shard)
+        while len(self._uncut) > _MAX_UNCUT:
+            self._uncut.pop(0).close()
 
 
 def _parts(policies: Mapping[str, SampleBatch]) -> dict[_Key, SampleBatch]:
@@ -216,6 +240,8 @@ class _Shard:
         self._begun = time.monotonic()
         #: Length and rows, of all that was confirmed, and with what was appended since.
         self._confirmed = self._appended = (0, 0)
+        #: The log says that rows could not be taken back.
+        self._uncut = False
 
     @property
     def num_rows(self) -> int:
@@ -259,6 +285,8 @@ class _Shard:
         """
         length, rows = self._confirmed
         self._written.take()
+        if self._appended == self._confirmed and rows:
+            return True
         try:
             if rows:
                 os.ftruncate(self._file.fileno(), length)
@@ -266,16 +294,25 @@ class _Shard:
             else:
                 self._path.unlink(missing_ok=True)
         except OSError as exc:
-            logger.error("%s has rows at its end that were not confirmed: %s", self._path, exc)
+            if not self._uncut:
+                logger.error("%s has rows at its end that were not confirmed: %s", self._path, exc)
+            self._uncut = True
             return False
         self._appended = self._confirmed
         return True
 
     def complete(self) -> bool:
-        """Make it a Parquet file; return whether it is one. It can be tried again."""
-        if self._appended != self._confirmed and not self.take_back():
+        """Make it a Parquet file, after `close`; return whether it is one. It can be tried again.
+
+        Nothing but confirmed rows may be in it.
+        """
+        if not self.num_rows:
+            return True
+        try:
+            return _take_over(self._path, self.num_rows)
+        except OSError as exc:
+            logger.warning("%s stays a journal, which can be read: %s", self._path, exc)
             return False
-        return not self.num_rows or _to_parquet(self._path, self.num_rows)
 
     def close(self) -> None:
         """Leave it to other writers. Never fails: what was written has been confirmed before."""
@@ -325,19 +362,26 @@ def _new_journal(folder: Path, writer: str) -> tuple[Path, FileIO]:
         file.close()  # another writer took it over before it was locked, and found it empty
 
 
-def _take_over(path: Path) -> None:
-    """Complete a journal whose writer is gone."""
+def _take_over(path: Path, num_rows: int | None = None) -> bool:
+    """Complete a journal that nobody writes to any more; return whether it is complete.
+
+    Args:
+        path: Of the journal.
+        num_rows: That must be in it; None: nobody knows.
+
+    Raises:
+        OSError: It cannot be opened or locked.
+    """
     try:
         file = path.open("r+b")
     except FileNotFoundError:  # another has just done so
-        return
+        return True
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # somebody writes to it
-        if path.exists():
-            _to_parquet(path)
+            return False  # somebody writes to it
+        return not path.exists() or _to_parquet(path, num_rows)
 
 
 def _to_parquet(path: Path, num_rows: int | None = None) -> bool:

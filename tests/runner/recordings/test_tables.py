@@ -55,6 +55,26 @@ def test_nested_columns_come_back_nested() -> None:
     same(from_table(to_table(batch)), batch)
 
 
+def test_rows_of_several_texts_times_or_complex_numbers_come_back() -> None:
+    days = np.array([["2020-01-01", "2021-01-01"]] * 2, "M8[s]")
+    batch = SampleBatch(
+        {
+            "texts": np.array([["ab", "c"], ["", "d"]]),
+            "bytes": np.array([[b"ab", b"c"], [b"", b"d"]]),
+            "complex": np.array([[1j, 2], [3, 4j]], np.complex64),
+            "days": days,
+        }
+    )
+    same(from_table(to_table(batch)), batch)
+
+
+def test_what_cannot_be_recorded_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"obs\[\('a', 1\)\]: keys"):
+        to_table(SampleBatch({"obs": {("a", 1): np.zeros(2)}}))
+    with pytest.raises(ConfigError, match=r"obs\['x'\]: values of \[\('a', '<f4'\)\]"):
+        to_table(SampleBatch({"obs": {"x": np.zeros(2, [("a", "<f4")])}}))
+
+
 def test_infos_and_graphs_come_back_without_pickle() -> None:
     graph = GraphInstance(np.eye(3, dtype=np.float32), None, None)
     values = np.empty(2, np.object_)

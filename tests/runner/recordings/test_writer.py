@@ -284,6 +284,38 @@ def closed_by_disk(path: Path) -> None:
     raise AssertionError(f"{path} is not open")
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no /proc")
+def test_a_journal_that_the_disk_fails_to_read_is_left_as_it_is(tmp_path: Path) -> None:
+    journal = tmp_path / "default" / "1-x.arrows"
+    journal.parent.mkdir()
+    journal.symlink_to("/proc/self/mem")  # nothing is mapped at 0: EIO
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write(episode(1, 3))
+    assert [path for path in journal.parent.iterdir() if path.suffix != ".parquet"] == [journal]
+    with pytest.raises(ConfigError, match=r"1-x\.arrows cannot be read"):
+        list(read_episodes(tmp_path))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc")
+def test_shards_that_cannot_be_completed_cost_no_descriptors(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, shard_rows=4) as writer:
+        writer.write(episode(0, 2))
+        (journal,) = tmp_path.glob("*/*.arrows")
+        in_the_way = journal.with_name(f".{journal.stem}.parquet")
+        in_the_way.mkdir()
+        for eps_id in range(1, 20):
+            writer.write(episode(eps_id, 4))
+        open_files = [handle for handle in Path("/proc/self/fd").iterdir() if handle.is_symlink()]
+        links = [handle.readlink() for handle in open_files if handle.is_symlink()]
+        assert not [link for link in links if tmp_path in link.parents]
+        assert len(list(tmp_path.glob("*/*.arrows"))) == 19
+        assert lengths(tmp_path) == {0: 2} | dict.fromkeys(range(1, 20), 4)
+        in_the_way.rmdir()
+        writer.write(episode(20, 4))
+        assert not list(tmp_path.glob("*/*.arrows"))
+    assert lengths(tmp_path) == {0: 2} | dict.fromkeys(range(1, 21), 4)
+
+
 def test_an_episode_that_cannot_be_written_is_refused_whole_and_the_writer_goes_on(
     tmp_path: Path,
 ) -> None:
