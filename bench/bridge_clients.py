@@ -125,6 +125,7 @@ class DealerClient:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.ROUTING_ID, f"bench.{secrets.token_hex(8)}".encode())
         self._socket.connect(address)
 
     def fileno(self) -> zmq.Socket[bytes]:

@@ -56,12 +56,26 @@ def objection(
         owner: Name of the broker's owner; "": it has none.
     """
     return (
-        _malformed(hello)
+        _made_up(identity)
+        or _malformed(hello)
         or _owners(hello, owner)
         or _other_self(hello, identity, incarnation, user, peers)
         or _name_taken(hello, identity, incarnation, user, peers)
         or _never_missed(hello, identity, peers, max_heartbeat)
         or _name_is_service(hello, peers, router)
+    )
+
+
+def _made_up(identity: bytes) -> str | None:
+    """A ROUTER makes up an id for who has none, and for what a connection that was lost has left.
+
+    What the latter says of itself is out of date: its sender is there, or comes, under its own id.
+    """
+    if not identity.startswith(b"\0"):
+        return None
+    return (
+        "a peer has a routing id of its own (ZMQ_ROUTING_ID), which does not begin with a zero "
+        "byte; set one before connecting, and keep it"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import struct
@@ -130,8 +131,7 @@ class Strangers:
         with self._context.socket(zmq.DEALER) as peer:
             peer.setsockopt(zmq.LINGER, _LINGER_MS)
             peer.setsockopt(zmq.SNDHWM, len(messages) + 1)
-            if identity:
-                peer.setsockopt(zmq.ROUTING_ID, identity)
+            peer.setsockopt(zmq.ROUTING_ID, identity or b"s" + os.urandom(15))
             peer.connect(self._endpoint)
             for frames in messages:
                 peer.send_multipart(frames or [b""], flags=zmq.NOBLOCK)

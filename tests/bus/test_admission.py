@@ -31,6 +31,7 @@ from tests.bus.scenes import ask, core_with, failure_in, only, sends
         hello_from(b"a", name="other"),
         hello_from(b"a", services=["env"], incarnation=5),
         hello_from(b"b", name="a"),
+        hello_from(b"\0abcd", name="b"),
         hello_from(b"b", name=""),
         hello_from(b"b", name="x" * 257),
         hello_from(b"b", name="x\nERROR the disk is full"),
@@ -67,6 +68,16 @@ def test_a_higher_incarnation_of_the_same_user_takes_the_name_over() -> None:
     assert [type(effect) for effect in effects] == [PeerLeft, Send, PeerReady]
     assert core.peer_state(b"a") is PeerState.GONE
     assert sends(drive(core, [ask("a")])) == [(b"a2", 1)]
+
+
+def test_what_a_lost_connection_has_left_takes_no_name() -> None:
+    """A ROUTER gives it an id of its own when the next connection comes; a client that has
+    connected again while nobody looked was refused for ever."""
+    core = core_with()
+    left, there = hello_from(b"\0\x01\x02\x03\x04", name="a"), hello_from(b"a")
+    effects = drive(core, [left, there])
+    assert failure_in(sends(effects)[0]).code is FailureCode.PROTOCOL
+    assert core.peer_state(b"a") is PeerState.READY
 
 
 def test_without_keys_nobody_takes_the_name_of_one_that_is_there() -> None:

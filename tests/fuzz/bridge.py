@@ -439,6 +439,7 @@ class Stranger:
     def __init__(self, context: zmq.Context[Any], address: str, hostile: Hostile) -> None:
         self.hostile = hostile
         self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.ROUTING_ID, f"s.{secrets.token_hex(8)}".encode())
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDTIMEO, int(PATIENCE * 1000))
         self.socket.connect(address)
