@@ -92,7 +92,7 @@ help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
 
 run: install-run ## The main job: 64 CartPole envs, one actor killed on the way.
-	@$(BIN)/python -m envbus.runner.cli run CartPole-v1 --num-envs 64 --seconds 5 \
+	@$(BIN)/python -m envbus.bench.entry run CartPole-v1 --num-envs 64 --seconds 5 \
 	  --kill-one --compare
 
 test: lint system-packages ## Install, lint, type-check and run the tests.
@@ -142,10 +142,10 @@ fuzz: install-fuzz ## Fuzz a bridge, the codec and the broker, FUZZ_SECONDS each
 	@$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
 
 bench: install-bench ## Measure; see bench/README.md. BENCH_ARGS are handed on.
-	@$(BIN)/python -m envbus.runner.cli bench $(BENCH_ARGS)
+	@$(BIN)/python -m envbus.bench.entry bench $(BENCH_ARGS)
 
 chaos: install-run ## Break everything for two minutes and audit what came. CHAOS_ARGS are handed on.
-	@$(BIN)/python -m envbus.runner.cli chaos $(CHAOS_ARGS)
+	@$(BIN)/python -m envbus.bench.entry chaos $(CHAOS_ARGS)
 
 examples: install-examples ## Do the examples learn? Short trainings, and all else with PyTorch.
 	@$(BIN)/python -m pytest --no-header $(TORCH_TESTS) $(PYTEST_ARGS)

@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except _UsageError as exc:
         format_message = getattr(exc, "format_message", exc.__str__)
-        return refuse(format_message())
+        command = getattr(getattr(exc, "ctx", None), "command_path", "envbus")
+        return refuse(f"{format_message().rstrip('.')}; see `{command} --help`")
     except ConfigError as exc:
         return refuse(str(exc))
     except TransportError as exc:  # an address in use, for example

@@ -182,7 +182,6 @@ class Member:
         """Its process has ended, and `take_reports` was called since: return how."""
         how = self._problem or status.report()
         self.reason = f"{self.describe()} ended: {how}"
-        logger.warning("%s", self.reason)
         assert self.child is not None
         self.child.pipe.close()
         self.child = self._probing = None

@@ -90,7 +90,7 @@ class PolicyProcesses:
         self._supervision = None if restart is None else Supervision(random.random)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._closed = False
+        self._started = self._closed = False
         self._owner = os.getpid()
         self._bell, self._waker = socket.socketpair()
         self._waker.setblocking(False)
@@ -143,6 +143,7 @@ class PolicyProcesses:
                         f"the policies need longer\n{stacks}"
                     )
                 self._changed.wait(left)
+            self._started = True
 
     def push(self, policy_id: str, weights: Any, version: int | None) -> Pushed:
         """Send weights to all workers, and to each that is started later; returns at once.
@@ -309,6 +310,8 @@ class PolicyProcesses:
     def _on_exit(self, member: Member, status: ExitStatus, now: float) -> None:
         self._take_reports(member, now)
         how = member.on_exit(status)
+        if self._started:  # else `start` raises it
+            logger.warning("%s", member.reason)
         if self._supervision is not None:
             member.state = "down"
             idle = (self._hang_timeout or 0.0) if member.exit is Exit.HANG else 0.0

@@ -70,7 +70,7 @@ def test_the_wheel_names_its_licence_its_command_and_no_heavy_dependency(
     metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
     assert metadata["License-Expression"] == "MIT"
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
-    assert "envbus = envbus.runner.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+    assert "envbus = envbus.bench.entry:main" in wheel.read(f"{info}/entry_points.txt").decode()
     required = {
         line.split(">=")[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line
     }

@@ -369,7 +369,9 @@ def test_a_torch_policy_works() -> None:
         )
 
 
-def test_a_policy_that_cannot_be_made_is_told_with_its_traceback() -> None:
+def test_a_policy_that_cannot_be_made_is_told_once_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def broken() -> Any:
         raise LookupError("no such model")
 
@@ -377,6 +379,7 @@ def test_a_policy_that_cannot_be_made_is_told_with_its_traceback() -> None:
         PolicyWorkers(broken, 2)
     with pytest.raises(StartError, match="returned a int"):
         PolicyWorkers(lambda: 5)
+    assert caplog.messages == []
 
 
 def test_what_cannot_be_pickled_is_told() -> None:

@@ -77,9 +77,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing command."),
-        (["fly"], "No such command 'fly'."),
-        (["run"], "Missing argument 'ENV_ID'."),
+        ([], "Missing command; see `envbus --help`"),
+        (["fly"], "No such command 'fly'; see"),
+        (["run"], "Missing argument 'ENV_ID'; see `envbus run --help`"),
         (["run", "CartPole-v1", "--nope"], "No such option: --nope"),
         (["run", "CartPole-v1", "--num-envs", "0"], "'--num-envs'"),
         (["run", "CartPole-v1", "--num-envs", "many"], "'--num-envs'"),
@@ -95,7 +95,7 @@ def folder(tmp_path: Path) -> Path:
         (["run", "no_such_module:Env-v0"], "No module named 'no_such_module'"),
         (["run", "math:no_such_env"], "module 'math' has no attribute 'no_such_env'"),
         (["run", ":Env-v0"], "neither a Gymnasium id"),
-        (["broker"], "Missing option '--bind'."),
+        (["broker"], "Missing option '--bind'; see `envbus broker --help`"),
         (["broker", "--bind", "nowhere"], "nowhere"),
         (["broker", "--bind", "tcp://0.0.0.0:0"], "pass --keys and --allow, bind to 127.0.0.1"),
         (["broker", "--bind", "tcp://0.0.0.0:0"], "or say --insecure"),
