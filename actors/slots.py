@@ -34,6 +34,10 @@ from envbus.actors.spaces import leaves as leaves_of
 
 __all__ = ["EnvSlots"]
 
+#: What an env's methods return.
+_STEP_PARTS = ("observation", "reward", "terminated", "truncated", "info")
+_RESET_PARTS = ("observation", "info")
+
 
 class EnvSlots:
     """k envs in k slots.
@@ -192,8 +196,13 @@ class EnvSlots:
             terminations[list(slots)] = truncations[list(slots)] = False
         for slot, call, action, row in zip(addressed, calls, actions, rows, strict=False):
             try:
-                observation, reward, terminated, truncated, info = call(action)
-                if terminated or truncated:
+                returned = call(action)
+                try:
+                    observation, reward, terminated, truncated, info = returned
+                    goes_on = not (terminated or truncated)
+                except (TypeError, ValueError):
+                    raise self._misfit(slot, "step", returned, _STEP_PARTS) from None
+                if not goes_on:
                     observation, info = self._on_end(slot, observation, info)
                 if (
                     type(observation) is not ndarray
@@ -319,7 +328,8 @@ class EnvSlots:
     ) -> Info:
         if seed is None:  # it was made anew, and its first reset is this one
             seed = self._first_seeds.get(slot)
-        observation, info = self._envs[slot].reset(seed=seed, options=own_deeply(options))
+        returned = self._envs[slot].reset(seed=seed, options=own_deeply(options))
+        observation, info = self._parts_of_reset(slot, returned)
         self._on_reset(slot)
         rows.rows[slot][...] = rows.convert(slot, observation)
         return info
@@ -345,11 +355,30 @@ class EnvSlots:
             self._resetting = slot
             self._stuck[slot] = True
             self._refresh([slot])
-            observation, reset_info = self._envs[slot].reset()
+            observation, reset_info = self._parts_of_reset(slot, self._envs[slot].reset())
             self._on_reset(slot)
             return observation, same_step_info(final_obs, final_info, reset_info)
         self._refresh([slot])
         return observation, info
+
+    def _parts_of_reset(self, slot: int, returned: Any) -> tuple[Element, Info]:
+        if isinstance(returned, (tuple, list)) and len(returned) == len(_RESET_PARTS):
+            return returned[0], returned[1]
+        raise self._misfit(slot, "reset", returned, _RESET_PARTS)
+
+    def _misfit(
+        self, slot: int, verb: str, returned: object, parts: Sequence[str]
+    ) -> TypeError | ValueError:
+        """Return the error that tells what is wrong with what an env's `verb` returned."""
+        who = f"env {self._first_env_id + slot}: its {verb} returned"
+        expected = f"expected ({', '.join(parts)})"
+        if not isinstance(returned, (tuple, list)):
+            came = "None" if returned is None else f"a {type(returned).__qualname__}"
+            return TypeError(f"{who} {came}, {expected}")
+        if len(returned) != len(parts):
+            return ValueError(f"{who} {len(returned)} values, {expected}")
+        shapes = " and ".join(f"{np.shape(flag)}" for flag in returned[2:4])
+        return ValueError(f"{who} flags of shapes {shapes}, expected one True or False each")
 
     def _on_reset(self, slot: int) -> None:
         self._autoreset.on_reset(slot)
@@ -364,7 +393,8 @@ class EnvSlots:
             self._resetting = slot
             seed = self._first_seeds.get(slot)
             env = self._envs[slot]
-            observation, info = env.reset() if seed is None else env.reset(seed=seed)
+            returned = env.reset() if seed is None else env.reset(seed=seed)
+            observation, info = self._parts_of_reset(slot, returned)
             self._on_reset(slot)
             return observation, 0.0, False, False, info
 

@@ -45,6 +45,8 @@ class Round(msgspec.Struct):
     told: bool = False
     #: Whether what envs raised in it was taken in by whoever makes them anew.
     noted: bool = False
+    #: Whether it was taken in by whoever exchanges actors.
+    counted: bool = False
     #: By env: the infos that its replies brought, once taken.
     infos: dict[int, dict[str, Any]] | None = None
 

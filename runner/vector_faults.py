@@ -377,7 +377,8 @@ class _Stepped:
         for array, former in zip(_flags(blocks), self._rows, strict=True):
             array[env_id] = former[env_id]
         ended = self.ended[env_id]
-        return {**first, "final_obs": ended["final_obs"], "final_info": ended["final_info"]}
+        keys = [key for key in ("final_obs", "final_info", "recycled") if key in ended]
+        return first | {key: ended[key] for key in keys}
 
 
 def _flags(blocks: Blocks) -> tuple[npt.NDArray[Any], ...]:

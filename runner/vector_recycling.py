@@ -12,6 +12,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +22,15 @@ from envbus.actors.protocol import Reset
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.fault_log import FaultLog
 from envbus.runner.fleet import Fleet
+from envbus.runner.lockstep import Round
 from envbus.runner.recycling import Recycling
 from envbus.runner.vector_faults import NewLife, VectorFaults
 from envbus.runner.vector_results import Infos, VectorResults
 
 __all__ = ["VectorRecycling"]
 
-#: What SAME_STEP puts into an info of the episode that ended; all else is of the next one.
-_FINAL_KEYS = ("final_obs", "final_info", "recycled")
+#: What SAME_STEP's info tells of the step and the episode that ended; all else is of the next one.
+_FINAL_KEYS = ("final_obs", "final_info", "recycled", "fault")
 
 
 class VectorRecycling:
@@ -62,6 +64,9 @@ class VectorRecycling:
         self._mode = mode
         #: An actor whose first results in its new life have not come yet.
         self._exchanged: Actor | None = None
+        #: SAME_STEP: an actor that was exchanged and has not reset its envs yet, and the rewards
+        #: and flags of the step in which their episodes ended.
+        self._opening: tuple[Actor, list[npt.NDArray[Any]]] | None = None
         self._max_hold = max_hold
         #: By index and life of actors that are due: since when, as far as was seen.
         self._due_since: dict[tuple[int, int], float] = {}
@@ -73,8 +78,10 @@ class VectorRecycling:
 
         Its envs are to be reset instead of stepped, which is what NEXT_STEP does with them.
         """
+        self._opening = None
         if self._mode is not AutoresetMode.NEXT_STEP:
             return None
+        self._ended_before = self._ended()
         actor = next(self._due_at_an_end(), None)
         if actor is not None:
             self._exchange(actor)
@@ -86,7 +93,7 @@ class VectorRecycling:
         Those that are reset without a seed are seeded as after a fault: a fresh env would be at
         random.
         """
-        self._ended_before[:] = False
+        self._opening = None
         for actor in self._due():
             request = requests.get(actor.index)
             if request is None or len(request.slots or actor.env_ids) < len(actor.env_ids):
@@ -95,73 +102,94 @@ class VectorRecycling:
             requests[actor.index] = self._faults.opening(actor, request)
             return
 
-    def end_step(self, infos: Infos) -> None:
-        """Exchange an actor whose envs this step has reset, as SAME_STEP does.
+    @property
+    def is_under_way(self) -> bool:
+        """Whether `end_step` was broken off while it waited for a fresh process."""
+        return self._opening is not None
 
-        The first observations become those of the fresh process, which is waited for; rewards and
-        flags stay those of the step.
+    def end_step(self, infos: Infos, deadline: float, *, may_begin: bool) -> None:
+        """Do what follows from the ends of episodes in a step whose faults are settled.
+
+        SAME_STEP: exchange an actor whose envs this step has reset. The first observations become
+        those of the fresh process, which is waited for; rewards and flags stay those of the step.
+        Called again after it was broken off, it goes on where it was.
+
+        NEXT_STEP: truncate what runs in an actor that is due for too long.
 
         Args:
             infos: Of the step, by env; those of the resets are replaced.
+            deadline: When to stop waiting, by `time.monotonic`.
+            may_begin: Whether an exchange may begin that is to be waited for.
 
         Raises:
             multiprocessing.TimeoutError: The fresh process did not reset in time. This, and what
-                follows, leaves the reset to the next step.
+                follows, leaves the reset to the next step, unless this is called again before.
             ActorLostError, RestartLimitError: It ended and is not started again.
             Exception: What an env raised in it.
         """
-        actor = None
-        if self._mode is AutoresetMode.SAME_STEP:
-            actor = next(self._due_at_an_end(), None) or self._cut(infos)
-        if actor is None:
+        if self._mode is AutoresetMode.NEXT_STEP:
+            cut = self._cut(infos)
+            if cut is not None:  # the next step resets its envs, exchanged or not
+                self._faults.to_reset.add(cut.index)
+        if self._mode is not AutoresetMode.SAME_STEP:
             return
-        self._exchange(actor)
-        blocks, rows = self._results.blocks, actor.rows
-        flags = (blocks.rewards, blocks.terminations, blocks.truncations)
-        kept = [array[rows].copy() for array in flags]
-        try:
-            first = self._begin_again(actor)
-        except BaseException:
-            self._faults.lockstep.abandon()
-            self._faults.to_reset.add(actor.index)
-            raise
-        finally:
-            for array, values in zip(flags, kept, strict=True):
-                array[rows] = values
-        for env_id in actor.env_ids:
-            ended = {k: v for k, v in infos.get(env_id, {}).items() if k in _FINAL_KEYS}
-            infos[env_id] = {**ended, **first.get(env_id, {})}
-        self._tell()
+        if self._opening is None and may_begin:
+            actor = next(self._due_at_an_end(), None) or self._cut(infos)
+            if actor is not None:
+                self._exchange(actor)
+                self._opening = actor, [array[actor.rows].copy() for array in self._flags()]
+        if self._opening is not None:
+            self._begin_again(*self._opening, infos, deadline)
+            self._tell()
 
-    def _begin_again(self, actor: Actor) -> Infos:
-        """Wait until the envs of a fresh process are reset; return their infos."""
+    def _begin_again(
+        self, actor: Actor, flags: list[npt.NDArray[Any]], infos: Infos, deadline: float
+    ) -> None:
+        """Wait until the envs of a fresh process are reset; their rows and infos then say so."""
         faults, timeout = self._faults, self._fleet.config.timeouts.reset
         openings = {actor.index: faults.opening(actor)}
         faults.expect(NewLife.SAME_REQUEST, openings)
-        faults.lockstep.begin(openings, timeout, kill_late=True)
-        done = faults.lockstep.collect(None)
-        assert done is not None
-        if done.late:
-            raise multiprocessing.TimeoutError(
-                f"{actor.describe()} was exchanged for a fresh one, which did not reset its envs "
-                f"within {timeout} second(s)\n" + "\n".join(self._fleet.stacks(done.late))
-            )
-        first = self._results.take(done, faults.openings)
-        faults.settle(done, first, in_step=False, reset=True, deadline=math.inf)
-        return first
+        faults.to_reset.add(actor.index)  # until it has answered
+        try:
+            faults.lockstep.begin(openings, timeout, kill_late=True)
+            left = None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
+            done = faults.lockstep.collect(left)
+            if done is None or done.late:
+                raise multiprocessing.TimeoutError(
+                    f"{actor.describe()} was exchanged for a fresh one, which did not reset its "
+                    f"envs within {timeout if left is None else left} second(s)\n"
+                    + "\n".join(self._fleet.stacks([actor]))
+                )
+            self._opening = None
+            first = self._results.take(done, faults.openings)
+        except BaseException:
+            faults.lockstep.abandon()
+            if actor.state is ActorState.LOST:
+                self._opening = None
+            raise
+        finally:  # a reset may have written over them
+            for array, values in zip(self._flags(), flags, strict=True):
+                array[actor.rows] = values
+        for env_id in actor.env_ids:
+            ended = {k: v for k, v in infos.get(env_id, {}).items() if k in _FINAL_KEYS}
+            infos[env_id] = {**ended, **first.get(env_id, {})}
+        try:
+            faults.settle(done, infos, in_step=True, reset=True, deadline=math.inf)
+        except BaseException:
+            if faults.recovery is None:  # an env has raised, and none is made anew
+                faults.to_reset.add(actor.index)
+            raise
 
-    def after(self, infos: Infos, *, step: bool) -> None:
-        """Take in what a round did that was collected; its infos get what follows from that."""
+    def after(self, done: Round, *, step: bool) -> None:
+        """Take in, once, what a round did that was collected."""
+        if done.counted:
+            return
+        done.counted = True
         if step:
             ended = self._ended()
             for actor in self._fleet.actors:
                 episodes = int(np.count_nonzero(ended[actor.rows]))
                 self._recycling.count(actor.index, len(actor.env_ids), episodes)
-            if self._mode is AutoresetMode.NEXT_STEP:
-                cut = self._cut(infos)
-                if cut is not None:  # the next step resets its envs, exchanged or not
-                    self._faults.to_reset.add(cut.index)
-                self._ended_before = self._ended()
         self._tell()
 
     def _tell(self) -> None:
@@ -170,6 +198,10 @@ class VectorRecycling:
             for env_id in actor.env_ids:
                 self._log.restarted(env_id, int(self._faults.lives.numbers[env_id]))
             self._log.tell()
+
+    def _flags(self) -> tuple[npt.NDArray[Any], ...]:
+        blocks = self._results.blocks
+        return blocks.rewards, blocks.terminations, blocks.truncations
 
     def _ended(self) -> npt.NDArray[np.bool_]:
         blocks = self._results.blocks

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -106,7 +107,8 @@ class VectorSteps:
         done = self._rounds.collect(verb, asked, Pending.RESET, timeout)
         infos = self._results.take(done, self._faults.openings)
         if self._recycling is not None:
-            self._recycling.after(infos, step=False)
+            with self._kept(Pending.RESET, done):
+                self._recycling.after(done, step=False)
         self._settle(verb, Pending.RESET, done, infos, timeout, deadline)
         return infos
 
@@ -168,16 +170,17 @@ class VectorSteps:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         done = self._rounds.collect(verb, asked, Pending.STEP, timeout)
         infos = self._results.take(done, self._faults.openings)
-        if self._recycling is not None:
-            self._recycling.after(infos, step=True)
-        if done.has_errors or self._faults.unsettled:
+        recycling = self._recycling
+        first, goes_on = not done.counted, recycling is not None and recycling.is_under_way
+        if recycling is not None:
+            with self._kept(Pending.STEP, done):
+                recycling.after(done, step=True)
+        if not goes_on and (done.has_errors or self._faults.unsettled):
             self._settle(verb, Pending.STEP, done, infos, timeout, deadline)
-        if self._recycling is not None and timeout is None:
-            try:
-                self._recycling.end_step(infos)
-            except BaseException:  # also Ctrl-C: as in `_settle`
-                self._rounds.keep(Pending.STEP, done)
-                raise
+        if recycling is not None and (first or goes_on):
+            done.noted = True  # what follows is another round
+            with self._kept(Pending.STEP, done):
+                recycling.end_step(infos, deadline, may_begin=timeout is None)
         return infos
 
     def _settle(
@@ -191,12 +194,18 @@ class VectorSteps:
     ) -> None:
         """Have the round's faults settled by `deadline`."""
         reset = self._same_step or pending is Pending.RESET
-        try:
+        with self._kept(pending, done):
             late = self._faults.settle(
                 done, infos, in_step=pending is Pending.STEP, reset=reset, deadline=deadline
             )
-        except BaseException:  # also Ctrl-C: the results can be fetched, or dropped
-            self._rounds.keep(pending, done)
-            raise
         if late:
             self._rounds.time_out(verb, timeout, late)
+
+    @contextlib.contextmanager
+    def _kept(self, pending: Pending, done: Round) -> Iterator[None]:
+        """Keep a round's results, to be fetched or dropped, whatever is raised; also Ctrl-C."""
+        try:
+            yield
+        except BaseException:
+            self._rounds.keep(pending, done)
+            raise

@@ -189,8 +189,20 @@ class WrongEnv(CountingEnv):
         ((np.zeros(4), [], False, False, {}), r"env 101: its reward is an array of shape \(0,\)"),
         ((np.zeros(4), 0.0, False, False, None), "info must be a dict, got NoneType"),
         ((np.zeros(4), 0.0, False, False, [1]), "info must be a dict, got list"),
-        ((np.zeros(4), 0.0, False, {}), "unpack"),
-        (None, "unpack"),
+        (
+            (np.zeros(4), 0.0, False, {}),
+            r"env 101: its step returned 4 values, expected \(observation, reward, terminated, ",
+        ),
+        (None, r"env 101: its step returned None, expected \(observation, reward, terminated, "),
+        (np.zeros(4), r"returned a ndarray, expected \(.*, terminated, truncated, info\)"),
+        (
+            (np.zeros(4), 0.0, np.zeros(2, bool), False, {}),
+            r"returned flags of shapes \(2,\) and \(\), expected one True or False each",
+        ),
+        (
+            (np.zeros(4), 0.0, False, np.ones(3, bool), {}),
+            r"returned flags of shapes \(\) and \(3,\), expected one True or False each",
+        ),
     ],
 )
 def test_a_wrong_result_is_named_and_the_others_stand(wrong: Anything, message: str) -> None:
@@ -203,6 +215,50 @@ def test_a_wrong_result_is_named_and_the_others_stand(wrong: Anything, message: 
     with pytest.raises(ValueError, match=message):
         raise ValueError(record.message)
     assert [row[2] for row in bench.rows] == [1.0, 0.0]
+
+
+class WrongParts(CountingEnv):
+    """What its methods return has another form than Gymnasium's."""
+
+    of_step: Anything = None
+    of_reset: Anything = (np.zeros(4, np.float32), {})
+
+    def reset(self, **kwargs: Any) -> Anything:
+        super().reset(**kwargs)
+        return self.of_reset
+
+    def step(self, action: Any) -> Anything:
+        super().step(action)
+        return self.of_step
+
+
+SEEN = np.zeros(4, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("returned", "came"),
+    [
+        (SEEN, "a ndarray"),
+        (np.zeros(2, np.float32), "a ndarray"),
+        (None, "None"),
+        ((SEEN, {}, 1), "3 values"),
+    ],
+)
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_a_reset_of_another_form_says_what_came_and_what_is_expected(
+    returned: Anything, came: str, mode: AutoresetMode
+) -> None:
+    env = WrongParts(5)
+    bench = started(env, mode=mode)
+    env.of_step, env.of_reset = (SEEN, 1.0, True, False, {}), returned
+    errors = bench.slots.reset(None, None, None).errors
+    env.of_reset = SEEN, {}
+    bench.slots.reset(None, None, None)
+    env.of_reset = returned
+    errors += bench.act(1).errors or bench.act(1).errors
+    message = f"env 100: its reset returned {came}, expected (observation, info)"
+    assert [error.message for error in errors] == [message] * 2
+    assert [error.phase for error in errors] == ["reset", "autoreset"]
 
 
 def test_an_env_whose_last_observation_is_wrong_is_reset_all_the_same() -> None:
