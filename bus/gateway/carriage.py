@@ -40,6 +40,8 @@ __all__ = ["Carriage", "StreamCarriage", "WebSocketCarriage", "failure_of"]
 #: Bytes of a WebSocket's reason for closing (RFC 6455, 5.5), and of a frame's mask (5.3).
 _MAX_REASON = 123
 _MASK_BYTES = 4
+#: Pings, and other frames that are no messages, of who has not said hello.
+_MOST_FRAMES_OF_STRANGERS = 64
 
 
 class Carriage(Protocol):
@@ -137,6 +139,8 @@ class WebSocketCarriage:
         self._config = config
         self._protocol = _Protocol(max_size=config.max_message_bytes)
         self._protocol.last_words = self._on_too_large
+        #: Frames that may come and be no message; None: any number.
+        self._allowed: int | None = _MOST_FRAMES_OF_STRANGERS
         #: What has come of a message in fragments. One piece: many may be empty.
         self._fragments = bytearray()
 
@@ -152,9 +156,16 @@ class WebSocketCarriage:
                 message = self._assemble(event)
                 if message is not None:
                     yield unpack(message)
+                elif self._allowed is not None:
+                    self._allowed -= 1
+                    if self._allowed < 0:
+                        raise TurnedAwayError(
+                            f"{_MOST_FRAMES_OF_STRANGERS} frames came and no hello among them"
+                        )
 
     def admit(self) -> None:
-        """Change nothing: what is too large is failed, and ends the connection."""
+        """Take any number of pings. What is too large is failed, and ends the connection."""
+        self._allowed = None
 
     def take_unsent(self) -> bytes:
         """Return answers to handshake, pings and closing."""

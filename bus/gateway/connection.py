@@ -27,7 +27,11 @@ logger = logging.getLogger("envbus.bus.gateway")
 
 #: Seconds for a client to take the last words.
 _LINGER: Final = 1.0
-
+#: What came is read in pieces of so many bytes, for so many seconds at one go; then others get
+#: their turn. A piece of nothing but pings takes 15 ms, and all connections have their turns before
+#: the owner is given a sign of life.
+_PIECE: Final = 4096
+_TURN: Final = 0.005
 
 #: Characters of why a connection was ended in the log: strangers' own words may be in it.
 _LONGEST: Final = 300
@@ -84,6 +88,9 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._dealer: Dealer | None = None
         self._budget = Budget(config.max_untaken_bytes)
+        #: What came and was not read yet, and whether `_read_on` is about to be called for it.
+        self._unread = memoryview(b"")
+        self._has_turn = False
         #: Messages for which the broker's queue had no room; nothing is read meanwhile.
         self._waiting: deque[Frames] = deque()
         #: When it began, when anything came, and when a message for the broker did.
@@ -108,13 +115,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Something came from the client."""
         self._heard, self._probed = self._loop.time(), False
-        messages = self._session.receive(data)
-        if messages:
-            self._told = self._heard
-            if self._dealer is not None or self._admit():
-                self._waiting += messages
-                self._pass_on()
-        self._say(self._session.take_unsent())
+        self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
+        if not self._has_turn:
+            self._read_on()
 
     def eof_received(self) -> bool:
         """The client sends no more: its transport closes, when what is unsent is, or soon."""
@@ -130,6 +133,7 @@ class Connection(asyncio.Protocol):
             if farewell is not None:
                 self._dealer.send(farewell)
             self._dealer.close()
+            self._dealer = None
         if self._session.ended:
             logger.info("a connection was ended: %s", printable(cut(self._session.ended, _LONGEST)))
 
@@ -143,6 +147,32 @@ class Connection(asyncio.Protocol):
             limit = self._config.max_strangers
             self.end(f"more than {limit} connections have not said hello; the oldest is cut off")
         self._transport.abort()
+
+    def _read_on(self) -> None:
+        """Read what came: as much as one turn allows, and as the broker takes."""
+        self._has_turn = False
+        assert self._transport is not None
+        until = self._loop.time() + _TURN
+        while self._unread and not self._waiting:
+            if self._session.ended is not None or self._transport.is_closing():
+                self._unread = memoryview(b"")
+                break
+            if self._loop.time() > until:
+                self._has_turn = True
+                self._loop.call_soon(self._read_on)
+                break
+            piece, self._unread = bytes(self._unread[:_PIECE]), self._unread[_PIECE:]
+            messages = self._session.receive(piece)
+            if messages:
+                self._told = self._heard
+                if self._dealer is not None or self._admit():
+                    self._waiting += messages
+                    self._pass_on()
+            self._say(self._session.take_unsent())
+        if self._unread or self._waiting:
+            self._transport.pause_reading()
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _admit(self) -> bool:
         """Make a client of a stranger that has said hello, if there is room."""
@@ -180,9 +210,8 @@ class Connection(asyncio.Protocol):
 
     def _on_writable(self) -> None:
         self._pass_on()
-        transport = self._transport
-        if not self._waiting and transport is not None and not transport.is_closing():
-            transport.resume_reading()
+        if not self._waiting and not self._has_turn:
+            self._read_on()
 
     def _pass_on(self) -> None:
         """Hand messages to the broker as long as it takes them."""
@@ -191,8 +220,6 @@ class Connection(asyncio.Protocol):
         self._mark()
         while self._waiting:
             if self._budget.is_full or not self._dealer.send(self._waiting[0]):
-                assert self._transport is not None
-                self._transport.pause_reading()
                 return
             self._budget.add(self._waiting.popleft())
             self._mark()

@@ -133,6 +133,7 @@ def test_a_request_over_the_limit_is_failed_by_its_id_before_the_close(fragmente
 
 def test_endless_empty_fragments_take_no_memory() -> None:
     browser = open_browser()
+    browser.carriage.admit()
     browser.protocol.send_binary(b"", fin=False)
     for _ in range(10):
         for _ in range(2000):
@@ -149,6 +150,16 @@ def test_endless_empty_fragments_take_no_memory() -> None:
         tracemalloc.stop()
     browser.protocol.send_continuation(pack(FRAMES), fin=True)
     assert browser.talk() == [FRAMES]
+
+
+def test_strangers_have_few_frames_besides_messages() -> None:
+    browser = open_browser()
+    for _ in range(64):
+        browser.protocol.send_ping(b"")
+    assert browser.talk() == []
+    browser.protocol.send_ping(b"")
+    with pytest.raises(TurnedAwayError, match="64 frames came and no hello"):
+        browser.talk()
 
 
 def test_text_and_malformed_messages_are_refused() -> None:

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any, cast
+
+from envbus.bus.gateway.carriage import StreamCarriage
+from envbus.bus.gateway.config import GatewayConfig
+from envbus.bus.gateway.connection import Connection, Crowd
+from envbus.bus.gateway.dealer import Dealer
+from envbus.bus.gateway.framing import pack_for_stream
+from envbus.bus.gateway.session import Session
+from envbus.bus.headers import decode_header
+from envbus.bus.messages import Goodbye
+from envbus.bus.transport import Frames
+from tests.bus.gateway.bus import hello
+
+
+class FakeTransport(asyncio.Transport):
+    """Takes all that is written."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__({"socket": sock})
+        self.reading = True
+        self.closed = False
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.closed
+        self.reading = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class FakeDealer:
+    """Takes so many messages until it is told that there is room for more."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.taken: list[bytes] = []
+        self.closed = False
+
+    def send(self, frames: Frames) -> bool:
+        assert not self.closed
+        if len(self.taken) >= self.room:
+            return False
+        self.taken.append(bytes(frames[0]))
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Scene:
+    """A connection between fakes."""
+
+    def __init__(self, sock: socket.socket, room: int = 2**31) -> None:
+        config = GatewayConfig(tcp=("127.0.0.1:0",))
+        self.dealer = FakeDealer(room)
+        self.on_writable: Callable[[], object] = lambda: None
+        session = Session(StreamCarriage(config), config)
+        self.connection = Connection(session, config, self._make_dealer, Crowd())
+        self.transport = FakeTransport(sock)
+        self.connection.connection_made(self.transport)
+
+    def _make_dealer(
+        self, identity: bytes, on_message: object, on_writable: Callable[[], object]
+    ) -> Dealer:
+        assert identity
+        assert callable(on_message)
+        self.on_writable = on_writable
+        return cast(Any, self.dealer)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        for _ in range(1_000_000):
+            if condition():
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("nothing more happens")
+
+
+#: Small messages: far more than a few milliseconds take.
+_COUNT = 40_000
+_FLOOD = b"".join(pack_for_stream([b"%d" % number]) for number in range(_COUNT))
+
+
+def test_who_sends_a_flood_of_small_messages_leaves_others_their_turn() -> None:
+    async def play(sock: socket.socket) -> None:
+        scene = Scene(sock)
+        scene.connection.data_received(pack_for_stream(hello("sim")) + _FLOOD)
+        dealer, transport = scene.dealer, scene.transport
+        assert 0 < len(dealer.taken) < _COUNT // 2
+        assert not transport.reading
+        await scene.until(lambda: len(dealer.taken) == 1 + _COUNT)
+        assert dealer.taken[1:] == [b"%d" % number for number in range(_COUNT)]
+        assert transport.reading
+
+    with socket.socket() as sock:
+        asyncio.run(play(sock))
+
+
+def test_what_is_not_read_yet_waits_for_the_broker_and_ends_with_its_connection() -> None:
+    async def play(sock: socket.socket) -> None:
+        scene = Scene(sock, room=100)
+        scene.connection.data_received(pack_for_stream(hello("sim")) + _FLOOD)
+        dealer, transport = scene.dealer, scene.transport
+        assert (len(dealer.taken), transport.reading) == (100, False)
+        dealer.room = 500
+        scene.on_writable()
+        await scene.until(lambda: len(dealer.taken) == 500)
+        assert not transport.reading
+        dealer.room = 2**31
+        transport.closed = True
+        scene.connection.connection_lost(None)
+        assert decode_header(dealer.taken.pop()).payload_type == Goodbye.__name__
+        scene.on_writable()  # was about to be called
+        await asyncio.sleep(0)
+        assert (len(dealer.taken), dealer.closed) == (500, True)
+
+    with socket.socket() as sock:
+        asyncio.run(play(sock))
