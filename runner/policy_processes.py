@@ -233,7 +233,6 @@ class PolicyProcesses:
                         poller.register(member.child.pipe.fileno(), select.POLLIN)
                 timeout = self._patience()
             poller.poll(timeout * 1e3)
-            failed = False
             with self._lock:
                 if self._nursery.is_ending or self._closed:
                     return
@@ -241,9 +240,8 @@ class PolicyProcesses:
                     self._look(time.monotonic())
                 except Exception:  # or nobody would be replaced any more
                     logger.exception("looking after policy workers failed")
-                    failed = True
-            if failed:  # without the lock: others push weights meanwhile
-                time.sleep(_FAILED_PAUSE)
+                    # Without the lock: others push weights meanwhile, or close.
+                    self._changed.wait(_FAILED_PAUSE)
 
     def _patience(self) -> float:
         times = [at for each in self._members if (at := each.wake_at()) is not None]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,38 @@ def test_a_worker_is_replaced_while_its_owner_does_something_else() -> None:
         os.kill(victim, signal.SIGKILL)
         # Nothing is asked of `workers` but this.
         wait_until(lambda: workers.pids() not in ([], [victim]), "a replacement")
+
+
+class Failing(logging.Handler):
+    """Fails when a worker is said to run again: an error in who looks after the workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "runs again" in record.getMessage():
+            self.failed.set()
+            raise ZeroDivisionError("a defect")
+
+
+def test_who_has_failed_to_look_after_the_workers_pauses_and_hinders_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("envbus.runner.policy_processes._FAILED_PAUSE", 200.0)
+    caplog.set_level(logging.INFO, "envbus.runner.policy_workers")
+    handler, logger = Failing(), logging.getLogger("envbus.runner.policy_workers")
+    with PolicyWorkers(make_probe, 2, restart=OFTEN) as workers:
+        logger.addHandler(handler)
+        try:
+            os.kill(workers.pids()[0], signal.SIGKILL)
+            assert handler.failed.wait(60)
+        finally:
+            logger.removeHandler(handler)
+        wait_until(lambda: "looking after policy workers failed" in caplog.text, "the pause")
+        workers.set_weights({"offset": 3.0})  # both wait for the lock
+        assert workers.policy().compute_actions(rows(0), None).actions.tolist() == [3.0]
+    # And closing waits for no pause.
 
 
 def test_requests_survive_the_end_of_all_workers() -> None:
