@@ -52,6 +52,7 @@ def test_ids_that_are_registered_are_made_without_being_allowed(env_id: str) -> 
         (GymId("CartPole-v1", modules=("this",)), "--allow this"),
         (GymId("GymV26Environment-v0", {"env_id": "this:X-v0"}), "env_id"),
         (GymId("GymV21Environment", {"env_id": "this:X-v0"}), "env_id"),
+        (EntryPoint(f"{MINE}:GymV26Environment-v0", {"env_id": "this:X-v0"}), "env_id"),
         (list, "does not call"),
     ],
 )

@@ -158,8 +158,10 @@ def test_shape_order_and_bytes_must_fit(shape: object, order: object, size: int)
 
 def test_an_array_of_items_without_bytes_cannot_be_huge() -> None:
     assert from_parts(np.dtype("V0"), [3], "C", b"").shape == (3,)
-    with pytest.raises(DecodeError):
-        from_parts(np.dtype("V0"), [2**40], "C", b"")
+    huge = (("V0", [2**40]), ("S0", [2**17]), ("V0", [2**9, 2**9]), ("f4", [0, 2**40]))
+    for dtype, shape in huge:
+        with pytest.raises(DecodeError, match="too large to hold nothing"):
+            from_parts(np.dtype(dtype), shape, "C", b"")
 
 
 def test_a_contiguous_array_is_not_copied() -> None:

@@ -35,6 +35,7 @@ from envbus.bus.errors import (
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Request
 from envbus.bus.nursery import Nursery
 from envbus.bus.process import Child
+from envbus.bus.serve import PlainCodec
 from tests.integration.bus_programs import (
     Ask,
     Name,
@@ -253,6 +254,23 @@ def test_a_failure_that_cannot_be_read_fails_its_request_only(broker: RunningBro
                 result(future)
         with worker("w", broker.endpoint):
             assert result(client.ask("w", Ask(number=2), timeout=PATIENCE)).number == 2
+
+
+class Picky(PlainCodec):
+    """A caller's own codec, which has a defect that some replies reach."""
+
+    def decode(self, payload_type: Any, frames: Any) -> Any:
+        payload = super().decode(payload_type, frames)
+        if getattr(payload, "number", 0) == 13:
+            raise ZeroDivisionError("a defect of the codec")
+        return payload
+
+
+def test_what_a_callers_codec_raises_fails_its_request_only(broker: RunningBroker) -> None:
+    with worker("w", broker.endpoint), Client(broker.endpoint, codec=Picky()) as client:
+        with pytest.raises(ZeroDivisionError, match="of the codec"):
+            result(client.ask("w", Ask(number=13), timeout=PATIENCE))
+        assert result(client.ask("w", Ask(number=2), timeout=PATIENCE)).number == 2
 
 
 def test_a_client_answers_no_requests(broker: RunningBroker, client: Client) -> None:

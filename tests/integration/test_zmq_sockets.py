@@ -94,6 +94,25 @@ def test_bytes_that_a_peer_does_not_read_are_bounded(tmp_path: Path) -> None:
         router.close()
 
 
+def test_nothing_is_kept_of_peers_that_were_sent_large_messages_and_have_left(
+    tmp_path: Path,
+) -> None:
+    router, model = ZmqRouter([f"ipc://{tmp_path}/bus"]), bytes(2**17)
+    try:
+        for number in range(60):
+            peer = ZmqPeer(router.endpoints[0], b"%d" % number)
+            try:
+                peer.send([b"hello"])
+                wait_until(lambda: router.wait(0.05) and router.receive(), "it is there")
+                router.send(b"%d" % number, [model])
+                assert peer.receive(PATIENCE) is not None
+            finally:
+                peer.close()
+        assert len(router._large) < 40
+    finally:
+        router.close()
+
+
 # --- what all transports have in common -----------------------------------------------------
 
 
