@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,9 @@ from envbus.actors.testing import CountingEnv
 from envbus.bus.memory import tree_memory
 from envbus.runner import ActorLostError, BusVectorEnv, Hooks, RecycleAfter, make_vec
 from envbus.runner.seeding import restart_seed
-from tests.integration.nursery_children import PATIENCE, is_alive
+from tests.integration.nursery_children import PATIENCE, is_alive, wait_until
 from tests.integration.recycling_envs import MB, GreedyEnv, LeakingEnv, LedgerEnv, read_ledger
-from tests.integration.row_model import LifeEnv, reward_of
+from tests.integration.row_model import RAISE, LifeEnv, reward_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -317,5 +318,119 @@ def test_without_restart_the_loss_says_what_the_limit_was() -> None:
         envs.reset(seed=0)
         with pytest.raises(ActorLostError, match=r"was killed: it used \d+ MiB.* memory_limit_mb"):
             envs.step(np.array([13]))
+    finally:
+        envs.close(terminate=True)
+
+
+class InterruptingEnv(LifeEnv):
+    """Presses its driver's Ctrl-C in the first reset of its second life, and waits for a file."""
+
+    def __init__(self, folder: Path, driver: int) -> None:
+        super().__init__(3)
+        self._folder, self._driver = folder, driver
+        self._made = folder / f"made-{self.life}"
+        self._made.touch()
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self.episode == 0 and len(list(self._folder.glob("made-*"))) == 2:
+            os.kill(self._driver, signal.SIGINT)
+            wait_until((self._folder / "go on").exists, "what the driver does then")
+        return super().reset(**kwargs)
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["raises", "restarts"])
+@pytest.mark.parametrize("timeout", [None, PATIENCE])
+def test_an_exchange_in_a_step_goes_on_where_ctrl_c_broke_it_off(
+    tmp_path: Path, restart: bool, timeout: float | None
+) -> None:
+    envs = BusVectorEnv(
+        [partial(InterruptingEnv, tmp_path, os.getpid())],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        recycle_after=RecycleAfter(episodes=1),
+        restart_failed_sub_environments=restart,
+    )
+    try:
+        last, _ = envs.reset(seed=0)
+        for _ in range(2):
+            last, *_ = envs.step(np.ones(1))
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.ones(1))
+        (tmp_path / "go on").touch()
+        observations, rewards, terminated, truncated, infos = envs.step_wait(timeout)
+        assert (terminated.tolist(), truncated.tolist()) == ([True], [False])
+        assert infos["final_obs"][0].tolist() == [*last[0, :2], 3.0, 1.0]
+        assert rewards[0] == reward_of(infos["final_obs"][0])
+        assert "fault" not in infos
+        life, episode, step, _ = observations[0]
+        assert life != last[0, 0]
+        assert step == 0
+        observations, *_ = envs.step(np.ones(1))
+        assert observations[0].tolist() == [life, episode, 1.0, 1.0]
+        assert envs.statistics().recycled == 1
+    finally:
+        envs.close(terminate=True)
+
+
+def test_a_fault_in_the_step_in_which_an_actor_is_exchanged_is_told() -> None:
+    envs = BusVectorEnv(
+        [partial(LifeEnv, 2), partial(LifeEnv, 100)],
+        num_actors=1,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        recycle_after=RecycleAfter(steps=1),
+        restart_failed_sub_environments=True,
+    )
+    try:
+        envs.reset()
+        before, *_ = envs.step(np.ones(2))
+        observations, rewards, terminated, truncated, infos = envs.step(np.array([1.0, RAISE]))
+        assert envs.statistics().recycled == 1
+        assert (terminated.tolist(), truncated.tolist()) == ([True, False], [False, True])
+        assert rewards.tolist() == [102.0, 0.0]
+        assert infos["fault"]["cause"].tolist() == [None, "error"]
+        assert infos["final_obs"][1].tolist() == before[1].tolist()
+        assert (observations[:, 0] != before[:, 0]).all()
+        assert observations[:, 1:].tolist() == [[1.0, 0.0, 0.0]] * 2
+    finally:
+        envs.close(terminate=True)
+
+
+def test_the_row_that_begins_an_episode_after_a_fault_is_not_cut_off() -> None:
+    envs = BusVectorEnv(
+        [partial(LifeEnv, 100)] * 2,
+        num_actors=1,
+        recycle_after=RecycleAfter(steps=1, max_hold=1e-9),
+        restart_failed_sub_environments=True,
+    )
+    try:
+        envs.reset()
+        cut = [envs.step(np.array(actions))[3] for actions in ([1.0, RAISE], [1.0] * 2, [1.0] * 2)]
+        assert [row.tolist() for row in cut] == [[False, True], [False, False], [True, True]]
+    finally:
+        envs.close(terminate=True)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_a_hook_that_raises_when_an_actor_was_exchanged_takes_no_result_away(
+    mode: AutoresetMode,
+) -> None:
+    def raise_it(_env_id: int, _life: int) -> None:
+        raise RuntimeError("of a hook")
+
+    envs = BusVectorEnv(
+        [partial(LifeEnv, 2)],
+        autoreset_mode=mode,
+        recycle_after=RecycleAfter(episodes=1),
+        hooks=Hooks(on_restart=raise_it),
+    )
+    try:
+        first, _ = envs.reset()
+        envs.step(np.ones(1))
+        if mode is AutoresetMode.NEXT_STEP:
+            envs.step(np.ones(1))
+        with pytest.raises(RuntimeError, match="of a hook"):
+            envs.step(np.ones(1))
+        observations, *_ = envs.step_wait()
+        assert observations[0, 0] != first[0, 0]
+        assert observations[0, 1:].tolist() == [1.0, 0.0, 0.0]
     finally:
         envs.close(terminate=True)
