@@ -45,6 +45,8 @@ Allow: TypeAlias = PathLike | Callable[[str], bool]
 _PUBLIC, _PRIVATE = ".key", ".key_secret"
 #: A key in Z85: 32 bytes, five characters for every four.
 _KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+#: Far more than a key and its comments need.
+_MAX_FILE_BYTES = 1 << 16
 _NAME = re.compile(r"[\w\-][\w.\-]*")
 
 
@@ -120,7 +122,7 @@ class AllowList:
         self._path = Path(path)
         self._seen: object = None
         self._keys: set[bytes] = set()
-        self._load(load_public_key)
+        self._load(_load_listed_key)
 
     def __call__(self, key: str) -> bool:
         """Return whether the holder of this public key may come in."""
@@ -224,10 +226,21 @@ def _age(file: Path, *, may_be_missing: bool) -> object:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
+def _load_listed_key(path: Path) -> bytes:
+    """Return the key of a file among others, which are not to wait for a pipe or a device."""
+    try:
+        status = path.stat()
+    except OSError as exc:
+        raise ConfigError(f"no key can be read from {path}: {exc}") from exc
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE_BYTES:
+        raise ConfigError(f"no key can be read from {path}: it is no file of a key")
+    return load_public_key(path)
+
+
 def _key_or_warning(path: Path) -> bytes | None:
     """Return the key, or None: one bad file must not shut out the others."""
     try:
-        return load_public_key(path)
+        return _load_listed_key(path)
     except ConfigError as exc:
         logger.warning("%s", exc)
         return None

@@ -141,6 +141,20 @@ def test_a_link_that_leads_nowhere_shuts_nobody_else_out(
     assert allowed(public_text(gone))
 
 
+def test_a_pipe_or_a_device_among_the_keys_keeps_nobody_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = new_keys(tmp_path, "good")
+    allowed = AllowList(tmp_path)
+    os.mkfifo(tmp_path / "pipe.key")
+    (tmp_path / "device.key").symlink_to("/dev/zero")
+    (tmp_path / "large.key").write_text("x" * 100_000)
+    assert allowed(public_text(pair))
+    assert caplog.text.count("it is no file of a key") == 3
+    with pytest.raises(ConfigError, match="it is no file of a key"):
+        AllowList(tmp_path)
+
+
 def test_a_bad_file_is_told_at_the_start_and_shuts_nobody_else_out_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
