@@ -23,10 +23,23 @@ def main() -> int:
     if usual is signal.default_int_handler:
         # At once, and not by an exception: modules may catch one that comes while they load.
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    _open_missing_streams()
     from envbus.runner.cli import main as run
 
     signal.signal(signal.SIGINT, usual)
     return run()
+
+
+def _open_missing_streams() -> None:
+    """Where standard streams were closed (`envbus ... >&-`), open some that lead nowhere.
+
+    Else `print` fails, and a socket gets the number that programs below write to.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # in this order, so that each gets its own number
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 if __name__ == "__main__":

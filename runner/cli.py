@@ -25,6 +25,8 @@ __all__ = ["app", "main"]
 INTERRUPTED = 130
 #: The same of one that wrote into a pipe whose reader has gone: SIGPIPE.
 CLOSED_PIPE = 141
+#: More are a slip of the pen; a list of them alone may fill the memory.
+MOST_ENVS = 100_000
 #: Length of a job that was given no end.
 DEFAULT_SECONDS = 10.0
 
@@ -141,7 +143,7 @@ def run(
             "(ale_py:ALE/Pong-v5), or a function that returns an env (module:function).",
         ),
     ],
-    num_envs: Annotated[int, typer.Option(min=1, help="How many envs.")] = 8,
+    num_envs: Annotated[int, typer.Option(min=1, max=MOST_ENVS, help="How many envs.")] = 8,
     actors: Annotated[
         int | None,
         typer.Option(

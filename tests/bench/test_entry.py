@@ -51,3 +51,23 @@ def test_ctrl_c_that_is_ignored_is_ignored_while_modules_load() -> None:
     ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     done = run(ignored + INTERRUPTED + BEGIN + "sys.exit(code)")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])
+def test_streams_that_were_closed_are_opened_to_nowhere(closed: list[int]) -> None:
+    report = (
+        "import os\n"
+        "where = [os.readlink(f'/proc/self/fd/{number}') for number in range(3)]\n"
+        f"assert all(where[number] == os.devnull for number in {closed}), where\n"
+        "assert None not in (sys.stdin, sys.stdout, sys.stderr)\n"
+        "os._exit(40 + code)\n"
+    )
+    close = " ".join(f"{number}>&-" for number in closed)
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -W error -c "$1" {close}', sys.executable, BEGIN + report],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 40, done.stderr

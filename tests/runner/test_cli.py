@@ -83,6 +83,7 @@ def folder(tmp_path: Path) -> Path:
         (["run", "CartPole-v1", "--nope"], "No such option: --nope"),
         (["run", "CartPole-v1", "--num-envs", "0"], "'--num-envs'"),
         (["run", "CartPole-v1", "--num-envs", "many"], "'--num-envs'"),
+        (["run", "CartPole-v1", "--num-envs", "1000000000"], "'--num-envs'"),
         (["run", "CartPole-v1", "--steps", "0"], "'--steps'"),
         (["run", "CartPole-v1", "--seconds", "0"], "seconds must be positive, not 0.0"),
         (["run", "CartPole-v1", "--seed", "-1"], "'--seed'"),
