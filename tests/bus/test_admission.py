@@ -76,7 +76,8 @@ def test_what_a_lost_connection_has_left_takes_no_name() -> None:
     core = core_with()
     left, there = hello_from(b"\0\x01\x02\x03\x04", name="a"), hello_from(b"a")
     effects = drive(core, [left, there])
-    assert failure_in(sends(effects)[0]).code is FailureCode.PROTOCOL
+    refused = next(effect for effect in effects if isinstance(effect, Send))
+    assert failure_in(refused).code is FailureCode.PROTOCOL
     assert core.peer_state(b"a") is PeerState.READY
 
 
