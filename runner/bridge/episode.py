@@ -157,15 +157,17 @@ class Episode:
     def withdraw(self) -> int:
         """The action for the last observation will not reach the simulator.
 
-        If the runner was not shown that observation, it never will be: what was logged before it
-        waits for the next one. An episode that is over keeps it.
+        The next record says so, and the row before ends here. If that is told already, by a record
+        that the runner was not shown, this one is taken back: what was logged before it waits for
+        the next one, which is behind the gap as well. So however often a client gives up waiting,
+        it leaves one record.
 
         Returns:
             Bytes of the message that nothing is kept of any more.
         """
         waiting, self.waiting = self.waiting, None
         assert waiting is not None, f"nobody waits in episode {self.episode_id}"
-        if waiting.shown or self.over:
+        if waiting.shown or self.over or not waiting.record.unacted:
             self._unacted = True
             return 0
         record = self._queue.pop()
@@ -181,8 +183,7 @@ class Episode:
             content["truncateds"],
         )
         self.log(rewards, infos, flags.get("terminateds", {}), flags.get("truncateds", {}))
-        self._known = not record.first
-        self._unacted = record.unacted
+        self._unacted = True
         return waiting.size
 
     def take(self) -> Record:

@@ -10,8 +10,8 @@ Rules:
 - Calls of one episode come one after another. If one comes while another waits for an action, the
   newest counts: the waiting one fails, and its action is dropped.
 - An action reaches the request that it was chosen for, or nobody. An observation whose action
-  reaches nobody is void: it is taken back if the runner has not seen it, else the episode's next
-  record says so.
+  reaches nobody is void: the episode's next record says so. Of several void ones in a row that the
+  runner has not seen only the first is shown.
 - What was logged reaches the runner in its order, also when the episode has ended meanwhile.
 - A request that comes again is answered again, and not done again.
 - Where ends are to be confirmed, a client is told of an episode's end when the runner says so.

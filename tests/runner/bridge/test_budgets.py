@@ -114,6 +114,8 @@ def test_what_nothing_is_kept_of_does_not_count() -> None:
         start(scene, A, f"e{number}")
         reward(scene, A, f"e{number}", 4000)
         assert isinstance(end(scene, A, f"e{number}", 10), Answer), "without a single step"
+    assert scene.episodes.statistics().queued_bytes_now == 4000, "the first observation"
+    scene.episodes.collect()
     assert scene.episodes.statistics().queued_bytes_now == 0
 
 

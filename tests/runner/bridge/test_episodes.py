@@ -41,6 +41,8 @@ def test_the_newest_call_of_an_episode_counts_and_the_waiting_one_is_told() -> N
     assert isinstance(effect, Refuse)
     assert effect.request_id == first
     assert refusal(effect).startswith("EpisodeBusy")
+    assert scene.seen("e") == ("o0", 0.0)
+    assert scene.choose("e", 0) is None
     assert scene.seen("e") == ("o1", 0.0)
     assert action_of(scene.choose("e", 1)) == (A, 50, 1)
 
@@ -76,22 +78,43 @@ def test_x_17_an_action_that_comes_after_the_time_is_late_though_nobody_looked()
     assert scene.episodes.statistics().actions == 0
 
 
-def test_an_observation_that_timed_out_unseen_was_never_there() -> None:
+def test_of_observations_that_timed_out_unseen_the_first_is_shown() -> None:
+    """There the row before ends; what the simulator did without an action is no part of it."""
     scene = Scene()
     scene.start("e")
     scene.ask("e", "o0")
     scene.take()
     scene.choose("e", 1)
     scene.reward("e", 1.0, {"a": 1})
-    scene.ask("e", "o1", timeout=1.0)
-    scene.tick(1.0)
+    for number in range(1, 4):
+        scene.ask("e", f"o{number}", timeout=1.0)
+        scene.tick(1.0)
+        scene.reward("e", 2.0, {f"b{number}": 2})
+    scene.ask("e", "o4")
+    shown = scene.take()["e"]
+    assert shown.content["observations"] == by_agent("o1")
+    assert not shown.unacted
+    assert shown.content["rewards"] == {"agent0": 1.0}
+    assert shown.content["infos"] == {"agent0": {"a": 1}}
+    assert scene.choose("e", "late") is None
+    newest = scene.take()["e"]
+    assert newest.content["observations"] == by_agent("o4")
+    assert newest.unacted
+    assert newest.content["rewards"] == {"agent0": 6.0}
+    assert newest.content["infos"] == {"agent0": {"b1": 2, "b2": 2, "b3": 2}}
     assert scene.take() == {}
-    scene.reward("e", 2.0, {"b": 2})
-    scene.ask("e", "o2")
+
+
+def test_rewards_behind_a_first_observation_that_timed_out_belong_to_no_action() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", "o0", timeout=1.0)
+    scene.tick(1.0)
+    scene.reward("e", 5.0)
+    scene.ask("e", "o1")
+    assert scene.take()["e"].first
     record = scene.take()["e"]
-    assert not record.unacted
-    assert record.content["rewards"] == {"agent0": 3.0}
-    assert record.content["infos"] == {"agent0": {"a": 1, "b": 2}}
+    assert (record.first, record.unacted) == (False, True)
 
 
 def test_x_19_who_waits_is_told_why_there_is_no_action_and_may_ask_again() -> None:
@@ -209,12 +232,15 @@ def test_x_13_episodes_of_a_process_that_has_ended_are_faulty_at_once() -> None:
     assert scene.do(ClientLost(A, "again", FaultCause.CRASH)) is None
 
 
-def test_x_13_what_nobody_has_seen_of_a_lost_episode_is_dropped() -> None:
+def test_x_13_what_is_lost_before_it_was_seen_is_told_as_lost() -> None:
     scene = Scene(lease=30.0)
     scene.start("e")
     scene.ask("e", "o0")
     scene.lose()
     scene.tick(30.0)
+    assert scene.take()["e"].fault is None
+    record = scene.take()["e"]
+    assert (record.last, record.fault is not None) == (True, True)
     assert scene.take() == {}
     assert scene.episodes.statistics().faulty == 1
 
