@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any
+from typing import Any, Final
 
 import gymnasium
 import msgspec
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors import env_source
+from envbus.actors import env_source, spaces
 from envbus.actors.blocks import Blocks
 from envbus.actors.protocol import Build, Built, Making, MapBlocks, Mapped
 from envbus.actors.remote import REMOTE_SERVICE
+from envbus.bus.brief import brief
 from envbus.bus.broker_vocabulary import Notify, PeerReady
 from envbus.bus.codec import decode
-from envbus.bus.errors import ClosedError, DecodeError, EncodeError, NoPeerError
+from envbus.bus.errors import ClosedError, DecodeError, EncodeError, NoPeerError, StartError
 from envbus.bus.messages import Tree
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.config import FleetConfig
@@ -34,6 +35,9 @@ from envbus.runner.row_map import RowMap
 __all__ = ["Building", "raise_build_error"]
 
 logger = logging.getLogger("envbus.runner.fleet")
+
+#: Envs that one actor may have: far more than any has, and a few megabytes of what is kept per env.
+MAX_ENVS: Final = 1 << 16
 
 
 class Building:
@@ -188,11 +192,43 @@ class Building:
             logger.error("%s: %s", actor.describe(), built.errors[0].traceback)
             self._links.kill(actor)
             return
+        if (wrong := _misfit(actor, built, is_first=self._rows is None)) is not None:
+            text = f"{actor.describe()} cannot be used: it says that it has built {wrong}"
+            if self._rows is None:
+                raise StartError(text)
+            logger.error("%s", text)
+            self._links.kill(actor)
+            return
         actor.built = built
         actor.counts = built.counts
         actor.state = ActorState.BUILT
         if self._rows is not None:
             self.map(actor)
+
+
+def _misfit(actor: Actor, built: Built, *, is_first: bool) -> str | None:
+    """Return what an actor says that cannot be, for people; None: it can.
+
+    A remote one may be anybody's program: nothing is made room for before this.
+    """
+    counts, expected = built.counts, len(actor.sources)
+    if len(counts) != expected or len(built.space_of) != expected:
+        return f"{len(counts)} of {expected} envs, with spaces of {len(built.space_of)}"
+    if min(counts) < 1 or sum(counts) > MAX_ENVS:
+        return f"{brief(counts)} envs; 1 to {MAX_ENVS} are allowed"
+    if not is_first and counts != actor.counts:
+        return f"{brief(counts)} envs, and {brief(actor.counts)} before"
+    try:
+        distinct = [pair for pair in built.spaces.value if len(pair) == 2]
+        if min(built.space_of) < 0 or max(built.space_of) >= len(distinct):
+            return f"spaces {brief(built.space_of)} of {len(distinct)}"
+        if actor.remote:
+            for pair in distinct:
+                for space in pair:
+                    spaces.from_plain(space)
+    except (ValueError, TypeError) as exc:
+        return f"envs of unknown spaces: {exc}"
+    return None
 
 
 def _raise_for_unsendable(actor: Actor, build: Build) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,21 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from msgspec import structs
 
 from envbus.actors.env_source import EntryPoint, EnvSource, GymId, to_plain
-from envbus.actors.protocol import Build, Exec
+from envbus.actors.protocol import Build, Built, Exec
+from envbus.actors.remote import REMOTE_SERVICE
+from envbus.actors.spaces import to_plain as to_plain_space
 from envbus.actors.testing import InfoEnv
 from envbus.bus.client import Client
 from envbus.bus.codec import Placeholder
-from envbus.bus.errors import ConfigError, EncodeError, ProtocolError
+from envbus.bus.errors import ConfigError, EncodeError, ProtocolError, StartError
 from envbus.bus.keys import new_keys
-from envbus.bus.messages import Tree
-from envbus.runner import ActorLostError, BusVectorEnv
+from envbus.bus.messages import Hello, Tree
+from envbus.bus.serve import Worker
+from envbus.bus.zmq_peer import ZmqPeer
+from envbus.runner import ActorLostError, ActorPool, BusVectorEnv
 from tests.integration.bus_programs import RunningBroker, free_port
 from tests.integration.nursery_children import wait_until
 
@@ -207,3 +213,49 @@ def test_a_pool_is_told_which_flag_its_remote_actor_lacks() -> None:
         with pytest.raises(PermissionError, match=f"--allow {__name__}"):
             make_vec([source, source], endpoint)
         actor.kill()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"counts": [10**9]}, r"\[1000000000\] envs; 1 to 65536 are allowed"),
+        ({"counts": [-1]}, r"\[-1\] envs; 1 to 65536"),
+        ({"counts": []}, "0 of 1 envs"),
+        ({"counts": [1, 1], "space_of": [0, 0]}, "2 of 1 envs"),
+        ({"space_of": [7]}, r"spaces \[7\] of 1"),
+        ({"spaces": Tree(["x"])}, r"spaces \[0\] of 0"),
+        ({"spaces": Tree([[{"kind": "Box"}, 3]])}, "unknown spaces"),
+    ],
+)
+def test_what_a_remote_actor_cannot_have_built_is_refused(
+    said: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    plain = to_plain_space(gymnasium.spaces.Discrete(2))
+    built = Built(
+        counts=[1],
+        spaces=Tree([[plain, plain]]),
+        space_of=[0],
+        metadata=Tree({}),
+        render_mode=None,
+        spec=Tree(None),
+    )
+    endpoint = f"ipc://{tmp_path}/bus"
+    worker = Worker(
+        ZmqPeer(endpoint, b"stranger"),
+        Hello(name="stranger", services=[REMOTE_SERVICE], heartbeat=10.0),
+        {Build: lambda _request: structs.replace(built, **said)},
+    )
+
+    def work() -> None:
+        worker.join(PATIENCE)
+        worker.run()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        with pytest.raises(StartError, match=told):
+            ActorPool(["CartPole-v1"], remote_actors=1, bind=endpoint)
+    finally:
+        worker.stop()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
