@@ -70,8 +70,9 @@ class _Waiter:
         self.wake()
 
     def wake(self) -> None:
-        if self.bell is not None and self.bell.locked():
-            self.bell.release()
+        if self.bell is not None:
+            with contextlib.suppress(RuntimeError):  # it is awake, maybe by another thread just now
+                self.bell.release()
 
 
 class Link:
