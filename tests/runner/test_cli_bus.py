@@ -39,7 +39,7 @@ def test_keys_new_makes_two_files_and_says_which_is_which(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["keys"], "Missing command."),
+        (["keys"], "Missing command; see `envbus keys --help`"),
         (["keys", "new", ".", "--name", "a/b"], "no name for a key"),
         (["broker", "--bind", "tcp://127.0.0.1:*", "--keys", "nowhere"], "(--allow)"),
         (
