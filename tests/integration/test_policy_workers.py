@@ -24,7 +24,7 @@ from envbus.runner.policies import FunctionPolicy, TwoStepPolicy, as_rows
 from envbus.runner.policy_workers import PolicyWorkers
 from tests.integration.nursery_children import wait_until
 from tests.integration.policies_under_test import Probe, hold, make_probe, rows, spoil
-from tests.runner.test_env_runner_careless_policies import UsesBuffersAgain
+from tests.runner.test_env_runner_careless_policies import UsesBuffersAgain, WritesToItsStates
 
 pytestmark = pytest.mark.skipif(not LANES_EXIST, reason="no SOCK_SEQPACKET or epoll here")
 
@@ -99,8 +99,9 @@ def test_a_bad_part_of_a_request_that_is_split_fails_it_once(triples: PolicyWork
     assert asker.compute_actions(rows(7, 8, 9), None).actions.tolist() == [7, 8, 9]
 
 
-def test_a_policy_that_uses_its_arrays_again_and_begins_by_its_weights() -> None:
-    with PolicyWorkers(UsesBuffersAgain(), max_batch=3) as workers:
+@pytest.mark.parametrize("kind", [UsesBuffersAgain, WritesToItsStates])
+def test_a_policy_that_uses_arrays_again_and_begins_by_its_weights(kind: Any) -> None:
+    with PolicyWorkers(kind(), max_batch=3) as workers:
         policy = workers.policy()
         states = {"n": np.arange(16.0).reshape(8, 2)}  # more rows than one batch takes
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from envbus.actors.testing import CountingEnv
 from envbus.runner.connectors import Connector
@@ -80,6 +81,42 @@ class WritesToItsStates(Careful):
     def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
         states["n"] += 1
         return PolicyOutput(self.act(states["n"]), states, {"seen": states["n"][:, 0] * 2})
+
+
+class Seeing(CountingEnv):
+    """One whose actions are arrays."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        return super().step(0)
+
+
+class UsesActionsAgain(Policy):
+    """Acts by what it sees, in an array that it returns each time."""
+
+    def __init__(self) -> None:
+        self.actions = np.zeros((8, 2), np.float32)
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        self.actions[...] = 99
+        acted = self.actions[: len(observations)]
+        acted[...] = observations[:, :2]
+        return PolicyOutput(acted, None)
+
+
+@BOTH
+def test_actions_in_an_array_that_is_used_again_are_each_rows_own(
+    mode: str, vectorized: bool
+) -> None:
+    envs = [functools.partial(Seeing, length) for length in (2, 3, 5)]
+    pool = ActorPool(envs, num_actors=0, autoreset_mode=mode)
+    settings = RunnerConfig(seed=1, vectorized=vectorized, rollout_fragment_length=7)
+    with EnvRunner(pool, UsesActionsAgain(), settings) as runner:
+        batch = runner.sample().single()
+    np.testing.assert_array_equal(batch["actions"], batch["obs"][:, :2])
 
 
 class NarrowStates(Careful):

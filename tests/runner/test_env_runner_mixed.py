@@ -22,7 +22,7 @@ from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.callbacks import Callbacks
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.mlp import MlpPolicy
-from envbus.runner.observation_connectors import FrameStack
+from envbus.runner.observation_connectors import FrameStack, Normalize
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
@@ -249,6 +249,22 @@ def test_simulators_are_answered_between_samples_and_the_rows_come_with_the_next
         assert first.single()["t"].tolist() == [*range(7)]
         assert rest.single()["t"].tolist() == [7, 8, 9, *range(10)]
         assert len(first.episodes) >= 2
+
+
+def test_connectors_learn_nothing_from_what_is_served_without_exploring() -> None:
+    bridge, normalize = ExternalEnvBridge(COUNTS, ACTIONS), Normalize(COUNTS)
+    ended = threading.Event()
+
+    def play(client: ExternalEnvClient) -> None:
+        play_episode(client, 3)
+        ended.set()
+
+    config = RunnerConfig(observation_connector=normalize)
+    before = repr(normalize.get_state())
+    with simulators(bridge.address, play), EnvRunner(bridge, zeros, config) as runner:
+        while not ended.is_set():
+            runner.serve(0.1, explore=False)
+    assert repr(normalize.get_state()) == before
 
 
 def test_simulators_are_answered_by_a_thread_while_the_caller_does_something_else() -> None:

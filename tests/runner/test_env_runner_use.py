@@ -224,17 +224,17 @@ def test_a_state_of_which_a_part_is_refused_changes_nothing(vectorized: bool) ->
         before = runner.get_state()
         weights, version = before["policies"]["default_policy"]
         changed = {name: values + 1 for name, values in weights.items()}
-        with pytest.raises(ValueError, match="could not convert"):
-            runner.set_state(
-                {
-                    **before,
-                    "policies": {"default_policy": (changed, version + 1)},
-                    "connectors": {
-                        "observation/0:Normalize": {"count": 3, "means": ["no"], "m2s": []}
-                    },
-                    "next_eps_id": 1000,
-                }
-            )
+        others = {"policies": {"default_policy": (changed, version + 1)}, "next_eps_id": 1000}
+        good = before["connectors"]["observation/0:Normalize"]
+        for refused in (
+            {"connectors": {"observation/0:Normalize": {"count": 3, "means": ["no"], "m2s": []}}},
+            {
+                "connectors": {"observation/0:Normalize": {**good, "count": 3}},
+                "metrics": dict.fromkeys(before["metrics"], "no"),
+            },
+        ):
+            with pytest.raises(ValueError, match=r"could not convert|invalid literal"):
+                runner.set_state({**before, **others, **refused})
         after = runner.get_state()
         assert after["policies"]["default_policy"][1] == version
         for name, values in after["policies"]["default_policy"][0].items():

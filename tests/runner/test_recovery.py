@@ -44,6 +44,18 @@ def test_a_second_failure_waits() -> None:
     assert recovery.due(6.0) == [PAIR]
 
 
+def test_what_came_back_with_its_actor_before_its_pause_was_over_has_worked_since() -> None:
+    recovery = recovery_of()
+    recovery.failed(ONE, "boom", 0.0)
+    recovery.due(0.0)
+    recovery.works(ONE, 0.0)
+    recovery.failed(ONE, "boom", 0.0)
+    recovery.works(ONE, 0.5)
+    assert recovery.due(1.0) == []
+    assert recovery.failed(ONE, "boom", 200.0) is None
+    assert recovery.due(200.0) == [ONE]
+
+
 def test_an_env_that_fails_too_often_is_given_up_with_the_number_of_restarts() -> None:
     recovery = recovery_of()
     outcomes = []

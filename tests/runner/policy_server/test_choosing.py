@@ -59,6 +59,33 @@ def test_recurrent_state_is_kept_by_episode_and_forgotten_with_it() -> None:
     assert batch.actions.tolist() == [11, 1]
 
 
+class UsesItsArrayAgain(Policy):
+    """Its state counts, in an array that it returns each time."""
+
+    def __init__(self) -> None:
+        self.states = np.zeros((8, 1), np.int64)
+
+    def initial_state(self) -> Any:
+        return np.zeros(1, np.int64)
+
+    def compute_actions(
+        self, observations: Any, states: Any, *, explore: bool = True
+    ) -> PolicyOutput:
+        self.states[...] = 99
+        after = self.states[: len(states)]
+        np.add(states, 1, out=after)
+        return PolicyOutput(states[:, 0], after)
+
+
+def test_an_array_that_a_policy_uses_again_changes_nobodys_state() -> None:
+    chooser = Chooser(served(UsesItsArrayAgain()), explore=True)
+    chooser.choose([asked("a", 0), asked("b", 0)])
+    for number in range(1, 4):
+        for episode_id in "ab":
+            (batch,) = chooser.choose([asked(episode_id, 0)])
+            assert batch.actions.tolist() == [number]
+
+
 def test_each_policy_is_called_once_for_its_agents() -> None:
     plus = ServedPolicies(
         {"p": FunctionPolicy(lambda o: np.full(len(o), 1)), "q": FunctionPolicy(lambda o: [2])},
