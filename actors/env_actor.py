@@ -15,7 +15,7 @@ from envbus.actors.agent_spaces import RecordSpace
 from envbus.actors.blocks import BlockLayout, Blocks
 from envbus.actors.construction import construct
 from envbus.actors.failures import slot_error
-from envbus.actors.finite import FiniteCheck
+from envbus.actors.finite import FiniteCheck, without_nan
 from envbus.actors.import_rule import ImportRule
 from envbus.actors.packing import pack_records, unpack_by_agent
 from envbus.actors.protocol import (
@@ -206,7 +206,9 @@ class EnvActor:
             )
             for group, slots, positions in groups
         ]
-        return self._result(addressed, request.slots, outcomes, with_rewards=False)
+        return self._result(
+            addressed, request.slots, outcomes, with_rewards=False, fresh=request.reset
+        )
 
     def step(self, request: Step) -> StepResult:
         """Advance by one step.
@@ -353,17 +355,26 @@ class EnvActor:
         outcomes: list[tuple[Sequence[int] | None, Outcome]],
         *,
         with_rewards: bool,
+        fresh: bool = True,
     ) -> StepResult:
+        """Return what is sent; without `fresh` the observations may be those of before."""
         blocks = self._blocks
         assert blocks is not None
         infos = merge(addressed, [(at, one.infos) for at, one in outcomes], dict)
         ragged = merge(addressed, [(at, one.observations) for at, one in outcomes], lambda: None)
-        observations = pack_records(ragged) if ragged is not None and self._has_agents else ragged
         observation_arrays = rewards = terminations = truncations = None
         errors = [error for _, outcome in outcomes for error in outcome.errors]
         if self._finite is not None:
             rows_of = range(addressed) if slots is None else slots
-            errors += self._not_finite(self._finite, rows_of, infos, errors, in_step=with_rewards)
+            errors += self._not_finite(
+                self._finite,
+                rows_of,
+                infos,
+                ragged if fresh else None,
+                errors,
+                in_step=with_rewards,
+            )
+        observations = pack_records(ragged) if ragged is not None and self._has_agents else ragged
         if self._in_frames:
             # Copies: what is sent must not change under the sender's hands.
             rows: Any = slice(None) if slots is None else list(slots)
@@ -388,24 +399,27 @@ class EnvActor:
         check: FiniteCheck,
         slots: Sequence[int],
         infos: list[dict[str, Any]] | None,
+        elements: list[Any] | None,
         errors: Sequence[SlotError],
         *,
         in_step: bool,
     ) -> list[SlotError]:
         """Return the errors of envs that returned what is not finite, or warn of it once.
 
-        The row of one that has failed by that is cleared, and its info too.
+        The row of one that has failed by that is cleared, and its info too. `elements` are
+        observations without a place in the blocks.
         """
         finals = {
             slot: info["final_obs"]
             for slot, info in zip(slots, infos or (), strict=False)
             if "final_obs" in info
         }
-        if not finals and check.is_fine():
+        if not finals and not elements and check.is_fine():
             return []
+        by_slot = dict(zip(slots, elements or (), strict=False))
         failed = {error.slot for error in errors}
         found: dict[int, SlotError] = {}
-        for slot, name, value in check.wrong(slots, finals):
+        for slot, name, value in check.wrong(slots, finals, by_slot):
             if slot in failed or slot in found:
                 continue
             text = (
@@ -416,8 +430,11 @@ class EnvActor:
             if self._finite_faults:
                 found[slot] = slot_error(slot, "step" if in_step else "reset", ValueError(text))
                 check.clear(slot)
+                place = list(slots).index(slot)
                 if infos is not None:
-                    infos[list(slots).index(slot)] = {}
+                    infos[place] = {}
+                if elements:
+                    elements[place] = without_nan(elements[place])
                 assert self._blocks is not None
                 self._blocks.terminations[slot] = self._blocks.truncations[slot] = False
             elif (slot, name) not in self._warned:

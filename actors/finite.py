@@ -1,7 +1,9 @@
-"""Finds rewards and observations that are NaN, and rewards that are infinite, in rows of blocks.
+"""Finds rewards and observations that are NaN, and rewards that are infinite, in an actor's rows.
 
 Pure. Looks at whole arrays, so that it costs two array operations per step; only if one is wrong
-at the single rows. Infinities in observations are let through: a Box without bounds has them.
+at the single rows, and where observations have no fixed size at each of them. Infinities in
+observations are let through: a Box without bounds has them. Rewards over what float32 can express
+are infinite as soon as they stand in a batch.
 """
 
 from __future__ import annotations
@@ -12,16 +14,19 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from envbus.actors.agent_spaces import RecordSpace
 from envbus.actors.blocks import Blocks
 from envbus.actors.spaces import Element, Space, leaves
 from envbus.bus.errors import ConfigError
 
-__all__ = ["CheckFinite", "FiniteCheck", "in_words"]
+__all__ = ["CheckFinite", "FiniteCheck", "in_words", "without_nan"]
 
 #: What follows: the env has failed; a warning, once per env and field; nobody looks.
 CheckFinite: TypeAlias = bool | Literal["warn"]
 #: Elements of an array that one thread multiplies, also of a library that has several.
 _SMALL: Final = 4096
+#: Rows of batches have their rewards in float32.
+_MOST: Final = float(np.finfo(np.float32).max)
 _WORDS: dict[object, str] = {True: "fault", "warn": "warn", False: "off"}
 
 
@@ -47,7 +52,7 @@ class FiniteCheck:
 
     def __init__(self, space: Space, blocks: Blocks) -> None:
         self._rewards = blocks.rewards
-        self._zeros = np.zeros_like(blocks.rewards)
+        self._is_record = isinstance(space, RecordSpace)
         #: Name and array of each leaf that can hold NaN.
         self._leaves: list[tuple[str, npt.NDArray[Any]]] = []
         if blocks.observations is not None:
@@ -58,8 +63,8 @@ class FiniteCheck:
             ]
 
     def is_fine(self) -> bool:
-        """Return whether no row has anything wrong."""
-        if np.vdot(self._rewards, self._zeros) != 0.0:  # infinity times 0 is NaN
+        """Return whether no row of the blocks has anything wrong; False: `wrong` knows."""
+        if not np.vdot(self._rewards, self._rewards) <= _MOST * _MOST:  # NaN is not, either
             return False
         for _, array in self._leaves:  # noqa: SIM110 (`any` takes as long as the look itself)
             if _has_nan(array):
@@ -67,21 +72,45 @@ class FiniteCheck:
         return True
 
     def wrong(
-        self, slots: Sequence[int], finals: Mapping[int, Element]
+        self,
+        slots: Sequence[int],
+        finals: Mapping[int, Element],
+        elements: Mapping[int, Element],
     ) -> list[tuple[int, str, str]]:
         """Return slot, field and what it is, of each field of `slots` that is wrong.
 
         Args:
             slots: Which rows.
             finals: By slot, last observations of episodes that have ended.
+            elements: By slot, observations that have no place in the blocks.
         """
-        found = []
+        found = [
+            (slot, *field)
+            for slot, element in elements.items()
+            for field in self._wrong_in(element, "observation")
+        ]
         for slot in slots:
             reward = self._rewards[slot]
-            if not np.isfinite(reward):
+            if not abs(reward) <= _MOST:
                 found.append((slot, "reward", str(reward)))
             found += [(slot, name, "nan") for name, array in self._leaves if _has_nan(array[slot])]
-        found += [(slot, "final_obs", "nan") for slot in finals if _holds_nan(finals[slot])]
+        for slot, element in finals.items():
+            found += [(slot, *field) for field in self._wrong_in(element, "final_obs")]
+        return found
+
+    def _wrong_in(self, element: Element, name: str) -> list[tuple[str, str]]:
+        """Return the fields of an observation, or of a record, that are wrong."""
+        if not self._is_record or not isinstance(element, Mapping):
+            return [(name, "nan")] if _holds_nan(element) else []
+        found = [
+            (f"{name} of agent {agent!r}", "nan")
+            for agent, own in element["observations"].items()
+            if _holds_nan(own)
+        ]
+        for agent, reward in element["rewards"].items():
+            array = np.asarray(reward)
+            if array.dtype.kind in "fc" and not (np.abs(array) <= _MOST).all():
+                found.append((f"reward of agent {agent!r}", str(reward)))
         return found
 
     def clear(self, slot: int) -> None:
@@ -89,6 +118,18 @@ class FiniteCheck:
         self._rewards[slot] = 0.0
         for _, array in self._leaves:
             array[slot] = np.where(np.isnan(array[slot]), 0, array[slot])
+
+
+def without_nan(element: Element) -> Element:
+    """Return a copy with 0 where an observation, or a record, holds NaN."""
+    if isinstance(element, Mapping):
+        return {key: without_nan(part) for key, part in element.items()}
+    if isinstance(element, tuple | list):
+        parts = [without_nan(part) for part in element]
+        return type(element)(*parts) if hasattr(element, "_fields") else type(element)(parts)
+    if isinstance(element, np.ndarray | np.generic | float) and _holds_nan(element):
+        return np.where(np.isnan(element), np.zeros_like(element), element)[()]
+    return element
 
 
 def _has_nan(array: npt.NDArray[Any]) -> bool:

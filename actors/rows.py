@@ -148,9 +148,14 @@ def as_array(
         except (TypeError, ValueError) as error:
             cause = error
         else:
-            if array.shape == shape and np.can_cast(array.dtype, dtype, "same_kind"):
-                return array
             came = f"{came} of shape {array.shape} and dtype {array.dtype}"
+            if array.shape == shape and np.can_cast(array.dtype, dtype, "same_kind"):
+                # Floats are rounded; integers that are cut off would be others, in silence.
+                if dtype.kind not in "iu" or np.can_cast(array.dtype, dtype):
+                    return array
+                if (array == array.astype(dtype)).all():
+                    return array
+                came += f" with {array.min()} to {array.max()} in it"
     place = "".join(f"[{key!r}]" for key in leaf.path)
     raise ValueError(
         f"{who}: observation{place} is {came}, but its observation space needs shape {shape} and "

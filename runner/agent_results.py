@@ -99,6 +99,11 @@ class HeldBack:
         #: By "terminateds" and "truncateds".
         self._flags: dict[str, set[Any]] = {"terminateds": set(), "truncateds": set()}
 
+    @property
+    def rewards(self) -> Mapping[Any, Any]:
+        """What is held back, by agent."""
+        return self._rewards
+
     def clear(self) -> None:
         """Another episode begins."""
         self._rewards.clear()

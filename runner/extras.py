@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires
 
-__all__ = ["how_to_install"]
+__all__ = ["how_to_install", "needed_for"]
 
 
 def how_to_install(extra: str) -> str:
@@ -23,3 +25,21 @@ def how_to_install(extra: str) -> str:
     if not needs:
         return clone
     return f"pip install {' '.join(repr(need) for need in needs)} (or {clone})"
+
+
+@contextmanager
+def needed_for(what: str, extra: str) -> Iterator[None]:
+    """Have imports that fail within say how to install what they need.
+
+    Args:
+        what: What cannot be used without.
+        extra: The extra of envbus that brings it.
+
+    Raises:
+        ModuleNotFoundError: It is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        how = how_to_install(extra)
+        raise ModuleNotFoundError(f"{what} needs more ({exc}): {how}", name=exc.name) from None

@@ -37,8 +37,8 @@ def checked_output(
         listed: Actions are single ones, in a list or in an array of objects, and stay so.
 
     Raises:
-        ValueError: Something has another number of rows, states are not as those that it was
-            told, or an extra has the name of another column.
+        ValueError: Something has another number of rows, an action is NaN, states are not as those
+            that it was told, or an extra has the name of another column.
     """
     if not isinstance(out, PolicyOutput):
         raise ValueError(f"the policy returned {type(out).__name__}, not a PolicyOutput")
@@ -48,6 +48,7 @@ def checked_output(
         actions = out.actions
     else:
         actions = _counted(out.actions, rows, "actions")
+    _check_are_numbers(actions)
     extras = out.extras
     if not isinstance(extras, Mapping):
         raise ValueError(f"the policy returned extras of {type(extras).__name__}, not by name")
@@ -103,6 +104,27 @@ def check_shapes(actions: Any, space: Space[Any] | None, *, rows: bool = False) 
 def owned(tree: Tree) -> Tree:
     """Return a copy that nobody else writes to: a policy may use its arrays again."""
     return None if tree is None else map_tree(np.array, tree)
+
+
+def _check_are_numbers(actions: Any) -> None:
+    """Raise ValueError if some are NaN, which is in no space: an env would take it in silence."""
+    if isinstance(actions, Mapping):
+        for part in actions.values():
+            _check_are_numbers(part)
+    elif isinstance(actions, tuple | list):
+        for part in actions:
+            _check_are_numbers(part)
+    elif isinstance(actions, np.ndarray | np.generic):
+        if actions.dtype.kind in "fc" and np.isnan(actions).any():
+            rows = np.atleast_1d(actions)
+            wrong = next(row for row in rows if np.isnan(row).any())
+            raise ValueError(
+                f"the policy returned actions that are NaN: {wrong}; NaN in its weights or in its "
+                "observations?"
+            )
+        if actions.dtype == np.object_:
+            for part in actions.flat:
+                _check_are_numbers(part)
 
 
 def _counted(tree: Tree, rows: int, what: str) -> Tree:

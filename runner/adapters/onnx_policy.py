@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 from gymnasium import Space
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.distributions import ActionHead
+from envbus.runner.extras import needed_for
 from envbus.runner.nested import Tree, leaves_of, map_tree
 from envbus.runner.policies import Policy, PolicyOutput, Weights
+
+with needed_for("OnnxPolicy", "onnx"):
+    import onnxruntime
 
 __all__ = ["OnnxPolicy", "check_fit"]
 

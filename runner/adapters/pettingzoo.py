@@ -9,13 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
-from pettingzoo import ParallelEnv
 
 from envbus.actors.agent_spaces import AgentID
 from envbus.actors.env_source import parse_source
 from envbus.bus.errors import ConfigError
 from envbus.runner.config import Timeouts
+from envbus.runner.extras import needed_for
 from envbus.runner.pool import ActorPool
+
+with needed_for("parallel_env", "pettingzoo"):
+    from pettingzoo import ParallelEnv
 
 __all__ = ["RemoteParallelEnv", "parallel_env"]
 

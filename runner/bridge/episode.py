@@ -6,7 +6,7 @@ Rewards, infos and flags add up until the next observation, and belong to the ac
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -125,10 +125,23 @@ class Episode:
         content = self._content(observation)
         return self._append(content, off_policy=off_policy, held=held)
 
-    def sum_of(self, rewards: ByAgent) -> float:
-        """Return the largest sum, without its sign, that an agent's rewards would come to."""
-        own = self._rewards
-        return max((abs(own.get(agent, 0.0) + one) for agent, one in rewards.items()), default=0.0)
+    def largest_sum(self, parts: Iterable[tuple[ByAgent, ByAgent]]) -> float:
+        """Return the largest sum, without its sign, that an agent's rewards would come to.
+
+        Args:
+            parts: What would be logged, and observed behind it.
+        """
+        sums, most = dict(self._rewards), 0.0
+        if self._held_back is not None:
+            for agent, reward in self._held_back.rewards.items():
+                sums[agent] = sums.get(agent, 0.0) + reward
+        for rewards, observation in parts:
+            for agent, reward in rewards.items():
+                sums[agent] = sums.get(agent, 0.0) + reward
+                most = max(most, abs(sums[agent]))
+            for agent in observation:
+                sums.pop(agent, None)
+        return most
 
     def end(
         self,

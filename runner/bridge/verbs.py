@@ -25,6 +25,7 @@ from envbus.runner.bridge.sessions import Session
 from envbus.runner.bridge.vocabulary import (
     Answer,
     Ask,
+    ByAgent,
     Effect,
     End,
     Fragment,
@@ -182,10 +183,8 @@ class Verbs:
         self, session: Session, episode: Episode, event: LogReward, _now: float
     ) -> list[Effect]:
         refusal = self._over_budget(session, event, event.size)
-        if refusal is None and episode.sum_of(event.rewards) > MAX_REWARD:
-            text = f"Episode {event.episode_id}: rewards add up to more than float32 can express."
-            error = EpisodeError(text)
-            refusal = self._book.refuse(event.peer, event.request_id, error)
+        if refusal is None:
+            refusal = self._too_much_reward(episode, event, [(event.rewards, {})])
         if refusal is not None:
             return refusal
         episode.log(
@@ -209,10 +208,20 @@ class Verbs:
                 f"only {episode.num_parts} have come before."
             )
             return book.refuse(event.peer, event.request_id, EpisodeError(text))
+        parts = event.parts[episode.num_parts - event.first :]
+        told = [
+            (
+                {} if part.reward is None else part.reward.rewards,
+                {} if part.step is None else part.step.observation,
+            )
+            for part in parts
+        ]
+        if (refusal := self._too_much_reward(episode, event, told)) is not None:
+            return refusal
         record: Record | None = None
         stale = 0
         size = self._charge(session, event)
-        for part in event.parts[episode.num_parts - event.first :]:
+        for part in parts:
             reward, step, choice = part.reward, part.step, part.choice
             if reward is not None:
                 episode.log(reward.rewards, reward.infos, reward.terminateds, reward.truncateds)
@@ -264,6 +273,18 @@ class Verbs:
             f"{size}: the limit is EpisodeLimits.max_client_bytes={limit}; wait"
         )
         return book.fail(event.peer, event.request_id, FailureCode.OVERLOADED, text)
+
+    def _too_much_reward(
+        self,
+        episode: Episode,
+        event: LogReward | Fragment,
+        parts: list[tuple[ByAgent, ByAgent]],
+    ) -> list[Effect] | None:
+        """Refuse rewards that would add up to infinity in a row; None: they may come."""
+        if episode.largest_sum(parts) <= MAX_REWARD:
+            return None
+        text = f"Episode {event.episode_id}: rewards add up to more than float32 can express."
+        return self._book.refuse(event.peer, event.request_id, EpisodeError(text))
 
     def _overflow(
         self, session: Session, episode: Episode, event: LogStep | Fragment

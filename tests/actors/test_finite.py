@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -12,9 +12,10 @@ from gymnasium import spaces
 
 from envbus.actors.env_actor import EnvActor
 from envbus.actors.finite import in_words
-from envbus.actors.protocol import Build, MapBlocks, Reset, Step
+from envbus.actors.protocol import Build, MapBlocks, Rebuild, Reset, Step
 from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Tree
+from envbus.runner.pool import ActorPool
 from tests.actors.driver import ask
 
 SPACE = spaces.Dict({"pos": spaces.Box(-np.inf, np.inf, (2,)), "n": spaces.Discrete(9)})
@@ -34,9 +35,9 @@ class SayingEnv(gymnasium.Env[Any, Any]):
         return observation, action[1], bool(action[0] == 99), False, {}
 
 
-def mapped(check: str, mode: str = "NextStep") -> EnvActor:
+def mapped(check: str, mode: str = "NextStep", env: Any = SayingEnv) -> EnvActor:
     actor = EnvActor()
-    sources = Tree([SayingEnv] * 2)
+    sources = Tree([env] * 2)
     built = ask(actor, Build(sources=sources, autoreset_mode=mode))
     assert built.errors == []
     observation_space, action_space = built.spaces.value[0]
@@ -64,6 +65,7 @@ def step(actor: EnvActor, action: list[float]) -> Any:
         ([np.nan, 1.0], r"observation\['pos'\] is nan"),
         ([1.0, np.nan], "reward is nan"),
         ([1.0, -np.inf], "reward is -inf"),
+        ([1.0, 1e39], r"reward is 1e\+39"),
     ],
 )
 def test_what_is_not_finite_is_a_fault_that_names_env_field_and_step(
@@ -117,6 +119,81 @@ def test_a_last_observation_is_looked_at_too() -> None:
     result = ask(actor, Step(action_arrays=[np.zeros((1, 2))]))
     assert "final_obs is nan" in result.errors[0].message
     assert result.terminations.tolist() == [False]
+
+
+ACT = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+
+class RaggedEnv(gymnasium.Env[Any, Any]):
+    observation_space = spaces.Sequence(spaces.Box(-np.inf, np.inf, (1,)))
+    action_space = ACT
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return (), {}
+
+    def step(self, action: Any) -> Any:
+        zero = np.zeros(1, np.float32)
+        return (zero, zero + np.float32(action[0])), action[1], False, False, {"noise": np.nan}
+
+
+class TwoAgents:
+    possible_agents = ("left", "right")
+    metadata: ClassVar[dict[str, Any]] = {}
+
+    def observation_space(self, _agent: str) -> Any:
+        return spaces.Box(-np.inf, np.inf, (1,))
+
+    def action_space(self, _agent: str) -> Any:
+        return ACT
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return {agent: np.zeros(1, np.float32) for agent in self.possible_agents}, {}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations = {agent: act[:1].astype(np.float32) for agent, act in actions.items()}
+        rewards = {agent: act[1] for agent, act in actions.items()}
+        flags = dict.fromkeys(actions, False)
+        return observations, rewards, flags, flags, {"left": {"noise": np.nan}}
+
+    @property
+    def agents(self) -> list[str]:
+        return list(self.possible_agents)
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        ([np.nan, 0.0], "observation of agent 'right' is nan"),
+        ([0.0, np.nan], "reward of agent 'right' is nan"),
+        ([0.0, 1e39], r"reward of agent 'right' is 1e\+39"),
+    ],
+)
+def test_each_agent_of_an_env_is_looked_at(action: list[float], told: str) -> None:
+    with ActorPool([TwoAgents], num_actors=0, autoreset_mode="Disabled", check_finite=True) as pool:
+        pool.try_reset(0)
+        assert set(pool.poll().observations) == {0}
+        fine = np.zeros(2)
+        pool.send_actions({0: {"left": fine, "right": fine}})
+        assert set(pool.poll().observations) == {0}
+        pool.send_actions({0: {"left": fine, "right": np.array(action)}})
+        with pytest.raises(ValueError, match=f"env 0: {told}, in step"):
+            pool.poll()
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_observations_without_a_fixed_size_are_looked_at(mode: str) -> None:
+    actor = mapped("fault", mode, env=RaggedEnv)
+    assert step(actor, [1.0, 1.0]).errors == []
+    result = step(actor, [np.nan, 1.0])
+    (error,) = result.errors
+    assert "env 6: observation is nan, in step 2" in error.message
+    assert np.isfinite(result.observations.value[1]).all()
+    assert type(result.observations.value[1]) is tuple
+    # Made anew, and reset by its next step: what it showed before is not its own.
+    seeds = Tree([None])
+    assert ask(actor, Rebuild(slots=[1], seeds=seeds, reset=False)).errors == []
+    if mode != "Disabled":
+        assert step(actor, [1.0, 1.0]).errors == []
 
 
 def test_a_setting_is_one_of_three() -> None:

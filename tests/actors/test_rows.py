@@ -124,3 +124,12 @@ def test_a_subclass_of_ndarray_is_written() -> None:
     rows, arrays = prepared(spaces.Box(0, 9, (2,), np.float32))
     write(rows, 0, np.ma.masked_array([1, 2], dtype=np.float32))
     assert arrays[0][0].tolist() == [1.0, 2.0]
+
+
+def test_integers_that_would_become_others_are_refused() -> None:
+    rows, arrays = prepared(spaces.Box(-100, 100, (2,), np.int8))
+    write(rows, 0, np.array([1, -100]))
+    assert arrays[0][0].tolist() == [1, -100]
+    with pytest.raises(ValueError, match="dtype int64 with 1 to 300 in it, but .* dtype int8"):
+        write(rows, 0, np.array([1, 300]))
+    assert arrays[0][0].tolist() == [1, -100]

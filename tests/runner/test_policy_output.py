@@ -51,6 +51,22 @@ def test_what_does_not_fit_is_refused_and_named(out: Any, told: str) -> None:
         checked_output(out, 3, STATES)
 
 
+NAN = np.array([0.0, np.nan, 1.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [NAN, NAN[:, np.newaxis], NAN.astype(np.float16), {"a": GOOD, "b": (GOOD, NAN)}, list(NAN)],
+)
+def test_an_action_that_is_nan_is_refused(actions: Any) -> None:
+    with pytest.raises(ValueError, match=r"actions that are NaN: \[?nan"):
+        checked_output(PolicyOutput(actions), 3)
+    with pytest.raises(ValueError, match=r"actions that are NaN: \[?nan"):
+        checked_output(PolicyOutput(list(NAN)), 3, listed=True)
+    infinite = np.full(3, np.inf)  # some Boxes have it
+    assert checked_output(PolicyOutput(infinite), 3).actions is infinite
+
+
 def test_single_actions_are_counted_too() -> None:
     with pytest.raises(ValueError, match=r"actions of shape \(1,\) for 3 rows"):
         checked_output(PolicyOutput(["a"]), 3, listed=True)

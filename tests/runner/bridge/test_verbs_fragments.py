@@ -67,6 +67,21 @@ def test_x_18_steps_that_come_again_are_passed_over_under_whatever_request() -> 
     assert taken(scene) == [(0, 0.0), (1, 1.0), (2, 1.0)]
 
 
+def test_rewards_of_a_fragment_do_not_add_up_to_infinity() -> None:
+    scene = Scene()
+    scene.start("e")
+    tail = FragmentPart(LogReward(A, 0, "e", by_agent(3e38), {}, {}, {}), None)
+    assert isinstance(fragment(scene, 0, part(0), part(1, 3e38), tail), Answer)
+    refused = fragment(scene, 3, part(2, 3e38))
+    assert isinstance(refused, Refuse)
+    assert "rewards add up to more" in str(refused.failed)
+    refused = fragment(scene, 3, part(2, -1.0), tail, tail)
+    assert isinstance(refused, Refuse)  # as a whole
+    assert isinstance(fragment(scene, 3, part(2, -1.0), tail), Answer)
+    scene.end("e", 3)
+    assert taken(scene) == [(0, 0.0), (1, 3e38), (2, 3e38 - 1.0), (3, 3e38)]
+
+
 def test_a_gap_is_refused_and_the_episode_goes_on() -> None:
     scene = Scene()
     scene.start("e")
