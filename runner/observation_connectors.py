@@ -136,6 +136,9 @@ class Normalize(Connector):
         )
         self._moments = Moments()
         self._fresh = Moments()
+        #: Of the rows of each Box.
+        self._shapes: list[tuple[int, ...]] = []
+        map_leaf_spaces(self._count_box, space)
 
     def __call__(self, batch: Tree, keys: Keys) -> Tree:
         """Return the rows, by the moments that they themselves are part of."""
@@ -162,8 +165,12 @@ class Normalize(Connector):
         return self._moments.to_plain()
 
     def set_state(self, state: State) -> None:
-        """Go on from another's state."""
-        self._moments, self._fresh = Moments.from_plain(state), Moments()
+        """Go on from another's state.
+
+        Raises:
+            ConfigError: It is of other observations, or of none that there can be. Nothing was set.
+        """
+        self._moments, self._fresh = self._fitting(state), Moments()
 
     def collect_delta(self) -> dict[str, Any]:
         """Return the moments of what was seen since the last call."""
@@ -172,14 +179,41 @@ class Normalize(Connector):
 
     def sync(self, state: State) -> None:
         """Take over merged moments, with what was seen here meanwhile."""
-        self._moments = Moments.from_plain(state).merge(self._fresh)
+        self._moments = self._fitting(state).merge(self._fresh)
 
     def merge(self, state: State, deltas: Iterable[State]) -> dict[str, Any]:
         """Return the moments of all rows: each runner's are counted once."""
-        merged = Moments.from_plain(state)
+        merged = self._fitting(state)
         for delta in deltas:
             merged = merged.merge(Moments.from_plain(delta))
         return merged.to_plain()
+
+    def _count_box(self, part: Space) -> Space:
+        if isinstance(part, spaces.Box):
+            self._shapes.append(part.shape)
+        return part
+
+    def _fitting(self, state: State) -> Moments:
+        """Return the moments of a state, or raise ConfigError."""
+        try:
+            moments = Moments.from_plain(state)
+        except (KeyError, TypeError, ValueError, OverflowError) as exc:
+            raise ConfigError(f"this is no state of a Normalize: {exc!r}") from exc
+        shapes = self._shapes if moments.count else []
+        for arrays in (moments.means, moments.m2s):
+            if [array.shape for array in arrays] != shapes:
+                raise ConfigError(
+                    f"the state of a Normalize has rows of shapes {[one.shape for one in arrays]}, "
+                    f"its space {shapes}: {self._space}"
+                )
+        if moments.count < 0 or not all(
+            np.isfinite(mean).all() and np.isfinite(m2).all() and (m2 >= 0.0).all()
+            for mean, m2 in zip(moments.means, moments.m2s, strict=True)
+        ):
+            raise ConfigError(
+                "the state of a Normalize has NaN, infinity, or what is below 0 and cannot be"
+            )
+        return moments
 
     def _boxes(self, batch: Tree) -> list[npt.NDArray[Any]]:
         boxes: list[npt.NDArray[Any]] = []

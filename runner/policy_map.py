@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 from envbus.runner.config import check_kind
 from envbus.runner.episode import DEFAULT_POLICY_ID
 from envbus.runner.policies import FunctionPolicy, Policy, Weights, check_is_no_module
 
-__all__ = ["Policies", "PolicyMap", "check_state", "check_weights"]
+__all__ = ["Policies", "PolicyMap", "check_state", "check_weights", "checked_ids"]
 
 #: One, or by policy id; functions `observations -> actions` are policies, too.
 Policies: TypeAlias = "Policy | Callable[[Any], Any] | Mapping[str, Policy | Callable[[Any], Any]]"
 
 #: What a policy has besides `compute_actions`.
 _PARTS: Final = ("initial_state", "get_weights", "set_weights", "policy_version")
+#: Numbers of episodes are int64, and there have to be more.
+_MOST_IDS: Final = 2**62
 
 
 class PolicyMap:
@@ -115,6 +119,18 @@ def check_state(state: object, *parts: str) -> None:
         raise ConfigError(
             f"a state is what `get_state` returned, with {', '.join(parts)}; not {brief(state)}"
         )
+
+
+def checked_ids(state: Mapping[str, Any]) -> tuple[int, int]:
+    """Return from where the numbers of episodes and samples go on.
+
+    Raises:
+        ConfigError: Those of a state are no such numbers.
+    """
+    ids = state["next_eps_id"], state["num_samples"]
+    if not all(isinstance(one, int | np.integer) and 0 <= one < _MOST_IDS for one in ids):
+        raise ConfigError(f"next_eps_id and num_samples of a state are whole numbers, not {ids}")
+    return int(ids[0]), int(ids[1])
 
 
 def _by_id(given: Policies) -> dict[str, Policy]:

@@ -15,7 +15,7 @@ from envbus.runner.column_sampler import ColumnSampler
 from envbus.runner.dict_sampler import DictSampler
 from envbus.runner.env_set import Envs, EnvSet
 from envbus.runner.metrics import SampleMetrics
-from envbus.runner.policy_map import Policies, check_state
+from envbus.runner.policy_map import Policies, check_state, checked_ids
 from envbus.runner.runner_policies import RunnerPolicies
 
 __all__ = ["Factories", "RunnerRenewal"]
@@ -102,7 +102,7 @@ class RunnerRenewal(RunnerPolicies, ABC):
         missing = sorted(connectors.keys() - state["connectors"].keys())
         if missing:
             raise ConfigError(f"the state has nothing of the connectors {missing}")
-        ids = int(state["next_eps_id"]), int(state["num_samples"])
+        ids = checked_ids(state)
         with contextlib.ExitStack() as undo:
             policies = {name: self._policies[name] for name in state["policies"]}
             before = {

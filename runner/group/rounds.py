@@ -257,6 +257,15 @@ class Rounds:
             if not self.standings[actor.index].is_pushing:
                 self._push(actor)
 
+    def check_connectors(self, states: Mapping[str, Any]) -> None:
+        """Look whether runners' connectors will take these states over.
+
+        Raises:
+            Exception: What one raises that does not.
+        """
+        for name, connector in self._connectors.items():
+            copy.deepcopy(connector).set_state(states[name])
+
     def set_connectors(self, states: Mapping[str, Any]) -> None:
         """Have runners take over states of connectors before their next samples."""
         self.connector_states = copy.deepcopy(dict(states))

@@ -28,7 +28,7 @@ from envbus.runner.group.rounds import Rounds, Ticket
 from envbus.runner.group.runner_process import RunnerCrew, RunnerProcess
 from envbus.runner.metrics import SampleMetrics
 from envbus.runner.policies import Weights
-from envbus.runner.policy_map import check_state, check_weights
+from envbus.runner.policy_map import check_state, check_weights, checked_ids
 from envbus.runner.sampling import RunnerConfig
 from envbus.runner.trajectory import AgentID
 
@@ -289,6 +289,7 @@ class Upkeep:
         Raises:
             ConfigError: It has a policy that is not here, or lacks a connector that is. Nothing was
                 set.
+            Exception: What a connector raises that does not take its part. Nothing was set.
         """
         self._assert_open()
         check_state(state, "weights", "policy_versions", "connectors", "metrics")
@@ -303,7 +304,8 @@ class Upkeep:
         if missing := sorted(rounds.connector_states.keys() - connectors.keys()):
             raise ConfigError(f"the state has nothing of the connectors {missing}")
         versions = {policy_id: int(state["policy_versions"][policy_id]) for policy_id in weights}
-        ids = int(state["next_eps_id"]), int(state["num_samples"])
+        ids = checked_ids(state)
+        rounds.check_connectors(connectors)
         self.metrics.set_state(state["metrics"])
         rounds.go_on_from(*ids)
         rounds.set_connectors({name: connectors[name] for name in rounds.connector_states})

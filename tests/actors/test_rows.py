@@ -130,6 +130,6 @@ def test_integers_that_would_become_others_are_refused() -> None:
     rows, arrays = prepared(spaces.Box(-100, 100, (2,), np.int8))
     write(rows, 0, np.array([1, -100]))
     assert arrays[0][0].tolist() == [1, -100]
-    with pytest.raises(ValueError, match="dtype int64 with 1 to 300 in it, but .* dtype int8"):
+    with pytest.raises(ValueError, match=r"dtype int64 with 1 to 300 in it, but .* dtype int8"):
         write(rows, 0, np.array([1, 300]))
     assert arrays[0][0].tolist() == [1, -100]

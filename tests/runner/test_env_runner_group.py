@@ -341,6 +341,14 @@ def test_a_state_is_taken_over_by_another_group(make: Make) -> None:
         other.set_state({**state, "weights": {"other": {}}})
     with pytest.raises(ConfigError, match=r"nothing of the connectors \['observation'\]"):
         other.set_state({**state, "connectors": {}})
+    before = other.get_state()
+    odd = {"count": 3, "means": [np.zeros(99)], "m2s": [np.zeros(99)]}
+    with pytest.raises(ConfigError, match=r"rows of shapes \[\(99,\)\], its space"):
+        other.set_state(
+            {**state, "connectors": {"observation": odd}, "metrics": {"num_episodes": 9}}
+        )
+    assert other.get_state()["metrics"] == before["metrics"]
+    assert repr(other.get_state()["connectors"]) == repr(before["connectors"])
     with pytest.raises(KeyError):
         other.set_state({**state, "policy_versions": {}})
     assert other.policy_versions == {"default_policy": 5}

@@ -243,6 +243,9 @@ def test_a_state_of_which_a_part_is_refused_changes_nothing(vectorized: bool) ->
         assert both[0]["count"] == both[1]["count"]
         assert np.array_equal(both[0]["means"][0], both[1]["means"][0])
         assert after["next_eps_id"] == before["next_eps_id"]
+        for wrong in (-1, 2**63, 0.5, None):
+            with pytest.raises(ConfigError, match="whole numbers"):
+                runner.set_state({**before, "next_eps_id": wrong})
 
 
 @BOTH

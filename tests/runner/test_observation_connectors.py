@@ -145,3 +145,28 @@ def test_a_restored_filter_goes_on_where_the_other_was() -> None:
     second.set_state(first.get_state())
     assert second.collect_delta()["count"] == 0
     assert second(rows[10:], keys(10)).tolist() == first(rows[10:], keys(10)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("count", "mean", "m2", "told"),
+    [
+        (3, np.zeros(4), np.zeros(4), r"shapes \[\(4,\)\], its space \[\(2,\)\]"),
+        (3, np.zeros(2), np.zeros(3), r"shapes \[\(3,\)\]"),
+        (3, np.full(2, np.nan), np.zeros(2), "has NaN"),
+        (3, np.zeros(2), np.full(2, -1.0), "below 0"),
+        (-3, np.zeros(2), np.zeros(2), "below 0"),
+        (0, np.zeros(2), np.zeros(2), r"its space \[\]"),
+        ("x", np.zeros(2), np.zeros(2), "no state of a Normalize"),
+    ],
+)
+def test_a_state_that_fits_no_filter_is_refused_and_changes_nothing(
+    count: Any, mean: Any, m2: Any, told: str
+) -> None:
+    connector = Normalize(BOX)
+    connector(np.ones((3, 2), np.float32), keys(3))
+    before = connector.get_state()
+    state = {"count": count, "means": [mean], "m2s": [m2]}
+    for take in (connector.set_state, connector.sync, lambda one: connector.merge(one, [])):
+        with pytest.raises(ConfigError, match=told):
+            take(state)
+    assert repr(connector.get_state()) == repr(before)

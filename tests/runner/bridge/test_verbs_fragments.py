@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from envbus.actors.external.protocol import FragmentLogged
-from envbus.runner.bridge.episode import MAX_REWARD
 from envbus.runner.bridge.results import ClientChoice
 from envbus.runner.bridge.vocabulary import (
     Answer,
@@ -45,16 +44,6 @@ def test_x_05_steps_arrive_in_order_with_the_rewards_before_them() -> None:
     scene.end("e", 2)
     assert taken(scene) == [(0, 0.0), (1, 2.0), (2, 5.0)]
     assert scene.episodes.statistics().local_actions == 2
-
-
-def test_rewards_of_one_record_add_up_to_what_float32_can_express() -> None:
-    scene = Scene()
-    scene.start("e")
-    much = [LogReward(A, 0, "e", by_agent(sign * 3e38), {}, {}, {}) for sign in (1, -1)]
-    tails = [[FragmentPart(one, None)] * 3 for one in much]
-    fragment(scene, 0, part(0), *tails[0], part(1), *tails[1])
-    scene.end("e", 2)
-    assert [reward for _, reward in taken(scene)] == [0.0, MAX_REWARD, -MAX_REWARD]
 
 
 def test_x_18_steps_that_come_again_are_passed_over_under_whatever_request() -> None:
