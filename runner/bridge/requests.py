@@ -8,10 +8,12 @@ Pure: neither socket nor clock.
 from __future__ import annotations
 
 import math
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
+import msgpack
 import numpy as np
 from msgspec import structs
 
@@ -29,11 +31,12 @@ from envbus.actors.external.protocol import (
     Value,
 )
 from envbus.bus.brief import brief, cut
-from envbus.bus.codec import DEFAULT_LIMITS, decode
+from envbus.bus.codec import DEFAULT_LIMITS, Ext, decode
+from envbus.bus.errors import DecodeError
 from envbus.bus.messages import Header, Payload, Tree
 from envbus.bus.packets import lengths_of
-from envbus.bus.transport import Frames
-from envbus.bus.tree import survey
+from envbus.bus.transport import Buffer, Frames
+from envbus.bus.tree import CONTAINERS, survey
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.bridge.results import ClientChoice
 from envbus.runner.bridge.vocabulary import (
@@ -51,8 +54,14 @@ __all__ = ["VERBS", "check_size", "read"]
 
 #: Columns that a client may add to a row.
 _MAX_EXTRAS = 64
-#: Bytes of a request without its buffers. As Python's objects they take up to eighty times as much.
+#: Bytes of a request without its buffers.
 _MAX_PAYLOAD = 1 << 23
+#: Lists and maps in a request: one byte of it can be an empty map, which takes seventy. An image of
+#: 512x512 pixels as nested lists is half of it. Below so many bytes nobody counts.
+_MAX_CONTAINERS = 1 << 19
+_FEW_BYTES = 1 << 18
+#: Parts of one fragment: each takes some microseconds, and others wait meanwhile.
+_MAX_PARTS = 1 << 14
 #: Rows have versions in int64.
 _MAX_VERSION = 2**62
 #: Rows have their rewards, and what clients add, in float32.
@@ -77,10 +86,14 @@ def check_size(header: Header, frames: Frames) -> None:
             f"a request has at most {_MAX_PAYLOAD} bytes beside the arrays that are frames of "
             f"their own, and this {brief(header.payload_type)} has {size}"
         )
+    if size > _FEW_BYTES:
+        _check_containers(header, frames[0])
 
 
 def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> Verb:
     """Return the event that a request for an episode stands for.
+
+    Its size is that of the frames, and of what is kept of them as Python's objects.
 
     Raises:
         DecodeError: The frames do not hold what the header says.
@@ -94,9 +107,61 @@ def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> V
     digest = _digest(header.payload_type, frames, size)
     if isinstance(event, Start):
         return structs.replace(event, digest=digest)
+    size += event.size
     if isinstance(event, LogReward):  # which never waits
         return structs.replace(event, size=size, digest=digest)
     return structs.replace(event, size=size, timeout=header.ttl, digest=digest)
+
+
+def _check_containers(header: Header, payload: Buffer) -> None:
+    """Count a request's lists and maps, of which nothing is kept meanwhile."""
+    count = 0
+
+    def counted(_content: object) -> None:
+        nonlocal count
+        count += 1
+        if count > _MAX_CONTAINERS:
+            raise EpisodeError(
+                f"a request has at most {_MAX_CONTAINERS} lists and maps, and this "
+                f"{brief(header.payload_type)} has more; send arrays as such"
+            )
+
+    def look_through(data: Buffer, ext_hook: Callable[[int, bytes], object]) -> None:
+        msgpack.unpackb(
+            data,
+            object_hook=counted,
+            list_hook=counted,
+            ext_hook=ext_hook,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
+
+    def open_tree(code: int, data: bytes) -> None:
+        if code == Ext.TREE:  # in which there are no others
+            look_through(data, lambda _code, _data: None)
+
+    try:
+        look_through(payload, open_tree)
+    except EpisodeError:
+        raise
+    except Exception as exc:  # whatever msgpack makes of bytes that somebody else chose
+        raise DecodeError(f"{brief(header.payload_type)}: {exc!r}") from exc
+
+
+def _held_bytes(value: Value) -> int:
+    """Return what a value that is not nested deeper than allowed takes as Python's objects."""
+    held, level = 0, [value]
+    while level:
+        held += sum(map(sys.getsizeof, level))
+        found: list[Value] = []
+        for item in level:
+            if type(item) is dict:
+                found += item.keys()
+                found += item.values()
+            elif type(item) in CONTAINERS:
+                found += item
+        level = found
+    return held
 
 
 def _digest(payload_type: str, frames: Frames, size: int) -> int:
@@ -159,6 +224,7 @@ def _log_returns(
         rewards = {DUMMY_AGENT: _number(reward, "reward", episode_id)}
         infos = {} if info is None else {DUMMY_AGENT: info}
         terminateds, truncateds = {}, {}
+    held = 0
     for agent, value in infos.items():
         infos[agent] = value = {} if value is None else _opened(value)
         if not isinstance(value, dict):
@@ -169,15 +235,25 @@ def _log_returns(
             raise EpisodeError(
                 f"Episode {episode_id}: an info is nested deeper than {_MAX_DEPTH} levels."
             )
-    return LogReward(peer, header.request_id, episode_id, rewards, infos, terminateds, truncateds)
+        held += _held_bytes(value) if value else 0
+    return LogReward(
+        peer, header.request_id, episode_id, rewards, infos, terminateds, truncateds, size=held
+    )
 
 
 def _fragment(payload: LogFragment, header: Header, peer: bytes, agreement: Agreement) -> Fragment:
     episode_id, policy_id = payload.episode_id, payload.policy_id
     if payload.first < 0:
         raise EpisodeError(f"Episode {episode_id}: a fragment's first step is not {payload.first}.")
+    if len(payload.steps) > _MAX_PARTS:
+        raise EpisodeError(
+            f"Episode {episode_id}: a fragment has at most {_MAX_PARTS} steps, not "
+            f"{len(payload.steps)}."
+        )
     parts = [_part(step, policy_id, episode_id, header, agreement) for step in payload.steps]
-    return Fragment(peer, header.request_id, episode_id, policy_id, payload.first, parts)
+    held = sum(part.reward.size for part in parts if part.reward is not None)
+    held += sum(_held_bytes(part.choice.extras) for part in parts if part.choice is not None)
+    return Fragment(peer, header.request_id, episode_id, policy_id, payload.first, parts, size=held)
 
 
 def _part(

@@ -68,20 +68,30 @@ class Chooser:
         self.has_states = any(first is not None for first in self._first.values())
 
     def choose(self, asked: Sequence[Asked]) -> list[Batch]:
-        """Return actions for all; each policy is called once at most."""
+        """Return actions for all; each policy is called once.
+
+        One that raises is asked again row by row: an observation that it cannot take fails its
+        own episode and no others.
+        """
         if not asked:
             return []
         if self._sole is not None:
-            return [self._ask(self._sole, asked)]
+            return self._ask_all(self._sole, asked)
         policy_of = self._policies.policy_of
         groups: dict[str, list[Asked]] = {}
         for one in asked:
             groups.setdefault(policy_of[one.agent], []).append(one)
-        return [self._ask(name, rows) for name, rows in groups.items()]
+        return [one for name, rows in groups.items() for one in self._ask_all(name, rows)]
 
     def forget(self, episode_id: str) -> None:
         """An episode is over."""
         self._states.pop(episode_id, None)
+
+    def _ask_all(self, name: str, rows: Sequence[Asked]) -> list[Batch]:
+        batch = self._ask(name, rows)
+        if batch.error is None or len(rows) == 1:
+            return [batch]
+        return [self._ask(name, [row]) for row in rows]
 
     def _ask(self, name: str, rows: Sequence[Asked]) -> Batch:
         policy, first, ragged = self._policies.by_id[name], self._first[name], self._ragged[name]

@@ -61,7 +61,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class PolicyServer:
     """Answers the episodes of a bridge, many in one call of a policy.
 
-    A policy that raises is no end: the clients in that batch are told, and ask again or not.
+    A policy that raises is no end: it is asked row by row, and the clients for whose observations
+    it raises again are told, and ask again or not.
 
     Args:
         bridge: It stays its owner's. With `writer`, made with `confirm_ends=True`: clients are

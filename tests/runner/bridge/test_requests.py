@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_verbs_of_one_agent_are_sorted_under_its_name() -> None:
     info = {"agent0": {"a": (1, 2)}}
     rest = {}, {}, reward.size, reward.digest
     assert reward == LogReward(b"p", 7, "e", {"agent0": 2.0}, info, *rest)
-    assert 20 < reward.size < 200
+    assert 20 < reward.size < 600
     assert event(LogReturns(episode_id="e", reward=np.float32(0.5))).rewards == {"agent0": 0.5}
 
 
@@ -242,3 +243,36 @@ def test_a_request_has_a_largest_size_beside_its_arrays() -> None:
     header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "LogReturns", 1.0)
     with pytest.raises(EpisodeError, match="at most 8388608 bytes"):
         check_size(header, [bytes(2**23 + 1)])
+
+
+@pytest.mark.parametrize("wrap", [list, lambda maps: Tree(list(maps))], ids=["plain", "tree"])
+def test_a_request_has_a_largest_number_of_lists_and_maps(wrap: Any) -> None:
+    header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "LogReturns", 1.0)
+    fine = LogReturns(episode_id="e", reward=1.0, info={"x": wrap([{}] * 400_000)})
+    check_size(header, encode(fine))
+    many = LogReturns(episode_id="e", reward=1.0, info={"x": wrap([{}] * 600_000)})
+    with pytest.raises(EpisodeError, match="at most 524288 lists and maps"):
+        check_size(header, encode(many))
+    with pytest.raises(DecodeError):
+        check_size(header, [b"\xc1" * 300_000])
+
+
+def test_an_info_counts_as_what_it_takes_in_memory() -> None:
+    logged = LogReturns(episode_id="e", reward=1.0, info={"x": [{} for _ in range(10_000)]})
+    part = FragmentStep(reward=1.0, info=logged.info)
+    fragment = LogFragment(episode_id="e", policy_id="p", first=0, steps=[part, part])
+    tracemalloc.start()
+    try:
+        kept = event(logged)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept.size > 0.9 * taken > 500_000
+    assert event(fragment).size > 2 * taken * 0.9
+
+
+def test_a_fragment_has_a_largest_number_of_steps() -> None:
+    steps = [FragmentStep()] * (2**14 + 1)
+    event(LogFragment(episode_id="e", policy_id="p", first=0, steps=steps[1:]))
+    with pytest.raises(EpisodeError, match="at most 16384 steps, not 16385"):
+        event(LogFragment(episode_id="e", policy_id="p", first=0, steps=steps))

@@ -113,3 +113,16 @@ def test_a_policy_that_fails_is_told_of_and_not_raised(result: Any) -> None:
 
 def test_agents_that_are_done_are_not_asked() -> None:
     assert acting({"x": 1, "y": 2, "z": 3}, {"x": True}, {"z": True, "y": False}) == ["y"]
+
+
+def test_an_observation_that_the_policy_cannot_take_fails_its_own_episode() -> None:
+    def policy(observations: Any) -> Any:
+        if (observations < 0.0).any():
+            raise ArithmeticError("below zero")
+        return observations[:, 0].astype(np.int64)
+
+    chooser = Chooser(served(FunctionPolicy(policy)), explore=False)
+    batches = chooser.choose([asked("a", 1), asked("b", -1), asked("c", 3)])
+    assert [one.rows[0].episode_id for one in batches] == ["a", "b", "c"]
+    assert isinstance(batches[1].error, ArithmeticError)
+    assert [batches[0].action(0), batches[2].action(0)] == [1, 3]
