@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from envbus.runner.diagnosis.address import Address
+from envbus.runner.diagnosis.client_conformance import Server, check_client
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
-from tests.clients.serving import CLIENTS, PATIENCE, Serving, running
+from tests.clients.serving import ACTIONS, CLIENTS, OBSERVATIONS, PATIENCE, Serving, running
 
 CHECKS = Path(__file__).parent
 #: How a program is made from a source of a folder: what is called, and what to install.
@@ -193,6 +196,25 @@ def test_a_simulator_that_was_there_first_waits_for_the_bridge(
             nobody.close()
             with Serving(tcp=(address,)) as serving:
                 assert re.search(r"episode \S+: \d+ steps", serving.attend(process))
+
+
+def test_it_resumes_when_its_lease_is_over_and_when_its_connection_is_cut(
+    cartpole: list[str], where: Callable[[str], list[str]]
+) -> None:
+    """The checks of `envbus conformance --client` up to these."""
+    last = "resumes when its connection was cut"
+    server = Server(Address.parse("stream://127.0.0.1:0"), (OBSERVATIONS, ACTIONS))
+    address = server.address.rpartition("//")[2].rstrip("/")
+    with (
+        contextlib.closing(check_client(lambda: server, PATIENCE)) as findings,
+        running(*cartpole, *where(address), "100000"),
+    ):
+        told = {}
+        while last not in told:
+            finding = next(findings)
+            told[finding.name] = (finding.outcome, finding.reason)
+    assert set(told.values()) == {("passed", "")}, told
+    assert "resumes when its lease is over" in told
 
 
 @pytest.fixture
