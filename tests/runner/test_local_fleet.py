@@ -342,3 +342,38 @@ def test_ctrl_c_in_an_env_is_raised_and_the_others_results_are_kept() -> None:
     told = ["interrupted", "1 builtins.KeyboardInterrupt", "[0]"]
     assert done.stdout.splitlines() == told, done.stderr
     assert done.returncode == 0
+
+
+SLOW_CLOSE = """
+    from envbus.actors.testing import CountingEnv
+    from envbus.runner import ActorPool, Timeouts
+    from tests.waiting import pass_time
+
+    class SlowToClose(CountingEnv):
+        def step(self, action):
+            raise LookupError("on purpose")
+
+        def close(self):
+            pass_time(0.5)
+
+    settings = {"restart_failed_sub_environments": True, "timeouts": Timeouts(close=0.01)}
+    with ActorPool([SlowToClose], num_actors=0, **settings) as pool:
+        pool.reset()
+        pool.recv()
+        pool.send([0])
+        faults = []
+        while len((batch := pool.recv()).env_ids) == 0:
+            faults += batch.faults
+        print(len([*faults, *batch.faults]), batch.env_ids.tolist())
+"""
+
+
+def test_an_env_that_is_slow_to_close_does_not_end_the_process_of_its_user() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SLOW_CLOSE)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("1 [0]\n", 0), done.stderr
