@@ -1,4 +1,4 @@
-"""The examples and commands that README.md prints work as printed."""
+"""The examples and commands that README.md and some other pages print work as printed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ README = (ROOT / "README.md").read_text("utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(language: str) -> list[str]:
-    return [text for found, text in BLOCK.findall(README) if found == language]
+def blocks(language: str, page: str = README) -> list[str]:
+    return [text for found, text in BLOCK.findall(page) if found == language]
+
+
+def whole_examples(name: str) -> list[str]:
+    """Return the examples of a page that need nothing but themselves."""
+    page = (ROOT / "docs" / name).read_text("utf-8")
+    return [text for text in blocks("python", page) if "pool = ActorPool(" in text]
 
 
 def commands(program: str) -> list[list[str]]:
@@ -29,7 +35,13 @@ def commands(program: str) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "example", [pytest.param(text, id=f"example {n}") for n, text in enumerate(blocks("python"), 1)]
+    "example",
+    [pytest.param(text, id=f"example {n}") for n, text in enumerate(blocks("python"), 1)]
+    + [
+        pytest.param(text, id=f"{name} {n}")
+        for name in ("recovery.md", "sampling.md")
+        for n, text in enumerate(whole_examples(name), 1)
+    ],
 )
 def test_an_example_runs_as_a_script_of_its_own(example: str, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
