@@ -51,7 +51,7 @@ class ActionHead:
         Gaussian actions are not clipped to the space, so that the log-probability is theirs.
 
         Args:
-            outputs: `(rows, size)` logits, or means.
+            outputs: `(rows, size)` logits, or means; of another dtype they are cast to float32.
             rng: Of what is sampled; None: the most probable action.
             log_std: Of a Gaussian, `(size,)` or `(rows, size)`.
 
@@ -64,10 +64,11 @@ class ActionHead:
             ValueError: A row has NaN or infinity among its outputs, or no action but masked ones;
                 a logit of minus infinity masks its action.
         """
+        outputs = _float32(outputs)
         if self.is_discrete:
             return self._categorical(outputs, rng)
         assert log_std is not None
-        return self._gaussian(outputs, log_std, rng)
+        return self._gaussian(outputs, _float32(log_std), rng)
 
     def shaped(self, flat: npt.NDArray[Any]) -> Any:
         """Return Box actions `(rows, size)` as the space has them."""
@@ -102,6 +103,14 @@ class ActionHead:
         flat = means + noise * np.exp(log_std)
         logp = -(0.5 * np.square(noise) + log_std + np.float32(_HALF_LOG_2PI)).sum(axis=1)
         return self.shaped(flat), logp
+
+
+def _float32(outputs: npt.NDArray[Any]) -> _Array:
+    """Return outputs of a network in half or double precision in that of the columns."""
+    if outputs.dtype == np.float32:
+        return outputs
+    with np.errstate(over="ignore"):  # the least float64 masks, as minus infinity does
+        return outputs.astype(np.float32)
 
 
 def _check_finite(checked: npt.NDArray[Any], outputs: npt.NDArray[Any], name: str) -> None:

@@ -89,3 +89,22 @@ def test_other_spaces_are_refused_by_name() -> None:
         ActionHead(spaces.MultiBinary(2), "it")
     with pytest.raises(ConfigError):
         ActionHead(spaces.Box(0, 9, (2,), np.int64), "it")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@pytest.mark.parametrize("explore", [True, False])
+def test_outputs_of_other_precision_have_float32_log_probabilities(
+    dtype: type, explore: bool
+) -> None:
+    head = ActionHead(spaces.Discrete(3), "it")
+    masked = np.finfo(dtype).min
+    logits = np.tile(np.array([10, masked, 5], dtype), (500, 1))
+    rng = np.random.default_rng(0) if explore else None
+    actions, logp = head.choose(logits, rng)
+    assert logp.dtype == np.float32
+    assert 1 not in actions
+    expected = np.where(actions == 0, 0.0, -5.0) - math.log1p(math.exp(-5.0))
+    np.testing.assert_allclose(logp, expected, atol=1e-5)
+    box = ActionHead(spaces.Box(-1.0, 1.0, (2,)), "it")
+    means, log_std = np.zeros((3, 2), dtype), np.zeros(2, dtype)
+    assert box.choose(means, rng, log_std)[1].dtype == np.float32
