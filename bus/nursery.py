@@ -92,7 +92,8 @@ class Nursery:
     Args:
         preload: Modules that the server imports once for all children. One that cannot be
             imported is logged and left to the children.
-        directory: Removed, with what is in it, when the nursery ends.
+        directory: Made if it is not there, for this user only. Removed, with what is in it, when
+            the nursery ends, also if that is because the driver was killed.
     """
 
     def __init__(
@@ -115,6 +116,9 @@ class Nursery:
         self._finalizer = weakref.finalize(self, _abandon, self._links, self._children, self._owner)
         try:
             self._attach()  # the server's imports then run while the driver goes on
+            if self._directory is not None:  # not before the server knows that it is to remove it
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self._directory, 0o700)
         except BaseException:
             self._finalizer()
             raise

@@ -10,7 +10,6 @@ import logging
 import math
 import multiprocessing
 import secrets
-import shutil
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -21,7 +20,7 @@ from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig
 from envbus.bus.errors import ClosedError, StartError, TransportError
-from envbus.bus.folders import make_folder
+from envbus.bus.folders import name_folder
 from envbus.bus.keys import BrokerKeys
 from envbus.bus.lane import LANES_EXIST, LaneEnd, usable_cores
 from envbus.bus.lane_router import LaneRouter
@@ -69,22 +68,17 @@ class Links(Generic[M]):
         self._by_identity: dict[bytes, M] = {}
         #: Remote actors that joined and have no envs: routing id and name.
         self._spares: dict[bytes, str] = {}
-        self._directory = make_folder()
+        self._directory = name_folder()
         self._ipc_endpoint = f"ipc://{self._directory}/bus"
         #: Carries the messages of local actors; None: ROUTER and DEALER do.
         self._lanes: LaneRouter | None = None
+        self.nursery = Nursery(
+            (entry.partition(":")[0], *config.preload), directory=self._directory
+        )
         try:
             router = self._make_router(config)
         except BaseException:
-            shutil.rmtree(self._directory)
-            raise
-        try:
-            self.nursery = Nursery(
-                (entry.partition(":")[0], *config.preload), directory=self._directory
-            )
-        except BaseException:
-            router.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self.nursery.close(0.0)
             raise
         limits = BrokerConfig(
             max_in_flight_per_peer=_IN_FLIGHT_PER_ACTOR,

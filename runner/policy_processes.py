@@ -13,7 +13,6 @@ import os
 import pickle
 import random
 import select
-import shutil
 import socket
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import Any, Final
 
 from envbus.actors import host as env_host
 from envbus.bus.errors import ClosedError, EnvbusError, StartError
-from envbus.bus.folders import make_folder
+from envbus.bus.folders import name_folder
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.nursery import Nursery
 from envbus.bus.process import ExitStatus
@@ -97,12 +96,11 @@ class PolicyProcesses:
         self._thread = threading.Thread(
             target=self._watch, name="envbus-policy-workers", daemon=True
         )
-        self.directory = make_folder()
+        self.directory = name_folder()
         try:
             # The fork server of env actors, which has imported nearly all that is needed.
             self._nursery = Nursery((env_host.__name__, *preload), directory=self.directory)
         except BaseException:
-            shutil.rmtree(self.directory, ignore_errors=True)
             self._bell.close()
             self._waker.close()
             raise

@@ -5,10 +5,9 @@ It is made when somebody needs it, and goes however its owner ends.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 
-from envbus.bus.folders import make_folder
+from envbus.bus.folders import name_folder
 from envbus.bus.nursery import Nursery
 
 __all__ = ["PrivateDoor"]
@@ -38,14 +37,13 @@ class PrivateDoor:
             StartError: There is no fork server.
         """
         if not self._endpoint:
-            folder = make_folder()
+            folder = name_folder()
             endpoint = f"ipc://{folder}/bridge"
             try:
                 self._keeper = Nursery(preload, folder)
                 self._bind(endpoint)
             except BaseException:
                 self.close()
-                shutil.rmtree(folder, ignore_errors=True)
                 raise
             self._endpoint = endpoint
         return self._endpoint

@@ -97,6 +97,37 @@ def test_nothing_outlives_a_killed_driver(
     assert named_shared_memory() == []
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "ActorPool([CountingEnv])",
+        "PolicyWorkers(RandomPolicy(Discrete(2)), 1)",
+        "ExternalEnvBridge(gateway=GatewayConfig(tcp=('127.0.0.1:0',)))",
+    ],
+)
+def test_a_driver_that_is_killed_when_its_folder_is_just_made_leaves_none(
+    what: str, tmp_path: Path, temporary: Path
+) -> None:
+    source = f"""
+    from gymnasium.spaces import Discrete
+    from envbus.bus.gateway import GatewayConfig
+    from envbus.runner import ExternalEnvBridge, PolicyWorkers, RandomPolicy
+
+    make_directory = os.mkdir
+    def make_it_and_die(path, *args):
+        make_directory(path, *args)
+        if os.path.basename(path).startswith("envbus-"):
+            os.stat(path)
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.mkdir = make_it_and_die
+    {what}
+    """
+    with start(source, tmp_path) as driver:
+        assert driver.finish() == (-signal.SIGKILL, "", "")
+        wait_until(lambda: not traced(driver.trace), "the end of all that it has started")
+    assert not list(temporary.iterdir())
+
+
 def test_a_terminated_driver_says_nothing_and_leaves_nothing(
     tmp_path: Path, temporary: Path
 ) -> None:

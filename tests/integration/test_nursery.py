@@ -333,6 +333,13 @@ def test_dropping_one_nursery_leaves_the_others_alone(nursery: Nursery) -> None:
     assert is_alive(child.pid)
 
 
+def test_a_nursery_makes_its_directory_for_this_user_only(tmp_path: Path) -> None:
+    directory = tmp_path / "bus"
+    with Nursery(preload=("numpy",), directory=directory):
+        assert directory.stat().st_mode & 0o777 == 0o700
+    assert not directory.exists()
+
+
 def test_the_directory_goes_with_the_nursery(tmp_path: Path) -> None:
     directory = tmp_path / "bus"
     directory.mkdir(mode=0o700)
