@@ -7,9 +7,11 @@ Leaves out how processes are started (`links.py`), and the end of those that do 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from typing import Any, Final
 
+import cloudpickle
 import gymnasium
 import msgspec
 from gymnasium.vector import AutoresetMode
@@ -238,7 +240,25 @@ def _raise_for_unsendable(actor: Actor, build: Build) -> None:
         try:
             actor.codec.encode(msgspec.structs.replace(build, sources=Tree(source), specs=None))
         except EncodeError as exc:
-            raise EncodeError(f"env {number} cannot be sent to its actor: {exc}") from exc
+            raise EncodeError(
+                f"env {number} cannot be sent to its actor: {exc}{_advice(source)}"
+            ) from exc
+
+
+def _advice(source: object) -> str:
+    """Name what a factory refers to and cannot take along to its actor; "" if there is none."""
+    if not inspect.isfunction(source):
+        return ""
+    referred = inspect.getclosurevars(source)
+    names = []
+    for name, value in {**referred.nonlocals, **referred.globals}.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # any object's own code may run here
+            names.append(repr(name))
+    if not names:
+        return ""
+    return f"; it refers to {', '.join(names)}: let the factory make that itself, in the actor"
 
 
 def raise_build_error(actor: Actor, built: Built) -> None:
