@@ -67,6 +67,9 @@ _REQUEST = Kind.REQUEST
 #: these; taking all there are would have both wait for each other by turns, and the first of many
 #: have left the caches when they are answered.
 _MOST_TAKEN = 64
+#: Seconds after which a client that hears nothing has given up, at the earliest, beside its own
+#: time-out; it is half of what they grant.
+_AWAY = 0.5
 #: Characters of a client's name, as of a peer's.
 _MAX_NAME = 256
 #: Characters of what a client is told of its mistake: a few bytes must not bring back a flood.
@@ -119,15 +122,34 @@ class Reception:
         #: Those of whom the log has told.
         self._greeted: set[bytes] = set()
         self._clock = time.monotonic
+        #: When `serve` ended last.
+        self._left_at = self._clock()
 
     def serve(self, timeout: float) -> None:
         """Wait for messages and take those that are there; then judge deadlines."""
+        begun = self._clock()
+        if begun - self._left_at > _AWAY:
+            self._catch_up(begun + _AWAY)
         for outcome in self._broker.poll(timeout, most=_MOST_TAKEN):
             self._take(outcome)
         wake_at = self._episodes.wake_at()
         if wake_at is not None and wake_at <= self._clock():
             self._take_all()
             self.handle(Tick())
+        self._left_at = self._clock()
+
+    def _catch_up(self, until: float) -> None:
+        """Take all messages that are there, for so long at most: this was not looked at for long.
+
+        Clients have given up waiting meanwhile, and say what they did instead behind their request
+        for an action. Who answered that before would have a row of an action that nobody took.
+        """
+        while self._clock() < until:
+            outcomes = self._broker.poll(0.0)
+            if not outcomes:
+                return
+            for outcome in outcomes:
+                self._take(outcome)
 
     def serve_until(self, min_envs: int, timeout: float, attendants: Attendants) -> None:
         """Serve until so many episodes have something for the runner, or the time is over.

@@ -745,6 +745,25 @@ def test_x_18_a_request_that_is_sent_again_is_answered_again_and_recorded_once(
     assert raw.ask(4, LogReturns(episode_id="e", reward=1)).remote_type == "RequestIdUsed"
 
 
+def test_x_17_who_gave_up_while_the_runner_was_away_gets_no_action(
+    bridge: ExternalEnvBridge, raw: Raw
+) -> None:
+    """However many they are: what each says next is behind what all of them asked for."""
+    raw.ask(2, JoinBridge(client="raw"))
+    episodes = [f"e{number}" for number in range(100)]
+    for number, episode in enumerate(episodes, 1000):
+        raw.ask(number, StartEpisode(episode_id=episode))
+    for number, episode in enumerate(episodes, 2000):
+        raw.say(number, GetAction(episode_id=episode, observation=[1.0, 0.0]))
+    for number, episode in enumerate(episodes, 3000):
+        raw.say(number, LogReturns(episode_id=episode, reward=1.0))
+    pass_time(1.0)
+    seen = bridge.poll(0.0)
+    bridge.send_actions({episode: {DUMMY_AGENT: 1} for episode in seen.observations})
+    assert bridge.statistics().actions == 0
+    assert bridge.statistics().superseded == len(episodes)
+
+
 def test_x_22_what_a_client_says_before_it_joins_or_that_nobody_knows_is_refused(
     raw: Raw,
 ) -> None:
