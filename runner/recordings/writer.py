@@ -40,6 +40,8 @@ logger = logging.getLogger("envbus.runner.recordings")
 #: Shards that wait, open, for refused rows to be cut off. The disk is broken, not full, if there
 #: are more: the oldest are left as they are.
 _MAX_UNCUT = 32
+#: Ids of episodes that are remembered.
+_MAX_IDS = 100_000
 
 #: Whose rows, and all policies that their episodes have rows of; none: no others.
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
@@ -51,7 +53,8 @@ class EpisodeWriter:
         with EpisodeWriter("episodes") as writer:
             writer.write(runner.sample(num_episodes=10))
 
-    Several writers, also of several processes, may share a folder.
+    Several writers, also of several processes, may share a folder. Better one for each runner than
+    one for all: a writer begins new files when ids of episodes come again.
 
     Args:
         folder: Made if missing.
@@ -88,8 +91,9 @@ class EpisodeWriter:
         #: open: no other writer may take such rows for confirmed ones.
         self._uncut: list[_Shard] = []
         self._closed = False
-        #: Episodes' ids are unique within what one writer writes, and file names say which.
+        #: Episodes' ids are unique within what is written under one name; file names tell it.
         self._name = secrets.token_hex(4)
+        self._ids: set[int] = set()
         #: Rows and episodes written so far.
         self.num_rows = 0
         self.num_episodes = 0
@@ -117,12 +121,15 @@ class EpisodeWriter:
         policies = {"default": batch} if isinstance(batch, SampleBatch) else batch.policy_batches
         parts = _parts({name: rows for name, rows in policies.items() if len(rows)})
         tables = {key: with_policies(to_table(rows), key[1]) for key, rows in parts.items()}
-        self._append(tables)
         episodes: set[int] = set()
         for rows in parts.values():
-            self.num_rows += len(rows)
             if "eps_id" in rows:
                 episodes |= set(rows["eps_id"].tolist())
+        if len(self._ids) >= _MAX_IDS or not self._ids.isdisjoint(episodes):
+            self._rename()
+        self._append(tables)
+        self._ids |= episodes
+        self.num_rows += sum(len(rows) for rows in parts.values())
         self.num_episodes += len(episodes)
         for key in parts:
             shard = self._shards[key]
@@ -195,6 +202,12 @@ class EpisodeWriter:
         shard.close()
         while self._incomplete and self._incomplete[0].complete():
             del self._incomplete[0]
+
+    def _rename(self) -> None:
+        """Go on under another name: as another writer, whose episodes are others of these ids."""
+        for key in list(self._shards):
+            self._retire(key)
+        self._name, self._ids = secrets.token_hex(4), set()
 
     def _cut(self) -> None:
         """Cut off what could not be cut off before, so that a kill does not leave it to readers."""

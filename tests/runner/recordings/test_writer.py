@@ -121,6 +121,21 @@ def test_equal_ids_of_two_writers_are_two_episodes(tmp_path: Path) -> None:
     assert [one.agent_steps for one in read_episodes(tmp_path)] == [6, 6]
 
 
+def test_ids_that_come_again_are_other_episodes(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path / "one") as writer:  # of several runners that all begin with 0
+        for length in (3, 5, 4):
+            writer.write(SampleBatch.concatenate([episode(0, length), episode(1, 1)]))
+        assert (writer.num_episodes, writer.num_rows) == (6, 15)
+        found = [len(one.single()) for one in read_episodes(tmp_path / "one")]
+        assert sorted(found) == [1, 1, 1, 3, 4, 5]
+    with EpisodeWriter(tmp_path / "two") as writer:
+        for length in (3, 5):
+            rows = {"a": episode(0, length, agent="a"), "b": episode(0, 2, agent="b")}
+            writer.write(MultiAgentBatch(rows, length))
+    found = sorted(one.agent_steps for one in read_episodes(tmp_path / "two"))
+    assert found == [5, 7]
+
+
 KILLED = """
 import sys
 sys.path.insert(0, sys.argv[2])
