@@ -283,6 +283,7 @@ class Upkeep:
             "next_eps_id": next_eps_id,
         }
 
+    @uninterrupted_call
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned, of this group or another; episodes go on.
 

@@ -27,6 +27,7 @@ from envbus.bus.errors import RemoteError
 from envbus.runner import ActorPool, BusVectorEnv, EnvRunner, EnvRunnerGroup, RunnerConfig, Timeouts
 from envbus.runner.faults import EnvError
 from tests.integration.nursery_children import is_alive, wait_until
+from tests.runner.test_env_runner_group import Steps
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -521,3 +522,26 @@ def test_ctrl_c_takes_no_row_from_a_group() -> None:
         for counts in rows.values():
             assert counts == list(range(len(counts)))
             assert len(counts) > 20
+
+
+def test_ctrl_c_leaves_no_half_of_a_state_in_a_group() -> None:
+    with EnvRunnerGroup(1, [ENV], Steps(), RunnerConfig()) as group:
+        state = group.get_state()
+        number = 0
+
+        def set_next() -> None:
+            nonlocal number
+            number += 1
+            weights = {name: {"number": np.array([number])} for name in state["weights"]}
+            versions = dict.fromkeys(state["policy_versions"], number)
+            given = {"weights": weights, "policy_versions": versions, "next_eps_id": number}
+            group.set_state({**state, **given, "num_samples": number})
+
+        def after(_result: object) -> None:
+            found = group.get_state()
+            (weights,), (version,) = found["weights"].values(), found["policy_versions"].values()
+            now = {version, int(weights["number"][0]), found["next_eps_id"], found["num_samples"]}
+            assert len(now) == 1, found
+
+        set_next()
+        assert at_every_line(set_next, after, every=3) > 20
