@@ -25,6 +25,7 @@ from envbus.actors.protocol import (
     CallResult,
     CloseEnvs,
     Exec,
+    Finish,
     Making,
     MapBlocks,
     Mapped,
@@ -40,6 +41,7 @@ from envbus.actors.slot_table import Part, SlotTable, merge, pick
 from envbus.bus.arena import Arena
 from envbus.bus.errors import EncodeError
 from envbus.bus.messages import Reply, Request, Tree
+from envbus.bus.words import BYTES_PER_DOER, Doer
 
 __all__ = ["EnvActor"]
 
@@ -67,6 +69,7 @@ class EnvActor:
         check: Callable[[object], object] | None = None,
         report: Callable[[Making], object] | None = None,
         rule: ImportRule | None = None,
+        words: Doer | None = None,
     ) -> None:
         """Start without envs.
 
@@ -77,6 +80,7 @@ class EnvActor:
             report: Tells the runner which env is being made.
             rule: What may be imported and called by name, where the runner is not trusted with
                 more; functions are not taken then. None: everything.
+            words: By which it may be asked to step, once `MapBlocks` says where they are.
         """
         self.handlers: dict[type[Request[Any]], Handler] = {
             Build: self.build,
@@ -84,6 +88,7 @@ class EnvActor:
             Rebuild: self.rebuild,
             Reset: self.reset,
             Step: self.step,
+            Finish: self.finish,
             Call: self.call,
             SetAttr: self.set_attr,
             Exec: self.execute,
@@ -111,6 +116,11 @@ class EnvActor:
         self._warned: set[tuple[int, str]] = set()
         self._first_env_id = 0
         self._num_steps = 0
+        self._words = words
+        #: Number of the last step that was asked by a word.
+        self._last_word = 0
+        #: What came of it, if that is more than stands in the arena: told when it is asked for.
+        self._unsaid: StepResult | Exception | None = None
 
     def build(self, request: Build) -> Built:
         """Create the envs; if one fails, report it and close those that exist.
@@ -146,8 +156,11 @@ class EnvActor:
             if self._receive_fd is None:
                 raise ValueError("this actor shares no memory with its runner: map with parcel=0")
             layout = BlockLayout.of(observation_space, action_space, request.num_envs)
-            self._arena = Arena.attach(self._receive_fd(request.parcel), layout.size)
+            size = max(layout.size, request.words + BYTES_PER_DOER)
+            self._arena = Arena.attach(self._receive_fd(request.parcel), size)
             buffer: Any = self._arena.buffer
+            if request.words and self._words is not None:
+                self._words.attach(buffer[request.words : request.words + BYTES_PER_DOER])
             rows = slice(request.first_row, last)
         else:
             layout = BlockLayout.of(observation_space, action_space, max(self._slots.num_slots, 1))
@@ -236,6 +249,39 @@ class EnvActor:
             outcomes.append((positions, group.step(slots, part, pick(items, positions))))
         return self._result(addressed, request.slots, outcomes, with_rewards=True)
 
+    def step_by_word(self) -> bool:
+        """Step all slots if a word asks that; return whether the asker sleeps, and is to be rung.
+
+        What is more than stands in the arena is kept for `finish`.
+        """
+        words = self._words
+        if words is None or not words.is_asked():
+            return False
+        self._last_word = number = words.take()
+        result: StepResult | Exception
+        try:
+            result = self.step(_STEP_ALL)
+        except Exception as exc:  # the border: as in a worker, it fails this request only
+            result = exc
+        self._unsaid = None if result is _NOTHING_TO_SAY else result
+        return words.answer(number, has_more=self._unsaid is not None)
+
+    def finish(self, request: Finish) -> StepResult:
+        """Tell what came of a step that was asked by a word, or take it now.
+
+        Raises:
+            Exception: What `step` raised.
+        """
+        if self._words is not None and self._words.is_asked():
+            self._words.take()
+        if request.number != self._last_word:
+            self._last_word, self._unsaid = request.number, None
+            return self.step(_STEP_ALL)
+        unsaid, self._unsaid = self._unsaid, None
+        if isinstance(unsaid, Exception):
+            raise unsaid
+        return _NOTHING_TO_SAY if unsaid is None else unsaid
+
     def call(self, request: Call) -> CallResult:
         """Call a method of the envs, or read an attribute.
 
@@ -315,6 +361,8 @@ class EnvActor:
         for group in self._slots.groups:
             group.bind(None)
         self._blocks = self._direct = self._finite = None
+        if self._words is not None:
+            self._words.detach()
         arena, self._arena = self._arena, None
         if arena is not None:
             arena.close()

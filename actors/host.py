@@ -7,10 +7,11 @@ from typing import Final
 
 from envbus.actors.env_actor import EnvActor
 from envbus.actors.hosting import HANDOVER_TIMEOUT, host
-from envbus.actors.protocol import CallResult, StepResult
+from envbus.actors.protocol import CallResult, Making, StepResult
 from envbus.bus.codec import encode
 from envbus.bus.messages import Tree
 from envbus.bus.pipe import Pipe, PipeOutbox
+from envbus.bus.words import Doer
 
 __all__ = ["ENTRY", "main"]
 
@@ -20,15 +21,26 @@ ENTRY: Final = f"{__name__}:main"
 
 def main(pipe: Pipe) -> None:
     """Host envs for the runner at the other end of `pipe` until it says to stop."""
-    host(
-        pipe,
-        lambda tell: EnvActor(
+    words = Doer()
+    actors: list[EnvActor] = []
+
+    def make(tell: Callable[[Making], None]) -> EnvActor:
+        actor = EnvActor(
             receive_fd=lambda number: pipe.receive_fd(number, HANDOVER_TIMEOUT),
             check=_checker(pipe),
             report=tell,
-        ),
+            words=words,
+        )
+        actors.append(actor)
+        return actor
+
+    host(
+        pipe,
+        make,
         service="env",
         lenient=(StepResult,),
+        words=words,
+        on_word=lambda: actors[0].step_by_word(),
     )
 
 

@@ -18,6 +18,7 @@ from envbus.bus.pipe import Pipe
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.serve import Handlers, Worker
 from envbus.bus.transport import PeerTransport
+from envbus.bus.words import Doer
 from envbus.bus.zmq_peer import ZmqPeer
 
 __all__ = ["BOOTSTRAP_PARCEL", "HANDOVER_TIMEOUT", "LANE_PARCELS", "Bootstrap", "Hosted", "host"]
@@ -69,6 +70,8 @@ def host(
     *,
     service: str,
     lenient: tuple[type[Payload], ...] = (),
+    words: Doer | None = None,
+    on_word: Callable[[], bool] | None = None,
 ) -> None:
     """Serve the owner at the other end of `pipe` until it says to stop.
 
@@ -77,6 +80,9 @@ def host(
         make: Makes what answers; gets the function by which notices are sent.
         service: What it offers, for the hello.
         lenient: As in `PipeCodec`.
+        words: By which its owner may ask it besides, where it has a lane.
+        on_word: Does what a word asks, if one does; returns whether the owner sleeps, and is to be
+            rung.
     """
     bootstrap = msgspec.msgpack.decode(
         pipe.receive_bytes(BOOTSTRAP_PARCEL, HANDOVER_TIMEOUT), type=Bootstrap
@@ -84,8 +90,14 @@ def host(
     if bootstrap.authkey:
         multiprocessing.current_process().authkey = bootstrap.authkey
     hosted = make(lambda notice: worker.tell(notice))
+    transport = _connect(bootstrap, pipe, words)
+
+    def beside() -> None:
+        if on_word is not None and on_word() and isinstance(transport, LanePeer):
+            transport.ring()
+
     worker = Worker(
-        _connect(bootstrap, pipe),
+        transport,
         Hello(
             name=bootstrap.name,
             services=[service],
@@ -96,6 +108,7 @@ def host(
         incarnation=bootstrap.incarnation,
         codec=PipeCodec(pipe, lenient=lenient),
         amend=hosted.amend,
+        beside=None if on_word is None else beside,
     )
     try:
         worker.join(HANDOVER_TIMEOUT)
@@ -104,9 +117,9 @@ def host(
         hosted.close()
 
 
-def _connect(bootstrap: Bootstrap, pipe: Pipe) -> PeerTransport:
+def _connect(bootstrap: Bootstrap, pipe: Pipe, words: Doer | None) -> PeerTransport:
     if bootstrap.endpoint:
         return ZmqPeer(bootstrap.endpoint, bootstrap.identity)
     packets, parcels = (pipe.receive_fd(number, HANDOVER_TIMEOUT) for number in LANE_PARCELS)
     end = LaneEnd.from_fds((packets, parcels))
-    return LanePeer(end, bootstrap.identity, spin=bootstrap.spin)
+    return LanePeer(end, bootstrap.identity, spin=bootstrap.spin, words=words)

@@ -21,6 +21,7 @@ __all__ = [
     "CallResult",
     "CloseEnvs",
     "Exec",
+    "Finish",
     "Making",
     "MapBlocks",
     "Mapped",
@@ -102,6 +103,9 @@ class MapBlocks(Request[Mapped], frozen=True, kw_only=True):
     #: Number of the pipe's parcel that holds the shared memory's descriptor; 0: none, the
     #: arrays travel in frames.
     parcel: int = 0
+    #: Where in the shared memory the words are by which this actor may be asked to step
+    #: (`bus/words.py`); 0: nowhere.
+    words: int = 0
     #: What a reward or observation is that is not finite: "fault" (of its env), "warn", "off".
     check_finite: str = "off"
 
@@ -165,6 +169,17 @@ class Step(Request[StepResult], frozen=True, kw_only=True):
     #: List of single actions, for those that do not fit the blocks as they are; those of envs
     #: with several agents as `packing.pack_by_agent` packs them.
     actions: Tree | None = None
+
+
+class Finish(Request[StepResult], frozen=True, kw_only=True):
+    """Tell what came of the step that was asked by a word, or take it now if it was not yet.
+
+    The reply is that to a `Step` of all slots by actions in the arena. Not idempotent either: each
+    step is taken once, however it was asked.
+    """
+
+    #: The word.
+    number: int
 
 
 class CallResult(Reply, frozen=True, kw_only=True):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 # `signal.signal` without its enums, in a tenth of the time; typeshed does not know it.
 import _signal  # type: ignore[import-not-found]
+import _thread
 import contextlib
 import functools
+import os
 import signal
 import threading
 import time
@@ -39,6 +41,18 @@ _KEPT: Final = tuple(
 
 #: Seconds after a signal that was kept after which the next one is not: something has got stuck.
 _PATIENCE: Final = 1.0
+
+#: Who is interrupted; asked at each step, where `threading` takes four calls for it.
+_main_thread = threading.main_thread().ident
+
+
+def _on_fork() -> None:
+    global _main_thread
+    _main_thread = threading.main_thread().ident
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_on_fork)
 
 _get: Callable[[int], Any] = _signal.getsignal
 _set: Callable[[int, Any], Any] = _signal.signal
@@ -148,7 +162,7 @@ class uninterrupted:
 
     def __enter__(self) -> None:
         self._keeper: _Keeper | None = None
-        if threading.current_thread() is not threading.main_thread():
+        if _thread.get_ident() != _main_thread:
             return
         keeper = _present()
         if keeper is not None:
@@ -184,7 +198,7 @@ class interruptible:
 
     def __enter__(self) -> None:
         self._keeper: _Keeper | None = None
-        if threading.current_thread() is not threading.main_thread():
+        if _thread.get_ident() != _main_thread:
             return
         keeper = _present()
         if keeper is not None and not keeper.is_open:
@@ -232,7 +246,7 @@ def without_interrupts() -> Iterator[None]:
     For what is run by the interpreter itself, at its end or on garbage collection: it prints an
     exception from there with its traceback and goes on, with half of the work undone.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if _thread.get_ident() != _main_thread:
         yield  # only the main thread is interrupted
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -7,6 +7,7 @@ side (`lane_router.py`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -20,6 +21,7 @@ from envbus.bus.packets import pack, table_of
 from envbus.bus.pipe import SEND_TIMEOUT, Pipe
 from envbus.bus.spinning import CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.transport import Buffer, Frames
+from envbus.bus.words import RING, Doer
 
 __all__ = ["LANES_EXIST", "LaneEnd", "LanePeer", "usable_cores"]
 
@@ -27,6 +29,9 @@ __all__ = ["LANES_EXIST", "LaneEnd", "LanePeer", "usable_cores"]
 LANES_EXIST: Final = hasattr(socket, "SOCK_SEQPACKET") and hasattr(select, "epoll")
 #: Do not wait in `LaneEnd.read`.
 DONT_WAIT: Final = getattr(socket, "MSG_DONTWAIT", 0)
+_PEEK: Final = DONT_WAIT | getattr(socket, "MSG_PEEK", 0)
+#: Looks at a word between two looks at the socket.
+_LOOKS_AT_WORD: Final = 32
 #: Largest message that goes through the socket; a larger one is handed over as a parcel. A
 #: socket's buffer holds some 200 kB, and copying 32 kB costs less than a parcel does.
 INLINE_BYTES: Final = 32 * 1024
@@ -163,7 +168,22 @@ class LaneEnd:
             TransportError: The pipe failed.
         """
         packet = self.read()
-        return None if packet is None else self.unpack(packet)
+        return None if packet is None or packet == RING else self.unpack(packet)
+
+    def ring(self) -> None:
+        """Wake who sleeps at the other side; nothing follows if nobody does, or is there."""
+        with contextlib.suppress(ClosedError):
+            self.write(RING)
+
+    def take_ring(self) -> bool:
+        """Drop the next packet if it is only a ring; return whether it was."""
+        try:
+            if self._socket.recv(2, _PEEK) != RING:
+                return False
+            self._socket.recv(2, DONT_WAIT)
+        except OSError:
+            return False
+        return True
 
     @property
     def has_more(self) -> bool:
@@ -196,11 +216,15 @@ class LanePeer:
         end: The lane to the broker; closed with this.
         identity: Routing id of this life of the peer.
         spin: Whether there is a core to spare for short waits.
+        words: By which it may be asked besides; None: by none.
     """
 
-    def __init__(self, end: LaneEnd, identity: bytes, *, spin: bool = False) -> None:
+    def __init__(
+        self, end: LaneEnd, identity: bytes, *, spin: bool = False, words: Doer | None = None
+    ) -> None:
         self._identity = identity
         self._end = end
+        self._words = Doer() if words is None else words
         self._timeout: float | None = None
         self._spinning = SpinBudget(CHILD_SPIN_SECONDS if spin else 0.0)
 
@@ -219,23 +243,32 @@ class LanePeer:
         self._end.write(self._end.pack(frames))
 
     def receive(self, timeout: float) -> list[Buffer] | None:
-        """Return the next message, or None after `timeout` seconds.
+        """Return the next message, or None after `timeout` seconds, or when a word asks.
 
         Raises:
             ClosedError: The broker is gone.
         """
         self._set_timeout(timeout)
-        end = self._end
+        end, words = self._end, self._words
         start = time.perf_counter()
         packet = None
         if spin := self._spinning.seconds():
             give_up = start + spin
             while (packet := end.read(DONT_WAIT)) is None and time.perf_counter() < give_up:
+                for _ in range(_LOOKS_AT_WORD):
+                    if words.is_asked():
+                        self._spinning.observe(time.perf_counter() - start)
+                        return None
                 os.sched_yield()
-        if packet is None:
+        if packet is None and words.fall_asleep():
             packet = end.read()
+        words.wake_up()
         self._spinning.observe(time.perf_counter() - start)
-        return None if packet is None else end.unpack(packet)
+        return None if packet is None or packet == RING else end.unpack(packet)
+
+    def ring(self) -> None:
+        """Wake the broker's owner, who sleeps until a word is answered."""
+        self._end.ring()
 
     def lost_for(self) -> float:
         """Return 0.0: `receive` reports at once that a broker is gone."""

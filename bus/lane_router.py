@@ -261,6 +261,36 @@ class LaneRouter:
         self._spinning.observe(time.perf_counter() - start)
         return found
 
+    def ring(self, peer: bytes) -> None:
+        """Wake a child that sleeps, and that a word in shared memory asks."""
+        end = self._lanes.get(peer)
+        if isinstance(end, LaneEnd):
+            end.ring()
+
+    def doze(self, timeout: float) -> bool:
+        """Sleep until a child rings, at most `timeout` seconds.
+
+        Returns:
+            Whether one did, and nothing else has come that `wait` and `receive` would tell of.
+
+        Raises:
+            ClosedError: It was closed, also by a signal's handler meanwhile.
+        """
+        if self._ready:
+            return False
+        try:
+            found = self._poller.poll(timeout)
+        except (OSError, ValueError) as exc:
+            if not self._closed:
+                raise
+            raise ClosedError("a signal's handler has closed the broker's transport") from exc
+        rung = bool(found)
+        for fd, _ in found:
+            end = self._lanes.get(self._by_fd.get(fd, b""))
+            if not isinstance(end, LaneEnd) or not end.take_ring():
+                rung = False
+        return rung
+
     def fileno(self) -> int:
         """Return a descriptor that is readable when `wait(0.0)` is worth a call."""
         return self._poller.fileno()

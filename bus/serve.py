@@ -124,6 +124,7 @@ class Worker:
             belongs to somebody who has given it up.
         amend: `(request, reply) -> reply`, asked for another reply where one cannot be sent.
             None: the request fails then.
+        beside: Called when no message has come: does what a word in shared memory asks.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class Worker:
         patience: float | None = None,
         rejoin: bool = False,
         amend: Callable[[Any, Reply], Reply] | None = None,
+        beside: Callable[[], object] | None = None,
     ) -> None:
         self._transport = transport
         self._hello = hello
@@ -146,6 +148,7 @@ class Worker:
         self._patience = patience
         self._rejoin = rejoin
         self._amend = amend
+        self._beside = beside
         self._unknown = False
         #: When the last hello but the first was said.
         self._came_back = -math.inf
@@ -225,7 +228,10 @@ class Worker:
                     continue
                 if frames is not None:
                     self._take(frames)
-                elif self._patience is not None and self._transport.lost_for() > self._patience:
+                    continue
+                if self._beside is not None:
+                    self._beside()
+                if self._patience is not None and self._transport.lost_for() > self._patience:
                     logger.error(
                         "%s: the broker has been out of reach for %s s; leaving",
                         self._hello.name,

@@ -17,7 +17,6 @@ import msgspec
 from gymnasium.vector import AutoresetMode
 
 from envbus.actors import env_source, spaces
-from envbus.actors.blocks import Blocks
 from envbus.actors.protocol import Build, Built, Making, MapBlocks, Mapped
 from envbus.actors.remote import REMOTE_SERVICE
 from envbus.bus.brief import brief
@@ -121,8 +120,15 @@ class Building:
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         num_envs: int,
-    ) -> Blocks:
+        num_doers: int,
+    ) -> RowMap:
         """Make the arrays for all envs, and have them mapped by each actor from now on.
+
+        Args:
+            observation_space: The single one.
+            action_space: Likewise.
+            num_envs: Rows.
+            num_doers: Actors that may be asked by words: all, or 0.
 
         Raises:
             ConfigError: There is not enough shared memory.
@@ -133,8 +139,9 @@ class Building:
             num_envs,
             shared=self._config.shared_memory,
             check_finite=self._config.check_finite,
+            num_doers=num_doers,
         )
-        return self._rows.blocks
+        return self._rows
 
     def map(self, actor: Actor) -> None:
         """Have an actor whose envs are built map its rows.
@@ -143,7 +150,7 @@ class Building:
             NoPeerError: It has ended.
         """
         assert self._rows is not None
-        request = msgspec.structs.replace(self._rows.request, first_row=actor.env_ids.start)
+        request = self._rows.request_of(actor.index, actor.env_ids.start)
         arena = self._rows.arena
         if arena is not None and actor.child is not None:
             number = actor.child.pipe.next_number()

@@ -32,6 +32,7 @@ class EnvStates:
     `ask`     -> PENDING      a request was sent
     `settle`  -> IDLE         that request has ended
     `offer`   IDLE -> READY   it has brought a result
+    `bring`   PENDING -> READY that request has ended with a result
     `receive` READY -> IDLE   the caller took the oldest results
     `take`    READY -> IDLE   the caller took the result of this env
     `hold`    IDLE -> HELD    its actor is to leave
@@ -44,12 +45,12 @@ class EnvStates:
 
     Attributes:
         num_pending: How many envs' requests have not ended.
+        ready: READY envs, the oldest first; others only look.
     """
 
     def __init__(self, num_envs: int) -> None:
         self._states = [EnvState.IDLE] * num_envs
-        #: READY envs, the oldest first.
-        self._ready: deque[int] = deque()
+        self.ready: deque[int] = deque()
         self.num_pending = 0
 
     def __getitem__(self, env_id: int) -> EnvState:
@@ -80,7 +81,7 @@ class EnvStates:
     @property
     def num_ready(self) -> int:
         """How many results wait to be received."""
-        return len(self._ready)
+        return len(self.ready)
 
     def awaited(self) -> bool:
         """Return whether any result will come."""
@@ -110,11 +111,17 @@ class EnvStates:
     def offer(self, env_ids: Sequence[int]) -> None:
         """The envs' requests ended with a result, which the caller may take."""
         self._set(env_ids, EnvState.READY)
-        self._ready.extend(env_ids)
+        self.ready.extend(env_ids)
+
+    def bring(self, env_ids: list[int]) -> None:
+        """As `settle` and `offer`."""
+        self._set(env_ids, EnvState.READY)
+        self.num_pending -= len(env_ids)
+        self.ready.extend(env_ids)
 
     def receive(self, count: int) -> list[int]:
         """Take the `count` oldest results."""
-        ready = self._ready
+        ready = self.ready
         if count == len(ready):
             env_ids = list(ready)
             ready.clear()
@@ -125,7 +132,7 @@ class EnvStates:
 
     def take(self, env_id: int) -> None:
         """Take the result of one READY env, out of turn."""
-        self._ready.remove(env_id)
+        self.ready.remove(env_id)
         self._states[env_id] = EnvState.IDLE
 
     def hold(self, env_ids: Iterable[int]) -> None:
@@ -148,7 +155,7 @@ class EnvStates:
 
     def drop(self) -> None:
         """Forget what was asked and answered; it is not settled later."""
-        self._ready.clear()
+        self.ready.clear()
         self.num_pending = 0
         for env_id, state in enumerate(self._states):
             if state in (EnvState.PENDING, EnvState.READY, EnvState.HELD):
@@ -156,7 +163,7 @@ class EnvStates:
 
     def _leave(self, env_id: int, state: EnvState) -> None:
         if self._states[env_id] is EnvState.READY:
-            self._ready.remove(env_id)
+            self.ready.remove(env_id)
         self._states[env_id] = state
 
     # --- private -----------------------------------------------------------------------------

@@ -18,12 +18,14 @@ from envbus.actors.blocks import Blocks
 from envbus.actors.host import ENTRY
 from envbus.actors.protocol import MapBlocks
 from envbus.bus.errors import NoPeerError
+from envbus.bus.words import WORDS_EXIST
 from envbus.runner.actor import Actor, ActorState, share_out
 from envbus.runner.building import Building
 from envbus.runner.config import FleetConfig, choose_num_actors
 from envbus.runner.crew import Crew, raise_if_failed
 from envbus.runner.links import Links, usable_cores
 from envbus.runner.requests import Requests
+from envbus.runner.step_words import StepWords
 
 __all__ = ["Fleet", "env_spaces"]
 
@@ -58,6 +60,8 @@ class Fleet(Crew[Actor]):
             self._building = Building(links, requests, config, autoreset_mode)
             return self._building
 
+        #: By which all actors may be asked to step at once; None: by messages only.
+        self.words: StepWords | None = None
         super().__init__(actors, config, ENTRY, bring_up)
 
     def start(self) -> None:
@@ -93,14 +97,19 @@ class Fleet(Crew[Actor]):
         Raises:
             StartError: An actor ended, or there is not enough shared memory.
         """
-        blocks = self._building.lay_out(observation_space, action_space, self.num_envs)
+        doze = self._links.can_doze and WORDS_EXIST
+        rows = self._building.lay_out(
+            observation_space, action_space, self.num_envs, len(self.actors) if doze else 0
+        )
+        if rows.words is not None:
+            self.words = StepWords(rows.words, self.actors, self._links)
         for actor in self.actors:
             with contextlib.suppress(NoPeerError):  # the news of its end follow
                 self._building.map(actor)
         while any(actor.state is not ActorState.READY for actor in self.actors):
             for news in self.poll(1.0):
                 raise_if_failed(news)
-        return blocks
+        return rows.blocks
 
     def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
         """Return where the arrays are, for other processes: see `Building.shared_rows`."""

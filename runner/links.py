@@ -88,6 +88,26 @@ class Links(Generic[M]):
         self.broker.watch(self.nursery.fileno())
 
     @property
+    def can_doze(self) -> bool:
+        """Whether all actors are on this host and have a lane, on which they can ring."""
+        return self._lanes is not None and not any(actor.remote for actor in self._actors)
+
+    def ring(self, actor: M) -> None:
+        """Wake an actor that sleeps, and that a word asks."""
+        assert self._lanes is not None
+        self._lanes.ring(actor.identity)
+
+    def doze(self, timeout: float) -> bool:
+        """Sleep until an actor rings; see `LaneRouter.doze`."""
+        assert self._lanes is not None
+        return self._lanes.doze(timeout)
+
+    @property
+    def spins(self) -> bool:
+        """Whether there is a core to spare for short waits."""
+        return self._num_local <= usable_cores() > 1
+
+    @property
     def endpoints(self) -> tuple[str, ...]:
         """What remote actors join at; a `*` port is replaced by the real one."""
         return tuple(e for e in self.broker.endpoints if e != self._ipc_endpoint)
@@ -244,6 +264,6 @@ class Links(Generic[M]):
             keys = BrokerKeys.load(config.keys, config.allow)
             router = ZmqRouter(config.bind, private=private, keys=keys, insecure=config.insecure)
         if with_lanes or router is None:
-            self._lanes = LaneRouter(router, spin=self._num_local <= usable_cores() > 1)
+            self._lanes = LaneRouter(router, spin=self.spins)
             return self._lanes
         return router

@@ -40,6 +40,7 @@ from envbus.runner.fleet import Fleet, env_spaces
 from envbus.runner.news import Answer, Lost, News, taken_from
 from envbus.runner.recycling import Recycling
 from envbus.runner.row_map import RowMap
+from envbus.runner.step_words import StepWords
 
 __all__ = ["AnyFleet", "LocalFleet", "make_fleet"]
 
@@ -75,6 +76,8 @@ class LocalFleet:
 
     #: Nobody is ever exchanged.
     recycling: Recycling | None = None
+    #: Nobody is asked by words.
+    words: StepWords | None = None
 
     def __init__(
         self, env_sources: Sequence[object], autoreset_mode: AutoresetMode, config: FleetConfig

@@ -78,6 +78,8 @@ class Lockstep:
         self._after_fault = after_fault
         self._given_up = given_up
         self._restarts = fleet.config.restart is not None
+        #: Whether a round was ended after which nothing was to be settled, and none begun since.
+        self.is_quiet = False
         #: By actor index: id of the request in flight, or 0 while it waits for its actor.
         self._waiting: dict[int, int] = {}
         self._held: dict[int, Request[Any]] = {}
@@ -120,6 +122,7 @@ class Lockstep:
             RestartLimitError: The same, after it was started again too often.
             EncodeError: A request cannot be sent. None stays in flight.
         """
+        self.is_quiet = False
         actors = self._fleet.actors
         for index in requests:
             if actors[index].state is ActorState.LOST:
@@ -181,6 +184,11 @@ class Lockstep:
     def round(self) -> Round:
         """What has become of the last round's requests so far."""
         return self._round
+
+    @property
+    def owes(self) -> bool:
+        """Whether a later round has to tell of something."""
+        return self.abandoned is not None or bool(self._died)
 
     def missing(self) -> list[Actor]:
         """Return the actors that have not answered yet."""

@@ -157,6 +157,7 @@ class DictSide(SubEnvironments):
             ClosedEnvironmentError: The pool was closed.
         """
         self._assert_open()
+        self._rounds.use_messages()
         return self._fleet.fileno()
 
     @uninterrupted_call

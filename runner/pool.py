@@ -26,7 +26,7 @@ from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import Tree
 from envbus.bus.restart import RestartPolicy
 from envbus.bus.settings import check_number
-from envbus.runner.actions import STEP_ALL, ActionStore
+from envbus.runner.actions import ActionStore
 from envbus.runner.config import ENDPOINTS, FleetConfig, Timeouts, choose_autoreset_mode, list_of
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog, Hooks
@@ -289,8 +289,11 @@ class ActorPool(DictSide, StaysHere):
             if singles is not None:
                 picked = [singles[position[env_id]] for env_id in members]
                 request = Step(slots=slots, actions=Tree(picked))
+            elif actor.reads_blocks and slots is None:
+                self._rounds.step_by_blocks(actor, members)
+                continue
             elif actor.reads_blocks:
-                request = STEP_ALL if slots is None else Step(slots=slots)
+                request = Step(slots=slots)
             else:
                 assert self._action_blocks is not None
                 arrays = [leaf[members] for leaf in self._action_blocks]
@@ -350,18 +353,21 @@ class ActorPool(DictSide, StaysHere):
         """Do what `recv` promises."""
         if self._kept:
             return self._kept.pop()
-        self._assert_awaited("recv")
         deadline = None if timeout is None else time.monotonic() + timeout
         timed_out = False
-        if not self._must_wait(min_envs):
+        waits = self._must_wait(min_envs)
+        if not waits:
+            self._assert_awaited("recv")
             self._rounds.take_news(0.0)
-        while self._must_wait(min_envs) and not timed_out:
+            waits = self._must_wait(min_envs)
+        while waits and not timed_out:
             left = _LONGEST_WAIT if deadline is None else max(deadline - time.monotonic(), 0.0)
             self._rounds.take_news(min(left, _LONGEST_WAIT))
-            timed_out = left <= 0 and self._must_wait(min_envs)
+            waits = self._must_wait(min_envs)
+            timed_out = left <= 0 and waits
         self._faults.raise_next()
         states = self._states
-        count = states.num_ready if max_envs is None else min(states.num_ready, max_envs)
+        count = len(states.ready) if max_envs is None else min(len(states.ready), max_envs)
         batch = self._results.batch(
             states.receive(count),
             incarnations=self._faults.lives.numbers,
@@ -369,7 +375,8 @@ class ActorPool(DictSide, StaysHere):
             late=states.late() if timed_out else [],
             copy=copy,
         )
-        self._rounds.recycle()  # before the caller can send to those whose episodes have ended
+        if self._rounds.recycling is not None:
+            self._rounds.recycle()  # before the caller can send to those whose episodes have ended
         return batch
 
     def step_in_place(self, actions: Any) -> Rows | None:
@@ -463,7 +470,7 @@ class ActorPool(DictSide, StaysHere):
     def _must_wait(self, min_envs: int) -> bool:
         """Return whether there are fewer results than asked, and more will come."""
         states = self._states
-        return states.num_ready < min_envs and states.awaited() and not self._faults.any()
+        return len(states.ready) < min_envs and states.awaited() and not self._faults.any()
 
     def _assert_awaited(self, verb: str) -> None:
         """See that waiting for results will come to an end."""

@@ -12,10 +12,12 @@ from typing import Any, TypeAlias
 
 from gymnasium.error import ClosedEnvironmentError
 
-from envbus.actors.protocol import Rebuild, Reset, Step
+from envbus.actors.protocol import Finish, Rebuild, Reset, Step
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import EnvbusError, NoPeerError
+from envbus.bus.interrupts import interruptible
 from envbus.bus.messages import Failed, FailureCode, Tree
+from envbus.runner.actions import STEP_ALL
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.faults import FaultCause
@@ -24,6 +26,7 @@ from envbus.runner.news import STRAY, Answer, Gone, Lost, News, Ready
 from envbus.runner.pool_faults import PoolFaults
 from envbus.runner.pool_results import PoolResults
 from envbus.runner.pool_roster import PoolRoster
+from envbus.runner.step_words import StepWords
 
 __all__ = ["PoolRounds", "Ticket", "slots_of"]
 
@@ -33,6 +36,8 @@ _Tag: TypeAlias = tuple[int, list[int], type[Reset | Rebuild | Step]]
 #: Longest single wait, in seconds. After one that brought nothing it is looked whether what is
 #: waited for is still under way.
 _LONGEST_WAIT = 1.0
+#: Seconds after which messages are looked for, though words tell all that is asked.
+_LOOK_INTERVAL = 0.5
 
 
 class Ticket:
@@ -51,6 +56,9 @@ class PoolRounds:
         states: What envs are doing.
         results: What they have brought.
         faults: What has failed.
+
+    Attributes:
+        recycling: Whose turn it is to be exchanged; None: never anybody's.
     """
 
     def __init__(
@@ -63,12 +71,19 @@ class PoolRounds:
     ) -> None:
         self._fleet = fleet
         self._timeouts = fleet.config.timeouts
+        self.recycling = fleet.recycling
         self._roster = roster
         self._states = states
         self._results = results
         self._faults = faults
         #: Number of the current reset; results that were asked for before it are dropped.
         self._round = 0
+        #: Steps that were asked by words, and have not become requests: by index of the actor, the
+        #: number, and the envs.
+        self._words: StepWords | None = fleet.words
+        self._by_word: dict[int, int] = {}
+        self._by_word_envs: dict[int, list[int]] = {}
+        self._look_at = 0.0
         #: Requests in flight, by their first env: id, and tag.
         self._requests: dict[int, tuple[int, _Tag]] = {}
 
@@ -82,7 +97,41 @@ class PoolRounds:
         timeout: float | None,
     ) -> None:
         """Send a request about the envs `members` of an actor; an end of it follows, or a fault."""
-        tag = (self._round, members, type(request))
+        if self._by_word:
+            self.finish_words()
+        self._ask(actor, request, members, timeout)
+
+    def step_by_blocks(self, actor: Actor, members: list[int]) -> None:
+        """Have all envs of an actor step, by actions in the blocks."""
+        if self._words is None or actor.state is not ActorState.READY or self._fleet.closed:
+            self.ask(actor, STEP_ALL, members, self._timeouts.step)
+            return
+        self._states.ask(members)
+        self._by_word_envs[actor.index] = members
+        self._by_word[actor.index] = self._words.ask_one(actor)
+
+    def finish_words(self) -> None:
+        """Have requests tell the ends of all steps that were asked by words."""
+        numbers, self._by_word = self._by_word, {}
+        for index, number in numbers.items():
+            members = self._by_word_envs[index]
+            self._states.settle(members)
+            finish = Finish(number=number)
+            self._ask(self._fleet.actors[index], finish, members, self._timeouts.step)
+
+    def use_messages(self) -> None:
+        """Ask for steps by messages only from now on, which wake who waits for a descriptor."""
+        self.finish_words()
+        self._words = None
+
+    def _ask(
+        self,
+        actor: Actor,
+        request: Reset | Rebuild | Step | Finish,
+        members: list[int],
+        timeout: float | None,
+    ) -> None:
+        tag = (self._round, members, Step if isinstance(request, Finish) else type(request))
         try:
             request_id = self._fleet.ask(actor, request, timeout=timeout, tag=tag)
         except NoPeerError:  # it left, and its exit has not been told yet
@@ -135,6 +184,7 @@ class PoolRounds:
 
     def drop_everything(self) -> None:
         """Begin a new round: what envs were asked before is forgotten."""
+        self.finish_words()
         self._round += 1
         self._faults.drop_errors()
         for request_id, _ in self._requests.values():
@@ -158,13 +208,42 @@ class PoolRounds:
                 raise
             raise ClosedEnvironmentError("`ActorPool` was closed during this call.") from exc
 
+    def _take_words(self, timeout: float) -> bool:
+        """Take steps that words tell are done, and wait for one; return whether there was any."""
+        words, numbers = self._words, self._by_word
+        assert words is not None
+        now = time.monotonic()
+        if now >= self._look_at:  # so that processes and their memory are looked after
+            self._look_at = now + _LOOK_INTERVAL
+            return False
+        with interruptible():  # nothing is taken yet
+            found = words.wait_for_one(numbers, timeout)
+        recycling = self.recycling
+        for index, has_more in found.items():
+            if has_more:
+                return False
+            del numbers[index]
+            members = self._by_word_envs[index]
+            if recycling is not None:
+                recycling.count(index, len(members), self._results.count_ended(members))
+            self._states.bring(members)
+        if not found:  # whoever only looks finds what there is
+            return timeout <= 0.0
+        return not self._faults.recovery
+
     def _take_news(self, timeout: float) -> None:
+        if self._by_word:
+            if self._take_words(timeout):
+                if self.recycling is not None:
+                    self.recycle()
+                return
+            self.finish_words()
         recovery = self._faults.recovery
         if recovery:
             wake_at = recovery.wake_at()
             if wake_at is not None:
                 timeout = min(timeout, max(wake_at - time.monotonic(), 0.0))
-        recycling = self._fleet.recycling
+        recycling = self.recycling
         if recycling is not None:
             timeout = min(timeout, max(recycling.hold_ends_at() - time.monotonic(), 0.0))
         found = False
@@ -215,9 +294,9 @@ class PoolRounds:
             return
         actor, result, kind = news.actor, news.reply, news.tag[2]
         self._results.put(members, result, is_step=kind is Step)
-        if kind is Step and self._fleet.recycling is not None:
+        if kind is Step and self.recycling is not None:
             ended = self._results.count_ended(members)
-            self._fleet.recycling.count(actor.index, len(members), ended)
+            self.recycling.count(actor.index, len(members), ended)
         failed = {actor.env_ids.start + error.slot for error in result.errors}
         self._states.offer([i for i in members if i not in failed] if failed else members)
         if failed:
@@ -268,7 +347,7 @@ class PoolRounds:
 
         The next first observation of an env that was held comes by itself, as after a fault.
         """
-        recycling = self._fleet.recycling
+        recycling = self.recycling
         if recycling is None:
             return
         now = time.monotonic()
@@ -296,7 +375,7 @@ class PoolRounds:
 
     def stop_holding(self) -> None:
         """Let the actor whose turn it is go on, and its held envs begin their next episodes."""
-        recycling = self._fleet.recycling
+        recycling = self.recycling
         assert recycling is not None
         recycling.pass_turn(time.monotonic())
         for actor, members in self._roster.by_actor(self._states.those(EnvState.HELD)):

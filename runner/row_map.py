@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
+import msgspec
 
 from envbus.actors import spaces
 from envbus.actors.blocks import BlockLayout
@@ -16,6 +17,7 @@ from envbus.actors.finite import CheckFinite, in_words
 from envbus.actors.protocol import MapBlocks
 from envbus.bus.arena import Arena
 from envbus.bus.messages import Tree
+from envbus.bus.words import BYTES_PER_DOER, Asker
 
 __all__ = ["RowMap"]
 
@@ -29,11 +31,13 @@ class RowMap:
         num_envs: Rows.
         shared: Whether others map the same memory.
         check_finite: What follows where an env writes what is not finite.
+        num_doers: How many others may be asked by words; 0: nobody.
 
     Attributes:
         blocks: This process' views of all rows.
         request: Maps the rows of env 0; what else is needed for those of others is theirs to add.
         arena: The shared memory; None: there is none.
+        words: By which all may be asked to step; None: they are asked by messages only.
 
     Raises:
         ConfigError: There is not enough shared memory.
@@ -47,9 +51,17 @@ class RowMap:
         *,
         shared: bool,
         check_finite: CheckFinite,
+        num_doers: int = 0,
     ) -> None:
         layout = BlockLayout.of(observation_space, action_space, num_envs)
-        self.arena = Arena.create(layout.size) if shared else None
+        is_fixed = layout.observations is not None and layout.actions is not None
+        num_doers = num_doers if shared and is_fixed else 0
+        size = layout.size + num_doers * BYTES_PER_DOER
+        self.arena = Arena.create(size) if shared else None
+        self.words: Asker | None = None
+        if self.arena is not None and num_doers:
+            self.words = Asker(self.arena.buffer[layout.size : size], num_doers)
+        self._first_word = layout.size
         self.blocks = layout.views(
             bytearray(layout.size) if self.arena is None else self.arena.buffer
         )
@@ -61,6 +73,11 @@ class RowMap:
             check_finite=in_words(check_finite),
         )
         self._has_observations = layout.observations is not None
+
+    def request_of(self, index: int, first_row: int) -> MapBlocks:
+        """Return what maps the rows of one of those who may be asked, and its words."""
+        words = 0 if self.words is None else self._first_word + index * BYTES_PER_DOER
+        return msgspec.structs.replace(self.request, first_row=first_row, words=words)
 
     def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
         """Return descriptor and bytes of the shared memory and what is where.

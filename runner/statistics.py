@@ -19,6 +19,8 @@ class Statistics(CrewStatistics, frozen=True, kw_only=True):
     env_restarts: int
     #: Envs that are not made anew any more.
     envs_given_up: int
+    #: How often an actor was asked to step by a word in shared memory instead of a message.
+    steps_by_word: int
     #: By cause (`FaultCause`): envs whose episode a fault ended.
     faults: dict[str, int]
 
@@ -29,5 +31,6 @@ def gather(fleet: AnyFleet, log: FaultLog, recovery: Recovery | None, given_up: 
         **msgspec.structs.asdict(fleet.statistics()),
         env_restarts=0 if recovery is None else recovery.restarts(),
         envs_given_up=given_up,
+        steps_by_word=0 if fleet.words is None else fleet.words.asked,
         faults=log.counts(),
     )

@@ -175,6 +175,7 @@ class SubEnvironments:
         actor = self._roster.actor_of(env_id)
         if actor.state is not ActorState.READY:
             raise self._not_there(actor, f"{actor.describe()} is being started again; ask later")
+        self._rounds.finish_words()
         ticket = Ticket()
         request = make([env_id - actor.env_ids.start])
         try:

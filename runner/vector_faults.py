@@ -94,6 +94,13 @@ class VectorFaults:
             return bool(self.to_reset)
         return bool(self._untold or self.to_reset or self.recovery or self._log.untold)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next step is of all envs, and tells of nothing that was before."""
+        return not (
+            self.unsettled or self.to_reset or self.given_up or self._work or self.lockstep.owes
+        )
+
     def expect(self, new_life: NewLife, openings: Mapping[int, Reset | Rebuild]) -> None:
         """Say what the round that is about to begin is.
 

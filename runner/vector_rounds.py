@@ -52,6 +52,8 @@ class VectorRounds:
         self._owner = owner
         self._fleet = fleet
         self._lockstep = lockstep
+        #: Called before a round is collected, which it may begin.
+        self.on_collect: Callable[[], object] = _nothing
         #: What was collected last, until the next round begins.
         self._last: tuple[Pending, Round] | None = None
         #: What was given out last, which `keep_last` takes back.
@@ -108,7 +110,7 @@ class VectorRounds:
         tells: bool = True,
     ) -> None:
         """Send the requests; parameters and errors as in `Lockstep.begin`."""
-        self._given = self._last = None
+        self.forget()
         self._lockstep.begin(
             requests,
             timeout,
@@ -116,6 +118,10 @@ class VectorRounds:
             tells=tells,
         )
         self.pending, self._timeout = pending, timeout
+
+    def forget(self) -> None:
+        """Let go of what was collected last: the next round begins."""
+        self._given = self._last = None
 
     def collect(self, verb: str, asked: str, pending: Pending, timeout: float | None) -> Round:
         """Wait for the round's end; after what envs raised in it was raised, return it again.
@@ -142,6 +148,7 @@ class VectorRounds:
                 f"Calling `{verb}` without any prior call to `{asked}`.", pending.value
             )
         try:
+            self.on_collect()
             done = self._lockstep.collect(timeout)
         except EnvbusError as exc:
             self.pending = Pending.NOTHING
@@ -176,6 +183,7 @@ class VectorRounds:
             )
             self.pending = Pending.NOTHING
             try:
+                self.on_collect()
                 if terminate or self._lockstep.collect(allowed) is None:
                     terminate = True
             except EnvbusError as error:  # an actor that has ended needs no closing
@@ -210,6 +218,10 @@ class VectorRounds:
     def _cause(self) -> Exception | None:
         """Return what envs raised in a round that something else ended."""
         return as_cause([error for error, _ in errors_of(self._lockstep.round, self._fleet.actors)])
+
+
+def _nothing() -> None:
+    pass
 
 
 def errors_of(done: Round, actors: Sequence[Actor]) -> list[tuple[EnvError, Exception | None]]:

@@ -21,6 +21,7 @@ from envbus.runner.actions import STEP_ALL, ActionStore
 from envbus.runner.actor import Actor
 from envbus.runner.fleet import Fleet
 from envbus.runner.lockstep import Round
+from envbus.runner.quick_steps import QuickSteps
 from envbus.runner.seeding import spread_seeds
 from envbus.runner.vector_faults import NewLife, VectorFaults
 from envbus.runner.vector_recycling import VectorRecycling
@@ -63,6 +64,18 @@ class VectorSteps:
         self._faults = faults
         self._recycling = recycling
         self._same_step = mode is AutoresetMode.SAME_STEP
+        #: Steps without messages; None: there are none.
+        self.quick: QuickSteps | None = None
+        if fleet.words is not None and recycling is None:
+            self.quick = QuickSteps(
+                fleet.words,
+                fleet,
+                self._actions,
+                results,
+                rounds,
+                faults,
+                same_step=self._same_step,
+            )
         #: Whether a fault may have to tell the last observation of an episode.
         self._keeps_last = self._same_step and faults.recovery is not None
 
@@ -181,6 +194,8 @@ class VectorSteps:
             done.noted = True  # what follows is another round
             with self._kept(Pending.STEP, done):
                 recycling.end_step(infos, deadline, may_begin=timeout is None)
+        if self.quick is not None and not done.has_errors:
+            self.quick.on_round()
         return infos
 
     def _settle(

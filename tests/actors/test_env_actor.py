@@ -16,6 +16,7 @@ from envbus.actors.protocol import (
     Call,
     CloseEnvs,
     Exec,
+    Finish,
     MapBlocks,
     Rebuild,
     Reset,
@@ -49,6 +50,7 @@ def test_each_request_has_a_handler() -> None:
         SetAttr,
         Exec,
         CloseEnvs,
+        Finish,
     }
 
 

@@ -27,6 +27,7 @@ from envbus.bus.errors import RemoteError
 from envbus.runner import ActorPool, BusVectorEnv, EnvRunner, EnvRunnerGroup, RunnerConfig, Timeouts
 from envbus.runner.faults import EnvError
 from tests.integration.nursery_children import is_alive, wait_until
+from tests.integration.row_model import LifeEnv
 from tests.runner.test_env_runner_group import Steps
 
 pytestmark = pytest.mark.timeout(240)
@@ -163,7 +164,35 @@ def test_a_step_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv) -> None:
         assert_same(result, model.step(actions(number)))
         number += 1
 
-    assert at_every_line(lambda: vector.step(actions(number)), after) > 100
+    assert at_every_line(lambda: vector.step(actions(number)), after) > 30
+
+
+def test_a_step_without_messages_goes_on_where_ctrl_c_broke_it_off() -> None:
+    envs = BusVectorEnv([partial(LifeEnv, 10**6)] * 2, num_actors=2, timeouts=PATIENCE)
+    envs.reset(seed=1)
+    number = by_word = 0
+
+    def step() -> Any:
+        return envs.step(np.full(2, number % 90, np.float64))
+
+    def after(result: Any) -> None:
+        nonlocal number, by_word
+        if result is None:
+            try:
+                result = envs.step_wait()
+            except NoAsyncCallError:  # it was not asked yet
+                result = step()
+        number += 1
+        assert result[0][:, 2:].tolist() == [[number, (number - 1) % 90]] * 2
+        assert not result[3].any()
+        assert result[4] == {}
+        by_word += envs.statistics().steps_by_word > by_word
+
+    after(step())
+    lines = at_every_line(step, after)
+    assert lines > 30
+    assert by_word > lines / 2
+    envs.close()
 
 
 def test_a_step_goes_on_where_a_time_limit_broke_it_off(vector: BusVectorEnv, limit: int) -> None:

@@ -1,0 +1,145 @@
+"""Steps of a vector env that go by words in shared memory, as long as only rows come of them.
+
+Whatever is more becomes the round of messages that a step is otherwise, with `Finish` in the place
+of `Step`: infos, errors, an actor that has died or takes long, Ctrl-C. From there all is as if it
+had been asked so. Leaves out the words (`step_words.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from envbus.actors.protocol import Finish
+from envbus.runner.actions import ActionStore
+from envbus.runner.actor import ActorState
+from envbus.runner.fleet import Fleet
+from envbus.runner.step_words import StepWords
+from envbus.runner.vector_faults import NewLife, VectorFaults
+from envbus.runner.vector_results import VectorResults
+from envbus.runner.vector_rounds import Pending, VectorRounds
+
+__all__ = ["QuickSteps"]
+
+#: Seconds after which a step goes by message, so that processes and their memory are looked after.
+_LOOK_INTERVAL: Final = 0.5
+#: Most steps that go by message because those before had more to tell.
+_LONGEST_BREAK: Final = 64
+
+
+class QuickSteps:
+    """Steps all envs of a vector env where that takes no message.
+
+    Args:
+        words: By which actors are asked.
+        fleet: Theirs.
+        actions: Where the batch of actions goes.
+        results: Where the rows are.
+        rounds: What is pending.
+        faults: What becomes of envs that fail.
+        same_step: Whether an episode that ends is followed by the next one in the same step.
+
+    Attributes:
+        asked: Number of the step that is under way, and was not made a round of messages; 0: none.
+        begun: Number of the last step.
+    """
+
+    def __init__(
+        self,
+        words: StepWords,
+        fleet: Fleet,
+        actions: ActionStore,
+        results: VectorResults,
+        rounds: VectorRounds,
+        faults: VectorFaults,
+        *,
+        same_step: bool,
+    ) -> None:
+        self._words = words
+        self._fleet = fleet
+        self._actions = actions
+        self._results = results
+        self._rounds = rounds
+        self._faults = faults
+        self._lockstep = faults.lockstep
+        self._same_step = same_step
+        #: Whether a fault may have to tell the last observation of an episode.
+        self._keeps_last = same_step and faults.recovery is not None
+        self.asked = 0
+        #: Number of the last step that was begun.
+        self.begun = 0
+        self._look_at = 0.0
+        #: Steps that go by message from now on, and as many as after the next with more to tell.
+        self._break = 0
+        self._next_break = 1
+        rounds.on_collect = self.finish_by_message
+
+    def on_round(self) -> None:
+        """A step by messages has ended well: see whether the next one can do without."""
+        if self._break > 0:
+            self._break -= 1
+            return
+        if self._faults.is_settled and all(
+            actor.state is ActorState.READY and actor.reads_blocks for actor in self._fleet.actors
+        ):
+            self._lockstep.is_quiet = True
+            self._look_at = time.monotonic() + _LOOK_INTERVAL
+
+    def step(self, actions: Any) -> bool:
+        """Step all envs; return whether all that came of it stands in the rows.
+
+        If not, either nothing was asked, or the step is pending.
+
+        Raises:
+            ValueError, TypeError: As `BusVectorEnv.step_async`. Nothing was asked.
+        """
+        rounds, words = self._rounds, self._words
+        if rounds.pending is not Pending.NOTHING or time.monotonic() >= self._look_at:
+            return False
+        if self._fleet.closed:  # also in a forked copy
+            return False
+        if self._actions.store(actions) is not None:
+            return False
+        if self._keeps_last:
+            self._results.observations.remember()
+        rounds.forget()
+        self.asked = self.begun = words.begin()
+        rounds.pending = Pending.STEP
+        words.ask()
+        if words.wait():
+            self._next_break = 1
+            return True
+        if words.is_more_told():
+            self._break = self._next_break
+            self._next_break = min(2 * self._next_break, _LONGEST_BREAK)
+        return False
+
+    def hand_out(self) -> None:
+        """The caller gets what came of the step."""
+        self.asked = 0
+        self._rounds.pending = Pending.NOTHING
+
+    def take_back(self, before: int) -> None:
+        """The caller did not get it: it can be fetched. Nothing is done if none was begun.
+
+        Args:
+            before: Which was begun last before the call.
+        """
+        if self.begun != before:
+            self.asked = self.begun
+            self._rounds.pending = Pending.STEP
+
+    def finish_by_message(self) -> None:
+        """Make a step that is under way a round of messages; nothing is done if there is none.
+
+        Raises:
+            ActorLostError, RestartLimitError: As `Lockstep.begin`.
+        """
+        number, self.asked = self.asked, 0
+        if not number:
+            return
+        requests = {index: Finish(number=number) for index in self._words.missing()}
+        self._results.partial = {}
+        self._faults.expect(NewLife.RESET if self._same_step else NewLife.NOTHING, {})
+        timeout = self._fleet.config.timeouts.step
+        self._rounds.begin(Pending.STEP, requests, timeout, kill_late=True)
