@@ -10,6 +10,7 @@ a journal is removed only when all that was confirmed in it was read back from t
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -37,9 +38,6 @@ __all__ = ["EpisodeWriter"]
 
 logger = logging.getLogger("envbus.runner.recordings")
 
-#: Shards that wait, open, for refused rows to be cut off. The disk is broken, not full, if there
-#: are more: the oldest are left as they are.
-_MAX_UNCUT = 32
 #: Ids of episodes that are remembered.
 _MAX_IDS = 100_000
 
@@ -88,7 +86,8 @@ class EpisodeWriter:
         #: full for days must not cost a descriptor per shard.
         self._incomplete: list[_Shard] = []
         #: Those that have rows at their end that were refused and could not be cut off. They are
-        #: open: no other writer may take such rows for confirmed ones.
+        #: open: no other writer may take such rows for confirmed ones. Nothing is written
+        #: meanwhile: the same rows, written again, would be there twice.
         self._uncut: list[_Shard] = []
         self._closed = False
         #: Episodes' ids are unique within what is written under one name; file names tell it.
@@ -113,7 +112,8 @@ class EpisodeWriter:
         Raises:
             ClosedError: After `close`.
             OSError: The disk is full, for example. What was written before is kept, nothing of
-                this batch is, and the next call may succeed.
+                this batch is, and the next call may succeed. Where rows of a call that failed
+                cannot be cut off again, all calls raise until they can be.
         """
         if self._closed:
             raise ClosedError(f"the writer of {self.folder} was closed")
@@ -210,14 +210,22 @@ class EpisodeWriter:
         self._name, self._ids = secrets.token_hex(4), set()
 
     def _cut(self) -> None:
-        """Cut off what could not be cut off before, so that a kill does not leave it to readers."""
+        """Cut off what could not be cut off before, so that a kill does not leave it to readers.
+
+        Raises:
+            OSError: It still cannot be.
+        """
         for shard in self._uncut[:]:
             if shard.take_back():
                 shard.close()
                 self._incomplete.append(shard)
                 self._uncut.remove(shard)
-        while len(self._uncut) > _MAX_UNCUT:
-            self._uncut.pop(0).close()
+        if self._uncut:
+            raise OSError(
+                errno.EIO,
+                "nothing is written until the rows that were refused can be cut off from",
+                str(self._uncut[0].path),
+            )
 
 
 def _parts(policies: Mapping[str, SampleBatch]) -> dict[_Key, SampleBatch]:
@@ -255,6 +263,11 @@ class _Shard:
         self._confirmed = self._appended = (0, 0)
         #: The log says that rows could not be taken back.
         self._uncut = False
+
+    @property
+    def path(self) -> Path:
+        """Of the journal."""
+        return self._path
 
     @property
     def num_rows(self) -> int:

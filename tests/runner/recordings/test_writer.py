@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -272,6 +273,62 @@ def test_what_was_confirmed_is_read_back_and_nothing_else_though_the_disk_was_fu
     assert not list(folder.glob("*/*.arrows*"))
     assert not list(folder.glob("*/.*"))
     check()
+
+
+BROKEN = """
+import ctypes, os, resource, signal, struct, sys
+folder, tests, nr_ftruncate = sys.argv[1:]
+sys.path.insert(0, tests)
+from test_writer import episode
+from envbus.runner.batch import MultiAgentBatch
+from envbus.runner.recordings import EpisodeWriter
+
+def fail_system_calls(number):
+    # From now on this one fails with EIO: a filter of <linux/seccomp.h>.
+    lines = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50005), (0x06, 0, 0, 0x7FFF0000)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+    program = ctypes.create_string_buffer(struct.pack("HP", len(lines), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
+
+def write(eps_id):
+    rows = {"a": episode(eps_id, 10, agent="a"), "b": episode(eps_id, 10, width=999, agent="b")}
+    try:
+        writer.write(MultiAgentBatch(rows, 10))
+    except OSError as exc:
+        print("refused", exc, flush=True)
+    else:
+        print("confirmed", flush=True)
+
+writer = EpisodeWriter(folder)
+write(1)
+fail_system_calls(int(nr_ftruncate))
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+write(2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+write(2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+#: The number of ftruncate(2).
+FTRUNCATE = {"x86_64": 77, "aarch64": 46}
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() not in FTRUNCATE, reason="no such system call"
+)
+def test_what_was_refused_and_cannot_be_cut_off_is_not_written_once_more(tmp_path: Path) -> None:
+    arguments = [str(tmp_path), str(Path(__file__).parent), str(FTRUNCATE[platform.machine()])]
+    child = subprocess.run(
+        [sys.executable, "-c", BROKEN, *arguments], capture_output=True, text=True
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    first, second, third = child.stdout.splitlines()
+    assert (first, second[:7]) == ("confirmed", "refused")
+    assert "until the rows that were refused can be cut off" in third
+    (found,) = read_episodes(tmp_path)
+    assert {name: found[name]["eps_id"].tolist() for name in "ab"} == {"a": [1] * 10, "b": [1] * 10}
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc")
