@@ -315,7 +315,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
             Observations, rewards `(num_envs,)` float64, terminations and truncations
             `(num_envs,)` bool, and infos.
         """
-        quick = self._quick
+        quick, is_asked = self._quick, False
         if quick is not None and self._faults.lockstep.is_quiet:
             before = quick.begun
             try:
@@ -335,9 +335,10 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
                 if isinstance(exc, EnvbusError):
                     self._rounds.check_open()
                 raise
+            is_asked = quick.begun != before
 
         def step() -> Stepped:
-            if quick is None or not quick.asked:
+            if not is_asked:  # also if a step is pending already: that is an error
                 self.step_async(actions)
             return self.step_wait()
 

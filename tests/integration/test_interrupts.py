@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus import interrupts
@@ -167,7 +167,8 @@ def test_a_step_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv) -> None:
     assert at_every_line(lambda: vector.step(actions(number)), after) > 30
 
 
-def test_a_step_without_messages_goes_on_where_ctrl_c_broke_it_off() -> None:
+@pytest.mark.parametrize("first", ["step_wait", "step"])
+def test_a_step_without_messages_goes_on_where_ctrl_c_broke_it_off(first: str) -> None:
     envs = BusVectorEnv([partial(LifeEnv, 10**6)] * 2, num_actors=2, timeouts=PATIENCE)
     envs.reset(seed=1)
     number = by_word = 0
@@ -177,13 +178,19 @@ def test_a_step_without_messages_goes_on_where_ctrl_c_broke_it_off() -> None:
 
     def after(result: Any) -> None:
         nonlocal number, by_word
-        if result is None:
+        action = number % 90
+        if result is None and first == "step":
+            try:
+                result, action = envs.step(np.full(2, 95.0)), 95
+            except AlreadyPendingCallError:
+                result = envs.step_wait()
+        elif result is None:
             try:
                 result = envs.step_wait()
             except NoAsyncCallError:  # it was not asked yet
                 result = step()
         number += 1
-        assert result[0][:, 2:].tolist() == [[number, (number - 1) % 90]] * 2
+        assert result[0][:, 2:].tolist() == [[number, action]] * 2
         assert not result[3].any()
         assert result[4] == {}
         by_word += envs.statistics().steps_by_word > by_word
