@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from envbus.actors.protocol import Built
 from envbus.bus.errors import ConfigError
+from envbus.bus.messages import Payload, Request
 from envbus.bus.process import Child
 from envbus.bus.serve import Codec
 from envbus.runner.faults import FaultCause
@@ -47,6 +49,8 @@ class Member:
         self.identity = b""
         self.child: Child | None = None
         self.codec: Codec | None = None
+        #: Returns what is wrong with a reply; None: its replies are taken as they are.
+        self.check: Callable[[Request[Any], Payload], str | None] | None = None
         #: Id of the last request that was given up, or 0 once a later one was answered.
         self.abandoned = 0
         #: Why it is killed, once that is decided: its cause, and words for people.

@@ -7,6 +7,7 @@ Leaves out how processes are started (`links.py`), and the end of those that do 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 from typing import Any, Final
@@ -23,13 +24,14 @@ from envbus.bus.brief import brief
 from envbus.bus.broker_vocabulary import Notify, PeerReady
 from envbus.bus.codec import decode
 from envbus.bus.errors import ClosedError, DecodeError, EncodeError, NoPeerError, StartError
-from envbus.bus.messages import Tree
+from envbus.bus.messages import Payload, Request, Tree
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.config import FleetConfig
 from envbus.runner.crew import Stage
 from envbus.runner.faults import to_exception
 from envbus.runner.links import Links
 from envbus.runner.news import Answer, Lost
+from envbus.runner.replies import misfit
 from envbus.runner.requests import Requests
 from envbus.runner.row_map import RowMap
 
@@ -180,6 +182,8 @@ class Building:
     def _build(self, actor: Actor) -> None:
         actor.state = ActorState.BUILDING
         actor.making = -1
+        if actor.remote:
+            actor.check = functools.partial(self._check, actor)
         build = Build(
             sources=Tree(actor.sources),
             autoreset_mode=self._autoreset_mode.value,
@@ -192,6 +196,11 @@ class Building:
         except EncodeError:
             _raise_for_unsendable(actor, build)
             raise
+
+    def _check(self, actor: Actor, request: Request[Any], reply: Payload) -> str | None:
+        """Return what is wrong with a reply; None: nothing is."""
+        leaves = None if self._rows is None else self._rows.blocks.observations
+        return misfit(request, reply, len(actor.env_ids), leaves)
 
     def _on_built(self, actor: Actor, built: Built) -> None:
         actor.making = -1

@@ -32,8 +32,8 @@ class Requests(Generic[M]):
     def __init__(self, links: Links[M]) -> None:
         self._links = links
         self._broker = links.broker
-        #: By request id: who was asked, and the caller's tag.
-        self._calls: dict[int, tuple[M, Any]] = {}
+        #: By request id: who was asked, the caller's tag, and what, if the reply is checked.
+        self._calls: dict[int, tuple[M, Any, Request[Any] | None]] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -59,7 +59,7 @@ class Requests(Generic[M]):
         except ClosedError as exc:  # its pipe hangs up before anybody is told of its end
             self._links.end(actor)
             raise NoPeerError(str(exc), request_id=0, peer=actor.name) from exc
-        self._calls[request_id] = (actor, tag)
+        self._calls[request_id] = (actor, tag, None if actor.check is None else request)
         return request_id
 
     def is_asked(self, request_id: int) -> bool:
@@ -78,13 +78,13 @@ class Requests(Generic[M]):
         call = self._calls.pop(outcome.wire_id, None)
         if call is None:
             return None
-        actor, tag = call
+        actor, tag, request = call
         if actor.abandoned < outcome.wire_id:
             actor.abandoned = 0
         assert actor.codec is not None
         reply_type = Payload.registry.get(outcome.header.payload_type, Reply)
         try:
-            return Answer(actor, tag, actor.codec.decode(reply_type, outcome.frames))
+            reply = actor.codec.decode(reply_type, outcome.frames)
         except ClosedError as exc:  # it died between the message and what belongs to it
             self._links.end(actor)
             failed = Failed(code=FailureCode.PEER_LOST, message=f"{actor.describe()}: {exc}")
@@ -93,13 +93,21 @@ class Requests(Generic[M]):
             # E.g. an object whose class cannot be imported here; other requests' ends follow.
             failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {exc}")
             return Lost(actor, tag, failed, actor.cause)
+        if actor.check is not None and request is not None:
+            wrong = actor.check(request, reply)
+            if wrong is not None:
+                text = f"{actor.describe()} is let go, as it has answered {wrong}"
+                self._links.kill(actor, reason=text)
+                failed = Failed(code=FailureCode.PEER_LOST, message=text)
+                return Lost(actor, tag, failed, actor.cause)
+        return Answer(actor, tag, reply)
 
     def on_failure(self, outcome: FailLocal) -> Lost[M] | None:
         """Return how a request failed; None: it was cancelled."""
         call = self._calls.pop(outcome.wire_id, None)
         if call is None:
             return None
-        actor, tag = call
+        actor, tag, _ = call
         failed = outcome.failed
         if failed.code is FailureCode.PEER_LOST:
             self._links.end(actor)

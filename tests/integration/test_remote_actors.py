@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from msgspec import structs
 
+from envbus.actors.env_actor import EnvActor
 from envbus.actors.env_source import EntryPoint, EnvSource, GymId, to_plain
-from envbus.actors.protocol import Build, Built, Exec
+from envbus.actors.protocol import Build, Built, Exec, Step, StepResult
 from envbus.actors.remote import REMOTE_SERVICE
 from envbus.actors.spaces import to_plain as to_plain_space
 from envbus.actors.testing import InfoEnv
@@ -259,3 +261,60 @@ def test_what_a_remote_actor_cannot_have_built_is_refused(
         worker.stop()
         thread.join(PATIENCE)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"rewards": np.ones(1)}, r"rewards of shape \(1,\) for 2 envs"),
+        ({"observation_arrays": [np.ones((1, 4), np.float32)]}, r"observations of shape \(1, 4\)"),
+        ({"infos": Tree(5)}, "infos that are no list"),
+    ],
+)
+def test_a_remote_actor_whose_rows_do_not_fit_is_let_go_and_others_go_on(
+    change: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    actor = EnvActor()
+
+    def step(request: Step) -> StepResult:
+        return structs.replace(actor.step(request), **change)
+
+    endpoint = f"ipc://{tmp_path}/bus"
+    worker = Worker(
+        ZmqPeer(endpoint, b"stranger"),
+        Hello(name="stranger", services=[REMOTE_SERVICE], heartbeat=10.0, capacity=9),
+        {**actor.handlers, Step: step},
+    )
+
+    def work() -> None:
+        worker.join(PATIENCE)
+        worker.run()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        pool = ActorPool(
+            ["CartPole-v1"] * 4,
+            num_actors=2,
+            remote_actors=1,
+            bind=endpoint,
+            restart_failed_sub_environments=True,
+        )
+        pool.reset(seed=0)
+        pool.recv(min_envs=4, timeout=PATIENCE)
+        pool.send(np.zeros(4, np.int64))
+        faults, stepped = [], set[int]()
+        while len(faults) < 2 or len(stepped) < 2:
+            batch = pool.recv(timeout=PATIENCE)
+            faults += batch.faults
+            stepped |= set(batch.env_ids.tolist())
+        assert stepped == {0, 1}
+        assert [fault.env_id for fault in faults] == [2, 3]
+        assert all(re.search(told, fault.message) for fault in faults)
+        pool.send(np.zeros(2, np.int64), np.arange(2))
+        assert pool.recv(min_envs=2, timeout=PATIENCE).env_ids.tolist() == [0, 1]
+        pool.close()
+    finally:
+        worker.stop()
+        thread.join(PATIENCE)
+        actor.close()
