@@ -29,6 +29,7 @@ from envbus.bus.errors import (
     OverloadedError,
 )
 from envbus.bus.forking import disown_in_forks
+from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.lane import LANES_EXIST
 from envbus.bus.lane_router import LaneRouter
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
@@ -107,23 +108,7 @@ class PolicyLanes:
             EncodeError: It cannot be sent.
             ClosedError: This was closed.
         """
-        self._check_usable()
-        unsettled = len(self._asked) + len(self._held)
-        if unsettled >= self._max_in_flight:
-            raise OverloadedError(
-                f"{unsettled} requests are in flight, which is the limit; collect some, or raise "
-                "max_in_flight",
-                request_id=0,
-                peer=to,
-            )
-        deadline = time.monotonic() + timeout
-        asking = Asking(to, type(request).__name__, encode(request), timeout, deadline)
-        if self._roster.somebody_is_missing:
-            self._look_for_workers()
-        if self._roster.silent:
-            self._hear_hellos(asking)
-        self._send(asking)
-        return asking
+        return hand_out(lambda: self._ask(to, request, timeout), self.forget)
 
     def change_favourite(self) -> None:
         """The worker that is asked first is crowded: maybe ask another one."""
@@ -147,6 +132,7 @@ class PolicyLanes:
             raise DecodeError(f"{asking.to} answered with {end.header.payload_type}")
         return decode(reply_type, end.frames, writable=True)
 
+    @uninterrupted_call
     def ask_again(self, asking: Asking, to: str) -> None:
         """Ask somebody else what was answered, for what it is worth, within the same time."""
         asking.end = None
@@ -159,6 +145,7 @@ class PolicyLanes:
         while (left := until - time.monotonic()) > 0:
             self._poll(left)
 
+    @uninterrupted_call
     def forget(self, asking: Asking) -> None:
         """Give a request up. Idempotent."""
         if asking.wire_id and self._asked.pop(asking.wire_id, None) is not None:
@@ -167,11 +154,13 @@ class PolicyLanes:
             self._held.remove(asking)
         asking.end = asking.end or ClosedError("this request was given up")
 
+    @uninterrupted_call
     def share(self, arena_fd: int, size: int, layout: MapBlocks) -> str:
         """Let workers read an arena: see `PolicyRoster.share`."""
         self._check_usable()
         return self._roster.share(arena_fd, size, layout)
 
+    @uninterrupted_call
     def close(self) -> None:
         """Let go of all lanes. Idempotent."""
         if self._closed:
@@ -189,6 +178,25 @@ class PolicyLanes:
     def _check_usable(self) -> None:
         if self._closed:
             raise ClosedError("this was closed, or belongs to the process this was forked from")
+
+    def _ask(self, to: str, request: Request[Any], timeout: float) -> Asking:
+        self._check_usable()
+        unsettled = len(self._asked) + len(self._held)
+        if unsettled >= self._max_in_flight:
+            raise OverloadedError(
+                f"{unsettled} requests are in flight, which is the limit; collect some, or raise "
+                "max_in_flight",
+                request_id=0,
+                peer=to,
+            )
+        deadline = time.monotonic() + timeout
+        asking = Asking(to, type(request).__name__, encode(request), timeout, deadline)
+        if self._roster.somebody_is_missing:
+            self._look_for_workers()
+        if self._roster.silent:
+            self._hear_hellos(asking)
+        self._send(asking)
+        return asking
 
     def _send(self, asking: Asking) -> None:
         left = asking.deadline - time.monotonic()
@@ -223,6 +231,7 @@ class PolicyLanes:
         self._greeted = bool(self.names)
         self._poll(0.0)
 
+    @uninterrupted_call
     def _poll(self, timeout: float) -> None:
         """Take in what comes within `timeout` seconds; returns earlier if something does."""
         if self._held or self._roster.somebody_is_missing:

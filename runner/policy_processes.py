@@ -23,6 +23,7 @@ from envbus.actors import host as env_host
 from envbus.bus.errors import ClosedError, EnvbusError, StartError
 from envbus.bus.folders import name_folder
 from envbus.bus.forking import disown_in_forks
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.nursery import Nursery
 from envbus.bus.process import ExitStatus
 from envbus.bus.restart import Exit, RestartPolicy
@@ -143,6 +144,7 @@ class PolicyProcesses:
                 self._changed.wait(left)
             self._started = True
 
+    @uninterrupted_call
     def push(self, policy_id: str, weights: Any, version: int | None) -> Pushed:
         """Send weights to all workers, and to each that is started later; returns at once.
 
@@ -188,6 +190,7 @@ class PolicyProcesses:
         with self._lock:
             return [member.child.pid for member in self._members if member.child is not None]
 
+    @uninterrupted_call
     def close(self, timeout: float) -> None:
         """Have all workers leave; kill those that do not within `timeout` seconds. Idempotent."""
         with self._lock:
@@ -328,11 +331,12 @@ class PolicyProcesses:
     def _start_again(self, member: Member) -> None:
         try:
             member.launch(self._weights())
-        except EnvbusError as exc:  # no process, no memory: another failure of this worker
+        except (EnvbusError, OSError) as exc:  # no process, no memory, no descriptor: it has failed
             if member.child is not None:
                 self._nursery.kill(member.child)  # its exit follows
                 return
             member.state, member.reason = "down", f"{member.name} was not started again: {exc}"
+            logger.warning("%s", member.reason)
             assert self._supervision is not None
             exited = ChildExited(member.name, member.incarnation, Exit.CRASH, str(exc))
             self._perform(self._supervision.handle(exited, time.monotonic()))

@@ -101,7 +101,10 @@ class PolicyRoster:
         self._next_look = now + LOOK_INTERVAL
         board = read_board(self._directory)
         if board is None:
-            return ClosedError("the policy workers were closed, or the process that had them ended")
+            return ClosedError(
+                "the policy workers were closed, or the process that had them ended, or their "
+                f"folder was removed: {self._directory}"
+            )
         self._num_expected = sum(worker.state != "lost" for worker in board.workers)
         for entry in board.workers:
             if entry.state == "up" and entry.name not in self._workers:

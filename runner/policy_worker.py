@@ -122,6 +122,7 @@ class PolicyWorker:
         if name == ChooseActions.__name__:
             self._take_call(asker, header, decode(ChooseActions, frames))
         elif name == DescribePolicy.__name__:
+            self._look_beside()  # weights that were pushed before it was asked are those it tells
             self._end(asker, header, self._describe(decode(DescribePolicy, frames)))
         elif name == GetPolicyStatistics.__name__:
             self._end(asker, header, self._statistics())

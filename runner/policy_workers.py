@@ -17,7 +17,7 @@ import cloudpickle
 
 from envbus.bus.errors import ConfigError, RequestError
 from envbus.bus.forking import StaysHere
-from envbus.bus.interrupts import without_interrupts
+from envbus.bus.interrupts import uninterrupted_call, without_interrupts
 from envbus.bus.restart import RestartPolicy
 from envbus.bus.settings import check_number
 from envbus.runner.config import check_kind
@@ -182,6 +182,7 @@ class PolicyWorkers(StaysHere):
         """Return where the workers are, for runners in other processes."""
         return self._handle
 
+    @uninterrupted_call
     def set_weights(
         self, weights: Weights, version: int | None = None, *, policy_id: str | None = None
     ) -> int:
@@ -226,6 +227,7 @@ class PolicyWorkers(StaysHere):
         """Return the process ids of the workers that run."""
         return self._processes.pids()
 
+    @uninterrupted_call
     def close(self) -> None:
         """End all workers; those that do not leave within `close_timeout` are killed. Idempotent.
 

@@ -134,7 +134,12 @@ class RemotePolicy(TwoStepPolicy):
         self, observations: Nested, states: Nested, *, explore: bool = True
     ) -> PolicyOutput:
         """Return an action per row; raises as `collect_actions` does."""
-        return self.collect_actions(self.submit_actions(observations, states, explore=explore))
+        ticket = self.submit_actions(observations, states, explore=explore)
+        try:
+            return self.collect_actions(ticket)
+        except BaseException:  # Ctrl-C: nobody will collect it
+            self.discard_actions(ticket)
+            raise
 
     def submit_actions(
         self,

@@ -24,13 +24,17 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from envbus.actors.testing import CountingEnv
 from envbus.bus import interrupts
 from envbus.bus.errors import RemoteError
+from envbus.bus.lane import LANES_EXIST
 from envbus.runner import ActorPool, BusVectorEnv, EnvRunner, EnvRunnerGroup, RunnerConfig, Timeouts
 from envbus.runner.faults import EnvError
+from envbus.runner.policy_workers import PolicyWorkers
 from tests.integration.nursery_children import is_alive, wait_until
+from tests.integration.policies_under_test import hold, make_probe, rows
 from tests.integration.row_model import LifeEnv
 from tests.runner.test_env_runner_group import Steps
 
 pytestmark = pytest.mark.timeout(240)
+lanes = pytest.mark.skipif(not LANES_EXIST, reason="no SOCK_SEQPACKET or epoll here")
 
 FOLDERS = tuple(
     str(Path(interrupts.__file__).resolve().parents[1] / name)
@@ -581,3 +585,37 @@ def test_ctrl_c_leaves_no_half_of_a_state_in_a_group() -> None:
 
         set_next()
         assert at_every_line(set_next, after, every=3) > 20
+
+
+@lanes
+def test_actions_of_policy_workers_are_collected_where_ctrl_c_broke_it_off() -> None:
+    with PolicyWorkers(make_probe, 2, timeout=5.0) as workers:
+        policy = workers.policy()
+        numbers = iter(range(1, 10000))
+        asked = [0, policy.submit_actions(rows(0.0), None)]
+
+        def after(out: Any) -> None:
+            out = out or policy.collect_actions(asked[1])
+            assert out.actions.tolist() == [asked[0]]
+            asked[0] = next(numbers)
+            asked[1] = policy.submit_actions(hold(asked[0], 0.001), None)
+
+        at_every_line(lambda: policy.collect_actions(asked[1]), after)
+
+
+@lanes
+def test_weights_reach_all_policy_workers_also_after_ctrl_c() -> None:
+    with PolicyWorkers(make_probe, 2) as workers:
+        numbers = iter(range(1, 10000))
+
+        def push() -> int:
+            return workers.set_weights({"offset": float(next(numbers))})
+
+        def after(_: object) -> None:
+            expected = [push()] * 2
+            wait_until(lambda: versions() == expected, "the weights in both workers")
+
+        def versions() -> list[int]:
+            return list(workers.statistics().policies["default"].versions.values())
+
+        at_every_line(push, after)

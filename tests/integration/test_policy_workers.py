@@ -229,6 +229,14 @@ def test_weights_are_pushed_without_stopping_inference() -> None:
         assert policy.get_weights() == {"offset": 3.0}
 
 
+def test_weights_that_were_pushed_are_those_that_are_got() -> None:
+    with PolicyWorkers(make_probe, 2) as workers:
+        policy = workers.policy()
+        for number in range(50):
+            workers.set_weights({"offset": float(number)})
+            assert policy.get_weights()["offset"] == number
+
+
 def test_each_action_says_which_weights_chose_it_when_replicas_differ() -> None:
     with PolicyWorkers(lambda index: Probe(index, deaf=1), 2) as workers:
         policy = workers.policy()
