@@ -62,9 +62,10 @@ def checked(
     return events, error
 
 
-def told(error: BaseException) -> Failed:
-    """Return what a client is told of an exception here: its type, text and traceback."""
+def told(error: BaseException, *, traceback: bool = True) -> Failed:
+    """Return what a client is told of an exception here: its type, text and, if so, traceback."""
     if isinstance(error, RefusedError):
         return error.failed()
     failed = describe(error)
-    return msgspec.structs.replace(failed, code=FailureCode.REMOTE, peer=BRIDGE)
+    failed = msgspec.structs.replace(failed, code=FailureCode.REMOTE, peer=BRIDGE)
+    return failed if traceback else msgspec.structs.replace(failed, remote_traceback="")

@@ -300,26 +300,40 @@ class ExternalEnvBridge(StaysHere):
         if error is not None:
             raise error
 
-    def fail(self, episode_ids: Iterable[str], error: BaseException) -> None:
+    def fail(
+        self, episode_ids: Iterable[str], error: BaseException, *, traceback: bool = True
+    ) -> None:
         """Tell those who wait for actions of these episodes why they get none: `error`.
 
         The episodes go on; the observations that were not acted upon are void. Clients raise the
         exception as what it is, if they know its class.
+
+        Args:
+            episode_ids: Of whom.
+            error: As above.
+            traceback: Whether clients are told where it was raised, with files and lines of code.
         """
         self._assert_usable()
-        failed = told(error)
+        failed = told(error, traceback=traceback)
         for episode_id in episode_ids:
             self._reception.handle(GiveUp(episode_id, failed))
 
-    def confirm(self, episode_ids: Iterable[str], error: BaseException | None = None) -> None:
+    def confirm(
+        self,
+        episode_ids: Iterable[str],
+        error: BaseException | None = None,
+        *,
+        traceback: bool = True,
+    ) -> None:
         """Tell clients that their episodes, which were in `ended`, are over; see `confirm_ends`.
 
         Args:
             episode_ids: Others than those that wait for this are ignored.
             error: Why they are not safe, for the clients to raise.
+            traceback: As in `fail`.
         """
         self._assert_usable()
-        failed = None if error is None else told(error)
+        failed = None if error is None else told(error, traceback=traceback)
         for episode_id in episode_ids:
             self._reception.handle(Confirm(episode_id, failed))
 

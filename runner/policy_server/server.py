@@ -62,7 +62,7 @@ class PolicyServer:
     """Answers the episodes of a bridge, many in one call of a policy.
 
     A policy that raises is no end: it is asked row by row, and the clients for whose observations
-    it raises again are told, and ask again or not.
+    it raises again are told, and ask again or not. Where it was raised stands in the log only.
 
     Args:
         bridge: It stays its owner's. With `writer`, made with `confirm_ends=True`: clients are
@@ -207,7 +207,7 @@ class PolicyServer:
         except SpaceMismatchError as exc:
             self._complain("action", exc)
         for episode_id, error in failed.items():
-            bridge.fail([episode_id], error)
+            bridge.fail([episode_id], error, traceback=False)
         for episode_id in result.ended:
             chooser.forget(episode_id)
 
@@ -222,7 +222,7 @@ class PolicyServer:
                     error = exc
             if error is not None:
                 self._complain("recording", error)
-            self._bridge.confirm([episode_id], error)
+            self._bridge.confirm([episode_id], error, traceback=False)
 
     def _count(self, rows: int) -> None:
         counts = self._counts

@@ -263,11 +263,13 @@ def test_an_episode_that_does_not_end_holds_nobody_up(second: bool) -> None:
 def test_a_policy_that_raises_is_told_to_its_client_and_the_server_lives() -> None:
     with Server("--drain-timeout", "0.1") as server, connect(server) as client:
         client.start_episode("e")
-        with pytest.raises(ArithmeticError, match="the policy fails, as told"):
+        with pytest.raises(ArithmeticError, match="the policy fails, as told") as caught:
             client.get_action("e", seen(FAILURE))
+        assert ".py" not in str(caught.value.__cause__)  # that stands in the server's log
         assert client.get_action("e", seen(1)) == 1
         said = server.end(signal.SIGINT)
     assert "ArithmeticError" in said
+    assert "served_policies.py" in said
     assert re.search(r"errors: policy +1", said), said
 
 
