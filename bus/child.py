@@ -29,6 +29,7 @@ from envbus.bus.descendants import MARK_VARIABLE, die_with_parent
 from envbus.bus.errors import ClosedError
 from envbus.bus.pipe import Pipe
 from envbus.bus.stacks import offer_stacks
+from envbus.bus.threads import granted_threads
 
 __all__ = ["ChildPlace", "become_child", "load_entry", "main"]
 
@@ -142,6 +143,7 @@ def _execute(start: Start, place: ChildPlace, command: Sequence[str]) -> NoRetur
 
 def _take_over_interpreter(start: Start, marks: str) -> None:
     """Make the server's interpreter look as if the driver had started it."""
+    had_threads = granted_threads(os.environ)
     os.environ.clear()
     os.environb.update(start.environ)
     os.environ[MARK_VARIABLE] = marks
@@ -156,6 +158,22 @@ def _take_over_interpreter(start: Start, marks: str) -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+    threads = granted_threads(os.environ)
+    if threads is not None and threads != had_threads:
+        _set_threads(threads)
+
+
+def _set_threads(threads: int) -> None:
+    """Have libraries that the server has loaded compute with so many threads.
+
+    Those that are loaded later read the environment, as all do in a fresh interpreter.
+    """
+    threadpoolctl = sys.modules.get("threadpoolctl")
+    if threadpoolctl is not None:
+        threadpoolctl.threadpool_limits(threads)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
 
 
 def _run(entry: str, place: ChildPlace) -> int:

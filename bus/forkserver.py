@@ -49,6 +49,7 @@ from envbus.bus.lookout import lookout
 from envbus.bus.reaping import KillExplainer, kill, reap_one
 from envbus.bus.stacks import STACK_SIGNAL
 from envbus.bus.stderr_relay import StderrRelay
+from envbus.bus.threads import granted_threads
 
 __all__ = ["ForkServer", "interpreter_command", "main"]
 
@@ -188,6 +189,10 @@ class ForkServer:
                 except Exception as error:
                     traceback.print_exc()
                     self._failures.append(f"{module}: {type(error).__name__}: {error}")
+            if granted_threads(os.environ) is not None:
+                # Once for all children. Without it those have one thread.
+                with contextlib.suppress(ImportError):
+                    importlib.import_module("threadpoolctl")
         gc.collect()
         gc.freeze()  # children then do not copy these objects' pages by collecting them
 

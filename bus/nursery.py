@@ -39,11 +39,13 @@ from envbus.bus.descendants import kill_marked, wait_until_gone
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
 from envbus.bus.folders import FOLDER_VARIABLE
 from envbus.bus.interrupts import interruptible, uninterrupted_call
+from envbus.bus.lane import usable_cores
 from envbus.bus.nursery_links import NurseryLinks, standard_streams
 from envbus.bus.pipe import Pipe
 from envbus.bus.process import Child, ExitStatus
 from envbus.bus.server_process import ServerProcess, current_directory, module_path, server_for
 from envbus.bus.stacks import StackFile, describe_stacks, native_stacks
+from envbus.bus.threads import ThreadsPerProcess, thread_variables
 from envbus.bus.unix_sockets import wait_for
 
 __all__ = ["DEFAULT_METHOD", "Nursery", "NurseryStatistics"]
@@ -94,13 +96,26 @@ class Nursery:
             imported is logged and left to the children.
         directory: Made if it is not there, for this user only. Removed, with what is in it, when
             the nursery ends, also if that is because the driver was killed.
+        threads_per_process: How many threads NumPy, PyTorch and their like start in each child;
+            "auto": its part of the cores. None, or where the user has set one of
+            `THREAD_VARIABLES`: nothing is done about it.
+        processes: How many children share the cores.
     """
 
     def __init__(
-        self, preload: Sequence[str] = (), directory: str | os.PathLike[str] | None = None
+        self,
+        preload: Sequence[str] = (),
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        threads_per_process: ThreadsPerProcess = None,
+        processes: int = 1,
     ) -> None:
         self._preload = tuple(preload) if not isinstance(preload, str) else preload
         self._directory = os.path.abspath(directory) if directory is not None else None
+        #: What each child has in its environment besides. All lives have the same.
+        self._variables = thread_variables(
+            threads_per_process, os.environ, cores=usable_cores(), processes=processes
+        )
         self._owner = os.getpid()
         self._children: dict[int, Child] = {}
         self._numbers = 0
@@ -320,6 +335,7 @@ class Nursery:
             raise ClosedError(f"this nursery belongs to process {self._owner}; make a new one here")
 
     def _environ(self, environ: Mapping[str, str]) -> dict[bytes, bytes]:
+        environ = {**environ, **self._variables}
         if self._directory is not None:
             environ = {**environ, FOLDER_VARIABLE: self._directory}
         return {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
@@ -357,7 +373,7 @@ class Nursery:
     def _attach(self) -> None:
         """Give the far ends of new links to a server that lives."""
         self._server_was_up = False
-        self._server = server_for(self._preload)
+        self._server = server_for(self._preload, one_thread=bool(self._variables))
         self._server.attach(*self._links.far_ends(), self._directory)
         self._links.drop_far_ends()
 

@@ -25,6 +25,7 @@ from envbus.bus.errors import ConfigError, EnvbusError, StartError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.forkserver import interpreter_command
 from envbus.bus.interrupts import without_interrupts
+from envbus.bus.threads import thread_variables
 
 __all__ = ["ServerProcess", "current_directory", "module_path", "server_for"]
 
@@ -48,8 +49,13 @@ class ServerProcess:
             happens, finalizers for example, has nothing to report.
     """
 
-    def __init__(self, preload: Sequence[str]) -> None:
+    def __init__(self, preload: Sequence[str], *, one_thread: bool) -> None:
         """Start it, without waiting for its imports.
+
+        Args:
+            preload: What it imports.
+            one_thread: Load libraries with one thread each. Its children raise that to what each
+                is given; threads that a library has prepared, a child cannot take back.
 
         Raises:
             StartError: No process could be started.
@@ -70,7 +76,7 @@ class ServerProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._main = Channel(ours)
         try:
-            self._process = self._start(theirs, list(preload))
+            self._process = self._start(theirs, list(preload), one_thread=one_thread)
         except OSError as error:
             self._main.close()
             self._log.close()
@@ -149,13 +155,17 @@ class ServerProcess:
     def __repr__(self) -> str:
         return f"<ServerProcess pid={self.pid} {'alive' if self.is_alive() else 'ended'}>"
 
-    def _start(self, theirs: socket.socket, preload: list[str]) -> subprocess.Popen[bytes]:
+    def _start(
+        self, theirs: socket.socket, preload: list[str], *, one_thread: bool
+    ) -> subprocess.Popen[bytes]:
         marks = os.environ.get(MARK_VARIABLE, "")
         environ = {
             **os.environ,
             # As long as the marks of any child, which are written over it (`child.py`).
             MARK_VARIABLE: f"{marks},{self._token}-000000".lstrip(","),
         }
+        if one_thread:
+            environ |= thread_variables(1, environ, cores=1, processes=1)
         config = {
             "path": module_path(),
             "preload": preload,
@@ -203,8 +213,12 @@ def current_directory() -> str:
         return ""
 
 
-def server_for(preload: Sequence[str]) -> ServerProcess:
+def server_for(preload: Sequence[str], *, one_thread: bool = False) -> ServerProcess:
     """Return this process' fork server with these imports, started if need be.
+
+    Args:
+        preload: Modules.
+        one_thread: See `ServerProcess`.
 
     Raises:
         ConfigError: `preload` is not a sequence of module names.
@@ -212,7 +226,7 @@ def server_for(preload: Sequence[str]) -> ServerProcess:
     """
     if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
         raise ConfigError(f"preload is a sequence of module names, not {preload!r}")
-    key = tuple(preload)
+    key = (tuple(preload), one_thread)
     with _registry.lock:
         if _registry.is_over:
             raise StartError("this interpreter is ending: no process is started any more")
@@ -224,7 +238,7 @@ def server_for(preload: Sequence[str]) -> ServerProcess:
             _registry.retired.append(server)
             server = None
         if server is None:
-            server = _registry.servers[key] = ServerProcess(key)
+            server = _registry.servers[key] = ServerProcess(key[0], one_thread=one_thread)
         return server
 
 
@@ -233,7 +247,7 @@ class _Registry:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.servers: dict[tuple[str, ...], ServerProcess] = {}
+        self.servers: dict[tuple[tuple[str, ...], bool], ServerProcess] = {}
         self.retired: list[ServerProcess] = []
         #: Whether the interpreter ends; a server that is started now would be left behind.
         self.is_over = False

@@ -153,6 +153,15 @@ def run(
             show_default="one per core",
         ),
     ] = None,
+    threads: Annotated[
+        str,
+        typer.Option(
+            "--threads-per-process",
+            metavar="INTEGER|auto|none",
+            help="Threads of NumPy, PyTorch and their like in each of them. auto: its part of the "
+            "cores; none: as they choose.",
+        ),
+    ] = "auto",
     steps: Annotated[
         int | None, typer.Option(min=1, help="End after so many env steps, over all envs.")
     ] = None,
@@ -190,6 +199,7 @@ def run(
     """Step ENV_ID in actor processes and measure it."""
     import msgspec
 
+    from envbus.bus.threads import parse_threads
     from envbus.runner.job import JobConfig, run_job
     from envbus.runner.report import ProgressLine, print_result
 
@@ -201,6 +211,7 @@ def run(
         env=env_id,
         num_envs=num_envs,
         num_actors=num_actors,
+        threads_per_process=parse_threads(threads),
         steps=steps,
         seconds=seconds,
         policy=policy,

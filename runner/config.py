@@ -14,6 +14,7 @@ from envbus.actors.finite import CheckFinite, in_words
 from envbus.bus.errors import ConfigError
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
+from envbus.bus.threads import ThreadsPerProcess, check_threads
 from envbus.runner.recycling import RecycleAfter
 
 __all__ = [
@@ -84,6 +85,9 @@ class FleetConfig:
     check_finite: CheckFinite = "warn"
     #: Modules that the fork server imports before it forks actors, for a quicker start.
     preload: tuple[str, ...] = ()
+    #: Threads that NumPy, PyTorch and their like start in each local actor; "auto": its part of
+    #: the cores; None: as they choose. Nothing is set where the user has set such a variable.
+    threads_per_process: ThreadsPerProcess = "auto"
     #: Carry the messages of local actors through socketpairs instead of ROUTER and DEALER, where
     #: the platform can: a message costs one wake-up instead of three.
     lanes: bool = True
@@ -99,6 +103,7 @@ class FleetConfig:
 
     def __post_init__(self) -> None:
         in_words(self.check_finite)
+        check_threads(self.threads_per_process)
         check_kind("timeouts", self.timeouts, Timeouts, example="Timeouts(step=5)")
         limit, recycle = self.memory_limit_mb, self.recycle
         if limit is not None:

@@ -28,6 +28,7 @@ _OPTIONS = {
     "origins": "--origin",
     "num_actors": "--num-actors",
     "num_envs": "--num-envs",
+    "threads_per_process": "--threads-per-process",
     "kill_one": "--kill-one",
 }
 #: One with its value, as Python has it; or a name that is no English word.

@@ -94,9 +94,7 @@ class EnvRunnerGroup(Upkeep, StaysHere):
         config, settings = config or RunnerConfig(), settings or GroupConfig()
         parts = [
             Parts(part, pool, policies, make_policies, config)
-            for part, pool in envs_of(
-                num_runners, envs, settings.pool_settings, cores=usable_cores()
-            )
+            for part, pool in envs_of(num_runners, envs, settings, cores=usable_cores())
         ]
         super().__init__(parts, config, settings, _remote_ids(policies))
         #: Of each runner's present life: means in ms, of how many iterations.

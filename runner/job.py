@@ -19,6 +19,7 @@ import msgspec
 
 from envbus.actors import env_source
 from envbus.bus.errors import ConfigError
+from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.comparison import compare
 from envbus.runner.faults import EnvError
 from envbus.runner.make import make_vec
@@ -38,6 +39,8 @@ class JobConfig:
     num_envs: int = 8
     #: Processes; "auto": one per usable core.
     num_actors: int | Literal["auto"] = "auto"
+    #: Threads that NumPy, PyTorch and their like start in each; see `BusVectorEnv`.
+    threads_per_process: ThreadsPerProcess = "auto"
     #: Env steps to take at least; None: no limit.
     steps: int | None = None
     #: Seconds to step for; None: no limit. Whichever limit is reached first ends the job.
@@ -137,6 +140,7 @@ class _Job:
                 config.env,
                 config.num_envs,
                 num_actors=config.num_actors,
+                threads_per_process=config.threads_per_process,
                 vector_kwargs={"restart_failed_sub_environments": config.kill_one},
             )
         except Exception as exc:

@@ -73,7 +73,10 @@ class Links(Generic[M]):
         #: Carries the messages of local actors; None: ROUTER and DEALER do.
         self._lanes: LaneRouter | None = None
         self.nursery = Nursery(
-            (entry.partition(":")[0], *config.preload), directory=self._directory
+            (entry.partition(":")[0], *config.preload),
+            directory=self._directory,
+            threads_per_process=config.threads_per_process,
+            processes=self._num_local,
         )
         try:
             router = self._make_router(config)

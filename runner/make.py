@@ -10,6 +10,7 @@ import gymnasium
 
 from envbus.actors.env_source import AnyEnv, EnvSource, GymId, make, parse_source
 from envbus.bus.errors import ConfigError
+from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.vector_env import BusVectorEnv
 
 __all__ = ["make_vec"]
@@ -20,6 +21,7 @@ def make_vec(
     num_envs: int = 1,
     *,
     num_actors: int | Literal["auto"] = "auto",
+    threads_per_process: ThreadsPerProcess = "auto",
     wrappers: Sequence[Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]] = (),
     vector_kwargs: Mapping[str, Any] | None = None,
     **env_kwargs: Any,
@@ -33,6 +35,8 @@ def make_vec(
             `"module:function"`, or any callable that returns an env.
         num_envs: How many.
         num_actors: Processes that host them; "auto": as many as there are usable CPU cores.
+        threads_per_process: Threads that NumPy, PyTorch and their like start in each; see
+            `BusVectorEnv`.
         wrappers: Applied to each env, the first one innermost.
         vector_kwargs: Further arguments of `BusVectorEnv`.
         **env_kwargs: Arguments of the env's constructor.
@@ -44,7 +48,8 @@ def make_vec(
     _check_positive(num_envs)
     source = parse_source(id_or_factory, env_kwargs)
     one = _wrapped(source, tuple(wrappers)) if wrappers else source
-    envs = BusVectorEnv([one] * num_envs, num_actors=num_actors, **dict(vector_kwargs or {}))
+    settings = {"threads_per_process": threads_per_process, **dict(vector_kwargs or {})}
+    envs = BusVectorEnv([one] * num_envs, num_actors=num_actors, **settings)
     if isinstance(source, GymId) and source.id in gymnasium.registry:
         spec = copy.deepcopy(gymnasium.spec(source.id))
         spec.kwargs = {**spec.kwargs, **env_kwargs}

@@ -35,6 +35,7 @@ from envbus.bus.supervision import (
     SupervisionEffect,
     SupervisionTick,
 )
+from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.config import choose_start_method
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_board import Board, write_board
@@ -62,6 +63,7 @@ class PolicyProcesses:
         restart: Whether, and how often, those that ended are started again.
         context: None, "fork", "forkserver" or "spawn", as in `multiprocessing`.
         preload: Modules that the fork server imports beforehand.
+        threads_per_process: As in `PolicyWorkers`.
         spinning: How many of them may spin in short waits.
         hang_timeout: Seconds without a sign of life after which one is killed, and started again
             as any other that ended; None: never.
@@ -79,6 +81,7 @@ class PolicyProcesses:
         *,
         context: str | None,
         preload: Sequence[str],
+        threads_per_process: ThreadsPerProcess,
         spinning: int,
         hang_timeout: float | None,
     ) -> None:
@@ -100,7 +103,12 @@ class PolicyProcesses:
         self.directory = name_folder()
         try:
             # The fork server of env actors, which has imported nearly all that is needed.
-            self._nursery = Nursery((env_host.__name__, *preload), directory=self.directory)
+            self._nursery = Nursery(
+                (env_host.__name__, *preload),
+                directory=self.directory,
+                threads_per_process=threads_per_process,
+                processes=num_workers,
+            )
         except BaseException:
             self._bell.close()
             self._waker.close()

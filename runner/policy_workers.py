@@ -20,6 +20,7 @@ from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import uninterrupted_call, without_interrupts
 from envbus.bus.restart import RestartPolicy
 from envbus.bus.settings import check_number
+from envbus.bus.threads import ThreadsPerProcess, check_threads
 from envbus.runner.config import check_kind
 from envbus.runner.links import usable_cores
 from envbus.runner.policies import Policy, Weights
@@ -73,6 +74,9 @@ class PolicyWorkers(StaysHere):
         restart: How often workers that ended are started again; None: never.
         context: None, "fork", "forkserver" or "spawn", as in `multiprocessing`.
         preload: Modules that are imported once, before workers are forked, e.g. `("torch",)`.
+        threads_per_process: Threads that NumPy, PyTorch and their like start in each worker;
+            "auto": usable cores over workers, at least one; None: as they choose. Where
+            OMP_NUM_THREADS or another such variable is set, that holds.
 
     Raises:
         ConfigError: A setting is unusable, or a policy cannot be pickled.
@@ -97,6 +101,7 @@ class PolicyWorkers(StaysHere):
         restart: RestartPolicy | None = _RESTART,
         context: str | None = None,
         preload: Sequence[str] = (),
+        threads_per_process: ThreadsPerProcess = "auto",
     ) -> None:
         for name, count in (("n", n), ("max_in_flight", max_in_flight)):
             if type(count) is not int or count < 1:
@@ -112,6 +117,7 @@ class PolicyWorkers(StaysHere):
             raise ConfigError(
                 f"hang_timeout must be positive and finite, or None, not {hang_timeout!r} s"
             )
+        check_threads(threads_per_process)
         check_number("max_version_lag", max_version_lag, whole=True, least=0, optional=True)
         check_number("share_from", share_from, whole=True, least=0)
         by_id = policies if isinstance(policies, Mapping) else {DEFAULT_POLICY: policies}
@@ -137,6 +143,7 @@ class PolicyWorkers(StaysHere):
             restart,
             context=context,
             preload=preload,
+            threads_per_process=threads_per_process,
             # One who spins per core, and the asker is one.
             spinning=usable_cores() - 1,
             hang_timeout=hang_timeout,

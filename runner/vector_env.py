@@ -21,6 +21,7 @@ from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
+from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.config import ENDPOINTS, FleetConfig, Timeouts, choose_autoreset_mode, list_of
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.fleet import Fleet
@@ -102,6 +103,9 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
             raised. False: nobody looks. See docs/reliability.md.
         timeouts: Default deadline of each verb, in seconds.
         preload: Modules that are imported once, before actors are forked, e.g. a simulator.
+        threads_per_process: Threads that NumPy, PyTorch and their like start in each actor on this
+            host; "auto": usable cores over actors, at least one; None: as they choose. Where
+            OMP_NUM_THREADS or another such variable is set, that holds.
         lanes: Carry the messages of local actors through a socketpair each, where the platform
             can; else, and with False, through ROUTER and DEALER sockets.
         remote_actors: How many of the actors join from other hosts (`envbus actor ENDPOINT`);
@@ -141,6 +145,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         check_finite: CheckFinite = "warn",
         timeouts: Timeouts | None = None,
         preload: Sequence[str] = (),
+        threads_per_process: ThreadsPerProcess = "auto",
         lanes: bool = True,
         remote_actors: int = 0,
         bind: str | Sequence[str] = (),
@@ -180,6 +185,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
                 recycle=recycle_after,
                 check_finite=check_finite,
                 preload=tuple(list_of("preload", preload, '["numpy"]')),
+                threads_per_process=threads_per_process,
                 lanes=lanes,
                 remote_actors=remote_actors,
                 bind=(bind,) if isinstance(bind, str) else tuple(list_of("bind", bind, ENDPOINTS)),

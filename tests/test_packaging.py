@@ -76,7 +76,7 @@ def test_the_wheel_names_its_licence_its_command_and_no_heavy_dependency(
     }
     assert required == {
         *("cloudpickle", "gymnasium", "msgpack", "msgpack-numpy", "msgspec"),
-        *("numpy", "psutil", "pyzmq", "rich", "typer"),
+        *("numpy", "psutil", "pyzmq", "rich", "threadpoolctl", "typer"),
         "websockets",
     }
 

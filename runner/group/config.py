@@ -12,6 +12,7 @@ import msgspec
 from envbus.bus.errors import ConfigError
 from envbus.bus.restart import RestartPolicy
 from envbus.bus.settings import check_number
+from envbus.bus.threads import ThreadsPerProcess, check_threads
 from envbus.runner.config import Timeouts, check_kind, list_of
 from envbus.runner.group.protocol import AnyEnvs
 
@@ -37,8 +38,13 @@ class GroupConfig:
     context: str | None = None
     #: Modules that are imported once, before runners are forked.
     preload: tuple[str, ...] = ()
+    #: Threads that NumPy, PyTorch and their like start in each runner; "auto": cores over runners.
+    #: Env actors below a runner share what it has. None: as the libraries choose, also in those.
+    #: Nothing is set where the user has set a variable as OMP_NUM_THREADS.
+    threads_per_process: ThreadsPerProcess = "auto"
 
     def __post_init__(self) -> None:
+        check_threads(self.threads_per_process)
         check_number("sample_timeout", self.sample_timeout, over=0.0, optional=True)
         check_number("memory_limit_mb", self.memory_limit_mb, over=0.0, optional=True)
         if self.restart is not None:
@@ -62,7 +68,7 @@ class RunnerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def envs_of(
-    num_runners: int, envs: AnyEnvs, pool_settings: Mapping[str, Any], *, cores: int
+    num_runners: int, envs: AnyEnvs, settings: GroupConfig, *, cores: int
 ) -> list[tuple[AnyEnvs, Mapping[str, Any]]]:
     """Return the envs of each runner, and how their pool is made.
 
@@ -72,7 +78,7 @@ def envs_of(
     if type(num_runners) is not int or num_runners < 1:
         raise ConfigError(f"num_runners must be a positive number, not {num_runners!r}")
     if callable(envs):
-        if pool_settings:
+        if settings.pool_settings:
             raise ConfigError("pool_settings are for envs given as a sequence, not as a function")
         return [(envs, {})] * num_runners
     sources = list_of("envs", envs, '["CartPole-v1"] * 8, or a function that makes a pool')
@@ -82,5 +88,8 @@ def envs_of(
     parts: list[tuple[AnyEnvs, Mapping[str, Any]]] = []
     for first, last in itertools.pairwise(bounds):
         actors = min(max(cores // num_runners, 1), last - first)
-        parts.append((sources[first:last], {"num_actors": actors, **pool_settings}))
+        pool: dict[str, Any] = {"num_actors": actors}
+        if settings.threads_per_process is None:
+            pool["threads_per_process"] = None
+        parts.append((sources[first:last], pool | dict(settings.pool_settings)))
     return parts

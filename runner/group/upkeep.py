@@ -74,6 +74,7 @@ class Upkeep:
                 restart=settings.restart,
                 memory_limit_mb=settings.memory_limit_mb,
                 preload=settings.preload,
+                threads_per_process=settings.threads_per_process,
             ),
         )
         # Not `__del__`: see `BusVectorEnv`.

@@ -344,6 +344,22 @@ def test_policies_come_as_objects_import_paths_and_closures(maker: Any) -> None:
         assert workers.policy().compute_actions(rows(1, 2), None).actions.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize(("preload", "threads"), [((), 1), (("torch",), 3)])
+def test_torch_has_the_threads_of_its_process_also_where_it_is_preloaded(
+    preload: tuple[str, ...], threads: int
+) -> None:
+    pytest.importorskip("torch")
+
+    def make() -> Any:
+        import torch
+
+        found = torch.get_num_threads()
+        return FunctionPolicy(lambda seen: np.full(len(seen), found))
+
+    with PolicyWorkers(make, n=2, preload=preload, threads_per_process=threads) as workers:
+        assert workers.policy().compute_actions(rows(1), None).actions.tolist() == [threads]
+
+
 def test_a_torch_policy_works() -> None:
     torch = pytest.importorskip("torch")
 

@@ -9,30 +9,30 @@ from envbus.runner.group.config import GroupConfig, envs_of
 
 
 def test_envs_are_shared_out_evenly_and_cores_too() -> None:
-    parts = envs_of(3, list("abcdefgh"), {}, cores=6)
+    parts = envs_of(3, list("abcdefgh"), GroupConfig(), cores=6)
     assert [part for part, _ in parts] == [["a", "b"], ["c", "d", "e"], ["f", "g", "h"]]
     assert [settings for _, settings in parts] == [{"num_actors": 2}] * 3
-    assert envs_of(2, ["a", "b", "c"], {}, cores=1)[1][1] == {"num_actors": 1}
-    assert envs_of(1, ["a", "b"], {"num_actors": 1, "lanes": False}, cores=9) == [
-        (["a", "b"], {"num_actors": 1, "lanes": False})
-    ]
+    assert envs_of(2, ["a", "b", "c"], GroupConfig(), cores=1)[1][1] == {"num_actors": 1}
+    assert envs_of(
+        1, ["a", "b"], GroupConfig(pool_settings={"num_actors": 1, "lanes": False}), cores=9
+    ) == [(["a", "b"], {"num_actors": 1, "lanes": False})]
 
 
 def test_a_function_makes_the_pool_of_each_runner() -> None:
     def make(index: int) -> Any:
         raise NotImplementedError
 
-    assert envs_of(2, make, {}, cores=2) == [(make, {})] * 2
+    assert envs_of(2, make, GroupConfig(), cores=2) == [(make, {})] * 2
     with pytest.raises(ConfigError, match="sequence"):
-        envs_of(2, make, {"num_actors": 1}, cores=2)
+        envs_of(2, make, GroupConfig(pool_settings={"num_actors": 1}), cores=2)
 
 
 @pytest.mark.parametrize("number", [0, -1, True])
 def test_there_is_at_least_one_runner_with_an_env(number: int) -> None:
     with pytest.raises(ConfigError, match="num_runners"):
-        envs_of(number, ["a"], {}, cores=1)
+        envs_of(number, ["a"], GroupConfig(), cores=1)
     with pytest.raises(ConfigError, match="not enough for 3"):
-        envs_of(3, ["a", "b"], {}, cores=1)
+        envs_of(3, ["a", "b"], GroupConfig(), cores=1)
 
 
 def test_a_sample_timeout_is_positive() -> None:
