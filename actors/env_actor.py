@@ -17,6 +17,7 @@ from envbus.actors.construction import construct
 from envbus.actors.failures import slot_error
 from envbus.actors.finite import FiniteCheck, without_nan
 from envbus.actors.import_rule import ImportRule
+from envbus.actors.info_columns import RECORD_BYTES, InfoLayout, InfoWriter, records_of
 from envbus.actors.packing import pack_records, unpack_by_agent
 from envbus.actors.protocol import (
     Build,
@@ -28,6 +29,7 @@ from envbus.actors.protocol import (
     Finish,
     Making,
     MapBlocks,
+    MapInfos,
     Mapped,
     Rebuild,
     Reset,
@@ -85,6 +87,7 @@ class EnvActor:
         self.handlers: dict[type[Request[Any]], Handler] = {
             Build: self.build,
             MapBlocks: self.map_blocks,
+            MapInfos: self.map_infos,
             Rebuild: self.rebuild,
             Reset: self.reset,
             Step: self.step,
@@ -117,9 +120,11 @@ class EnvActor:
         self._first_env_id = 0
         self._num_steps = 0
         self._words = words
+        #: Where infos of steps are left that are asked by words; None: nowhere.
+        self._infos: InfoWriter | None = None
         #: Number of the last step that was asked by a word.
         self._last_word = 0
-        #: What came of it, if that is more than stands in the arena: told when it is asked for.
+        #: What came of it, told when it is asked for, which it is if not all stands in the arena.
         self._unsaid: StepResult | Exception | None = None
 
     def build(self, request: Build) -> Built:
@@ -156,11 +161,16 @@ class EnvActor:
             if self._receive_fd is None:
                 raise ValueError("this actor shares no memory with its runner: map with parcel=0")
             layout = BlockLayout.of(observation_space, action_space, request.num_envs)
-            size = max(layout.size, request.words + BYTES_PER_DOER)
+            records = request.num_envs * RECORD_BYTES if request.infos else 0
+            size = max(layout.size, request.words + BYTES_PER_DOER, request.infos + records)
             self._arena = Arena.attach(self._receive_fd(request.parcel), size)
             buffer: Any = self._arena.buffer
             if request.words and self._words is not None:
                 self._words.attach(buffer[request.words : request.words + BYTES_PER_DOER])
+            if request.infos and self._words is not None:
+                memory = buffer[request.infos : request.infos + records]
+                own = records_of(memory, request.num_envs)[request.first_row : last]
+                self._infos = InfoWriter(own)
             rows = slice(request.first_row, last)
         else:
             layout = BlockLayout.of(observation_space, action_space, max(self._slots.num_slots, 1))
@@ -177,6 +187,12 @@ class EnvActor:
             group.bind(Exchange(observation_space, action_space, part))
         if request.parcel and self._blocks.actions is not None and len(self._slots.groups) == 1:
             self._direct = self._slots.groups[0]
+        return Mapped()
+
+    def map_infos(self, request: MapInfos) -> Mapped:
+        """Leave infos of these forms in their records from now on."""
+        if self._infos is not None:
+            self._infos.learn(InfoLayout.from_plain(request.layout.value))
         return Mapped()
 
     def reset(self, request: Reset) -> StepResult:
@@ -263,8 +279,15 @@ class EnvActor:
             result = self.step(_STEP_ALL)
         except Exception as exc:  # the border: as in a worker, it fails this request only
             result = exc
-        self._unsaid = None if result is _NOTHING_TO_SAY else result
-        return words.answer(number, has_more=self._unsaid is not None)
+        self._unsaid = result
+        return words.answer(number, has_more=not self._is_told(result))
+
+    def _is_told(self, result: StepResult | Exception) -> bool:
+        """Return whether all that a step gave stands in the arena, having left its infos there."""
+        if isinstance(result, Exception) or not result.stands_in_arena:
+            return False
+        infos = None if result.infos is None else result.infos.value
+        return infos is None if self._infos is None else self._infos.write(infos)
 
     def finish(self, request: Finish) -> StepResult:
         """Tell what came of a step that was asked by a word, or take it now.
@@ -277,10 +300,11 @@ class EnvActor:
         if request.number != self._last_word:
             self._last_word, self._unsaid = request.number, None
             return self.step(_STEP_ALL)
+        assert self._unsaid is not None, "each step is told of once"
         unsaid, self._unsaid = self._unsaid, None
         if isinstance(unsaid, Exception):
             raise unsaid
-        return _NOTHING_TO_SAY if unsaid is None else unsaid
+        return unsaid
 
     def call(self, request: Call) -> CallResult:
         """Call a method of the envs, or read an attribute.
@@ -360,7 +384,7 @@ class EnvActor:
     def _unmap(self) -> None:
         for group in self._slots.groups:
             group.bind(None)
-        self._blocks = self._direct = self._finite = None
+        self._blocks = self._direct = self._finite = self._infos = None
         if self._words is not None:
             self._words.detach()
         arena, self._arena = self._arena, None

@@ -24,6 +24,7 @@ __all__ = [
     "Finish",
     "Making",
     "MapBlocks",
+    "MapInfos",
     "Mapped",
     "Rebuild",
     "Reset",
@@ -106,8 +107,17 @@ class MapBlocks(Request[Mapped], frozen=True, kw_only=True):
     #: Where in the shared memory the words are by which this actor may be asked to step
     #: (`bus/words.py`); 0: nowhere.
     words: int = 0
+    #: Where in it the records are in which infos may be left (`info_columns.py`); 0: nowhere.
+    infos: int = 0
     #: What a reward or observation is that is not finite: "fault" (of its env), "warn", "off".
     check_finite: str = "off"
+
+
+class MapInfos(Request[Mapped], frozen=True, kw_only=True):
+    """Leave infos of these forms in their records from now on, when a word asks for a step."""
+
+    #: `InfoLayout.to_plain`.
+    layout: Tree
 
 
 class StepResult(Reply, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from envbus.actors import env_source, spaces
 from envbus.actors.blocks import Blocks
 from envbus.actors.host import ENTRY
-from envbus.actors.protocol import MapBlocks
+from envbus.actors.protocol import MapBlocks, MapInfos
 from envbus.bus.errors import NoPeerError
 from envbus.bus.words import WORDS_EXIST
 from envbus.runner.actor import Actor, ActorState, share_out
@@ -102,7 +102,10 @@ class Fleet(Crew[Actor]):
             observation_space, action_space, self.num_envs, len(self.actors) if doze else 0
         )
         if rows.words is not None:
-            self.words = StepWords(rows.words, self.actors, self._links)
+            assert rows.infos is not None
+            self.words = StepWords(
+                rows.words, rows.infos, self.actors, self._links, self._ask_unawaited
+            )
         for actor in self.actors:
             with contextlib.suppress(NoPeerError):  # the news of its end follow
                 self._building.map(actor)
@@ -110,6 +113,9 @@ class Fleet(Crew[Actor]):
             for news in self.poll(1.0):
                 raise_if_failed(news)
         return rows.blocks
+
+    def _ask_unawaited(self, actor: Actor, request: MapInfos) -> None:
+        self.ask(actor, request, timeout=None, tag=(None, (), MapInfos))
 
     def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
         """Return where the arrays are, for other processes: see `Building.shared_rows`."""

@@ -47,6 +47,8 @@ class Round(msgspec.Struct):
     noted: bool = False
     #: Whether it was taken in by whoever exchanges actors.
     counted: bool = False
+    #: By env: infos of those that had stepped before they were asked by message.
+    early: dict[int, dict[str, Any]] = msgspec.field(default_factory=dict)
     #: By env: the infos that its replies brought, once taken.
     infos: dict[int, dict[str, Any]] | None = None
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 from envbus.actors.blocks import Blocks
+from envbus.actors.info_columns import InfoReader
 from envbus.actors.packing import unpack_records
 from envbus.actors.protocol import StepResult
 from envbus.runner.faults import Fault
@@ -149,6 +150,11 @@ class PoolResults:
                 blocks.terminations,
                 blocks.truncations,
             )
+        #: Infos that envs have left in records, and which envs have since they were last asked.
+        self._records: InfoReader | None = None
+        self._recorded = np.zeros(num_envs, np.bool_)
+        #: Whether any may have.
+        self._are_recorded = False
         self._merger = VectorEnv[Any, Any, Any]()
         self._infos: dict[int, dict[str, Any]] = {}
 
@@ -178,6 +184,15 @@ class PoolResults:
                     blocks.truncations[env_id] = True
                     self._infos[env_id] = {**cut, **self._infos.get(env_id, {})}
 
+    def read_records(self, records: InfoReader) -> None:
+        """Read infos in records, too: of envs that `put_rows` names."""
+        self._records = records
+
+    def put_rows(self, members: list[int]) -> None:
+        """Take in that a step of these envs has left all in its rows and records."""
+        self._are_recorded = True
+        self._recorded[members] = True
+
     def has_ended(self, env_id: int) -> bool:
         """Return whether an env's last row was the last of its episode."""
         return bool(self.blocks.terminations[env_id] or self.blocks.truncations[env_id])
@@ -189,11 +204,14 @@ class PoolResults:
 
     def take_info(self, env_id: int) -> dict[str, Any]:
         """Return the info of an env's last result; later calls return nothing."""
+        if self._recorded[env_id]:
+            self._fetch([env_id])
         return self._infos.pop(env_id, {})
 
     def drop_infos(self) -> None:
         """Forget the infos of all envs."""
         self._infos.clear()
+        self._recorded[:] = False
 
     def batch(
         self,
@@ -216,7 +234,9 @@ class PoolResults:
         index = np.asarray(env_ids, np.int64)
         if self.cut is not None:
             self.cut.on_receive(index)
-        infos = self._take_infos(env_ids) if self._infos else {}
+        infos: dict[str, Any] = {}
+        if self._infos or self._are_recorded:
+            infos = self._take_infos(env_ids, index)
         return Batch(
             env_ids=index,
             observations=self.observations.select(index, copy=copy),
@@ -229,8 +249,22 @@ class PoolResults:
             late=late,
         )
 
-    def _take_infos(self, env_ids: Sequence[int]) -> dict[str, Any]:
+    def _fetch(self, env_ids: Sequence[int]) -> None:
+        """Take the infos of envs out of their records."""
+        assert self._records is not None
+        self._infos.update(self._records.infos([i for i in env_ids if self._recorded[i]]))
+        self._recorded[env_ids] = False
+
+    def _take_infos(self, env_ids: Sequence[int], index: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Merge the infos of a batch; all are taken, also if they cannot be merged."""
+        recorded = self._recorded[index]
+        if recorded.any():
+            if self._records is not None and not self._infos and recorded.all():
+                self._recorded[index] = False
+                return self._records.merged(index)
+            self._fetch(env_ids)
+        if not self._infos:
+            return {}
         found = [(row, self._infos.pop(env_id, None)) for row, env_id in enumerate(env_ids)]
         infos: dict[str, Any] = {}
         self._merger.num_envs = len(env_ids)

@@ -82,6 +82,8 @@ class PoolRounds:
         #: number, and the envs.
         self._words: StepWords | None = fleet.words
         self._by_word: dict[int, int] = {}
+        if self._words is not None:
+            results.read_records(self._words.infos)
         self._by_word_envs: dict[int, list[int]] = {}
         self._look_at = 0.0
         #: Requests in flight, by their first env: id, and tag.
@@ -226,6 +228,8 @@ class PoolRounds:
             members = self._by_word_envs[index]
             if recycling is not None:
                 recycling.count(index, len(members), self._results.count_ended(members))
+            if words.infos.layout.forms:
+                self._results.put_rows(members)
             self._states.bring(members)
         if not found:  # whoever only looks finds what there is
             return timeout <= 0.0
@@ -294,6 +298,8 @@ class PoolRounds:
             return
         actor, result, kind = news.actor, news.reply, news.tag[2]
         self._results.put(members, result, is_step=kind is Step)
+        if kind is Step and self._words is not None and result.infos is not None:
+            self._words.learn(dict(zip(members, result.infos.value, strict=True)))
         if kind is Step and self.recycling is not None:
             ended = self._results.count_ended(members)
             self.recycling.count(actor.index, len(members), ended)

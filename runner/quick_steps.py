@@ -16,7 +16,7 @@ from envbus.runner.actor import ActorState
 from envbus.runner.fleet import Fleet
 from envbus.runner.step_words import StepWords
 from envbus.runner.vector_faults import NewLife, VectorFaults
-from envbus.runner.vector_results import VectorResults
+from envbus.runner.vector_results import Infos, VectorResults
 from envbus.runner.vector_rounds import Pending, VectorRounds
 
 __all__ = ["QuickSteps"]
@@ -42,6 +42,7 @@ class QuickSteps:
     Attributes:
         asked: Number of the step that is under way, and was not made a round of messages; 0: none.
         begun: Number of the last step.
+        infos: What envs told besides in the last step of which all stood in the rows, merged.
     """
 
     def __init__(
@@ -68,14 +69,21 @@ class QuickSteps:
         self.asked = 0
         #: Number of the last step that was begun.
         self.begun = 0
+        self.infos: dict[str, Any] = {}
         self._look_at = 0.0
         #: Steps that go by message from now on, and as many as after the next with more to tell.
         self._break = 0
         self._next_break = 1
         rounds.on_collect = self.finish_by_message
 
-    def on_round(self) -> None:
-        """A step by messages has ended well: see whether the next one can do without."""
+    def on_round(self, infos: Infos) -> None:
+        """A step by messages has ended well: see whether the next one can do without.
+
+        Args:
+            infos: Of this one, by env.
+        """
+        if self._words.learn(infos):
+            self._break, self._next_break = 0, 1
         if self._break > 0:
             self._break -= 1
             return
@@ -108,6 +116,7 @@ class QuickSteps:
         words.ask()
         if words.wait():
             self._next_break = 1
+            self.infos = words.infos.merged()
             return True
         if words.is_more_told():
             self._break = self._next_break
@@ -139,7 +148,9 @@ class QuickSteps:
         if not number:
             return
         requests = {index: Finish(number=number) for index in self._words.missing()}
+        early = [i for a in self._fleet.actors if a.index not in requests for i in a.env_ids]
         self._results.partial = {}
         self._faults.expect(NewLife.RESET if self._same_step else NewLife.NOTHING, {})
         timeout = self._fleet.config.timeouts.step
         self._rounds.begin(Pending.STEP, requests, timeout, kill_late=True)
+        self._lockstep.round.early = self._words.infos.infos(early)

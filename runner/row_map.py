@@ -14,6 +14,7 @@ import msgspec
 from envbus.actors import spaces
 from envbus.actors.blocks import BlockLayout
 from envbus.actors.finite import CheckFinite, in_words
+from envbus.actors.info_columns import RECORD_BYTES, InfoReader, records_of
 from envbus.actors.protocol import MapBlocks
 from envbus.bus.arena import Arena
 from envbus.bus.messages import Tree
@@ -39,6 +40,8 @@ class RowMap:
         arena: The shared memory; None: there is none.
         words: By which all may be asked to step; None: they are asked by messages only.
 
+        infos: What they leave there besides of steps that were asked so; None with `words`.
+
     Raises:
         ConfigError: There is not enough shared memory.
     """
@@ -56,12 +59,16 @@ class RowMap:
         layout = BlockLayout.of(observation_space, action_space, num_envs)
         is_fixed = layout.observations is not None and layout.actions is not None
         num_doers = num_doers if shared and is_fixed else 0
-        size = layout.size + num_doers * BYTES_PER_DOER
+        self._words_at = layout.size
+        self._infos_at = self._words_at + num_doers * BYTES_PER_DOER
+        size = self._infos_at + (num_envs * RECORD_BYTES if num_doers else 0)
         self.arena = Arena.create(size) if shared else None
         self.words: Asker | None = None
+        self.infos: InfoReader | None = None
         if self.arena is not None and num_doers:
-            self.words = Asker(self.arena.buffer[layout.size : size], num_doers)
-        self._first_word = layout.size
+            memory = self.arena.buffer
+            self.words = Asker(memory[self._words_at : self._infos_at], num_doers)
+            self.infos = InfoReader(records_of(memory[self._infos_at :], num_envs))
         self.blocks = layout.views(
             bytearray(layout.size) if self.arena is None else self.arena.buffer
         )
@@ -76,8 +83,11 @@ class RowMap:
 
     def request_of(self, index: int, first_row: int) -> MapBlocks:
         """Return what maps the rows of one of those who may be asked, and its words."""
-        words = 0 if self.words is None else self._first_word + index * BYTES_PER_DOER
-        return msgspec.structs.replace(self.request, first_row=first_row, words=words)
+        request = msgspec.structs.replace(self.request, first_row=first_row)
+        if self.words is None:
+            return request
+        words = self._words_at + index * BYTES_PER_DOER
+        return msgspec.structs.replace(request, words=words, infos=self._infos_at)
 
     def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
         """Return descriptor and bytes of the shared memory and what is where.

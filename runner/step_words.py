@@ -5,13 +5,19 @@ Leaves out when a step may be asked so, and what follows if it does not end so (
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
+from envbus.actors.info_columns import InfoReader
+from envbus.actors.protocol import MapInfos
+from envbus.bus.errors import NoPeerError
+from envbus.bus.messages import Tree
 from envbus.bus.spinning import BROKER_SPIN_SECONDS, SpinBudget
 from envbus.bus.words import Asker
-from envbus.runner.actor import Actor
+from envbus.runner.actor import Actor, ActorState
 from envbus.runner.links import Links
 
 __all__ = ["StepWords"]
@@ -19,6 +25,10 @@ __all__ = ["StepWords"]
 #: Seconds of one sleep. Then what is missing is asked for by message, with all that belongs to one:
 #: a deadline, and news of all actors.
 _LONGEST_SLEEP: Final = 0.01
+#: Infos of one round that are looked at for new forms, and rounds without any after which no more
+#: are: infos that never fit cost nothing then.
+_LOOKED_AT: Final = 4
+_MAX_LESSONS: Final = 100
 
 
 class StepWords:
@@ -26,12 +36,27 @@ class StepWords:
 
     Args:
         asker: The words, by actor.
+        infos: What is left beside them.
         actors: All of the fleet, each on this host.
         links: By which they ring.
+        ask: Sends an actor a request whose end nobody waits for.
     """
 
-    def __init__(self, asker: Asker, actors: Sequence[Actor], links: Links[Actor]) -> None:
+    def __init__(
+        self,
+        asker: Asker,
+        infos: InfoReader,
+        actors: Sequence[Actor],
+        links: Links[Actor],
+        ask: Callable[[Actor, MapInfos], object],
+    ) -> None:
+        self._ask = ask
         self._asker = asker
+        self.infos = infos
+        #: Rounds since the last of which a new form of infos was learnt.
+        self._learnt_nothing = 0
+        #: By index of the actor: its life, and how many forms of infos it was told of.
+        self._told: dict[int, tuple[int, int]] = {}
         self._actors = actors
         self._links = links
         self._asked = 0
@@ -87,6 +112,36 @@ class StepWords:
         """Return whether anybody has stepped who has more to tell."""
         asker = self._asker
         return any(asker.has_more(index, asker.number) for index in asker.all_undone())
+
+    def learn(self, infos: Mapping[int, Any]) -> bool:
+        """Take in infos that came in messages, and have actors leave such in their records.
+
+        Args:
+            infos: By env.
+
+        Returns:
+            Whether any actor was told of a form that it did not know.
+        """
+        layout = self.infos.layout
+        if infos and self._learnt_nothing < _MAX_LESSONS:
+            for info in itertools.islice(infos.values(), _LOOKED_AT):
+                layout = layout.with_form_of(info) or layout
+            self._learnt_nothing += 1
+            if layout is not self.infos.layout:
+                self._learnt_nothing = 0
+                self.infos.learn(layout)
+        count, has_told = len(layout.forms), False
+        if not count:
+            return False
+        for actor in self._actors:
+            if self._told.get(actor.index) != (actor.incarnation, count):
+                if actor.state is not ActorState.READY:
+                    continue
+                self._told[actor.index] = (actor.incarnation, count)
+                with contextlib.suppress(NoPeerError):  # the news of its end follow
+                    self._ask(actor, MapInfos(layout=Tree(layout.to_plain())))
+                has_told = True
+        return has_told
 
     def missing(self) -> list[int]:
         """Return, by index, who has not stepped, or has more to tell."""

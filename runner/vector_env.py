@@ -332,7 +332,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
                         blocks.rewards.copy(),
                         blocks.terminations.copy(),
                         blocks.truncations.copy(),
-                        {},
+                        quick.infos,
                     )
                     quick.hand_out()
                     return stepped

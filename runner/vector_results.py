@@ -55,7 +55,7 @@ class VectorResults:
         if done.infos is not None:
             return done.infos
         blocks = self.blocks
-        infos: Infos = {}
+        infos: Infos = dict(done.early)
         done.infos = infos
         for index, reply in done.replies.items():
             if type(reply) is not StepResult:

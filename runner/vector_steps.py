@@ -195,7 +195,7 @@ class VectorSteps:
             with self._kept(Pending.STEP, done):
                 recycling.end_step(infos, deadline, may_begin=timeout is None)
         if self.quick is not None and not done.has_errors:
-            self.quick.on_round()
+            self.quick.on_round(infos)
         return infos
 
     def _settle(

@@ -18,6 +18,7 @@ from envbus.actors.protocol import (
     Exec,
     Finish,
     MapBlocks,
+    MapInfos,
     Rebuild,
     Reset,
     SetAttr,
@@ -43,6 +44,7 @@ def test_each_request_has_a_handler() -> None:
     assert set(EnvActor().handlers) == {
         Build,
         MapBlocks,
+        MapInfos,
         Rebuild,
         Reset,
         Step,
