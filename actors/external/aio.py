@@ -310,6 +310,7 @@ class AsyncExternalEnvClient:
             outcome = await done
         except asyncio.CancelledError:
             self._talk.abandon(call)
+            self._verbs.give_up(payload, call.request_id)
             raise
         return self._verbs.result(payload, outcome, call.request_id)
 

@@ -107,7 +107,7 @@ class ActionChosen(Reply, frozen=True, kw_only=True):
     policy_version: int = 0
 
 
-class GetAction(Request[ActionChosen], frozen=True, kw_only=True):
+class GetAction(Request[ActionChosen], frozen=True, kw_only=True, omit_defaults=True):
     """Tell an observation and ask for an action.
 
     The header's `ttl` is how long to wait for it; after that the observation is withdrawn, and the
@@ -116,21 +116,26 @@ class GetAction(Request[ActionChosen], frozen=True, kw_only=True):
 
     episode_id: str
     observation: Value
+    #: Id of the earliest `GetAction` of this episode whose action was not taken, nor any since, as
+    #: its client gave up before the answer came. Until a call that says so was answered.
+    not_taken: int | None = None
 
 
 class Logged(Reply, frozen=True, kw_only=True):
     """It is kept."""
 
 
-class LogAction(Request[Logged], frozen=True, kw_only=True):
+class LogAction(Request[Logged], frozen=True, kw_only=True, omit_defaults=True):
     """Tell an observation and the action that was chosen elsewhere."""
 
     episode_id: str
     observation: Value
     action: Value
+    #: As in `GetAction`.
+    not_taken: int | None = None
 
 
-class LogReturns(Request[Logged], frozen=True, kw_only=True):
+class LogReturns(Request[Logged], frozen=True, kw_only=True, omit_defaults=True):
     """Tell what the previous action has led to. Adds up until the next observation."""
 
     episode_id: str
@@ -141,13 +146,15 @@ class LogReturns(Request[Logged], frozen=True, kw_only=True):
     #: With several agents only: maps from agents to booleans.
     terminateds: Value = None
     truncateds: Value = None
+    #: As in `GetAction`.
+    not_taken: int | None = None
 
 
 class EpisodeEnded(Reply, frozen=True, kw_only=True):
     """The episode is over, and its id is used up."""
 
 
-class EndEpisode(Request[EpisodeEnded], frozen=True, kw_only=True):
+class EndEpisode(Request[EpisodeEnded], frozen=True, kw_only=True, omit_defaults=True):
     """Tell the last observation of an episode."""
 
     episode_id: str
@@ -157,6 +164,8 @@ class EndEpisode(Request[EpisodeEnded], frozen=True, kw_only=True):
     #: With several agents only, of single agents; all others end as `truncated` says.
     terminateds: Value = None
     truncateds: Value = None
+    #: As in `GetAction`.
+    not_taken: int | None = None
 
 
 class Model(Reply, frozen=True, kw_only=True):

@@ -149,6 +149,9 @@ class Verbs:
         self._agreement: Agreement | None = None
         self._open: set[str] = set()
         self._lost: dict[str, None] = {}
+        #: By episode: the earliest question that was given up, of which the bridge may think that
+        #: its action was taken.
+        self._given_up: dict[str, int] = {}
 
     def hello(self, heartbeat: float) -> Hello:
         """Return who this is, on the bus; raises `ConfigError`."""
@@ -179,6 +182,7 @@ class Verbs:
         self._joined = joined
         for episode_id in self._open - set(joined.episodes):
             self._lost[episode_id] = None
+            self._given_up.pop(episode_id, None)
         while len(self._lost) > _MAX_LOST:
             del self._lost[next(iter(self._lost))]
         self._open = set(joined.episodes)
@@ -214,13 +218,20 @@ class Verbs:
     def get_action(self, episode_id: str, observation: Element) -> GetAction:
         """Return the request; raises `EpisodeLostError`."""
         self.check_open(episode_id)
-        return GetAction(episode_id=episode_id, observation=to_wire(observation))
+        return GetAction(
+            episode_id=episode_id,
+            observation=to_wire(observation),
+            not_taken=self._given_up.get(episode_id),
+        )
 
     def log_action(self, episode_id: str, observation: Element, action: Element) -> LogAction:
         """Return the request; raises `EpisodeLostError`."""
         self.check_open(episode_id)
         return LogAction(
-            episode_id=episode_id, observation=to_wire(observation), action=to_wire(action)
+            episode_id=episode_id,
+            observation=to_wire(observation),
+            action=to_wire(action),
+            not_taken=self._given_up.get(episode_id),
         )
 
     def log_returns(
@@ -239,6 +250,7 @@ class Verbs:
             info=to_wire(info),
             terminateds=to_wire(terminateds),
             truncateds=to_wire(truncateds),
+            not_taken=self._given_up.get(episode_id),
         )
 
     def end_episode(
@@ -257,6 +269,7 @@ class Verbs:
             truncated=truncated,
             terminateds=to_wire(terminateds),
             truncateds=to_wire(truncateds),
+            not_taken=self._given_up.get(episode_id),
         )
 
     def placeholders(self) -> Placeholders:
@@ -267,6 +280,8 @@ class Verbs:
 
     def result(self, payload: Payload, outcome: Outcome, request_id: int) -> Any:
         """Return what a verb returns, or raise what went wrong."""
+        if self._given_up and isinstance(outcome, Reply):
+            self._given_up.pop(getattr(payload, "episode_id", None) or "", None)
         if type(outcome) is ActionChosen:
             return self.agreement.take_action(outcome.action, "action from the bridge")
         if isinstance(outcome, EpisodeStarted):
@@ -279,6 +294,11 @@ class Verbs:
         if isinstance(outcome, Reply):
             return outcome if isinstance(outcome, FragmentLogged | Model) else None
         self._raise(payload, outcome, request_id)
+
+    def give_up(self, payload: Payload, request_id: int) -> None:
+        """Nobody waits for an answer any more, which may come all the same."""
+        if isinstance(payload, GetAction):
+            self._given_up.setdefault(payload.episode_id, request_id)
 
     def _raise(self, payload: Payload, outcome: Failed | EnvbusError, request_id: int) -> None:
         episode_id = getattr(payload, "episode_id", None) or ""
@@ -296,6 +316,7 @@ class Verbs:
                     error, cause = original, error
         else:
             error = outcome
+            self.give_up(payload, request_id)
         if isinstance(error, RequestTimeoutError) and isinstance(payload, GetAction):
             text, place = str(error).partition(": ")[2], f"episode {episode_id}:"
             timeout = ActionTimeoutError(
@@ -307,6 +328,7 @@ class Verbs:
             error = timeout
         if isinstance(error, EpisodeLostError):
             self._open.discard(episode_id)
+            self._given_up.pop(episode_id, None)
         raise error from cause
 
     def check_open(self, episode_id: str) -> None:

@@ -40,6 +40,8 @@ class Episode:
 
     Attributes:
         waiting: Who waits for an action, if somebody does.
+        asked: Id of the last request for an action; 0: there was none.
+        answered: Id of the request that was told the action for the last observation.
         over: Whether its client, or its lease, has ended it.
         num_parts: Of fragments, that were taken.
     """
@@ -53,6 +55,8 @@ class Episode:
         "_queue",
         "_rewards",
         "_unacted",
+        "answered",
+        "asked",
         "episode_id",
         "num_parts",
         "over",
@@ -66,6 +70,8 @@ class Episode:
         self.session = session
         self.training_enabled = training_enabled
         self.waiting: Waiting | None = None
+        self.asked = 0
+        self.answered: int | None = None
         self.over = False
         self.num_parts = 0
         #: Whether an observation of it was queued that was not withdrawn unseen.
@@ -199,6 +205,20 @@ class Episode:
         self._unacted = True
         return waiting.size
 
+    def give_back(self, request_id: int) -> bool:
+        """The simulator has taken no action since that request; return whether it was told one.
+
+        The next record says so, and the row before ends here. If that request never came, what was
+        seen last is not followed by what is seen next: that is no row either.
+        """
+        if request_id > self.asked:
+            self._unacted |= self._known
+            return False
+        if self.answered is None or self.answered < request_id:
+            return False
+        self.answered, self._unacted = None, True
+        return True
+
     def take(self) -> Record:
         """Return the oldest record that the runner was not shown; there is one."""
         record = self._queue.popleft()
@@ -257,6 +277,7 @@ class Episode:
         self._bytes = 0
         self._known = True
         self._unacted = False
+        self.answered = None
         self._queue.append(record)
         return record
 

@@ -10,8 +10,8 @@ Rules:
 - Calls of one episode come one after another. If one comes while another waits for an action, the
   newest counts: the waiting one fails, and its action is dropped.
 - An action reaches the request that it was chosen for, or nobody. An observation whose action
-  reaches nobody is void: the episode's next record says so. Of several void ones in a row that the
-  runner has not seen only the first is shown.
+  reaches nobody, or a client that says it had given up before, is void: the episode's next record
+  says so. Of several void ones in a row that the runner has not seen only the first is shown.
 - What was logged reaches the runner in its order, also when the episode has ended meanwhile.
 - A request that comes again is answered again, and not done again.
 - Where ends are to be confirmed, a client is told of an episode's end when the runner says so.
@@ -239,7 +239,7 @@ class Episodes:
             return self._on_tick(Tick(), now)
         book.pending.settle(waiting.number, b"")
         self.latency.add(now - (pending.deadline - pending.timeout))
-        episode.waiting = None
+        episode.waiting, episode.answered = None, waiting.request_id
         book.counts.actions += 1
         session = book.sessions.by_secret(episode.session)
         assert session is not None, f"episode {event.episode_id} belongs to nobody"

@@ -185,7 +185,8 @@ def _start(payload: StartEpisode, header: Header, peer: bytes, _agreement: Agree
 def _ask(payload: GetAction, header: Header, peer: bytes, agreement: Agreement) -> Ask:
     episode_id = payload.episode_id
     observation = _seen(payload.observation, episode_id, agreement)
-    return Ask(peer, header.request_id, episode_id, observation, header.ttl)
+    not_taken = payload.not_taken
+    return Ask(peer, header.request_id, episode_id, observation, header.ttl, not_taken=not_taken)
 
 
 def _log_action(payload: LogAction, header: Header, peer: bytes, agreement: Agreement) -> LogStep:
@@ -199,7 +200,8 @@ def _log_action(payload: LogAction, header: Header, peer: bytes, agreement: Agre
             f"Episode {episode_id}: actions of {_names(action)}, but observations of "
             f"{_names(observation)}."
         )
-    return LogStep(peer, header.request_id, episode_id, observation, action)
+    not_taken = payload.not_taken
+    return LogStep(peer, header.request_id, episode_id, observation, action, not_taken=not_taken)
 
 
 def _log_returns(
@@ -237,7 +239,15 @@ def _log_returns(
             )
         held += _held_bytes(value) if value else 0
     return LogReward(
-        peer, header.request_id, episode_id, rewards, infos, terminateds, truncateds, size=held
+        peer,
+        header.request_id,
+        episode_id,
+        rewards,
+        infos,
+        terminateds,
+        truncateds,
+        size=held,
+        not_taken=payload.not_taken,
     )
 
 
@@ -315,7 +325,15 @@ def _end(payload: EndEpisode, header: Header, peer: bytes, agreement: Agreement)
         if not terminateds.setdefault(agent, False) and not truncateds.setdefault(agent, False):
             own[agent] = True
         truncateds.setdefault(agent, False)
-    return End(peer, header.request_id, episode_id, observation, terminateds, truncateds)
+    return End(
+        peer,
+        header.request_id,
+        episode_id,
+        observation,
+        terminateds,
+        truncateds,
+        not_taken=payload.not_taken,
+    )
 
 
 VERBS: Final[dict[str, tuple[type[Payload], Callable[[Any, Header, bytes, Agreement], Verb]]]] = {

@@ -102,6 +102,8 @@ class Verbs:
         if episode is None:
             return book.refuse(event.peer, event.request_id, book.unknown(event.episode_id))
         verb = self._verbs[type(event)]
+        if not isinstance(event, Start | Fragment) and event.not_taken is not None:
+            book.counts.dropped_actions += episode.give_back(event.not_taken)
         if episode.waiting is None:
             return verb(session, episode, event, now)
         if type(event) is End:  # what waits may still be shown to the runner
@@ -159,6 +161,7 @@ class Verbs:
         size = self._charge(session, event)
         record = episode.observe(event.observation, size=size)
         number = book.wait(session, event, now)
+        episode.asked = event.request_id
         episode.waiting = Waiting(event.request_id, number, record, size)
         book.ready[episode] = None
         return []

@@ -86,6 +86,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     size: int = 0
     #: Tells its request from others that have the same id.
     digest: int = 0
+    #: As in `GetAction`.
+    not_taken: int | None = None
 
 
 class LogStep(msgspec.Struct, frozen=True, gc=False):
@@ -102,6 +104,8 @@ class LogStep(msgspec.Struct, frozen=True, gc=False):
     timeout: float = 60.0
     #: Tells its request from others that have the same id.
     digest: int = 0
+    #: As in `GetAction`.
+    not_taken: int | None = None
 
 
 class LogReward(msgspec.Struct, frozen=True, gc=False):
@@ -119,6 +123,8 @@ class LogReward(msgspec.Struct, frozen=True, gc=False):
     size: int = 0
     #: Tells its request from others that have the same id.
     digest: int = 0
+    #: As in `GetAction`.
+    not_taken: int | None = None
 
 
 class FragmentPart(msgspec.Struct, frozen=True, gc=False):
@@ -164,6 +170,8 @@ class End(msgspec.Struct, frozen=True, gc=False):
     timeout: float = 60.0
     #: Tells its request from others that have the same id.
     digest: int = 0
+    #: As in `GetAction`.
+    not_taken: int | None = None
 
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Iterator
 
@@ -20,6 +21,7 @@ from envbus.actors import (
 )
 from envbus.bus.errors import ClosedError, ConfigError, PeerLostError, RequestTimeoutError
 from envbus.runner import ExternalEnvBridge
+from envbus.runner.agent_results import DUMMY_AGENT
 from tests.integration.bus_programs import free_port
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
 from tests.waiting import pass_time
@@ -146,3 +148,37 @@ def test_x_16_a_bridge_that_is_not_there_is_a_clear_error() -> None:
         assert time.monotonic() - begun < 30.0
 
     asyncio.run(play())
+
+
+def test_an_action_that_was_not_awaited_any_more_when_it_came_is_told_as_not_taken(
+    bridge: ExternalEnvBridge,
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    async def play() -> None:
+        async with AsyncExternalEnvClient(bridge.address) as client:
+            await client.start_episode("e")
+            assert await client.get_action("e", seen(1)) == 1
+            await client.log_returns("e", 1.0)
+            waits = asyncio.ensure_future(client.get_action("e", seen(2)))
+            await asyncio.sleep(0)  # it is sent
+            asked.set()
+            assert answered.wait(30.0)  # and nothing is read meanwhile
+            waits.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waits
+            await client.log_returns("e", 2.0)
+            for number in (3, 4):
+                assert await client.get_action("e", seen(number)) == number
+                await client.log_returns("e", 4.0)
+            await client.end_episode("e", seen(5))
+
+    runner = Runner(bridge)
+    with in_thread(lambda: asyncio.run(play())) as sim:
+        runner.serve(lambda: bridge.statistics().actions == 1)
+        runner.serve(lambda: asked.is_set() and len(runner.rows("e")) == 2, act=False)
+        bridge.send_actions({"e": {DUMMY_AGENT: 2}})
+        answered.set()
+        runner.serve(lambda: sim.over() and runner.ended)
+    assert runner.rows("e") == [(1.0, 0.0), (2.0, 1.0), (3.0, 2.0), (4.0, 4.0), (5.0, 4.0)]
+    assert [bool(result.unacted) for result in runner.results] == [False, False, True, False, False]

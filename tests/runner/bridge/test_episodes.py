@@ -78,6 +78,49 @@ def test_x_17_an_action_that_comes_after_the_time_is_late_though_nobody_looked()
     assert scene.episodes.statistics().actions == 0
 
 
+def test_an_action_of_which_the_client_says_that_it_had_given_up_before_was_not_taken() -> None:
+    scene = Scene()
+    scene.start("e")
+    first = scene.ask("e", "o0")
+    scene.take()
+    assert action_of(scene.choose("e", 0)) == (A, first, 0)
+    given_up = scene.ask("e", "o1")
+    scene.take()
+    scene.choose("e", 1)
+    scene.do(LogReward(A, 50, "e", by_agent(5.0), {}, {}, {}, not_taken=given_up))
+    scene.do(Ask(A, 51, "e", by_agent("o2"), 10.0, not_taken=given_up))
+    record = scene.take()["e"]
+    assert record.unacted
+    assert record.content["rewards"] == by_agent(5.0)
+    assert action_of(scene.choose("e", 2)) == (A, 51, 2)
+    scene.do(Ask(A, 52, "e", by_agent("o3"), 10.0, not_taken=given_up))  # not told: none since
+    assert scene.take()["e"].unacted
+    scene.choose("e", 3)
+    scene.do(Ask(A, 53, "e", by_agent("o4"), 10.0))
+    assert not scene.take()["e"].unacted
+    scene.choose("e", 4)
+    flags = [by_agent(True) | {"__all__": True}, by_agent(False) | {"__all__": False}]
+    scene.all(End(A, 55, "e", by_agent("o5"), *flags, not_taken=53))
+    assert scene.take()["e"].unacted
+    assert scene.episodes.statistics().dropped_actions == 3
+
+
+def test_no_row_goes_on_over_an_observation_that_never_came() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.do(LogReward(A, 10, "e", by_agent(1.0), {}, {}, {}, not_taken=9))
+    scene.do(Ask(A, 11, "e", by_agent("o0"), 10.0))
+    assert not scene.take()["e"].unacted  # the first: there is no row before it
+    scene.choose("e", 0)
+    scene.do(LogReward(A, 13, "e", by_agent(1.0), {}, {}, {}, not_taken=12))
+    scene.do(Ask(A, 14, "e", by_agent("o2"), 10.0, not_taken=12))
+    assert scene.take()["e"].unacted
+    scene.choose("e", 2)
+    scene.do(Ask(A, 15, "e", by_agent("o3"), 10.0))
+    assert not scene.take()["e"].unacted
+    assert scene.episodes.statistics().dropped_actions == 0
+
+
 def test_of_observations_that_timed_out_unseen_the_first_is_shown() -> None:
     """There the row before ends; what the simulator did without an action is no part of it."""
     scene = Scene()
