@@ -72,6 +72,7 @@ _NUM_ENVS = {
     "halfcheetah": (1, 8, 64),
     "pong": (1, 8, 64),
     "burn": (16,),
+    "blas": (8,),
     "jitter": (16, 64),
 }
 ALL_CASES = tuple(Case(workload, n) for workload, numbers in _NUM_ENVS.items() for n in numbers)

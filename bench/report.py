@@ -28,6 +28,7 @@ _TITLES = {
     "halfcheetah": "HalfCheetah-v5",
     "pong": "ALE/Pong-v5",
     "burn": "burns 200 us of CPU",
+    "blas": "multiplies 300 x 300 matrices",
     "jitter": "waits, mean 2 ms, p99 20 ms",
     "team": "4 agents, steps are free",
 }

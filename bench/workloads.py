@@ -20,6 +20,7 @@ __all__ = [
     "BURN_SECONDS",
     "TEAMS",
     "WORKLOADS",
+    "BlasEnv",
     "BurnEnv",
     "DictEnv",
     "JitterEnv",
@@ -37,6 +38,8 @@ StepResult: TypeAlias = tuple[Any, float, bool, bool, dict[str, Any]]
 
 #: CPU seconds that one step of `BurnEnv` takes; the issue's number.
 BURN_SECONDS = 200e-6
+#: Rows and columns of the matrices of `BlasEnv`: a product takes a millisecond of one core.
+BLAS_SIZE = 300
 #: Lognormal of `JitterEnv`: mean 2 ms and 99th percentile 20 ms fix both parameters.
 JITTER_MU, JITTER_SIGMA = -7.236, 1.429
 #: Durations per jitter env before they repeat: so many that no env stays slower than the others.
@@ -115,6 +118,20 @@ class BurnEnv(NullEnv):
         return self.observation, 0.0, False, False, {}
 
 
+class BlasEnv(NullEnv):
+    """Multiplies two matrices per step, with as many threads as NumPy's BLAS chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._matrix = np.ones((BLAS_SIZE, BLAS_SIZE))
+        self._product = np.empty_like(self._matrix)
+
+    def step(self, action: object) -> StepResult:  # noqa: ARG002 - Gymnasium's signature
+        """Multiply, then as `FreeEnv`."""
+        np.matmul(self._matrix, self._matrix, out=self._product)
+        return self.observation, 0.0, False, False, {}
+
+
 class JitterEnv(NullEnv):
     """Sleeps a lognormal time per step, as an env that waits for something outside does.
 
@@ -187,6 +204,7 @@ WORKLOADS: dict[str, Callable[[int], AnyEnv]] = {
     "halfcheetah": lambda _: gym.make("HalfCheetah-v5"),
     "pong": lambda _: _pong(),
     "burn": lambda _: BurnEnv(),
+    "blas": lambda _: BlasEnv(),
     "jitter": JitterEnv,
 }
 

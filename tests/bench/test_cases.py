@@ -41,7 +41,7 @@ def test_actions_are_the_same_for_everybody() -> None:
     assert first[0].shape == (4,)
 
 
-@pytest.mark.parametrize("workload", ["null", "pixels", "dict", "burn", "cartpole"])
+@pytest.mark.parametrize("workload", ["null", "pixels", "dict", "burn", "blas", "cartpole"])
 def test_workloads_stay_in_their_spaces(workload: str) -> None:
     env = make_env(workload)
     observation, _ = env.reset(seed=0)

@@ -89,6 +89,7 @@ def folder(tmp_path: Path) -> Path:
         (["run", "CartPole-v1", "--seed", "-1"], "'--seed'"),
         (["run", "CartPole-v1", "--num-actors", "9"], "from 1 to the number of envs, 8; got 9"),
         (["run", "CartPole-v1", "--actors", "9"], "from 1 to the number of envs, 8; got 9"),
+        (["run", "CartPole-v1", "--threads-per-process", "0"], "--threads-per-process must be"),
         (["run", "CartPole-v1", "--policy", "best"], "random, zero or module:function"),
         (["run", "CartPole-v1", "--policy", "math:pi"], "not a function but a float"),
         (["run", "Nope-v0"], "cannot make 'Nope-v0': Environment `Nope` doesn't exist"),

@@ -61,6 +61,7 @@ def random(pool: ActorPool) -> RandomPolicy:
         ({"memory_limit_mb": "2000"}, "memory_limit_mb must be int or float"),
         ({"recycle_after": 5}, r"recycle_after must be RecycleAfter, RecycleAfter\(episodes=500\)"),
         ({"restart_policy": 5}, "restart_policy must be a RestartPolicy"),
+        ({"threads_per_process": 0}, "threads_per_process must be .auto., a positive integer"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_refused_before_anything_starts(
@@ -111,6 +112,7 @@ def test_what_samples_and_serves_says_what_it_wants(
         (lambda: RecycleAfter(episodes=1.5), "RecycleAfter.episodes must be a whole number"),  # type: ignore[arg-type]
         (lambda: GroupConfig(sample_timeout="3"), "sample_timeout must be a number or None"),  # type: ignore[arg-type]
         (lambda: GroupConfig(restart=wrong["number"]), "restart must be RestartPolicy"),
+        (lambda: GroupConfig(threads_per_process=0), "threads_per_process must be"),
         (lambda: GroupConfig(pool_settings=wrong["number"]), "pool_settings must be Mapping"),
         (lambda: EpisodeLimits(max_version_lag="1"), "max_version_lag must be a whole number"),  # type: ignore[arg-type]
         (lambda: ClientTimeouts(connect="1"), "ClientTimeouts.connect must be a number"),  # type: ignore[arg-type]
@@ -121,6 +123,7 @@ def test_what_samples_and_serves_says_what_it_wants(
         (lambda: ExternalEnvBridge(gateway=wrong["text"]), "gateway must be GatewayConfig"),
         (lambda: PolicyWorkers(print, 1, timeout="3"), "timeout must be a number"),  # type: ignore[arg-type]
         (lambda: PolicyWorkers(print, 1, restart=wrong["number"]), "restart must be RestartPolicy"),
+        (lambda: PolicyWorkers(print, 1, threads_per_process=0), "threads_per_process must be"),
     ],
 )
 def test_a_setting_of_the_wrong_kind_is_refused_by_its_name(
