@@ -104,7 +104,12 @@ class Fleet(Crew[Actor]):
         if rows.words is not None:
             assert rows.infos is not None
             self.words = StepWords(
-                rows.words, rows.infos, self.actors, self._links, self._ask_unawaited
+                rows.words,
+                rows.infos,
+                self.actors,
+                self._links,
+                self._ask_unawaited,
+                self.config.timeouts.step,
             )
         for actor in self.actors:
             with contextlib.suppress(NoPeerError):  # the news of its end follow

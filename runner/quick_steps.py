@@ -70,7 +70,7 @@ class QuickSteps:
         #: Number of the last step that was begun.
         self.begun = 0
         self.infos: dict[str, Any] = {}
-        self._look_at = 0.0
+        self._asked_at = self._look_at = 0.0
         #: Steps that go by message from now on, and as many as after the next with more to tell.
         self._break = 0
         self._next_break = 1
@@ -102,7 +102,8 @@ class QuickSteps:
             ValueError, TypeError: As `BusVectorEnv.step_async`. Nothing was asked.
         """
         rounds, words = self._rounds, self._words
-        if rounds.pending is not Pending.NOTHING or time.monotonic() >= self._look_at:
+        self._asked_at = now = time.monotonic()
+        if rounds.pending is not Pending.NOTHING or now >= self._look_at:
             return False
         if self._fleet.closed:  # also in a forked copy
             return False
@@ -152,5 +153,9 @@ class QuickSteps:
         self._results.partial = {}
         self._faults.expect(NewLife.RESET if self._same_step else NewLife.NOTHING, {})
         timeout = self._fleet.config.timeouts.step
+        if timeout is not None:
+            # The first part of it is over; what was longer than a sleep is no fault of theirs.
+            waited = min(time.monotonic() - self._asked_at, self._words.longest_sleep)
+            timeout = max(timeout - waited, 0.01 * timeout)
         self._rounds.begin(Pending.STEP, requests, timeout, kill_late=True)
         self._lockstep.round.early = self._words.infos.infos(early)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -22,8 +23,7 @@ from envbus.runner.links import Links
 
 __all__ = ["StepWords"]
 
-#: Seconds of one sleep. Then what is missing is asked for by message, with all that belongs to one:
-#: a deadline, and news of all actors.
+#: Seconds of one sleep, at most; less where steps have less time.
 _LONGEST_SLEEP: Final = 0.01
 #: Infos of one round that are looked at for new forms, and rounds without any after which no more
 #: are: infos that never fit cost nothing then.
@@ -40,6 +40,11 @@ class StepWords:
         actors: All of the fleet, each on this host.
         links: By which they ring.
         ask: Sends an actor a request whose end nobody waits for.
+        timeout: Seconds that a step may take; None: no limit.
+
+    Attributes:
+        longest_sleep: Seconds of one sleep. Then what is missing is asked for by message, with all
+            that belongs to one: a deadline, and news of all actors.
     """
 
     def __init__(
@@ -49,7 +54,9 @@ class StepWords:
         actors: Sequence[Actor],
         links: Links[Actor],
         ask: Callable[[Actor, MapInfos], object],
+        timeout: float | None,
     ) -> None:
+        self.longest_sleep = min(_LONGEST_SLEEP, timeout or math.inf)
         self._ask = ask
         self._asker = asker
         self.infos = infos
@@ -100,7 +107,7 @@ class StepWords:
             rung = True
             asker.fall_asleep(missing)
             if not asker.answered(missing, number):
-                rung = self._links.doze(_LONGEST_SLEEP)
+                rung = self._links.doze(self.longest_sleep)
             asker.wake_up(missing)
             missing = asker.undone(missing)
             if not rung:
@@ -168,7 +175,7 @@ class StepWords:
                 asker.fall_asleep(index)
             rung = True
             while not (found := asker.spin_for_one(asked, 0.0)) and rung:
-                rung = self._links.doze(min(_LONGEST_SLEEP, timeout))
+                rung = self._links.doze(min(self.longest_sleep, timeout))
             for index in asked:
                 asker.wake_up(index)
         self._spinning.observe(clock() - start)
