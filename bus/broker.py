@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -77,6 +78,10 @@ NO_DEADLINE = 1e9
 #: Messages taken before deadlines are judged and the owner gets its turn. Peers that keep to the
 #: protocol never have as many under way: a queue holds 1000, a request is one message.
 _MAX_DRAINED = 10_000
+#: Of a flood, so many messages, and then more for so many seconds only: a ROUTER takes one of each
+#: peer by turns, so that all others were heard by then.
+_FLOOD = 1000
+_FLOOD_SECONDS = 0.1
 
 # Looking up a member of an enum costs as much as a method call; these are read per message.
 _REPLY = Kind.REPLY
@@ -285,7 +290,13 @@ class Broker:
             thoroughly: Look again for what the last `wait` has not seen.
         """
         receive = self._transport.receive
-        for _ in range(most):
+        until = math.inf
+        for taken in range(most):
+            if taken >= _FLOOD:  # asked no sooner: it costs
+                now = self._clock()
+                until = min(until, now + _FLOOD_SECONDS)
+                if now > until:
+                    return
             message = receive()
             if message is None and thoroughly and self._transport.wait(0.0):
                 message = receive()

@@ -70,6 +70,10 @@ _MOST_TAKEN = 64
 #: Seconds after which a client that hears nothing has given up, at the earliest, beside its own
 #: time-out; it is half of what they grant.
 _AWAY = 0.5
+#: Messages that are taken at one go where all that are there shall be, and seconds after which a
+#: flood is left for later; the broker takes one of each peer by turns.
+_MOST_OF_ALL = 1000
+_FLOOD_SECONDS = 0.25
 #: Characters of a client's name, as of a peer's.
 _MAX_NAME = 256
 #: Characters of what a client is told of its mistake: a few bytes must not bring back a flood.
@@ -139,13 +143,14 @@ class Reception:
         self._left_at = self._clock()
 
     def _catch_up(self, until: float) -> None:
-        """Take all messages that are there, for so long at most: this was not looked at for long.
+        """Take all messages that are there, for so long at most.
 
-        Clients have given up waiting meanwhile, and say what they did instead behind their request
-        for an action. Who answered that before would have a row of an action that nobody took.
+        Where this was not looked at for long, clients have given up waiting meanwhile, and say what
+        they did instead behind their request for an action. Who answered that before would have a
+        row of an action that nobody took.
         """
         while self._clock() < until:
-            outcomes = self._broker.poll(0.0)
+            outcomes = self._broker.poll(0.0, most=_MOST_OF_ALL)
             if not outcomes:
                 return
             for outcome in outcomes:
@@ -230,9 +235,8 @@ class Reception:
             self._broker.shut_down(peer)
 
     def _take_all(self) -> None:
-        """Take all messages that are there: what was said before counts."""
-        for outcome in self._broker.poll(0.0):
-            self._take(outcome)
+        """Take all messages that are there, but for a flood: what was said before counts."""
+        self._catch_up(self._clock() + _FLOOD_SECONDS)
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, Notify):

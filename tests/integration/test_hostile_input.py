@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 import zmq
 from gymnasium import spaces
 
+from envbus.actors import ExternalEnvClient
 from envbus.bus.client import Client
 from envbus.bus.codec import decode_header, encode_header
 from envbus.bus.messages import PROTOCOL_VERSION, Goodbye, Header, Kind, Shutdown
@@ -31,6 +33,7 @@ from tests.integration.bus_programs import (
     worker,
 )
 from tests.integration.nursery_children import PATIENCE, wait_until
+from tests.sources import ROOT
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -208,3 +211,63 @@ def test_a_client_of_a_bridge_reaches_its_owner_and_nobody_else() -> None:
         assert bridge.broker_statistics().in_flight_now == 0
         assert decode_header(evil.receive()[0]).payload_type == "Welcome"
         assert b"no_peer" in evil.receive()[1]
+
+
+def play(address: str, episodes: int) -> None:
+    with ExternalEnvClient(address) as client:
+        for _ in range(episodes):
+            episode = client.start_episode()
+            for _ in range(10):
+                assert client.get_action(episode, 0) == 1
+                client.log_returns(episode, 1.0)
+            client.end_episode(episode, 0)
+
+
+def malformed(bridge: ExternalEnvBridge) -> int:
+    return bridge.broker_statistics().malformed
+
+
+FLOOD = """
+import sys
+from tests.integration.bus_programs import RawPeer, hello_frames
+with RawPeer(sys.argv[1], sys.argv[2].encode()) as raw:
+    raw.send(*hello_frames(sys.argv[2], heartbeat=30.0))
+    while True:
+        raw.send(b"nonsense")
+        while not raw.is_silent():
+            raw.socket.recv_multipart()
+"""
+
+
+def test_episodes_go_on_while_others_flood_a_bridge_and_these_are_counted() -> None:
+    one = spaces.Discrete(2)
+    with ExternalEnvBridge(one, one, lanes=False) as bridge, contextlib.ExitStack() as stack:
+        for name in ("flood-1", "flood-2"):
+            program = [sys.executable, "-c", FLOOD, bridge.address, name]
+            flooder = subprocess.Popen(program, cwd=ROOT)
+            stack.callback(flooder.wait, PATIENCE)
+            stack.callback(flooder.kill)
+        episodes = 20
+        ended = 0
+
+        def serve() -> bool:
+            nonlocal ended
+            result = bridge.poll(timeout=0.1)
+            bridge.send_actions(
+                {
+                    episode: dict.fromkeys(agents, 1)
+                    for episode, agents in result.observations.items()
+                    if episode not in result.ended
+                }
+            )
+            ended += len(result.ended)
+            assert not result.faults
+            return ended == episodes
+
+        wait_until(lambda: bridge.poll(0.01) and malformed(bridge) > 1000, "a flood")
+        before = malformed(bridge)
+        client = threading.Thread(target=play, args=(bridge.address, episodes))
+        client.start()
+        stack.callback(client.join, PATIENCE)
+        wait_until(serve, "all episodes")
+        assert malformed(bridge) > before
