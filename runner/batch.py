@@ -315,9 +315,15 @@ class MultiAgentBatch:
         Raises:
             ValueError: There are rows of several policies, or of none.
         """
+        if not self.policy_batches:
+            raise ValueError(self._why_empty())
         if len(self.policy_batches) != 1:
             raise ValueError(f"rows of {sorted(self.policy_batches)}, not of one policy")
         return next(iter(self.policy_batches.values()))
+
+    def _why_empty(self) -> str:
+        """Say why there may be no rows, and what to do."""
+        return "there are no rows of any policy; skip it where `agent_steps` is 0"
 
     @classmethod
     def of(

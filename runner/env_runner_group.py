@@ -152,7 +152,7 @@ class EnvRunnerGroup(Upkeep, StaysHere):
         if self._kept:
             return self._kept.pop()
         rounds = self._rounds
-        self._wait(self._someone, deadline)
+        self._wait_for_someone(deadline)
         self._raise_if_none_left()
         actors = rounds.ready()
         owed = [rounds.standings[actor.index].owed for actor in actors]

@@ -407,7 +407,7 @@ class ActorPool(DictSide, StaysHere):
         return hand_out(lambda: self._step_in_place(actions), self._offer_again)
 
     def _step_in_place(self, actions: Any) -> Rows | None:
-        fits = self.steps_in_place and self._states.are_all_idle()
+        fits = self.steps_in_place and self._states.are_all_idle() and not self._kept
         if not fits or self._actions.store(actions) is not None:
             self.send(actions)
             return None
@@ -502,6 +502,8 @@ class ActorPool(DictSide, StaysHere):
         self, env_ids: Sequence[int] | range | npt.NDArray[np.integer[Any]]
     ) -> list[int]:
         chosen = self._roster.check_ids(env_ids)
+        if self._kept or self._unpolled:
+            self._check_handed_out(chosen)
         if self._states.idle(chosen) is chosen:  # the usual case
             return chosen
         states = self._states.of(chosen)
@@ -513,6 +515,17 @@ class ActorPool(DictSide, StaysHere):
         if EnvState.LOST in states:
             raise self._faults.loss(chosen[states.index(EnvState.LOST)])
         return chosen
+
+    def _check_handed_out(self, env_ids: list[int]) -> None:
+        """Look that none of these envs has a result that Ctrl-C kept from the caller."""
+        kept = {i for batch in self._kept for i in batch.env_ids.tolist()}
+        kept.update(i for result in self._unpolled for i in result.observations)
+        if busy := sorted(kept.intersection(env_ids)):
+            verb = "recv" if self._kept else "poll"
+            raise AlreadyPendingCallError(
+                f"envs {busy} have a result that an interrupt kept from you; call `{verb}` first",
+                verb,
+            )
 
     def _assert_open(self) -> None:
         if self.closed:

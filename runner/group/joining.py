@@ -50,6 +50,16 @@ class GroupSample(Sample):
     #: Processes of runners that have ended since the last call.
     runner_faults: tuple[RunnerFault, ...] = ()
 
+    def _why_empty(self) -> str:
+        if self.runner_faults:
+            ended = ", ".join(map(str, sorted({fault.runner for fault in self.runner_faults})))
+            why = f"runners ended, and what they had sampled is lost ({ended}; see `runner_faults`)"
+        elif self.late_runners:
+            why = "no runner had answered in time (see `late_runners`)"
+        else:
+            why = "nothing was sampled"
+        return f"there are no rows: {why}; skip this sample where `agent_steps` is 0, and sample on"
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerPart:

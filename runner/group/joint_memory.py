@@ -167,6 +167,10 @@ class JointMemory:
             offset += array.nbytes
         return view_of(piece.root, Place(begin, first.dtype.str, (rows, *first.shape[1:])))
 
+    def let_go(self) -> None:
+        """Keep no piece: each goes with the last sample in it."""
+        self._pieces = []
+
     def leave_to_forks(self) -> None:
         """This process was forked: samples stay as they are, for the copy has them, too."""
         self._keep_if(lambda piece: piece.writers or piece.is_free())

@@ -294,6 +294,12 @@ class Rounds:
             self._connectors_version += 1
         return parts
 
+    def let_go(self) -> None:
+        """Nothing more comes: close what rows were in. Samples that the caller has stay."""
+        for standing in self.standings:
+            standing.part = standing.memory = None
+        self.joint.let_go()
+
     def _announced(self, actor: RunnerProcess, room: Room) -> Room | None:
         """See that a runner knows the memory of a room; None: it cannot be told."""
         known = self.standings[actor.index].known_rooms

@@ -6,6 +6,7 @@ Start and stop, weights, functions, health, state. Leaves out samples (`../env_r
 from __future__ import annotations
 
 import copy
+import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +38,10 @@ __all__ = ["Upkeep"]
 S = TypeVar("S", bound="Upkeep")
 #: Longest single wait, in seconds; without a time-out the group waits again.
 _LONGEST_WAIT = 3600.0
+#: Seconds without any runner until the log says who is waited for, and at most until the next time.
+_PROGRESS_AFTER, _MOST_PAUSE = 2.0, 60.0
+
+logger = logging.getLogger("envbus.runner.group")
 
 
 class Upkeep:
@@ -109,7 +114,7 @@ class Upkeep:
         found = {name: self._rounds.weights.get(name) for name in names}
         missing = [name for name, weights in found.items() if weights is None]
         if missing:
-            self._wait(self._someone, time.monotonic() + _LONGEST_WAIT)
+            self._wait_for_someone(time.monotonic() + _LONGEST_WAIT)
             self._raise_if_none_left()
             first = self._rounds.ready()[0].index
             answers = self.foreach(EnvRunner.get_weights, missing, runners=[first])
@@ -322,6 +327,8 @@ class Upkeep:
         self.closed = True
         self._crew.close(terminate=terminate)
         self._finalizer.detach()
+        if hasattr(self, "_rounds"):  # else no runner came up
+            self._rounds.let_go()
 
     def __enter__(self: S) -> S:
         return self
@@ -354,6 +361,27 @@ class Upkeep:
                 self._assert_open()  # it was stopped, by a signal's handler
                 raise
         return True
+
+    def _wait_for_someone(self, deadline: float | None) -> None:
+        """Wait until a runner can be asked, or none is left; tell at times who is waited for."""
+        pause = _PROGRESS_AFTER
+        begun = time.monotonic()
+        while True:
+            until = time.monotonic() + pause
+            if self._wait(self._someone, until if deadline is None else min(until, deadline)):
+                return
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return
+            starting = ", ".join(
+                f"runner {actor.index} (life {actor.incarnation + 1})"
+                for actor in self._crew.actors
+                if actor.state is not ActorState.LOST
+            )
+            logger.warning(
+                "no runner is there since %.0f s; being started again: %s", now - begun, starting
+            )
+            pause = min(2.0 * pause, _MOST_PAUSE)
 
     def _wait_for(self, ticket: Ticket, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout

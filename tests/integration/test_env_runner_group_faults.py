@@ -129,6 +129,31 @@ def test_a_sample_goes_on_with_the_others_while_one_runner_is_down(make: Make) -
     assert all("for a test" in fault.message for fault in faults)
 
 
+def test_who_waits_for_runners_that_are_all_gone_is_told_in_the_log(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = make(restart=RestartPolicy(max_restarts=2, backoff=4.0, max_backoff=4.0))
+    for _ in range(2):  # the first restart is at once
+        wait_until_ready(group)
+        for runner in (0, 1):
+            group.restart(runner, "for a test")
+        wait_until(lambda: {one.state for one in group.probe(0.1)} == {"starting"}, "their ends")
+    assert group.sample(4).env_steps == 4
+    assert "no runner is there" in caplog.text
+    assert "runner 0 (life 3), runner 1 (life 3)" in caplog.text
+
+
+def test_a_sample_that_is_empty_as_all_runners_died_says_so(make: Make) -> None:
+    group = make()
+    group.sample_async(10**9)
+    for pid in group.runner_pids():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(one.state == "sampling" for one in group.probe(0.1)), "their ends")
+    sample = group.collect(2)
+    with pytest.raises(ValueError, match=r"runners ended, .* \(0, 1; see `runner_faults`\)"):
+        sample.single()
+
+
 def test_a_hung_runner_is_killed_and_started_again(make: Make) -> None:
     group = make(sample_timeout=1.0)
     pid = group.runner_pids()[0]

@@ -315,6 +315,25 @@ def test_send_and_recv_go_on_where_ctrl_c_broke_them_off(make_pool: Any) -> None
     assert at_every_line(step, after, every=3) > 100
 
 
+def test_envs_whose_result_ctrl_c_kept_back_wait_for_recv(make_pool: Any) -> None:
+    pool = make_pool()
+    pool.reset(seed=1)
+
+    def receive() -> Any:
+        return pool.recv(NUM_ENVS, copy=False)
+
+    def after(batch: Any) -> None:
+        if batch is None:
+            for ask in (lambda: pool.reset(env_ids=[0]), lambda: pool.send(actions(1))):
+                with pytest.raises(AlreadyPendingCallError):
+                    ask()
+            batch = receive()
+        assert len(batch.env_ids) == NUM_ENVS
+        pool.send(actions(1), batch.env_ids)
+
+    at_every_line(receive, after, every=3)
+
+
 def test_recv_goes_on_where_a_time_limit_broke_it_off(make_pool: Any, limit: int) -> None:
     pool = make_pool()
     model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)

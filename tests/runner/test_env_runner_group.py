@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -489,6 +490,23 @@ def test_large_samples_lie_side_by_side_in_memory_that_is_used_again(make: Make)
     is_shared = [address is not None for address in addresses]
     assert is_shared == [False] * 2 + [True] * 2 + [False] * 3 + [True] * 4
     assert len(set(addresses[-4:])) == 2
+
+
+def test_a_group_that_was_stopped_holds_no_memory_but_that_of_samples(make: Make) -> None:
+    def descriptors() -> int:
+        places = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+        return sum("envbus-arena" in os.readlink(place) for place in places if place.is_symlink())
+
+    before = descriptors()
+    group = make([_Pictures] * 3, _lean_on_pixels, seed=3, rollout_fragment_length=12)
+    samples = [group.sample(timeout=PATIENCE) for _ in range(4)]
+    obs = samples[-1].single()["obs"]
+    kept = obs.copy()
+    assert descriptors() > before
+    group.stop()
+    assert np.array_equal(obs, kept)
+    del samples, obs
+    assert descriptors() == before
 
 
 def test_rows_that_a_time_out_leaves_behind_are_whole_in_the_next_sample(make: Make) -> None:
