@@ -146,6 +146,7 @@ class DictSide(SubEnvironments):
         self._rounds.recycle()  # before the caller can reset those whose episodes have ended
         return result
 
+    @uninterrupted_call
     def fileno(self) -> int:
         """Return a descriptor to wait for beside others.
 

@@ -15,6 +15,7 @@ from gymnasium.error import ClosedEnvironmentError
 from envbus.actors.protocol import Finish, Rebuild, Reset, Step
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import EnvbusError, NoPeerError
+from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import interruptible
 from envbus.bus.messages import Failed, FailureCode, Tree
 from envbus.runner.actions import STEP_ALL
@@ -88,6 +89,11 @@ class PoolRounds:
         self._look_at = 0.0
         #: Requests in flight, by their first env: id, and tag.
         self._requests: dict[int, tuple[int, _Tag]] = {}
+        disown_in_forks(self)
+
+    def disown(self) -> None:
+        """In a forked copy: the steps that were asked by words are the owner's to take."""
+        self._words, self._by_word = None, {}
 
     # --- ask ---------------------------------------------------------------------------------
 

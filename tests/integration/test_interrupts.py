@@ -206,6 +206,19 @@ def test_a_step_without_messages_goes_on_where_ctrl_c_broke_it_off(first: str) -
     envs.close()
 
 
+@pytest.mark.parametrize("line", [8, 30])
+def test_ctrl_c_while_a_descriptor_is_asked_for_loses_no_step_that_words_asked(line: int) -> None:
+    with ActorPool([partial(LifeEnv, 10**6)] * 2, num_actors=2, timeouts=PATIENCE) as pool:
+        pool.reset()
+        pool.recv(2)
+        pool.send(np.zeros(2))
+        pool.recv(2)
+        pool.send(np.zeros(2))
+        with pytest.raises(KeyboardInterrupt), CtrlC(line):
+            pool.fileno()
+        assert pool.recv(2, timeout=20.0).observations[:, 2].tolist() == [2, 2]
+
+
 def test_a_step_goes_on_where_a_time_limit_broke_it_off(vector: BusVectorEnv, limit: int) -> None:
     model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)
     vector.reset(seed=1), model.reset(seed=1)

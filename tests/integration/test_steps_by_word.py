@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.error import ClosedEnvironmentError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.words import WORDS_EXIST
@@ -376,6 +377,26 @@ def test_a_forked_copy_asks_nobody(make: Any, kind: Any) -> None:
     found = step(actions)
     observations = found[0] if kind is BusVectorEnv else found.observations
     assert (observations[:, 2] == 6).all()
+
+
+def test_a_forked_copy_gets_no_rows_of_a_step_under_way(make: Any) -> None:
+    pool = make(ActorPool)
+    pool.reset()
+    pool.recv(NUM_ENVS)
+    for _ in range(3):
+        send_and_receive(pool, np.zeros(NUM_ENVS))
+    pool.send(np.zeros(NUM_ENVS))
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        try:
+            pool.recv(NUM_ENVS)
+        except ClosedEnvironmentError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (pool.recv(NUM_ENVS).observations[:, 2] == 4).all()
 
 
 def send_and_receive(pool: ActorPool, actions: Any) -> Any:
