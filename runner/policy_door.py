@@ -123,9 +123,10 @@ def knock(path: Path, notice: Notice, fds: Sequence[int]) -> bool:
 
 
 def close_all(fds: Sequence[int]) -> None:
-    """Close descriptors."""
+    """Close descriptors; those that were closed by whoever took them over and failed are passed."""
     for fd in fds:
-        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def _encoded(payload: Payload) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ import pytest
 from envbus.bus.errors import ClosedError, PeerLostError, RestartLimitError
 from envbus.bus.lane import LANES_EXIST
 from envbus.bus.restart import RestartPolicy
+from envbus.runner.policy_board import door_of
+from envbus.runner.policy_door import knock
+from envbus.runner.policy_protocol import OpenLane
 from envbus.runner.policy_workers import PolicyWorkers
 from envbus.runner.remote_policy import PolicyHandle
-from tests.integration.nursery_children import Driver, is_alive, traced, wait_until
+from tests.integration.nursery_children import PATIENCE, Driver, is_alive, traced, wait_until
 from tests.integration.policies_under_test import Probe, hold, kill, make_probe, rows
 
 pytestmark = [
@@ -303,3 +307,20 @@ def test_ctrl_c_while_actions_are_awaited(tmp_path: Path) -> None:
         assert err.rstrip().endswith("KeyboardInterrupt")
         wait_until(lambda: not any(map(is_alive, pids)), "the workers' end")
         wait_until(lambda: not os.path.exists(directory), "the folder's removal")
+
+
+def test_a_worker_outlives_descriptors_at_its_door_that_are_no_lane() -> None:
+    with PolicyWorkers(make_probe) as workers:
+        policy = workers.policy()
+        assert policy.compute_actions(rows(1), None).actions.tolist() == [1]
+        pids = workers.pids()
+        folder = Path(workers._processes.directory)
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with one, other, Path(__file__).open() as file:
+            lane = OpenLane(identity=b"stranger", name="stranger", capacity=1)
+            assert knock(door_of(folder, "policy-worker-0", 0), lane, [one.fileno(), file.fileno()])
+            one.close()
+            other.settimeout(PATIENCE)
+            assert other.recv(1) == b""  # it was taken, and let go of
+        assert policy.compute_actions(rows(2), None).actions.tolist() == [2]
+        assert workers.pids() == pids
