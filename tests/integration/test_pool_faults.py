@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -382,3 +384,30 @@ def test_the_same_faults_give_the_same_trajectories(
         return seen
 
     assert run() == run()
+
+
+def test_a_reset_after_a_fault_begins_episodes_of_which_nothing_was_cut_off() -> None:
+    policy = RestartPolicy(max_restarts=5, backoff=0.01)
+    with ActorPool(
+        [partial(CountingEnv, 100)] * 2,
+        num_actors=2,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        restart_policy=policy,
+    ) as pool:
+        pool.reset(seed=1)
+        pool.recv(2)
+        pool.send(np.zeros(2, np.int64), np.arange(2))
+        pool.recv(2)
+        victim = pool.actor_pids()[1]
+        os.kill(victim, signal.SIGKILL)
+        pool.send(np.zeros(1, np.int64), np.array([0]))
+        faults = []
+        while not faults:  # told with the row of the other env
+            faults = pool.recv(1, max_envs=1).faults
+            if not faults:
+                pool.send(np.zeros(1, np.int64), np.array([0]))
+        assert [fault.env_id for fault in faults] == [1]
+        pool.reset(seed=2)
+        batch = pool.recv(2)
+        assert not batch.truncations.any()
+        assert "final_obs" not in batch.infos
