@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from gymnasium.vector import AutoresetMode
 
@@ -21,6 +21,7 @@ __all__ = [
     "ENDPOINTS",
     "FleetConfig",
     "Timeouts",
+    "Wait",
     "check_kind",
     "choose_autoreset_mode",
     "choose_num_actors",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 
+#: What a process does in a short wait: spin if there is a core for it, spin, or sleep.
+Wait: TypeAlias = Literal["auto", "spin", "block"]
 #: For messages: how endpoints are given.
 ENDPOINTS = '["tcp://127.0.0.1:5555"]'
 
@@ -91,6 +94,8 @@ class FleetConfig:
     #: Carry the messages of local actors through socketpairs instead of ROUTER and DEALER, where
     #: the platform can: a message costs one wake-up instead of three.
     lanes: bool = True
+    #: What driver and actors do in short waits: see `BusVectorEnv`.
+    wait: Wait = "auto"
     #: How many of the actors join from elsewhere, by `envbus actor`, instead of being started.
     remote_actors: int = 0
     #: Endpoints that they join at, e.g. `("tcp://127.0.0.1:5555",)`.
@@ -105,6 +110,9 @@ class FleetConfig:
         in_words(self.check_finite)
         check_threads(self.threads_per_process)
         check_kind("timeouts", self.timeouts, Timeouts, example="Timeouts(step=5)")
+        if self.wait not in get_args(Wait):
+            known = ", ".join(map(repr, get_args(Wait)))
+            raise ConfigError(f"wait must be one of {known}, not {self.wait!r:.80}")
         limit, recycle = self.memory_limit_mb, self.recycle
         if limit is not None:
             check_kind("memory_limit_mb", limit, int, float, Real, example="2000")

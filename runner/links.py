@@ -65,6 +65,7 @@ class Links(Generic[M]):
         self._entry = entry
         self._method = choose_start_method(config.context)
         self._num_local = len(actors) - config.remote_actors
+        self._wait = config.wait
         self._by_identity: dict[bytes, M] = {}
         #: Remote actors that joined and have no envs: routing id and name.
         self._spares: dict[bytes, str] = {}
@@ -107,8 +108,16 @@ class Links(Generic[M]):
 
     @property
     def spins(self) -> bool:
-        """Whether there is a core to spare for short waits."""
+        """Whether the owner spins in short waits."""
+        if self._wait != "auto":
+            return self._wait == "spin"
         return self._num_local <= usable_cores() > 1
+
+    def _may_spin(self, actor: M) -> bool:
+        if self._wait != "auto":
+            return self._wait == "spin"
+        # One who spins per core, and the runner is one.
+        return self._num_local <= usable_cores() and actor.index < usable_cores() - 1
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -141,8 +150,7 @@ class Links(Generic[M]):
             identity=actor.identity,
             name=actor.name,
             incarnation=actor.incarnation,
-            # One who spins per core, and the runner is one.
-            spin=self._num_local <= usable_cores() and actor.index < usable_cores() - 1,
+            spin=self._may_spin(actor),
             capacity=_IN_FLIGHT_PER_ACTOR,
             authkey=bytes(multiprocessing.current_process().authkey),
         )

@@ -22,7 +22,14 @@ from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
 from envbus.bus.threads import ThreadsPerProcess
-from envbus.runner.config import ENDPOINTS, FleetConfig, Timeouts, choose_autoreset_mode, list_of
+from envbus.runner.config import (
+    ENDPOINTS,
+    FleetConfig,
+    Timeouts,
+    Wait,
+    choose_autoreset_mode,
+    list_of,
+)
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.fleet import Fleet
 from envbus.runner.recycling import RecycleAfter
@@ -108,6 +115,10 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
             OMP_NUM_THREADS or another such variable is set, that holds.
         lanes: Carry the messages of local actors through a socketpair each, where the platform
             can; else, and with False, through ROUTER and DEALER sockets.
+        wait: What this process and the actors do in waits that are short as a rule. "auto": look
+            again and again where that has paid, with as many of them as there are cores at most;
+            "spin": all of them; "block": sleep, which leaves the cores to others, a learner for
+            example, and makes a step longer by some wake-ups.
         remote_actors: How many of the actors join from other hosts (`envbus actor ENDPOINT`);
             they host the last envs, which must be given as ids or import paths.
         bind: Endpoints that they join at, e.g. `"tcp://127.0.0.1:5555"`.
@@ -147,6 +158,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         preload: Sequence[str] = (),
         threads_per_process: ThreadsPerProcess = "auto",
         lanes: bool = True,
+        wait: Wait = "auto",
         remote_actors: int = 0,
         bind: str | Sequence[str] = (),
         keys: PathLike | None = None,
@@ -187,6 +199,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
                 preload=tuple(list_of("preload", preload, '["numpy"]')),
                 threads_per_process=threads_per_process,
                 lanes=lanes,
+                wait=wait,
                 remote_actors=remote_actors,
                 bind=(bind,) if isinstance(bind, str) else tuple(list_of("bind", bind, ENDPOINTS)),
                 keys=keys,

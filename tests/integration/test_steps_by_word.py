@@ -158,6 +158,21 @@ def lengths() -> list[Any]:
     return [partial(TellingEnv, 9 + number) for number in range(NUM_ENVS)]
 
 
+@pytest.mark.parametrize("wait", ["spin", "block"])
+@pytest.mark.parametrize("kind", [BusVectorEnv, ActorPool])
+def test_rows_are_the_same_however_their_processes_wait(make: Any, kind: Any, wait: str) -> None:
+    envs = make(kind, num_actors=4, wait=wait)
+    step = envs.step if kind is BusVectorEnv else partial(send_and_receive, envs)
+    envs.reset()
+    if kind is ActorPool:
+        envs.recv(NUM_ENVS)
+    for number in range(1, 200):
+        found = step(np.full(NUM_ENVS, float(number % 90)))
+        observations = found[0] if kind is BusVectorEnv else found.observations
+        assert observations[:, 1:].tolist() == counts(number, number % 90)
+    assert envs.statistics().steps_by_word > 400
+
+
 @pytest.mark.parametrize("num_actors", [1, 2])
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_infos_are_those_of_sync_vector_env(num_actors: int, mode: str) -> None:

@@ -61,6 +61,7 @@ def random(pool: ActorPool) -> RandomPolicy:
         ({"memory_limit_mb": "2000"}, "memory_limit_mb must be int or float"),
         ({"recycle_after": 5}, r"recycle_after must be RecycleAfter, RecycleAfter\(episodes=500\)"),
         ({"restart_policy": 5}, "restart_policy must be a RestartPolicy"),
+        ({"wait": "sleep"}, "wait must be one of 'auto', 'spin', 'block', not 'sleep'"),
         ({"threads_per_process": 0}, "threads_per_process must be .auto., a positive integer"),
     ],
 )
