@@ -16,6 +16,7 @@ from envbus.runner.actor import ActorState
 from envbus.runner.fleet import Fleet
 from envbus.runner.step_words import StepWords
 from envbus.runner.vector_faults import NewLife, VectorFaults
+from envbus.runner.vector_recycling import VectorRecycling
 from envbus.runner.vector_results import Infos, VectorResults
 from envbus.runner.vector_rounds import Pending, VectorRounds
 
@@ -37,6 +38,7 @@ class QuickSteps:
         results: Where the rows are.
         rounds: What is pending.
         faults: What becomes of envs that fail.
+        recycling: Exchanges actors, for which steps go by message; None: nobody does.
         same_step: Whether an episode that ends is followed by the next one in the same step.
 
     Attributes:
@@ -53,6 +55,7 @@ class QuickSteps:
         results: VectorResults,
         rounds: VectorRounds,
         faults: VectorFaults,
+        recycling: VectorRecycling | None,
         *,
         same_step: bool,
     ) -> None:
@@ -63,6 +66,7 @@ class QuickSteps:
         self._rounds = rounds
         self._faults = faults
         self._lockstep = faults.lockstep
+        self._recycling = recycling
         self._same_step = same_step
         #: Whether a fault may have to tell the last observation of an episode.
         self._keeps_last = same_step and faults.recovery is not None
@@ -107,6 +111,8 @@ class QuickSteps:
             return False
         if self._fleet.closed:  # also in a forked copy
             return False
+        if self._recycling is not None and not self._recycling.is_idle():
+            return False
         if self._actions.store(actions) is not None:
             return False
         if self._keeps_last:
@@ -126,6 +132,8 @@ class QuickSteps:
 
     def hand_out(self) -> None:
         """The caller gets what came of the step."""
+        if self._recycling is not None:
+            self._recycling.count_step()
         self.asked = 0
         self._rounds.pending = Pending.NOTHING
 

@@ -186,11 +186,19 @@ class VectorRecycling:
             return
         done.counted = True
         if step:
-            ended = self._ended()
-            for actor in self._fleet.actors:
-                episodes = int(np.count_nonzero(ended[actor.rows]))
-                self._recycling.count(actor.index, len(actor.env_ids), episodes)
+            self.count_step()
         self._tell()
+
+    def count_step(self) -> None:
+        """Take in that all envs have stepped."""
+        ended = self._ended()
+        for actor in self._fleet.actors:
+            episodes = int(np.count_nonzero(ended[actor.rows]))
+            self._recycling.count(actor.index, len(actor.env_ids), episodes)
+
+    def is_idle(self) -> bool:
+        """Return whether nobody is due, and no exchange under way."""
+        return self._opening is None and self._exchanged is None and not self._due()
 
     def _tell(self) -> None:
         actor, self._exchanged = self._exchanged, None

@@ -66,7 +66,7 @@ class VectorSteps:
         self._same_step = mode is AutoresetMode.SAME_STEP
         #: Steps without messages; None: there are none.
         self.quick: QuickSteps | None = None
-        if fleet.words is not None and recycling is None:
+        if fleet.words is not None:
             self.quick = QuickSteps(
                 fleet.words,
                 fleet,
@@ -74,6 +74,7 @@ class VectorSteps:
                 results,
                 rounds,
                 faults,
+                recycling,
                 same_step=self._same_step,
             )
         #: Whether a fault may have to tell the last observation of an episode.

@@ -19,7 +19,7 @@ from gymnasium.error import ClosedEnvironmentError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.words import WORDS_EXIST
-from envbus.runner import ActorPool, BusVectorEnv, Timeouts
+from envbus.runner import ActorPool, BusVectorEnv, RecycleAfter, Timeouts
 from tests.integration.row_model import LifeEnv
 
 pytestmark = [
@@ -156,6 +156,25 @@ def assert_same_infos(found: Any, expected: Any) -> None:
 def lengths() -> list[Any]:
     """Envs whose infos differ from each other in each step."""
     return [partial(TellingEnv, 9 + number) for number in range(NUM_ENVS)]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_actors_are_recycled_though_steps_take_no_message(make: Any, mode: str) -> None:
+    envs = make(
+        BusVectorEnv,
+        partial(LifeEnv, 10),
+        recycle_after=RecycleAfter(steps=100),
+        autoreset_mode=mode,
+    )
+    envs.reset()
+    actions, lives = np.zeros(NUM_ENVS), set()
+    for _ in range(2000):
+        lives.update(envs.step(actions)[0][:, 0].tolist())
+        if len(lives) >= 4 * NUM_ENVS:
+            break
+    assert len(lives) >= 4 * NUM_ENVS
+    assert envs.statistics().recycled >= 4
+    assert envs.statistics().steps_by_word > 20
 
 
 @pytest.mark.parametrize("wait", ["spin", "block"])
