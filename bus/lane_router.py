@@ -41,6 +41,9 @@ QUEUE_BYTES: Final = 64 * 2**20
 #: Messages of the router's peers between two looks at lanes that have been silent, at most: a look
 #: costs as much as a message.
 _FAR_AT_ONE_GO: Final = 16
+#: Messages that peers of streams which send many at once may have until lanes are looked at again:
+#: tens of thousands may have come at one go, and others wait behind them.
+_NEAR_AT_ONE_GO: Final = 16
 #: Lanes at one time; who comes later is cut off, and uses ZeroMQ.
 _MAX_NEAR: Final = 1024
 
@@ -87,6 +90,10 @@ class LaneRouter:
         self._held: dict[bytes, list[bytes]] | None = None
         #: Lanes that the last look found readable.
         self._ready: list[int] = []
+        #: Streams whose next message is here already, and waits for the next look.
+        self._aside: set[int] = set()
+        #: Messages behind which there was another one.
+        self._followed = 0
         #: Whether `wait` has just looked: then `receive` need not look again.
         self._looked = False
         #: Peers whose lanes hung up, until they are dropped.
@@ -217,7 +224,12 @@ class LaneRouter:
             try:
                 frames = end.receive()
                 if end.has_more:
-                    self._ready.append(fd)
+                    self._followed += 1
+                    if self._followed % _NEAR_AT_ONE_GO:
+                        self._ready.append(fd)
+                    else:
+                        self._aside.add(fd)
+                        self._looked = False
                 if frames is not None:
                     return peer, frames
             except ClosedError:
@@ -245,7 +257,7 @@ class LaneRouter:
 
     def wait(self, timeout: float) -> bool:
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
-        if self._ready:
+        if self._ready or self._aside:
             return True
         if not self._is_armed and self._router is not None and self._router.wait(0.0):
             return True
@@ -276,7 +288,7 @@ class LaneRouter:
         Raises:
             ClosedError: It was closed, also by a signal's handler meanwhile.
         """
-        if self._ready:
+        if self._ready or self._aside:
             return False
         try:
             found = self._poller.poll(timeout)
@@ -334,6 +346,7 @@ class LaneRouter:
         self._unsent.clear()
         self._queued.clear()
         self._ready.clear()
+        self._aside.clear()
         self._poller.close()
 
     def _look(self, timeout: float) -> bool:
@@ -363,6 +376,9 @@ class LaneRouter:
                 self._ready.append(fd)
             if events & select.EPOLLOUT:
                 self._flush(peer)
+        if self._aside:
+            self._ready += self._aside.difference(self._ready)
+            self._aside.clear()
         return bool(found)
 
     def _write(

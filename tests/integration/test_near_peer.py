@@ -187,6 +187,25 @@ def test_both_kinds_of_peers_get_their_turn(router: LaneRouter, peer: NearPeer) 
     far.close()
 
 
+def test_ten_thousand_messages_of_one_stream_do_not_keep_others_waiting(
+    router: LaneRouter, peer: NearPeer
+) -> None:
+    peer.send([b"h", b"hello"])
+    assert hears(router) == (b"near", [b"h", b"hello"])
+    with stranger(router) as flood:
+        flood.sendall(pack([INTRODUCTION, b"flood"]) + pack([b"f"]) * 10_000)
+        for _ in range(100):
+            assert hears(router) == (b"flood", [b"f"])
+        for _ in range(3):  # who came while the rest was in hand
+            peer.send([b"h", b"now"])
+            between = 0
+            while hears(router)[0] == b"flood":
+                between += 1
+            assert between < 100
+        for _ in range(100):  # and nothing of it is lost
+            assert hears(router) == (b"flood", [b"f"])
+
+
 def test_without_a_listener_it_is_zmq() -> None:
     router = LaneRouter(ZmqRouter(["tcp://127.0.0.1:*"]))
     peer = NearPeer(router.endpoints[0], b"p")
