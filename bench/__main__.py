@@ -31,16 +31,17 @@ from envbus.bench.sample_variants import (
     SAMPLE_VARIANTS,
 )
 from envbus.bench.sampling import measure_sampling
+from envbus.bench.scaling import FULL_ACTORS, QUICK_ACTORS, measure_actors
 from envbus.bench.startup import FULL_STARTS, QUICK_STARTS, measure_startup
 from envbus.bench.targets import check, render_verdicts
-from envbus.bench.variants import VARIANTS, Variant, variants_named
+from envbus.bench.variants import OURS, VARIANTS, Variant, variants_named
 from envbus.bench.vector import measure_vector
 from envbus.runner.extras import how_to_install
 
 __all__ = ["app", "main"]
 
 RESULTS = HOME / "results"
-KINDS = ("vector", "sample", "startup", "recovery", "bus", "policy", "bridge", "profile")
+KINDS = ("vector", "sample", "startup", "actors", "recovery", "bus", "policy", "bridge", "profile")
 
 app = typer.Typer(
     name="bench",
@@ -156,6 +157,23 @@ def startup(
 
 
 @app.command()
+def actors(
+    numbers: Annotated[
+        list[int] | None,
+        typer.Option("--actors", min=1, help="How many actors; repeat the option."),
+    ] = None,
+    quick: Quick = False,
+    here: Here = False,
+    yes: Yes = False,
+    out: Out = RESULTS,
+) -> None:
+    """What one more actor costs: step time, memory, descriptors, start."""
+    chosen = numbers or (QUICK_ACTORS if quick else FULL_ACTORS)
+    environments = _environments([VARIANTS[OURS]], here=here, yes=yes)
+    _save(measure_actors(chosen, _schedule(quick), environments, _say), out)
+
+
+@app.command()
 def recovery(
     quick: Quick = False,
     here: Here = False,
@@ -227,6 +245,7 @@ def everything(
     vector(quick=quick, here=here, yes=yes, out=out)
     sample(quick=quick, here=here, yes=yes, out=out)
     startup(quick=quick, here=here, yes=yes, out=out)
+    actors(quick=quick, here=here, yes=yes, out=out)
     recovery(quick=quick, here=here, yes=yes, out=out)
     bus(quick=quick, out=out)
     policy(quick=quick, out=out)

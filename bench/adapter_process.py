@@ -77,6 +77,17 @@ class AdapterProcess:
                 total += times.user + times.system
         return total
 
+    def descriptors(self) -> int:
+        """Return how many descriptors the adapter's own process has open now.
+
+        Raises:
+            ChildError: It has ended.
+        """
+        try:
+            return psutil.Process(self._child.pid).num_fds()
+        except psutil.Error as error:
+            raise ChildError("the adapter's process has ended") from error
+
     def memory(self) -> Memory:
         """Return the memory of the process tree now."""
         rss = uss = pss = count = 0

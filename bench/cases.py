@@ -68,6 +68,10 @@ _NUM_ENVS = {
     "cartpole": (1, 8, 64, 256),
     "pixels": (1, 8, 64, 256),
     "dict": (1, 8, 16, 64),
+    "infos": (8, 64),
+    # Episodes of four steps, and the next one begins in the step that ends one.
+    "short": (64,),
+    "frame": (16,),
     # Heavier envs: at 256 a start alone takes long, and the picture is that of 64.
     "halfcheetah": (1, 8, 64),
     "pong": (1, 8, 64),
@@ -106,8 +110,8 @@ class Schedule:
 
 
 #: 5 rounds: quartiles mean something, one bad round cannot move the median, and all cases
-#: together take half an hour.
-FULL = Schedule(rounds=5, seconds=0.5, warm_up=0.15, starts=3)
+#: together take an hour and a half.
+FULL = Schedule(rounds=5, seconds=1.0, warm_up=0.15, starts=3)
 QUICK = Schedule(rounds=3, seconds=0.3, warm_up=0.05, starts=2)
 #: For single requests: a second holds thousands, enough for a 99th percentile. Some minutes.
 REQUESTS = Schedule(rounds=7, seconds=1.0, warm_up=0.3, starts=0)

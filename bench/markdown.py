@@ -20,6 +20,11 @@ def conditions(record: Record) -> str:
     """Return where, when, on which code and how a record was measured."""
     machine, schedule = record["machine"], record["schedule"]
     apart = _APART.get(record["kind"], "every library in its own process and environment")
+    rounds, unit = (
+        (schedule["starts"], "starts")
+        if record["kind"] == "actors"
+        else (schedule["rounds"], "interleaved rounds")
+    )
     longer = "".join(
         f", of {workload} {times * schedule['seconds']:g} s"
         for workload, times in schedule.get("times_as_long", {}).items()
@@ -27,7 +32,7 @@ def conditions(record: Record) -> str:
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
         f"{machine['system']}, Python {machine['python']}; commit {record['commit']}, "
-        f"{record['date']}. Medians of {schedule['rounds']} interleaved rounds of "
+        f"{record['date']}. Medians of {rounds} {unit} of "
         f"{schedule['seconds']:g} s each{longer}; {apart}.\n"
     )
 

@@ -89,7 +89,7 @@ def _options(variant: Variant) -> dict[str, Any]:
 
 
 def _opened(variant: Variant, environments: Environments) -> Contender:
-    contender = start(variant, NUM_ENVS, environments)
+    contender = start(variant, WORKLOAD, NUM_ENVS, environments)
     if contender.process is not None:
         try:
             contender.versions = contender.process.wait_started()

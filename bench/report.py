@@ -14,7 +14,7 @@ from envbus.bench.record import Record
 from envbus.bench.request_tables import REQUEST_KINDS, requests_table
 from envbus.bench.sample_variants import OURS_TORCH, SAMPLE_VARIANTS
 from envbus.bench.targets import best_peer, check, render_verdicts, rows_by
-from envbus.bench.variants import BASELINE, OURS, VARIANTS, Role
+from envbus.bench.variants import BASELINE, FLOOR, OURS, SPINNING, SYNC, VARIANTS, Role
 
 __all__ = ["render_details", "render_summary"]
 
@@ -25,6 +25,9 @@ _TITLES = {
     "cartpole": "CartPole-v1",
     "pixels": "pixels (4 x 84 x 84 uint8)",
     "dict": "Dict (image, 17 floats, Discrete)",
+    "infos": "null env, 5 small values per info",
+    "short": "null env, episodes of 4 steps, SAME_STEP",
+    "frame": "frame (3 x 512 x 512 uint8)",
     "halfcheetah": "HalfCheetah-v5",
     "pong": "ALE/Pong-v5",
     "burn": "burns 200 us of CPU",
@@ -44,6 +47,8 @@ def render_summary(records: Mapping[str, Record]) -> str:
         parts += [conditions(records["sample"]), _sampling_table(records["sample"])]
     if "startup" in records:
         parts.append(_startup_table(records["startup"]))
+    if "actors" in records:
+        parts += [conditions(records["actors"]), _actors_table(records["actors"])]
     if "recovery" in records:
         parts.append(_recovery_table(records["recovery"]))
     for kind in REQUEST_KINDS:
@@ -89,20 +94,20 @@ def _vector_summary(record: Record) -> str:
     for workload, num_envs in dict.fromkeys(
         (row["workload"], row["num_envs"]) for row in record["rows"]
     ):
-        ours, baseline, spinning, in_process = (
-            rows.get((workload, num_envs, name))
-            for name in (OURS, BASELINE, "puffer_w1", "gym_sync")
+        ours, baseline, spinning, in_process, floor = (
+            rows.get((workload, num_envs, name)) for name in (OURS, BASELINE, SPINNING, SYNC, FLOOR)
         )
         peer = best_peer(record, workload, num_envs)
         body.append(
             [
                 f"{_TITLES.get(workload, workload)}, {num_envs}",
-                f"**{_rate(ours)}**",
+                f"**{_rate(ours)}**{_cores(ours)}",
                 _latency(ours),
                 _with_ratio(baseline, ours),
                 _with_ratio(peer, ours, label=True),
                 _with_ratio(spinning, ours),
                 _with_ratio(in_process, ours),
+                _with_ratio(floor, ours),
             ]
         )
     head = [
@@ -113,8 +118,12 @@ def _vector_summary(record: Record) -> str:
         "best other library that blocks",
         "PufferLib, 1 worker, spins",
         "SyncVectorEnv, one process",
+        "floor, not a library",
     ]
-    note = "In brackets: how many times as fast envbus is; below 1 it is slower.\n"
+    note = (
+        "Behind the comma: cores used. In brackets: how many times as fast envbus is; below 1 it "
+        "is slower.\n"
+    )
     return table(head, body) + "\n" + note
 
 
@@ -123,7 +132,7 @@ def _first_come_table(record: Record) -> str:
         [
             f"{_TITLES.get(row['workload'], row['workload'])}, {row['num_envs']}",
             _label(row["variant"]),
-            _rate(row),
+            _rate(row) + _cores(row),
             _latency(row),
         ]
         for row in record["rows"]
@@ -131,7 +140,12 @@ def _first_come_table(record: Record) -> str:
     ]
     if not body:
         return ""
-    head = ["first come, first served: workload, envs", "", "env steps/s", "one batch p50 / p99"]
+    head = [
+        "first come, first served: workload, envs",
+        "",
+        "env steps/s, cores used",
+        "one batch p50 / p99",
+    ]
     return table(head, body)
 
 
@@ -150,12 +164,12 @@ def _sampling_table(record: Record) -> str:
             if row["role"] == Role.OURS.value:
                 name, ratio = f"**{name}**", ""
             spread = f"{short(rate['q1'])} to {short(rate['q3'])}"
-            body.append([title, name, short(rate["median"]), spread, ratio])
+            body.append([title, name, short(rate["median"]) + _cores(row), spread, ratio])
             title = ""
     head = [
         "sampling with a policy: workload, envs",
         "",
-        "env steps/s",
+        "env steps/s, cores used",
         "quartiles",
         "envbus, torch",
     ]
@@ -211,6 +225,35 @@ def _startup_table(record: Record) -> str:
             ]
         )
     head = ["CartPole envs", "", "s to first reset", "PSS MB", "USS MB", "RSS MB", "processes"]
+    return table(head, body)
+
+
+def _actors_table(record: Record) -> str:
+    keys = (
+        ("step_us", ",.0f"),
+        ("step_us_per_actor", ".1f"),
+        ("cores", ".1f"),
+        ("pss_mb_per_actor", ".1f"),
+        ("descriptors_per_actor", ".1f"),
+        ("seconds", ".2f"),
+    )
+    body = []
+    for row in record["rows"]:
+        cells = [""] * len(keys)
+        if row["status"] != "ok":
+            cells[0] = f"- ({row['reason']})"
+        else:
+            cells = [format(row[key]["median"], form) for key, form in keys]
+        body.append([str(row["num_actors"]), *cells])
+    head = [
+        "actors of one null env each",
+        "one vector step, us",
+        "per actor",
+        "cores used",
+        "PSS MB per actor",
+        "descriptors per actor",
+        "s to first reset",
+    ]
     return table(head, body)
 
 
@@ -284,6 +327,10 @@ def _rate(row: Row | None) -> str:
     return short(row["env_steps_per_second"]["median"])
 
 
+def _cores(row: Row | None) -> str:
+    return "" if row is None else f", {row['cores']['median']:.1f}"
+
+
 def _rate_with_spread(row: Row | None) -> str:
     if row is None or row["status"] != "ok":
         return "-"
@@ -304,7 +351,7 @@ def _latency(row: Row | None) -> str:
 def _with_ratio(row: Row | None, ours: Row | None, *, label: bool = False) -> str:
     if row is None:
         return "-"
-    text = _rate(row)
+    text = _rate(row) + _cores(row)
     if ours is not None:
         text += f" ({_times(ours, row)})"
     return f"{text} {row['variant']}" if label else text

@@ -95,7 +95,7 @@ def measure_startup(
 
 
 def _start_once(starts: _Starts, case: StartCase, environments: Environments) -> None:
-    contender = start(starts.contender.variant, case.num_envs, environments)
+    contender = start(starts.contender.variant, WORKLOAD, case.num_envs, environments)
     starts.contender.failure = contender.failure
     process = contender.process
     if process is None:

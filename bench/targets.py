@@ -22,12 +22,23 @@ from envbus.bench.sample_variants import (
     RUN_AHEAD,
     RUN_AHEAD_TORCH,
 )
-from envbus.bench.variants import BASELINE, OURS, Role
+from envbus.bench.variants import (
+    BASELINE,
+    BLOCKING_FLOOR,
+    FLOOR,
+    OURS,
+    OURS_BLOCKING,
+    SPINNING,
+    SYNC,
+    Role,
+)
 from envbus.bench.workloads import TEAMS
 
 __all__ = [
     "MEMORY_RATIO",
     "RATIOS",
+    "SPINNING_RATIOS",
+    "SYNC_RATIOS",
     "Verdict",
     "best_peer",
     "check",
@@ -38,15 +49,49 @@ __all__ = [
 
 #: At least so many times the env steps per second of AsyncVectorEnv with shared memory.
 RATIOS = {
-    ("null", 1): 1.2,
-    ("null", 8): 4.0,
-    ("null", 64): 25.0,
-    ("null", 256): 55.0,
-    ("cartpole", 8): 2.2,
-    ("cartpole", 64): 10.0,
-    ("pixels", 64): 20.0,
-    ("dict", 16): 8.0,
+    ("null", 1): 8.0,
+    ("null", 8): 16.0,
+    ("null", 64): 60.0,
+    ("null", 256): 150.0,
+    ("cartpole", 1): 5.0,
+    ("cartpole", 8): 5.0,
+    ("cartpole", 64): 18.0,
+    ("pixels", 8): 12.0,
+    ("pixels", 64): 32.0,
+    ("dict", 16): 9.0,
+    ("infos", 8): 6.0,
+    ("infos", 64): 35.0,
+    ("short", 64): 35.0,
+    ("jitter", 16): 1.0,
 }
+#: At least so many times SyncVectorEnv's, where envs take long enough to share, or rows are big.
+SYNC_RATIOS = {("halfcheetah", 8): 1.3, ("pong", 8): 1.6, ("frame", 16): 1.0}
+#: At least so many times PufferLib's with one worker, which spins.
+SPINNING_RATIOS = {
+    ("null", 1): 1.0,
+    ("null", 8): 0.9,
+    ("null", 64): 1.0,
+    ("null", 256): 1.0,
+    ("cartpole", 64): 1.0,
+    ("cartpole", 256): 1.0,
+    ("pixels", 64): 1.0,
+    ("pixels", 256): 1.0,
+    ("dict", 64): 1.0,
+    ("infos", 64): 1.0,
+    ("short", 64): 1.0,
+}
+#: At least this part of the floor's, in all cases that it can do.
+FLOOR_RATIO = 0.9
+#: At least this part of the blocking floor's per core used, by those that do not look either.
+BLOCKING_RATIO = 1.0
+#: At least this part of `BusVectorEnv`'s, of a pool with the same envs and actors.
+POOL_RATIO, POOL_CASE = 0.8, ("null", 8)
+#: Of actors with one env each: descriptors of the runner per actor at most, where there are enough
+#: actors that its others hardly count.
+ACTOR_DESCRIPTORS, ACTORS_ENOUGH = 2.0, 128
+#: How many times as long a step takes per actor at most, with the second number of actors beside
+#: the first: linear, with room for memory that is in no cache any more.
+ACTORS_GROWTH, ACTORS_FROM, ACTORS_TO = 1.5, 16, 1000
 #: At most this part of AsyncVectorEnv's memory, with this many envs.
 MEMORY_RATIO, MEMORY_NUM_ENVS = 0.2, 64
 #: At least this part of what two independent processes reach, where envs burn CPU.
@@ -97,11 +142,19 @@ def check(record: Record) -> list[Verdict]:
     """Return the verdicts on all targets that a record of this kind can answer."""
     match record["kind"]:
         case "vector":
-            return [*_ratios(record), *_ahead_of_all(record), *_burn(record)]
+            return [
+                *_ratios(record),
+                *_ahead_of_all(record),
+                *_burn(record),
+                *_floors(record),
+                *_pool(record),
+            ]
         case "sample":
             return list(_sampling(record))
         case "startup":
             return [*_memory(record), *_start(record)]
+        case "actors":
+            return list(_actors(record))
         case "recovery":
             return list(_recovery(record))
         case "bus":
@@ -160,12 +213,16 @@ def _ratio(
 
 def _ratios(record: Record) -> Iterator[Verdict]:
     rows = rows_by(record, "workload", "num_envs", "variant")
-    for (workload, num_envs), limit in RATIOS.items():
-        ratio = _ratio(
-            rows.get((workload, num_envs, OURS)), rows.get((workload, num_envs, BASELINE))
-        )
-        target = f"{workload}:{num_envs}: times AsyncVectorEnv with shared memory"
-        yield Verdict(target, ratio, limit, at_least=True)
+    for other, name, ratios in (
+        (BASELINE, "AsyncVectorEnv with shared memory", RATIOS),
+        (SPINNING, "PufferLib with one worker, which spins", SPINNING_RATIOS),
+        (SYNC, "SyncVectorEnv", SYNC_RATIOS),
+    ):
+        for (workload, num_envs), limit in ratios.items():
+            ratio = _ratio(
+                rows.get((workload, num_envs, OURS)), rows.get((workload, num_envs, other))
+            )
+            yield Verdict(f"{workload}:{num_envs}: times {name}", ratio, limit, at_least=True)
 
 
 def _ahead_of_all(record: Record) -> Iterator[Verdict]:
@@ -188,6 +245,40 @@ def _burn(record: Record) -> Iterator[Verdict]:
         for other, limit in (("independent_2", BURN_RATIO), ("loop", 1.0)):
             ratio = _ratio(ours, rows.get(("burn", num_envs, other)))
             yield Verdict(f"burn:{num_envs}: times {other}", ratio, limit, at_least=True)
+
+
+def _floors(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "workload", "num_envs", "variant")
+    floors = {FLOOR: (OURS, FLOOR_RATIO), BLOCKING_FLOOR: (OURS_BLOCKING, BLOCKING_RATIO)}
+    for (workload, num_envs, variant), floor in rows.items():
+        ours, limit = floors.get(variant, (None, 0.0))
+        row = rows.get((workload, num_envs, ours))
+        if row is None:
+            continue
+        ratio, what = _ratio(row, floor), "times the floor"
+        if variant == BLOCKING_FLOOR and ratio is not None:
+            ratio *= floor["cores"]["median"] / row["cores"]["median"]
+            what = "wait='block', times the blocking floor per core used"
+        yield Verdict(f"{workload}:{num_envs}: {what}", ratio, limit, at_least=True)
+
+
+def _pool(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "workload", "num_envs", "variant")
+    ratio = _ratio(rows.get((*POOL_CASE, "envbus_pool_cores")), rows.get((*POOL_CASE, OURS)))
+    name = f"{POOL_CASE[0]}:{POOL_CASE[1]}: ActorPool, times BusVectorEnv"
+    yield Verdict(name, ratio, POOL_RATIO, at_least=True)
+
+
+def _actors(record: Record) -> Iterator[Verdict]:
+    rows = rows_by(record, "num_actors")
+    for (num_actors,), row in rows.items():
+        if num_actors >= ACTORS_ENOUGH:
+            descriptors = row["descriptors_per_actor"]["median"]
+            name = f"{num_actors} actors: descriptors of the runner, each"
+            yield Verdict(name, descriptors, ACTOR_DESCRIPTORS, at_least=False)
+    growth = _ratio(rows.get((ACTORS_TO,)), rows.get((ACTORS_FROM,)), "step_us_per_actor")
+    name = f"{ACTORS_TO} actors: time of a step per actor, times that of {ACTORS_FROM}"
+    yield Verdict(name, growth, ACTORS_GROWTH, at_least=False)
 
 
 _OURS_TO_SAMPLE = (

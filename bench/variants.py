@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BASELINE", "OURS", "VARIANTS", "Role", "Variant", "variants_named"]
+__all__ = [
+    "BASELINE",
+    "BLOCKING_FLOOR",
+    "FLOOR",
+    "OURS",
+    "OURS_BLOCKING",
+    "SPINNING",
+    "SYNC",
+    "VARIANTS",
+    "Role",
+    "Variant",
+    "variants_named",
+]
 
 
 class Role(enum.Enum):
@@ -45,15 +58,20 @@ class Variant:
     min_envs: int = 1
     #: Only for these workloads; empty: for all.
     workloads: tuple[str, ...] = ()
-    #: Not part of the step benchmark, only of start-up.
+    #: Workloads that it cannot do, and why.
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    #: Not part of the step benchmark, only of start-up; or the other way round.
     startup_only: bool = False
+    steps_only: bool = False
 
     def takes_part(self, workload: str, num_envs: int) -> bool:
         """Whether this variant is meant for a workload and a number of envs."""
         return num_envs >= self.min_envs and (not self.workloads or workload in self.workloads)
 
-    def left_out(self, num_envs: int) -> str | None:
-        """Return why this variant is not run with so many envs, or None if it is."""
+    def left_out(self, workload: str, num_envs: int) -> str | None:
+        """Return why this variant is not run in a case, or None if it is."""
+        if workload in self.cannot:
+            return self.cannot[workload]
         if self.max_envs is not None and num_envs > self.max_envs:
             return self.max_envs_reason
         return None
@@ -63,8 +81,17 @@ class Variant:
 BASELINE = "gym_async_shm"
 #: Row that is meant by "envbus".
 OURS = "envbus_shm"
+#: Rows that other targets refer to: one process, a worker that spins, and nearly no layers.
+SYNC, SPINNING, FLOOR = "gym_sync", "puffer_w1", "floor"
+#: Both without looking before they sleep.
+OURS_BLOCKING, BLOCKING_FLOOR = "envbus_block", "floor_block"
 
 _WAITING = ("jitter",)
+_FLOOR_CANNOT = {
+    "dict": "has one array of observations",
+    "infos": "has no infos",
+    "short": "has no infos, so no last observations of episodes",
+}
 
 VARIANTS = {
     variant.name: variant
@@ -92,6 +119,16 @@ VARIANTS = {
             "envbus",
             "envbus_vector",
             {"shared_memory": False, "num_actors": "auto"},
+        ),
+        Variant(
+            "envbus_block",
+            "envbus BusVectorEnv, wait='block'",
+            Role.OURS,
+            "envbus",
+            "envbus_vector",
+            {"shared_memory": True, "num_actors": "auto", "wait": "block"},
+            workloads=("null", "cartpole", "pixels"),
+            steps_only=True,
         ),
         Variant(
             "gym_async_shm",
@@ -153,6 +190,16 @@ VARIANTS = {
             workloads=_WAITING,
         ),
         Variant(
+            "envbus_pool_cores",
+            "envbus ActorPool, an actor per core, min_envs=1",
+            Role.FIRST_COME,
+            "envbus",
+            "envbus_pool",
+            {"num_actors": "auto"},
+            workloads=("null",),
+            steps_only=True,
+        ),
+        Variant(
             "ray_actors",
             "Ray actors, as RLlib's RemoteVectorEnv",
             Role.PEER,
@@ -204,6 +251,26 @@ VARIANTS = {
             {"processes": 2},
             min_envs=2,
         ),
+        Variant(
+            "floor",
+            "floor: flags in shared memory, 2 processes, spin 50 us",
+            Role.BOUND,
+            "gymnasium",
+            "floor",
+            {"processes": 2, "spin": 50e-6},
+            steps_only=True,
+            cannot=_FLOOR_CANNOT,
+        ),
+        Variant(
+            "floor_block",
+            "floor that blocks: the same without spinning",
+            Role.BOUND,
+            "gymnasium",
+            "floor",
+            {"processes": 2, "spin": 0.0},
+            steps_only=True,
+            cannot=_FLOOR_CANNOT,
+        ),
     )
 }
 
@@ -216,4 +283,8 @@ def variants_named(names: list[str] | None, *, startup: bool = False) -> list[Va
     """
     if names:
         return [VARIANTS[name] for name in names]
-    return [variant for variant in VARIANTS.values() if startup or not variant.startup_only]
+    return [
+        variant
+        for variant in VARIANTS.values()
+        if not (variant.steps_only if startup else variant.startup_only)
+    ]

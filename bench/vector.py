@@ -131,7 +131,7 @@ def measure_case(
     contenders: list[Contender] = []
     try:
         contenders += [
-            start(variant, case.num_envs, environments)
+            start(variant, case.workload, case.num_envs, environments)
             for variant in variants
             if variant.takes_part(case.workload, case.num_envs)
         ]
@@ -153,10 +153,10 @@ def measure_case(
     return contenders
 
 
-def start(variant: Variant, num_envs: int, environments: Environments) -> Contender:
+def start(variant: Variant, workload: str, num_envs: int, environments: Environments) -> Contender:
     """Start a variant's process, or keep the reason why it is left out."""
     contender = Contender(variant)
-    left_out = variant.left_out(num_envs)
+    left_out = variant.left_out(workload, num_envs)
     status = environments.status(variant.library)
     if left_out is not None:
         contender.failure = left_out

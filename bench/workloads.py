@@ -23,11 +23,15 @@ __all__ = [
     "BlasEnv",
     "BurnEnv",
     "DictEnv",
+    "FrameEnv",
+    "InfosEnv",
     "JitterEnv",
     "NullEnv",
     "PixelsEnv",
+    "ShortEnv",
     "TeamEnv",
     "action_ring",
+    "autoreset_mode",
     "env_fns",
     "is_multi_agent",
     "make_env",
@@ -38,6 +42,8 @@ StepResult: TypeAlias = tuple[Any, float, bool, bool, dict[str, Any]]
 
 #: CPU seconds that one step of `BurnEnv` takes; the issue's number.
 BURN_SECONDS = 200e-6
+#: Steps of an episode of `ShortEnv`.
+SHORT_EPISODE = 4
 #: Rows and columns of the matrices of `BlasEnv`: a product takes a millisecond of one core.
 BLAS_SIZE = 300
 #: Lognormal of `JitterEnv`: mean 2 ms and 99th percentile 20 ms fix both parameters.
@@ -105,6 +111,57 @@ class DictEnv(FreeEnv):
             "state": np.zeros(17, np.float32),
             "task": np.int64(1),
         }
+
+
+class FrameEnv(FreeEnv):
+    """Observes one frame of 3 x 512 x 512, uint8: 786 kB."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0, 255, (3, 512, 512), np.uint8)
+        self.action_space = gym.spaces.Discrete(6)
+        self.observation = np.zeros((3, 512, 512), np.uint8)
+
+
+class InfosEnv(NullEnv):
+    """Has five small values in each info, as MuJoCo's and Atari's envs have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """As `FreeEnv`, with an info."""
+        observation, _ = super().reset(seed=seed, options=options)
+        return observation, self._info()
+
+    def step(self, action: object) -> StepResult:  # noqa: ARG002 - Gymnasium's signature
+        """As `FreeEnv`, with an info."""
+        self._steps += 1
+        return self.observation, 0.0, False, False, self._info()
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "x_position": 0.5,
+            "x_velocity": 1.5,
+            "reward_ctrl": -0.1,
+            "lives": 3,
+            "frame": self._steps,
+        }
+
+
+class ShortEnv(NullEnv):
+    """Has episodes of `SHORT_EPISODE` steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = 0
+
+    def step(self, action: object) -> StepResult:  # noqa: ARG002 - Gymnasium's signature
+        """As `FreeEnv`, with an end."""
+        self._steps += 1
+        return self.observation, 0.0, self._steps % SHORT_EPISODE == 0, False, {}
 
 
 class BurnEnv(NullEnv):
@@ -201,6 +258,9 @@ WORKLOADS: dict[str, Callable[[int], AnyEnv]] = {
     "cartpole": lambda _: gym.make("CartPole-v1"),
     "pixels": lambda _: PixelsEnv(),
     "dict": lambda _: DictEnv(),
+    "infos": lambda _: InfosEnv(),
+    "short": lambda _: ShortEnv(),
+    "frame": lambda _: FrameEnv(),
     "halfcheetah": lambda _: gym.make("HalfCheetah-v5"),
     "pong": lambda _: _pong(),
     "burn": lambda _: BurnEnv(),
@@ -210,6 +270,16 @@ WORKLOADS: dict[str, Callable[[int], AnyEnv]] = {
 
 #: Those with several agents, which only the sampling benchmark knows.
 TEAMS: dict[str, Callable[[int], Any]] = {"team": lambda _: TeamEnv()}
+
+
+#: Those whose envs begin anew in the step that ends an episode; all others do it in the next one.
+_SAME_STEP = ("short",)
+
+
+def autoreset_mode(workload: str) -> gym.vector.AutoresetMode:
+    """Return when a workload's envs begin anew, in libraries that leave it to the caller."""
+    modes = gym.vector.AutoresetMode
+    return modes.SAME_STEP if workload in _SAME_STEP else modes.NEXT_STEP
 
 
 def is_multi_agent(workload: str) -> bool:

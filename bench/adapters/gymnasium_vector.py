@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from envbus.bench.adapters.base import Broken, Opening, Stepper
 from envbus.bench.adapters.killing import kill_and_start_again
-from envbus.bench.workloads import env_fns
+from envbus.bench.workloads import autoreset_mode, env_fns
 
 __all__ = ["DISTRIBUTIONS", "VectorStepper", "open_stepper"]
 
@@ -58,6 +58,7 @@ class AsyncStepper(VectorStepper):
         envs = gym.vector.AsyncVectorEnv(
             env_fns(opening.workload, opening.num_envs),
             shared_memory=bool(opening.options["shared_memory"]),
+            autoreset_mode=autoreset_mode(opening.workload),
         )
         envs.reset(seed=0)
         super().__init__(envs)
@@ -70,6 +71,9 @@ class AsyncStepper(VectorStepper):
 def open_stepper(opening: Opening) -> Stepper:
     if opening.options["kind"] == "async":
         return AsyncStepper(opening)
-    envs = gym.vector.SyncVectorEnv(env_fns(opening.workload, opening.num_envs))
+    envs = gym.vector.SyncVectorEnv(
+        env_fns(opening.workload, opening.num_envs),
+        autoreset_mode=autoreset_mode(opening.workload),
+    )
     envs.reset(seed=0)
     return VectorStepper(envs)

@@ -61,6 +61,21 @@ def start_row(
     }
 
 
+def actors_row(num_actors: int, step_us: float, descriptors: float) -> dict[str, Any]:
+    return {
+        "workload": "null",
+        "num_actors": num_actors,
+        "variant": "envbus_shm",
+        "status": "ok",
+        "seconds": spread(0.5),
+        "step_us": spread(step_us),
+        "step_us_per_actor": spread(step_us / num_actors),
+        "pss_mb_per_actor": spread(7.0),
+        "descriptors_per_actor": spread(descriptors),
+        "cores": spread(1.5),
+    }
+
+
 def bus_row(case: str, carrier: str, p50: float) -> dict[str, Any]:
     return {
         "case": case,
@@ -137,7 +152,7 @@ def record(kind: str, rows: list[dict[str, Any]]) -> Record:
             "system": "Linux 6",
             "python": "3.11.7",
         },
-        "schedule": {"rounds": 7, "seconds": 1.0},
+        "schedule": {"rounds": 7, "seconds": 1.0, "starts": 3},
         "versions": {"gymnasium": {"gymnasium": "1.4.0"}},
         "rows": rows,
     }

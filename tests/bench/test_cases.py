@@ -4,9 +4,19 @@ import numpy as np
 import pytest
 
 from envbus.bench.cases import ALL_CASES, Case, parse_case
-from envbus.bench.targets import RATIOS
-from envbus.bench.variants import BASELINE, OURS, VARIANTS
-from envbus.bench.workloads import JitterEnv, action_ring, make_env
+from envbus.bench.targets import POOL_CASE, RATIOS, SPINNING_RATIOS, SYNC_RATIOS
+from envbus.bench.variants import (
+    BASELINE,
+    BLOCKING_FLOOR,
+    FLOOR,
+    OURS,
+    OURS_BLOCKING,
+    SPINNING,
+    SYNC,
+    VARIANTS,
+    variants_named,
+)
+from envbus.bench.workloads import JitterEnv, ShortEnv, action_ring, autoreset_mode, make_env
 
 
 def test_a_case_is_written_as_workload_and_number() -> None:
@@ -21,8 +31,10 @@ def test_other_words_are_refused_by_name(text: str) -> None:
 
 
 def test_every_ratio_that_is_a_target_is_measured() -> None:
-    assert {Case(*key) for key in RATIOS} <= set(ALL_CASES)
-    assert {BASELINE, OURS} <= VARIANTS.keys()
+    keys = {*RATIOS, *SPINNING_RATIOS, *SYNC_RATIOS, POOL_CASE}
+    assert {Case(*key) for key in keys} <= set(ALL_CASES)
+    names = {BASELINE, OURS, OURS_BLOCKING, SPINNING, SYNC, FLOOR, BLOCKING_FLOOR}
+    assert names <= {variant.name for variant in variants_named(None)}
 
 
 def test_envs_that_wait_get_an_actor_each() -> None:
@@ -31,8 +43,38 @@ def test_envs_that_wait_get_an_actor_each() -> None:
 
 
 def test_too_many_envs_for_a_library_have_a_reason() -> None:
-    assert VARIANTS["ray_actors"].left_out(64) is None
-    assert "Ray" in (VARIANTS["ray_actors"].left_out(256) or "")
+    assert VARIANTS["ray_actors"].left_out("null", 64) is None
+    assert "Ray" in (VARIANTS["ray_actors"].left_out("null", 256) or "")
+
+
+@pytest.mark.parametrize("workload", ["dict", "infos", "short"])
+def test_what_the_floor_cannot_do_has_a_reason(workload: str) -> None:
+    assert VARIANTS[FLOOR].left_out(workload, 8)
+    assert VARIANTS[FLOOR].left_out("null", 8) is None
+
+
+def test_bounds_of_steps_take_no_part_in_the_comparison_of_starts() -> None:
+    names = {variant.name for variant in variants_named(None, startup=True)}
+    assert not names & {FLOOR, BLOCKING_FLOOR, OURS_BLOCKING}
+    assert "sb3_subproc_default" in names
+
+
+def test_short_episodes_end_every_fourth_step_and_begin_anew_in_it() -> None:
+    env = ShortEnv()
+    env.reset(seed=0)
+    assert [env.step(0)[2] for _ in range(8)] == 2 * [False, False, False, True]
+    assert autoreset_mode("short").name == "SAME_STEP"
+    assert autoreset_mode("null").name == "NEXT_STEP"
+
+
+def test_infos_have_five_values_also_those_of_a_reset() -> None:
+    env = make_env("infos")
+    _, first = env.reset(seed=0)
+    second = env.step(0)[4]
+    assert len(first) == 5
+    assert {key: type(value) for key, value in first.items()} == {
+        key: type(value) for key, value in second.items()
+    }
 
 
 def test_actions_are_the_same_for_everybody() -> None:
@@ -41,7 +83,9 @@ def test_actions_are_the_same_for_everybody() -> None:
     assert first[0].shape == (4,)
 
 
-@pytest.mark.parametrize("workload", ["null", "pixels", "dict", "burn", "blas", "cartpole"])
+@pytest.mark.parametrize(
+    "workload", ["null", "pixels", "dict", "infos", "short", "frame", "burn", "blas", "cartpole"]
+)
 def test_workloads_stay_in_their_spaces(workload: str) -> None:
     env = make_env(workload)
     observation, _ = env.reset(seed=0)

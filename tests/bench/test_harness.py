@@ -16,6 +16,7 @@ from envbus.bench.child import ChildError
 from envbus.bench.environments import Environments
 from envbus.bench.record import load, save
 from envbus.bench.recovery import Kills, measure_recovery
+from envbus.bench.scaling import measure_actors
 from envbus.bench.startup import StartCase, measure_startup
 from envbus.bench.variants import VARIANTS
 from envbus.bench.vector import measure_vector
@@ -76,6 +77,16 @@ def test_start_and_memory_are_measured(here: Environments) -> None:
     (row,) = record["rows"]
     assert row["processes"] == 3
     assert 0 < row["uss_mb"]["median"] <= row["pss_mb"]["median"] <= row["rss_mb"]["median"]
+
+
+def test_what_an_actor_costs_is_measured(here: Environments) -> None:
+    record = measure_actors([2], SHORT, here, quiet)
+    (row,) = record["rows"]
+    assert (row["status"], row["num_actors"]) == ("ok", 2)
+    assert row["step_us_per_actor"]["median"] == row["step_us"]["median"] / 2
+    for key in ("seconds", "pss_mb_per_actor", "descriptors_per_actor"):
+        assert row[key]["median"] > 0
+    assert "envbus" in record["versions"]
 
 
 def test_a_paused_library_stands_still_and_then_goes_on(here: Environments) -> None:

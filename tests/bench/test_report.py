@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from envbus.bench.report import render_details, render_summary
 from tests.bench.results import (
+    actors_row,
     bridge_row,
     broken_row,
     bus_row,
@@ -28,9 +29,9 @@ VECTOR = record(
 def test_the_summary_shows_wins_and_losses_as_ratios() -> None:
     text = render_summary({"vector": VECTOR})
     (row,) = [line for line in text.splitlines() if line.startswith("| null")]
-    assert "**50k**" in row
-    assert "10k (5x)" in row
-    assert "1M (0.05x)" in row
+    assert "**50k**, 1.5 |" in row
+    assert "10k, 1.5 (5x)" in row
+    assert "1M, 1.5 (0.05x)" in row
     assert "12.5 / 2,500" in row
 
 
@@ -42,7 +43,7 @@ def test_the_summary_says_where_and_how_it_was_measured() -> None:
 
 def test_a_case_without_envbus_has_no_ratio() -> None:
     text = render_summary({"vector": record("vector", VECTOR["rows"][1:2])})
-    assert "| **-** | - | 10k | 10k gym_async_shm | - | - |" in text
+    assert "| **-** | - | 10k, 1.5 | 10k, 1.5 gym_async_shm | - | - | - |" in text
 
 
 def test_details_name_what_is_missing_and_why() -> None:
@@ -50,7 +51,7 @@ def test_details_name_what_is_missing_and_why() -> None:
     assert "- Ray actors, as RLlib's RemoteVectorEnv, 8 envs: not installed" in text
     assert "| Gymnasium AsyncVectorEnv | 10k (10k-10k), 1.5 |" in text
     assert "| gymnasium | gymnasium 1.4.0 |" in text
-    assert "at least 4 | met |" in text
+    assert "at least 16 | **missed** |" in text
 
 
 def test_other_kinds_have_tables_of_their_own() -> None:
@@ -70,10 +71,18 @@ def test_other_kinds_have_tables_of_their_own() -> None:
 
 def test_first_come_batches_have_a_table_of_their_own() -> None:
     rows = [vector_row("jitter", 16, "envbus_pool", 7_000.0)]
-    assert "| envbus ActorPool, min_envs=1 | 7k |" in render_summary(
+    assert "| envbus ActorPool, min_envs=1 | 7k, 1.5 |" in render_summary(
         {"vector": record("vector", rows)}
     )
     assert "first come" not in render_summary({"vector": VECTOR})
+
+
+def test_actors_are_told_by_what_each_costs() -> None:
+    failed = {"num_actors": 1000, "status": "failed", "reason": "no memory"}
+    text = render_summary({"actors": record("actors", [actors_row(16, 64.0, 2.5), failed])})
+    assert "Medians of 3 starts of 1 s each" in text
+    assert "| 16 | 64 | 4.0 | 1.5 | 7.0 | 2.5 | 0.50 |" in text
+    assert "| 1000 | - (no memory) |" in text
 
 
 def test_recovery_tells_what_happens_how_long_it_takes_and_what_it_costs_others() -> None:

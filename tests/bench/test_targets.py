@@ -4,6 +4,7 @@ import pytest
 
 from envbus.bench.targets import Verdict, best_peer, check, lost_by_others, render_verdicts
 from tests.bench.results import (
+    actors_row,
     bridge_row,
     bus_row,
     failed_row,
@@ -22,12 +23,56 @@ def by_target(verdicts: list[Verdict], start: str) -> list[Verdict]:
 def test_ratios_are_taken_within_one_result() -> None:
     result = record(
         "vector",
-        [vector_row("null", 8, "envbus_shm", 50.0), vector_row("null", 8, "gym_async_shm", 10.0)],
+        [vector_row("null", 8, "envbus_shm", 170.0), vector_row("null", 8, "gym_async_shm", 10.0)],
     )
     (ratio,) = by_target(check(result), "null:8: times AsyncVectorEnv")
-    assert (ratio.measured, ratio.met) == (5.0, True)
+    assert (ratio.measured, ratio.met) == (17.0, True)
     (other,) = by_target(check(result), "null:64: times AsyncVectorEnv")
     assert (other.measured, other.met) == (None, None)
+
+
+def test_the_floor_a_worker_that_spins_and_one_process_are_beside_us_too() -> None:
+    rows = [
+        vector_row("null", 8, "envbus_shm", 80.0),
+        vector_row("null", 8, "floor", 100.0),
+        vector_row("null", 8, "puffer_w1", 100.0),
+        vector_row("null", 8, "envbus_pool_cores", 60.0),
+        failed_row("infos", 8, "floor", "has no infos"),
+        vector_row("infos", 8, "envbus_shm", 80.0),
+        vector_row("frame", 16, "envbus_shm", 30.0),
+        vector_row("frame", 16, "gym_sync", 20.0),
+    ]
+    verdicts = check(record("vector", rows))
+    (floor,) = [one for one in verdicts if "floor" in one.target]
+    assert (floor.target, floor.measured, floor.met) == ("null:8: times the floor", 0.8, False)
+    (spinning,) = by_target(verdicts, "null:8: times PufferLib")
+    assert (spinning.measured, spinning.limit, spinning.met) == (0.8, 0.9, False)
+    (pool,) = by_target(verdicts, "null:8: ActorPool")
+    assert (pool.measured, pool.met) == (0.75, False)
+    (frame,) = by_target(verdicts, "frame:16: times SyncVectorEnv")
+    assert (frame.measured, frame.met) == (1.5, True)
+    assert {one.met for one in by_target(verdicts, "halfcheetah:8: times Sync")} == {None}
+
+
+def test_who_blocks_is_compared_by_what_a_core_brings() -> None:
+    ours, floor = (
+        vector_row("null", 8, "envbus_block", 80.0),
+        vector_row("null", 8, "floor_block", 100.0),
+    )
+    ours["cores"], floor["cores"] = {"median": 1.0}, {"median": 2.0}
+    (verdict,) = by_target(check(record("vector", [ours, floor])), "null:8: wait='block'")
+    assert (verdict.measured, verdict.met) == (1.6, True)
+
+
+def test_actors_cost_the_same_each_however_many_there_are() -> None:
+    rows = [
+        actors_row(2, step_us=10.0, descriptors=8.0),
+        actors_row(16, step_us=64.0, descriptors=2.5),
+        actors_row(1000, step_us=8000.0, descriptors=1.9),
+    ]
+    descriptors, growth = check(record("actors", rows))
+    assert (descriptors.measured, descriptors.met) == (1.9, True)
+    assert (growth.measured, growth.met) == (2.0, False)
 
 
 def test_the_best_peer_neither_spins_nor_stays_in_one_process() -> None:
