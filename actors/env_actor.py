@@ -492,7 +492,7 @@ class EnvActor:
         failed = {error.slot for error in errors}
         found: dict[int, SlotError] = {}
         for slot, name, value in check.wrong(slots, finals, by_slot):
-            if slot in failed or slot in found:
+            if slot in found or (slot in failed and not self._finite_faults):
                 continue
             text = (
                 f"env {self._first_env_id + slot}: {name} is {value}"
@@ -512,7 +512,7 @@ class EnvActor:
             elif (slot, name) not in self._warned:
                 self._warned.add((slot, name))
                 logger.warning("%s", text)
-        return list(found.values())
+        return [error for slot, error in found.items() if slot not in failed]
 
     def _each(
         self,

@@ -6,6 +6,7 @@ the project: what it costs is paid once per env and step.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -44,6 +45,7 @@ class EnvSlots:
 
     A failing env costs the others nothing: whatever it raises, also SystemExit, becomes the
     `SlotError` of its slot, whose observation keeps its former value, with reward 0 and no flag.
+    Where it fails in SAME_STEP's reset, the step that ended the episode is reported all the same.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class EnvSlots:
         self._stuck = [False] * self.num_slots
         #: The slot that the present step resets, or -1: tells the phase of an error.
         self._resetting = -1
+        #: SAME_STEP only: what that slot's step is to report about the episode that ended in it.
+        self._last_info: Info = None
         self._resets = [self._reset_instead(slot) for slot in range(self.num_slots)]
         #: What a step of each slot calls: the env's `step`, or, at times, something else.
         self._calls: list[Callable[[Any], Any]] = []
@@ -227,6 +231,11 @@ class EnvSlots:
                 phase = "autoreset" if self._resetting == slot else "step"
                 rewards[slot] = 0.0
                 terminations[slot] = truncations[slot] = False
+                if phase == "autoreset" and self._last_info is not None:
+                    with contextlib.suppress(TypeError, ValueError):
+                        rewards[slot] = _scalar("reward", reward, self._first_env_id + slot)
+                        terminations[slot], truncations[slot] = bool(terminated), bool(truncated)
+                        infos[slot] = self._last_info
                 outcome.errors.append(slot_error(self._first_slot + slot, phase, error))
         return self._finish(outcome, addressed, infos, "step")
 
@@ -353,6 +362,7 @@ class EnvSlots:
             # Copies: the env may go on using the same objects.
             final_obs, final_info = own_deeply(observation), own(info)
             self._resetting = slot
+            self._last_info = same_step_info(final_obs, final_info, {})
             self._stuck[slot] = True
             self._refresh([slot])
             observation, reset_info = self._parts_of_reset(slot, self._envs[slot].reset())
@@ -391,6 +401,7 @@ class EnvSlots:
 
         def reset_instead(_action: Element) -> tuple[Element, float, bool, bool, Info]:
             self._resetting = slot
+            self._last_info = None
             seed = self._first_seeds.get(slot)
             env = self._envs[slot]
             returned = env.reset() if seed is None else env.reset(seed=seed)

@@ -96,6 +96,8 @@ class PoolFaults:
         if self.recovery is not None:
             self._recover(self.recovery, [error for error, _ in rebuilt])
             return
+        for error, _ in rebuilt:  # of a last step whose row is not told, either
+            self._results.take_info(error.env_id)
         try:
             raise_env_errors([error for error, _ in rebuilt], [found for _, found in rebuilt])
         except Exception as exc:  # raised by the next `recv`, after this news is all taken
@@ -155,7 +157,7 @@ class PoolFaults:
         for_good: bool,
     ) -> None:
         """An env's episode is over by a fault; another life follows, unless `for_good`."""
-        self._results.take_info(env_id)
+        unread = self._results.take_info(env_id)
         if for_good:
             self._states.lose(env_id)
             self.lost[env_id] = reason
@@ -172,7 +174,7 @@ class PoolFaults:
             given_up=for_good,
         )
         if self._results.cut is not None:
-            self._results.cut.on_fault(fault)
+            self._results.cut.on_fault(fault, unread)
         self.untold.append(fault)
         self._log.fault(fault)
         self.lives.begin([env_id])

@@ -43,7 +43,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     incarnations: npt.NDArray[np.int64]
     #: Envs that failed, alone or with their actor, since the last batch: their episodes are over,
     #: without a last row. The first observation of their next episode comes by itself; under
-    #: SAME_STEP in a row that is truncated, with the last one as `final_obs`.
+    #: SAME_STEP in a row that is truncated, with the last one as `final_obs`; or, if the episode
+    #: had ended by itself and its automatic reset failed, in the row of its last step.
     faults: list[Fault]
     #: Envs that were asked and have not answered, if the time-out ended this `recv`.
     late: list[int]
@@ -65,21 +66,24 @@ class Rows(NamedTuple):
 class CutEpisodes:
     """SAME_STEP: the episodes that faults cut off, until the row after them was received.
 
-    That row looks like any in which an episode ends: truncated, with `final_obs`.
+    That row looks like any in which an episode ends: truncated, with `final_obs`. If the episode
+    had ended by itself, and only the next one failed, it is what its last step has brought.
 
     Args:
         observations: Of the pool.
+        blocks: Of the pool; has rewards and flags.
         num_envs: How many there are.
     """
 
-    def __init__(self, observations: ObservationStore, num_envs: int) -> None:
+    def __init__(self, observations: ObservationStore, blocks: Blocks, num_envs: int) -> None:
         self._observations = observations
+        self._flags = blocks.rewards, blocks.terminations, blocks.truncations
         #: Whether the caller has an observation of the env's present episode.
         self._shown = np.zeros(num_envs, np.bool_)
         #: Whether an action was sent since, so that the row may hold another one.
         self._asked = np.zeros(num_envs, np.bool_)
-        #: By env: its info.
-        self._cut: dict[int, dict[str, Any]] = {}
+        #: By env: its info, and its reward and flags.
+        self._cut: dict[int, tuple[dict[str, Any], tuple[Any, ...]]] = {}
 
     def on_send(self, env_ids: list[int]) -> None:
         """Actions are about to be sent to these envs."""
@@ -101,18 +105,31 @@ class CutEpisodes:
         for env_id in env_ids:
             self._cut.pop(env_id, None)
 
-    def on_fault(self, fault: Fault) -> None:
-        """An env has failed."""
+    def on_fault(self, fault: Fault, unread: dict[str, Any]) -> None:
+        """An env has failed; `unread` is the info of a row that the caller did not receive."""
         env_id = fault.env_id
-        if self._shown[env_id]:
+        if not self._shown[env_id]:
+            return
+        info: dict[str, Any]
+        if "final_obs" in unread:
+            info = {key: unread[key] for key in ("final_obs", "final_info") if key in unread}
+            self._cut[env_id] = info, tuple(array[env_id] for array in self._flags)
+        else:
             kept = self._observations
             last = kept.before(env_id) if self._asked[env_id] else kept.single(env_id)
-            self._cut[env_id] = {"final_obs": last, "final_info": {"fault": fault.info()}}
-            self._shown[env_id] = self._asked[env_id] = False
+            info = {"final_obs": last, "final_info": {"fault": fault.info()}}
+            self._cut[env_id] = info, (0.0, False, True)
+        self._shown[env_id] = self._asked[env_id] = False
 
-    def info(self, env_id: int) -> dict[str, Any] | None:
-        """Return the info of the episode that was cut off before this env's row; None: none was."""
-        return self._cut.get(env_id)
+    def tell(self, env_id: int, info: dict[str, Any]) -> dict[str, Any]:
+        """Have an env's row tell of the episode before it, if one was cut off; return its info."""
+        cut = self._cut.get(env_id)
+        if cut is None:
+            return info
+        last, row = cut
+        for array, value in zip(self._flags, row, strict=True):
+            array[env_id] = value
+        return {**last, **info}
 
 
 class PoolResults:
@@ -141,7 +158,7 @@ class PoolResults:
     ) -> None:
         self.blocks = blocks
         self.observations = ObservationStore(observation_space, num_envs, blocks.observations)
-        self.cut = CutEpisodes(self.observations, num_envs) if tells_cuts else None
+        self.cut = CutEpisodes(self.observations, blocks, num_envs) if tells_cuts else None
         self.rows: Rows | None = None
         if blocks.observations is not None:
             self.rows = Rows(
@@ -179,10 +196,9 @@ class PoolResults:
                     self._infos[env_id] = info
         if self.cut is not None and not is_step:
             for env_id in members:
-                cut = self.cut.info(env_id)
-                if cut is not None:
-                    blocks.truncations[env_id] = True
-                    self._infos[env_id] = {**cut, **self._infos.get(env_id, {})}
+                info = self.cut.tell(env_id, self._infos.get(env_id, {}))
+                if info:
+                    self._infos[env_id] = info
 
     def read_records(self, records: InfoReader) -> None:
         """Read infos in records, too: of envs that `put_rows` names."""

@@ -146,6 +146,17 @@ def test_an_error_in_an_automatic_reset_says_so(mode: AutoresetMode) -> None:
     assert bench.blocks.rewards[1] > 0
 
 
+def test_a_step_that_ends_its_episode_is_told_also_if_the_reset_in_it_fails() -> None:
+    bench = started(FailingEnv("reset", 1, length=1), CountingEnv(9), mode=SAME_STEP)
+    outcome = bench.act(5, 5)
+    assert bench.blocks.rewards.tolist() == [11.0, 11.0]
+    assert bench.blocks.terminations.tolist() == [True, False]
+    assert outcome.infos[0]["final_obs"].tolist() == [1.0, 1.0, 5.0, 7.0]
+    assert outcome.infos[0]["final_info"] == {}
+    bench.act(5, 5)  # refused: a reset is due
+    assert (bench.blocks.rewards[0], bench.blocks.terminations[0]) == (0.0, False)
+
+
 def test_after_a_failed_reset_in_same_step_only_a_reset_helps() -> None:
     env = FailingEnv("reset", 1, length=1)
     bench = started(env, mode=SAME_STEP)

@@ -8,6 +8,7 @@ import re
 import runpy
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from envbus.runner.fault_log import Hooks
+from envbus.runner.faults import FaultCause
 from envbus.runner.pool import ActorPool
 from envbus.runner.vector_env import BusVectorEnv
 from tests.integration.faulty import RESTART
@@ -242,6 +244,65 @@ def test_a_pool_for_same_step_tells_of_a_cut_episode_as_of_any_that_ends() -> No
                         models[env_id].on_step(row, float(number))
                         seen.add(env_id)
     assert models[-1].transitions >= len(PATTERNS)
+
+
+class LastEnv(LifeEnv):
+    """Plays one episode, after which its reset raises. Action 7 gives a reward of NaN."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if self.episode:
+            raise RuntimeError("one episode only")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, reward * (np.nan if action == 7.0 else 1.0), *rest
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_same_step_a_last_step_counts_where_the_reset_within_it_raises(
+    shared_memory: bool,
+) -> None:
+    factories = [partial(LastEnv, 2), partial(LifeEnv, 9)]
+    mode, options = AutoresetMode.SAME_STEP, {"shared_memory": shared_memory, "num_actors": 1}
+    with closing(
+        BusVectorEnv(factories, autoreset_mode=mode, check_finite=True, **options, **RESTART)
+    ) as envs:
+        envs.reset()
+        for action in (1.0, 7.0, 1.0):
+            before = envs.step(np.array([0.0, 1.0]))[0]
+            now, rewards, terminations, truncations, infos = envs.step(np.array([action, 1.0]))
+            assert infos["fault"]["cause"][0] == "error"
+            assert now[0, 1:3].tolist() == [1, 0]
+            if action == 7.0:  # what is not finite is no last step that anybody could use
+                assert (rewards[0], truncations[0]) == (0.0, True)
+                assert infos["final_obs"][0].tolist() == before[0].tolist()
+                continue
+            assert (rewards[0], terminations[0], truncations[0]) == (102.0, True, False)
+            assert infos["final_obs"][0][1:].tolist() == [1, 2, 1]
+            assert infos["final_info"] == {}
+
+
+@pytest.mark.parametrize("num_actors", [0, 1])
+def test_same_step_a_pool_tells_a_last_step_whose_reset_raised(num_actors: int) -> None:
+    with ActorPool(
+        [partial(LastEnv, 2)],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        num_actors=num_actors,
+        **RESTART,
+    ) as pool:
+        pool.reset()
+        first = pool.recv()
+        for _ in range(2):
+            for action in (1.0, 3.0):
+                pool.send(np.array([action]), first.env_ids)
+                batch = pool.recv()
+            assert [fault.cause for fault in batch.faults] == [FaultCause.ERROR]
+            batch = batch if len(batch.env_ids) else pool.recv()
+            row = batch.rewards[0], batch.terminations[0], batch.truncations[0]
+            assert row == (102.0, True, False)
+            assert batch.infos["final_obs"][0][1:].tolist() == [1, 2, 3]
+            assert batch.observations[0, 1:3].tolist() == [1, 0]
 
 
 class NanEnv(LifeEnv):

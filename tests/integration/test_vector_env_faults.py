@@ -142,14 +142,15 @@ def test_an_env_that_raises_in_its_automatic_reset(make: Make, mode: str, tmp_pa
     if mode == "NextStep":
         assert act(envs, 1, 1)[2][0]
     observations, rewards, terminations, truncations, infos = act(envs, 1, 1)
-    assert (rewards[0], terminations[0], truncations[0]) == (0.0, False, True)
+    row = (0.0, False, True) if mode == "NextStep" else (12.0, True, False)  # its own last step
+    assert (rewards[0], terminations[0], truncations[0]) == row
     assert "failed in autoreset" in infos["fault"]["error"][0]
     if mode == "NextStep":
         observations, *_ = act(envs, 1, 1)
     assert observations[0].tolist() == [1, 0, 0, restart_seed(0, 0, 1)]
     assert ("final_obs" in infos) == (mode == "SameStep")
     if mode == "SameStep":
-        assert counts(np.stack([infos["final_obs"][0]])) == [[1, 1]]
+        assert counts(np.stack([infos["final_obs"][0]])) == [[1, 2]]
 
 
 @MODES

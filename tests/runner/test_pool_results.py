@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from gymnasium import spaces
 
+from envbus.actors.blocks import BlockLayout
 from envbus.runner.faults import Fault, FaultCause
 from envbus.runner.observations import ObservationStore
 from envbus.runner.pool_results import CutEpisodes
@@ -13,7 +14,9 @@ from envbus.runner.pool_results import CutEpisodes
 def test_the_last_observation_is_the_one_that_was_received_whatever_was_written_since() -> None:
     rows = np.ones((2, 1), np.float32)
     space = spaces.Box(-9.0, 9.0, (1,), np.float32)
-    cut = CutEpisodes(ObservationStore(space, 2, [rows]), 2)
+    layout = BlockLayout.of(space, space, 2)
+    blocks = layout.views(bytearray(layout.size))
+    cut = CutEpisodes(ObservationStore(space, 2, [rows]), blocks, 2)
     cut.on_receive(np.array([0, 1]))
     cut.on_send([0])
     rows[0] = 5.0  # by a step that then fails
@@ -24,8 +27,8 @@ def test_the_last_observation_is_the_one_that_was_received_whatever_was_written_
                 cause=FaultCause.ERROR,
                 message="on purpose",
                 restarts=0,
-            )
+            ),
+            {},
         )
-        info = cut.info(env_id)
-        assert info is not None
+        info = cut.tell(env_id, {})
         assert info["final_obs"].tolist() == [1.0]
