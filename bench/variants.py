@@ -91,6 +91,7 @@ _FLOOR_CANNOT = {
     "dict": "has one array of observations",
     "infos": "has no infos",
     "short": "has no infos, so no last observations of episodes",
+    "jitter": "has two processes, and envs that wait want one each",
 }
 
 VARIANTS = {

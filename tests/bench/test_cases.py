@@ -47,7 +47,7 @@ def test_too_many_envs_for_a_library_have_a_reason() -> None:
     assert "Ray" in (VARIANTS["ray_actors"].left_out("null", 256) or "")
 
 
-@pytest.mark.parametrize("workload", ["dict", "infos", "short"])
+@pytest.mark.parametrize("workload", ["dict", "infos", "short", "jitter"])
 def test_what_the_floor_cannot_do_has_a_reason(workload: str) -> None:
     assert VARIANTS[FLOOR].left_out(workload, 8)
     assert VARIANTS[FLOOR].left_out("null", 8) is None
