@@ -18,8 +18,6 @@ from envbus.bus.transport import Frames
 
 __all__ = ["Budget"]
 
-#: Ids of marks, which count up from here: no client gets there.
-_FIRST_ID: Final = 2**63 - 2**32
 #: Seconds until a mark that has no answer is taken for lost, with a broker that was started again.
 _PATIENCE: Final = 5.0
 
@@ -29,15 +27,18 @@ class Budget:
 
     Args:
         limit: Beyond it nothing more is to be passed on.
+        first_id: Ids of marks count up from here. Nobody can guess it: a client could ask under
+            the id of the next mark, before what that stands behind was taken.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, first_id: int) -> None:
         self._limit = limit
+        self._first_id = first_id
         self._bytes = 0
         #: Bytes before the newest mark that is not answered; 0: there is none.
         self._marked = 0
         self._marked_at = 0.0
-        self._last_id = _FIRST_ID
+        self._last_id = first_id
         #: Marks that are not answered, those that were given up included.
         self._out = 0
 
@@ -79,7 +80,10 @@ class Budget:
             header = decode_header(frames[0])
         except ProtocolError:
             return False
-        if header.kind is not Kind.FAILURE or not _FIRST_ID < header.request_id <= self._last_id:
+        if (
+            header.kind is not Kind.FAILURE
+            or not self._first_id < header.request_id <= self._last_id
+        ):
             return False
         self._out -= 1
         if header.request_id == self._last_id:

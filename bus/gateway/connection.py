@@ -33,6 +33,9 @@ _LINGER: Final = 1.0
 _PIECE: Final = 4096
 _TURN: Final = 0.005
 
+#: Ids of a connection's marks begin between this and twice it, less what it may use of them.
+_MARKS: Final = 2**62
+
 #: Characters of why a connection was ended in the log: strangers' own words may be in it.
 _LONGEST: Final = 300
 
@@ -87,7 +90,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._dealer: Dealer | None = None
-        self._budget = Budget(config.max_untaken_bytes)
+        first_mark = _MARKS + secrets.randbelow(_MARKS - 2**32)
+        self._budget = Budget(config.max_untaken_bytes, first_mark)
         #: What came and was not read yet, and whether `_read_on` is about to be called for it.
         self._unread = memoryview(b"")
         self._has_turn = False

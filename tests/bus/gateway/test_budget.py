@@ -13,7 +13,7 @@ def answer(mark: Frames) -> Frames:
 
 
 def test_what_came_before_an_answered_mark_was_taken() -> None:
-    budget = Budget(100)
+    budget = Budget(100, 2**62)
     budget.add([b"header", bytes(43)])
     assert not budget.wants_mark(0.0)
     budget.add([b"header"])
@@ -34,7 +34,7 @@ def test_what_came_before_an_answered_mark_was_taken() -> None:
 
 
 def test_a_mark_that_is_lost_is_followed_by_another_one() -> None:
-    budget = Budget(100)
+    budget = Budget(100, 2**62)
     budget.add([bytes(100)])
     lost = budget.mark(0.0)
     assert not budget.wants_mark(5.0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Callable
 from typing import Any, cast
@@ -104,6 +105,24 @@ def test_who_sends_a_flood_of_small_messages_leaves_others_their_turn() -> None:
 
     with socket.socket() as sock:
         asyncio.run(play(sock))
+
+
+def test_a_client_cannot_know_the_ids_of_marks_and_answer_them_itself() -> None:
+    async def play(sock: socket.socket) -> list[int]:
+        found = []
+        for _ in range(3):
+            scene = Scene(sock)
+            large = pack_for_stream([b"large", bytes(3 << 20)])
+            scene.connection.data_received(pack_for_stream(hello("sim")) + 2 * large)
+            taken = scene.dealer.taken
+            await scene.until(lambda taken=taken: len(taken) == 4)
+            found.append(decode_header(taken[-1]).request_id)
+        return found
+
+    with socket.socket() as sock:
+        ids = asyncio.run(play(sock))
+    assert all(2**62 <= number < 2**63 for number in ids)
+    assert min(abs(one - other) for one, other in itertools.combinations(ids, 2)) > 2**20
 
 
 def test_what_is_not_read_yet_waits_for_the_broker_and_ends_with_its_connection() -> None:
