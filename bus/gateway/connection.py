@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
@@ -294,7 +295,8 @@ class Connection(asyncio.Protocol):
         if self._session.ended is not None:
             self._begin_to_end()
             if transport.can_write_eof():
-                transport.write_eof()
+                with contextlib.suppress(OSError):  # the client is gone: about to be noticed
+                    transport.write_eof()
             else:  # TLS
                 transport.close()
 

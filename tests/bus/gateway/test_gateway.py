@@ -442,6 +442,25 @@ def test_a_gateway_that_hangs_again_and_again_is_given_up(tmp_path: Path) -> Non
             wait_until(gateway.check, "it is given up")
 
 
+def test_a_client_that_is_gone_unnoticed_keeps_no_word_from_the_others(tmp_path: Path) -> None:
+    with Bus(tmp_path, max_untaken_bytes=1 << 16) as bus, contextlib.ExitStack() as stack:
+        gone = [stack.enter_context(TcpClient(bus.gateway.tcp[0])) for _ in range(2)]
+        others = [stack.enter_context(TcpClient(bus.gateway.tcp[0])) for _ in range(4)]
+        for number, client in enumerate(gone + others):
+            joined(bus, client, f"sim-{number}")
+        chunk = [encode_header(Header(1, Kind.NOTICE, 0, "Big")), bytes(1 << 16)]
+        for client in gone:  # the gateway reads nothing of them any more, as nobody takes it
+            client.socket.setblocking(False)
+            while select.select([], [client.socket], [], 0.3)[1]:
+                with contextlib.suppress(BlockingIOError):
+                    client.socket.send(pack_for_stream(chunk))
+            client.close()
+        bus.gateway.close()
+        for client in others:
+            (words,) = drained(client)
+            assert failure(words).message == "the gateway ends"
+
+
 def test_clients_are_told_of_an_orderly_end(bus: Bus) -> None:
     with client_of(bus, "tcp") as client, client_of(bus, "websocket") as other:
         joined(bus, client, "sim-1")
