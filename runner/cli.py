@@ -30,6 +30,39 @@ MOST_ENVS = 100_000
 #: Length of a job that was given no end.
 DEFAULT_SECONDS = 10.0
 
+#: Options that several commands share.
+_Env = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV_ID",
+        help="A Gymnasium id (CartPole-v1), with the module that registers it "
+        "(ale_py:ALE/Pong-v5), or a function that returns an env (module:function).",
+    ),
+]
+_NumEnvs = Annotated[int, typer.Option(min=1, max=MOST_ENVS, help="How many envs.")]
+_Threads = Annotated[
+    str,
+    typer.Option(
+        "--threads-per-process",
+        metavar="INTEGER|auto|none",
+        help="Threads of NumPy, PyTorch and their like in each actor. auto: its part of the "
+        "cores; none: as they choose.",
+    ),
+]
+_Policy = Annotated[
+    str,
+    typer.Option(
+        help="random, zero, or module:function, called with the batched observations and "
+        "action space; returns batched actions."
+    ),
+]
+_Seed = Annotated[
+    int | None, typer.Option(min=0, help="Env i gets SEED + i.", show_default="a fresh one")
+]
+_AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of the table.")
+]
+
 #: Click's class for mistakes in a call; recent versions of typer carry their own copy of it.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -135,15 +168,8 @@ def _envbus(
 
 @app.command()
 def run(
-    env_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="ENV_ID",
-            help="A Gymnasium id (CartPole-v1), with the module that registers it "
-            "(ale_py:ALE/Pong-v5), or a function that returns an env (module:function).",
-        ),
-    ],
-    num_envs: Annotated[int, typer.Option(min=1, max=MOST_ENVS, help="How many envs.")] = 8,
+    env_id: _Env,
+    num_envs: _NumEnvs = 8,
     actors: Annotated[
         int | None,
         typer.Option(
@@ -153,15 +179,7 @@ def run(
             show_default="one per core",
         ),
     ] = None,
-    threads: Annotated[
-        str,
-        typer.Option(
-            "--threads-per-process",
-            metavar="INTEGER|auto|none",
-            help="Threads of NumPy, PyTorch and their like in each of them. auto: its part of the "
-            "cores; none: as they choose.",
-        ),
-    ] = "auto",
+    threads: _Threads = "auto",
     steps: Annotated[
         int | None, typer.Option(min=1, help="End after so many env steps, over all envs.")
     ] = None,
@@ -172,17 +190,8 @@ def run(
             show_default=f"{DEFAULT_SECONDS:g}, without --steps",
         ),
     ] = None,
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="random, zero, or module:function, called with the batched observations and "
-            "action space; returns batched actions."
-        ),
-    ] = "random",
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="Env i gets SEED + i.", show_default="a fresh one"),
-    ] = None,
+    policy: _Policy = "random",
+    seed: _Seed = None,
     kill_one: Annotated[
         bool, typer.Option("--kill-one", help="Kill one actor half way, to see it come back.")
     ] = False,
@@ -192,9 +201,7 @@ def run(
             "--compare", help="Then step the same envs in Gymnasium's vector envs as long."
         ),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of the table.")
-    ] = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Step ENV_ID in actor processes and measure it."""
     import msgspec
@@ -230,6 +237,47 @@ def run(
             print_result(open_console(out), result)
         elif result.interrupted:
             console.print("interrupted before the first step")
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def tune(
+    env_id: _Env,
+    num_envs: _NumEnvs = 8,
+    seconds: Annotated[
+        float, typer.Option(help="How long to step the env alone, and each number of actors.")
+    ] = 2.0,
+    threads: _Threads = "auto",
+    policy: _Policy = "random",
+    seed: _Seed = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure ENV_ID, try numbers of actors, and say which line to write."""
+    import msgspec
+
+    from envbus.bus.threads import parse_threads
+    from envbus.runner.report import ProgressLine, print_tuning
+    from envbus.runner.tuning import TuneConfig, run_tuning
+
+    _find_modules_here()
+    config = TuneConfig(
+        env=env_id,
+        num_envs=num_envs,
+        seconds=seconds,
+        policy=policy,
+        seed=seed,
+        threads_per_process=parse_threads(threads),
+    )
+    with _result_stream(exclusive=as_json) as out:
+        console = open_console(stderr=True)
+        log_to(console)
+        with ProgressLine(console) as line:
+            result = run_tuning(config, line)
+        if as_json:
+            out.write(msgspec.json.encode(result).decode() + "\n")
+        else:
+            print_tuning(open_console(out), result)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
 

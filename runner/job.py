@@ -6,23 +6,18 @@ Leaves out the command line and the printing (`cli.py`, `report.py`).
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
-import warnings
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Literal
 
-import gymnasium
 import msgspec
 
-from envbus.actors import env_source
 from envbus.bus.errors import ConfigError
 from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.comparison import compare
-from envbus.runner.faults import EnvError
-from envbus.runner.make import make_vec
+from envbus.runner.opening import open_envs
 from envbus.runner.policies import PolicyFactory, parse_policy
 from envbus.runner.stepping import Limits, Measured, OnProgress, Stepping
 from envbus.runner.vector_env import BusVectorEnv
@@ -135,26 +130,17 @@ class _Job:
     def run(self) -> None:
         config = self._config
         made_at = time.perf_counter()
-        try:
-            envs = self._envs = make_vec(
-                config.env,
-                config.num_envs,
-                num_actors=config.num_actors,
-                threads_per_process=config.threads_per_process,
-                vector_kwargs={"restart_failed_sub_environments": config.kill_one},
-            )
-        except Exception as exc:
-            if not _is_not_found(exc):
-                raise
-            raise ConfigError(f"cannot make {config.env!r}: {exc}") from exc
-        try:
+        with open_envs(
+            config.env,
+            config.num_envs,
+            num_actors=config.num_actors,
+            threads_per_process=config.threads_per_process,
+            restart=config.kill_one,
+        ) as envs:
+            self._envs = envs
             self._actors = len(envs.actor_pids())
             limits = Limits(config.steps, config.seconds)
             self._stepping.run(envs, limits, seed=config.seed, made_at=made_at)
-        except BaseException:
-            _abort(envs)
-            raise
-        envs.close()
         if config.compare:
             self._compare()
 
@@ -203,20 +189,3 @@ class _Job:
 
     def _restarts(self) -> int:
         return 0 if self._envs is None else self._envs.statistics().restarts
-
-
-def _is_not_found(exc: Exception) -> bool:
-    """Whether there is no such env, as opposed to one whose own code failed."""
-    if isinstance(exc, gymnasium.error.Error | ModuleNotFoundError):
-        return True
-    if not isinstance(exc.__cause__, EnvError):
-        return False
-    files = re.findall(r'^ *File "(.+?)", line', exc.__cause__.remote_traceback, re.MULTILINE)
-    return bool(files) and files[-1] == env_source.__file__
-
-
-def _abort(envs: BusVectorEnv) -> None:
-    """Kill the actors at once. A step may be pending, which is no news after Ctrl-C."""
-    with warnings.catch_warnings(), suppress(Exception):
-        warnings.simplefilter("ignore")
-        envs.close(terminate=True)

@@ -15,8 +15,9 @@ from rich.table import Table
 from envbus.runner.job import JobResult
 from envbus.runner.stepping import Measured
 from envbus.runner.stepping import Progress as StepProgress
+from envbus.runner.tuning import Cost, TuneResult
 
-__all__ = ["ProgressLine", "print_result"]
+__all__ = ["ProgressLine", "print_result", "print_tuning"]
 
 #: Seconds between two lines where there is no terminal to rewrite one.
 _LINE_EVERY = 1.0
@@ -90,7 +91,7 @@ class ProgressLine:
             self._bar.add_task(backend, total=1.0, text="")
 
     def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        _print(self._console, text)
 
 
 def print_result(console: Console, result: JobResult) -> None:
@@ -106,10 +107,51 @@ def print_result(console: Console, result: JobResult) -> None:
         table.add_column(measured.backend, justify="right", no_wrap=True)
     for row in zip(*(_cells(measured) for measured in result.measured), strict=True):
         table.add_row(row[0][0], *(value for _, value in row))
-    console.print(heading, highlight=False, markup=False)
+    _print(console, heading)
     console.print(table)
     for backend, reason in result.not_measured.items():
-        console.print(f"{backend}: not measured: {reason}", highlight=False, markup=False)
+        _print(console, f"{backend}: not measured: {reason}")
+
+
+def print_tuning(console: Console, result: TuneResult) -> None:
+    """Print what the env costs, a row per number of actors, and the line to write."""
+    heading = f"{result.env}: {_count(result.num_envs, 'env')}, {_count(result.cores, 'core')}"
+    if result.interrupted:
+        heading += " (interrupted)"
+    _print(console, heading)
+    if result.cost is not None:
+        _print(console, _cost_text(result.cost))
+    if not result.trials:
+        return
+    table = Table("", box=SIMPLE_HEAD)
+    for name in ("env steps/s", "step p50 (ms)", "cores used", "memory (MiB)"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for trial in result.trials:
+        table.add_row(
+            f"{_count(trial.num_actors, 'actor')} of {_count(trial.envs_per_actor, 'env')}",
+            f"{trial.env_steps_per_second:,.0f}",
+            _number(trial.latency_p50_ms, ".3f"),
+            _number(trial.cores_used, ".1f"),
+            f"{trial.memory_mb:,.0f}",
+        )
+    console.print(table)
+    _print(console, f"write: {result.line}")
+
+
+def _print(console: Console, text: str) -> None:
+    """Print a line as it is: `a:b:` is an import path, no emoji."""
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def _cost_text(cost: Cost) -> str:
+    size = "of no fixed size"
+    if cost.observation_bytes is not None:
+        size = f"of {_count(cost.observation_bytes, 'byte')}"
+    return (
+        f"one env: step {cost.step_ms:.3f} ms, of which it waits {cost.waits:.0%}; "
+        f"reset {cost.reset_ms:.3f} ms, CPU time {cost.reset_cpu_ms:.3f} ms; "
+        f"observations {size}; an actor with it has {cost.memory_mb:.0f} MiB"
+    )
 
 
 def _cells(measured: Measured) -> list[tuple[str, str]]:

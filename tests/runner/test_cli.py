@@ -97,6 +97,11 @@ def folder(tmp_path: Path) -> Path:
         (["run", "no_such_module:Env-v0"], "No module named 'no_such_module'"),
         (["run", "math:no_such_env"], "module 'math' has no attribute 'no_such_env'"),
         (["run", ":Env-v0"], "neither a Gymnasium id"),
+        (["tune"], "Missing argument 'ENV_ID'; see `envbus tune --help`"),
+        (["tune", "CartPole-v1", "--num-envs", "0"], "'--num-envs'"),
+        (["tune", "CartPole-v1", "--seconds", "0"], "seconds must be positive, not 0.0"),
+        (["tune", "CartPole-v1", "--threads-per-process", "0"], "--threads-per-process must be"),
+        (["tune", "Nope-v0"], "cannot make 'Nope-v0': Environment `Nope` doesn't exist"),
         (["broker"], "Missing option '--bind'; see `envbus broker --help`"),
         (["broker", "--bind", "nowhere"], "nowhere"),
         (["broker", "--bind", "tcp://0.0.0.0:0"], "pass --keys and --allow, bind to 127.0.0.1"),
@@ -153,6 +158,18 @@ def test_json_has_standard_output_for_itself_whatever_envs_print(folder: Path) -
     assert (result["env"], result["num_envs"], result["actors"]) == ("mine:LoudEnv", 3, 2)
     assert result["measured"][0]["env_steps"] == 30
     assert result["measured"][0]["mean_return"] is None
+
+
+def test_tuning_ends_in_a_table_and_the_line_to_write() -> None:
+    done = envbus("tune", "CartPole-v1", "--num-envs", "4", "--seconds", "0.2", "--seed", "1")
+    assert done.returncode == 0, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[0].startswith("CartPole-v1: 4 envs, ")
+    assert re.match(r"one env: step [\d.]+ ms, of which it waits \d+%; reset ", lines[1])
+    assert "observations of 16 bytes; an actor with it has " in lines[1]
+    assert any(line.startswith("1 actor of 4 envs ") for line in lines)
+    (wanted,) = (line for line in lines if line.startswith("write: "))
+    assert re.fullmatch(r'write: make_vec\("CartPole-v1", 4, num_actors=[1-4]\)', wanted)
 
 
 def test_an_env_that_fails_is_a_failure_with_its_traceback(folder: Path) -> None:

@@ -5,8 +5,9 @@ import io
 from rich.console import Console
 
 from envbus.runner.job import JobResult
-from envbus.runner.report import ProgressLine, print_result
+from envbus.runner.report import ProgressLine, print_result, print_tuning
 from envbus.runner.stepping import Measured, Progress
+from envbus.runner.tuning import Cost, Trial, TuneResult
 
 MEASURED = Measured(
     backend="envbus",
@@ -98,3 +99,39 @@ def test_a_kill_and_a_restart_are_told_when_they_happen() -> None:
         "envbus: killed actor process 4711",
         "envbus: it was started again; all other envs went on",
     ]
+
+
+def test_the_table_of_tuning_has_a_row_for_each_number_of_actors() -> None:
+    to, out = console(terminal=False)
+    cost = Cost(
+        reset_ms=3.0,
+        reset_cpu_ms=1.0,
+        step_ms=10.0,
+        step_cpu_ms=1.0,
+        observation_bytes=None,
+        memory_mb=41.6,
+    )
+    trial = Trial(
+        num_actors=4,
+        envs_per_actor=2,
+        env_steps_per_second=1234.5,
+        latency_p50_ms=20.5,
+        cores_used=None,
+        memory_mb=99.9,
+    )
+    result = TuneResult(
+        env="a:b",
+        num_envs=8,
+        cores=2,
+        cost=cost,
+        trials=[trial],
+        num_actors=4,
+        line='make_vec("a:b", 8, num_actors=4)',
+        interrupted=True,
+    )
+    print_tuning(to, result)
+    text = " ".join(out.getvalue().split())
+    assert text.startswith("a:b: 8 envs, 2 cores (interrupted) one env: step 10.000 ms, of which")
+    assert "it waits 90%; reset 3.000 ms, CPU time 1.000 ms; observations of no fixed size" in text
+    assert "4 actors of 2 envs 1,234 20.500 - 100" in text
+    assert text.endswith('write: make_vec("a:b", 8, num_actors=4)')
