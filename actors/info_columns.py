@@ -27,8 +27,10 @@ _MAX_FORMS: Final = 8
 _HEAD: Final = np.dtype(np.int64)
 #: Python's types of which Gymnasium makes arrays of numbers.
 _PLAIN: Final = {int: np.dtype(int), float: np.dtype(float), bool: np.dtype(bool)}
-#: What Gymnasium treats in a way of its own.
-_RESERVED: Final = ("final_obs", "final_info")
+#: The last observation of an episode, which Gymnasium merges into an array of objects.
+_FINAL_OBS: Final = "final_obs"
+#: Stands as the last key of a dict without keys.
+_NO_KEY: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class InfoColumn:
     """One value of an info, by its keys from the outside in."""
 
     path: tuple[str, ...]
-    #: Name of the very type that a value has: only such values fit.
+    #: Name of the very type that a value has: only such values fit. "final_obs": an array; "empty":
+    #: there is no value, but a dict without keys.
     kind: str
     dtype: np.dtype[Any]
     #: Empty for a number.
@@ -223,7 +226,9 @@ class InfoReader:
                 inner = info
                 for key in column.path[:-1]:
                     inner = inner.setdefault(key, {})
-                if column.kind == "ndarray":
+                if column.kind == "empty":
+                    continue
+                if column.kind in ("ndarray", _FINAL_OBS):
                     value = np.array(value)
                 elif column.kind in ("int", "float", "bool"):
                     value = value.item()
@@ -245,6 +250,15 @@ def _merge(
         merged[f"_{key}"] = mask.copy() if seen is None else seen | mask
         merged = inner
     key = column.path[-1]
+    if column.kind == "empty":
+        return
+    if column.kind == _FINAL_OBS:
+        if key not in merged:
+            merged[key], merged[f"_{key}"] = np.full(len(mask), None), np.zeros(len(mask), np.bool_)
+        for row in np.flatnonzero(mask):
+            merged[key][row] = np.array(values[row])
+        merged[f"_{key}"] |= mask
+        return
     if whole:
         merged[key], merged[f"_{key}"] = values.copy(), mask.copy()
         return
@@ -266,7 +280,8 @@ def _writing(layout: InfoLayout, form: Form, views: Sequence[npt.NDArray[Any]]) 
         inner = tree
         for key in column.path[:-1]:
             inner = inner.setdefault(key, {})
-        inner[column.path[-1]] = (_type_of(column), column.dtype, column.shape, views[number])
+        if column.kind != "empty":
+            inner[column.path[-1]] = (_type_of(column), column.dtype, column.shape, views[number])
     return tree
 
 
@@ -296,15 +311,19 @@ def _columns_of(info: Info, path: tuple[str, ...]) -> list[InfoColumn] | None:
     """Return the columns of an info; None if it cannot have any."""
     columns = []
     for key, value in info.items():
-        if type(key) is not str or key in _RESERVED or key.startswith("_"):
+        if type(key) is not str or key == _NO_KEY or key.startswith("_"):
             return None  # the last of these are the names of masks
         kind = type(value)
         here = (*path, key)
-        if kind is dict:
-            inner = _columns_of(value, here)
-            if not inner:
+        if key == _FINAL_OBS:
+            if path or kind is not np.ndarray or value.dtype.kind not in "biufc":
                 return None
-            columns += inner
+            columns.append(InfoColumn(here, _FINAL_OBS, value.dtype, value.shape))
+        elif kind is dict:
+            inner = _columns_of(value, here)
+            if inner is None:
+                return None
+            columns += inner or [InfoColumn((*here, _NO_KEY), "empty", np.dtype(np.uint8), (0,))]
         elif kind in _PLAIN:
             columns.append(InfoColumn(here, kind.__name__, _PLAIN[kind], ()))
         elif kind is np.ndarray and value.dtype.kind in "biufc":
@@ -317,7 +336,7 @@ def _columns_of(info: Info, path: tuple[str, ...]) -> list[InfoColumn] | None:
 
 
 def _type_of(column: InfoColumn) -> type:
-    if column.kind == "ndarray":
+    if column.kind in ("ndarray", _FINAL_OBS):
         return np.ndarray
     if column.kind == "number":
         return column.dtype.type

@@ -52,9 +52,13 @@ def assert_same(found: Any, expected: Any) -> None:
         assert list(found) == list(expected)
         for key in expected:
             assert_same(found[key], expected[key])
-    else:
+    elif isinstance(expected, np.ndarray):
         assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
+        if expected.dtype == object:
+            for one, other in zip(found, expected, strict=True):
+                assert_same(one, other)
+        else:
+            np.testing.assert_array_equal(found, expected)
 
 
 VALUES = st.one_of(
@@ -67,7 +71,11 @@ VALUES = st.one_of(
     st.sampled_from([np.arange(3.0), np.zeros((2, 2), np.int32), np.array(5), np.array([True])]),
 )
 KEYS = st.sampled_from(["a", "b", "c", "_a", "d"])
-INFOS = st.dictionaries(KEYS, VALUES | st.dictionaries(KEYS, VALUES, max_size=2), max_size=4)
+INFOS = st.builds(
+    lambda info, final: info if final is None else {"final_obs": final, **info},
+    st.dictionaries(KEYS, VALUES | st.dictionaries(KEYS, VALUES, max_size=2), max_size=4),
+    st.sampled_from([None, None, np.arange(4.0), np.ones((2, 1), np.uint8)]),
+)
 
 
 @settings(max_examples=400, deadline=None)
@@ -89,12 +97,15 @@ def test_what_fits_is_merged_as_gymnasium_merges_it(
         assert repr(info) == repr(infos[env_id])
 
 
+ENDED = {"final_obs": np.arange(4.0), "final_info": {}, "episode": 2}
 STEP, FIRST = {"x": 1.5, "n": 3, "inner": {"done": True, "at": np.arange(2.0)}}, {"episode": 1}
 
 
 def test_usual_infos_fit() -> None:
     both = Both(3)
-    both.learn([STEP, FIRST])
+    both.learn([STEP, FIRST, ENDED])
+    assert both.writer.write([ENDED, STEP, ENDED])
+    assert_same(both.reader.merged(), gymnasiums([ENDED, STEP, ENDED]))
     assert both.writer.write([STEP, {}, FIRST])
     assert_same(both.reader.merged(), gymnasiums([STEP, {}, FIRST]))
     assert both.writer.write([STEP] * 3)
@@ -127,8 +138,9 @@ def test_another_form_does_not_fit(info: dict[str, Any]) -> None:
         {"x": np.bool_(True)},
         {"x": 1.0, "_x": 2.0},
         {"final_obs": 1.0},
+        {"inner": {"final_obs": np.zeros(2)}},
         {"big": np.zeros(100)},
-        {"inner": {}},
+        {"": 1.0},
         {1: 2.0},
         {},
     ],
