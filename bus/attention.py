@@ -12,8 +12,8 @@ __all__ = ["AWAY", "GRACE", "Attention"]
 #: Seconds without a look, beyond what was to be waited, after which one was away.
 AWAY = 0.1
 #: Seconds that are looked on before anything is judged: enough for a request to leave, for a short
-#: step, and for its answer.
-GRACE = 0.25
+#: step, and for its answer, also where other programs have the cores.
+GRACE = 0.5
 
 
 class Attention:
@@ -30,6 +30,10 @@ class Attention:
         if self._left is not None:
             absent += begun - self._left
         self._was_away = absent > AWAY
+
+    def is_away(self, now: float) -> bool:
+        """Return whether the last look was long ago."""
+        return self._left is not None and now - self._left > AWAY
 
     def leaves(self, now: float) -> None:
         """All that the look has found is dealt with."""

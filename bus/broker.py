@@ -151,6 +151,9 @@ class Broker:
         """
         if not timeout > 0:
             raise ConfigError(f"timeout must be positive, not {timeout}")
+        now = self._clock()
+        if self._attention.is_away(now) and self._core.wake_at() is None:
+            self._attention.leaves(now)  # nobody was waiting for it meanwhile
         self._accepted = 0
         self._handle(Ask(to, payload_type, timeout, frames, idempotent))
         return self._accepted
