@@ -63,6 +63,7 @@ class Serving:
         untrained: Episodes that are not to be trained on.
         off_policy: Actions that clients chose themselves, by episode.
         infos: All that were not empty, by episode.
+        unacted: Episodes in which an action was not taken, once for each.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Serving:
         self.untrained: set[str] = set()
         self.off_policy: dict[str, list[Any]] = {}
         self.infos: dict[str, list[Any]] = {}
+        self.unacted: list[str] = []
         self.held: dict[str, dict[str, int]] = {}
 
     def _open(self) -> None:
@@ -107,6 +109,7 @@ class Serving:
         """Take what is there, and act."""
         result = self.bridge.poll(0.02)
         self.untrained |= result.untrained
+        self.unacted += result.unacted
         self.ended.update((fault.episode_id, "fault") for fault in result.faults)
         actions: dict[str, dict[str, int]] = {}
         if self.gateway.restarts:

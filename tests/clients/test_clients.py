@@ -145,6 +145,15 @@ def test_a_client_that_was_asleep_comes_back_to_its_episodes(checks: list[str]) 
         assert serving.bridge.statistics().resumed == 1
 
 
+# The others do not say so: their README says what that means.
+@pytest.mark.parametrize("language", ["javascript"], indirect=True, scope="module")
+def test_a_client_that_gave_up_says_that_it_took_no_action(checks: list[str]) -> None:
+    with Serving() as serving:
+        check(serving, checks, "late")
+        assert serving.unacted == ["late"]
+        assert serving.rewards["late"] == 6.0
+
+
 def test_pictures_go_through_and_what_is_too_large_is_told_once(checks: list[str]) -> None:
     with Serving(observations=Box(0, 255, (480, 640, 3), np.uint8)) as serving:
         check(serving, checks, "large")

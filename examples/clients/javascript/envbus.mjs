@@ -90,6 +90,7 @@ export class Client {
   #session = ""
   #calls = new Map() // those without an answer, by request id
   #lastId = 0
+  #givenUp = new Map() // by episode: the first GetAction whose action may come, and nobody takes it
   #complaint = null // the last failure that answers no call: why the connection ends
   #end = null // why no call is taken any more
   #heartbeat; #lease; #lastSent
@@ -148,10 +149,13 @@ export class Client {
     return new Promise((resolve, reject) => {
       if (this.#end) throw this.#end
       const id = ++this.#lastId
+      const notTaken = this.#givenUp.get(payload.episode_id)
+      if (notTaken !== undefined) payload = { ...payload, not_taken: notTaken }
       const call = { id, type, payload, to, handshake, resolve, reject, deadline: Date.now() + timeout }
       // The bridge says itself that time is over; a moment later means that it cannot.
       call.timer = setTimeout(() => {
         this.#calls.delete(id)
+        this.#giveUp(call)
         const Kind = this.#joined ? TimeoutError : ConnectionLostError
         reject(new Kind(`${type}: no answer from ${this.#url.host} within ${timeout} ms`))
       }, timeout + 1000)
@@ -174,6 +178,13 @@ export class Client {
   #settle(call) {
     this.#calls.delete(call.id)
     clearTimeout(call.timer)
+  }
+
+  /** The bridge may have answered all the same: the next calls of the episode tell it. */
+  #giveUp({ id, type, payload }) {
+    if (type === "GetAction" && !this.#givenUp.has(payload.episode_id)) {
+      this.#givenUp.set(payload.episode_id, id)
+    }
   }
 
   #notify(type, payload = {}) { this.#send(NOTICE, 0, type, payload) }
@@ -213,6 +224,9 @@ export class Client {
       return greet("JoinBridge", { ...join, resume: "" }, "bridge")
     })
     this.#session = this.bridge.session
+    for (const id of this.#givenUp.keys()) { // what is over will not be told of
+      if (!this.bridge.episodes.includes(id)) this.#givenUp.delete(id)
+    }
     this.#joined = true
     for (const call of this.#calls.values()) this.#sendCall(call)
     this.#pulse = setInterval(() => this.#notify("Heartbeat"), this.#heartbeat / 3)
@@ -229,8 +243,10 @@ export class Client {
     const call = this.#calls.get(id)
     if (call) {
       this.#settle(call)
-      if (kind === REPLY) call.resolve(payload)
-      else call.reject(errorOf(payload))
+      if (kind === REPLY) {
+        this.#givenUp.delete(call.payload.episode_id)
+        call.resolve(payload)
+      } else call.reject(errorOf(payload))
     } else if (kind === FAILURE && id === 0) {
       this.#complaint = errorOf(payload)
       this.#carriage.close() // as the gateway is about to do; or the broker has forgotten us
@@ -284,6 +300,7 @@ export class Client {
   #fail(error, which = () => true) {
     for (const call of [...this.#calls.values()].filter(which)) {
       this.#settle(call)
+      this.#giveUp(call)
       call.reject(error)
     }
   }

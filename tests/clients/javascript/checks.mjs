@@ -95,6 +95,23 @@ const checks = {
     client.close()
   },
 
+  // Is busy until its time is over, while the answer comes: it says that it did not take the action.
+  async late() {
+    const client = await bus.Client.connect(url, { token })
+    const episode = await client.startEpisode({ episodeId: "late" })
+    assert.equal(await client.getAction(episode, OBSERVATION), 0)
+    const rejected = assert.rejects(
+      client.getAction(episode, OBSERVATION, { timeout: 300 }), bus.TimeoutError)
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1500)
+    await rejected
+    await client.logReturns(episode, 5)
+    assert.equal(await client.getAction(episode, OBSERVATION), 0)
+    await client.logReturns(episode, 1)
+    assert.equal(await client.getAction(episode, OBSERVATION), 0)
+    await client.endEpisode(episode, OBSERVATION)
+    client.close()
+  },
+
   // The bridge is stopped when "ready" is printed: who waits is told at once.
   async stopped() {
     const client = await bus.Client.connect(url, { token })
