@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from envbus.bus.codec import decode, encode
+from envbus.bus.complaints import Complaints
 from envbus.bus.errors import ProtocolError
 from envbus.bus.messages import Notice, Payload
 from envbus.bus.unix_sockets import receive_with_descriptors, rights
@@ -56,6 +57,9 @@ class Door:
         self._listener.listen(_BACKLOG)
         self._poller.register(self._listener, select.EPOLLIN)
         self._callers: dict[int, socket.socket] = {}
+        self._complaints = Complaints(logger)
+        #: Given back when no descriptor is left, to send one caller away: else they would knock on.
+        self._spare = _any_descriptor()
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when `knocks` is worth a call."""
@@ -79,16 +83,31 @@ class Door:
         self._callers.clear()
         self._listener.close()
         self._poller.close()
+        close_all(self._spare)
+        self._spare = []
 
     def _let_in(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
+        while True:
+            try:
                 caller, _ = self._listener.accept()
-                caller.setblocking(False)
-                self._callers[caller.fileno()] = caller
-                self._poller.register(caller, select.EPOLLIN)
-                if len(self._callers) > _BACKLOG:  # the first one will not speak any more
-                    self._send_away(next(iter(self._callers)))
+            except BlockingIOError:
+                return
+            except OSError as exc:
+                self._complaints.add("accept", f"nobody can be let in: {exc}")
+                self._turn_away()
+                return
+            caller.setblocking(False)
+            self._callers[caller.fileno()] = caller
+            self._poller.register(caller, select.EPOLLIN)
+            if len(self._callers) > _BACKLOG:  # the first one will not speak any more
+                self._send_away(next(iter(self._callers)))
+
+    def _turn_away(self) -> None:
+        """Close the connection of who came first, for whom there is no descriptor."""
+        close_all(self._spare)
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+        self._spare = _any_descriptor()
 
     def _hear(self, fd: int) -> list[Knock]:
         fds: list[int] = []
@@ -100,7 +119,7 @@ class Door:
         except BlockingIOError:
             return []
         except (ProtocolError, KeyError, UnicodeDecodeError) as exc:
-            logger.warning("somebody knocked and was not understood: %s", exc)
+            self._complaints.add("knock", f"somebody knocked and was not understood: {exc}")
             close_all(fds)
             return []
 
@@ -127,6 +146,14 @@ def close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
+
+
+def _any_descriptor() -> list[int]:
+    """Return a descriptor of nothing; none if there is none left."""
+    try:
+        return [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+    except OSError:
+        return []
 
 
 def _encoded(payload: Payload) -> bytes:

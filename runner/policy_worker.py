@@ -11,6 +11,7 @@ import os
 from typing import Final
 
 from envbus.bus.codec import decode, decode_header, encode, encode_header
+from envbus.bus.complaints import Complaints
 from envbus.bus.errors import ProtocolError, TransportError
 from envbus.bus.lane import LaneEnd
 from envbus.bus.lane_router import LaneRouter
@@ -80,6 +81,7 @@ class PolicyWorker:
         self._router.watch(policies.fileno())
         self._calls = Calls(name, config, self._end)
         self._askers: set[bytes] = set()
+        self._complaints = Complaints(logger)
 
     def run(self) -> None:
         """Serve until the owner says to leave; what waits then is still answered."""
@@ -165,8 +167,9 @@ class PolicyWorker:
         for notice, fds in self._door.knocks():
             try:
                 self._let_in(Knock(notice, fds))
-            except Exception:  # the border: another process' mistake
-                logger.exception("%s could not do what it was asked at its door", self._name)
+            except Exception as exc:  # the border: another process' mistake
+                text = f"{self._name} could not do what it was asked at its door: {exc}"
+                self._complaints.add("knock", text, exc)
                 close_all(fds)
 
     def _let_in(self, knock: Knock) -> None:
