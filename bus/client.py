@@ -20,6 +20,7 @@ from typing import Any
 from envbus.bus.client_loop import ClientLoop, ClientStatistics
 from envbus.bus.client_orders import Question, Telling
 from envbus.bus.errors import ClosedError, ConfigError, EncodeError, RequestTimeoutError
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Hello, Notice, Payload, R, Request
 from envbus.bus.serve import Codec, PlainCodec
@@ -173,6 +174,7 @@ class Client:
         """Return counts since the start, as a frozen struct."""
         return self._loop.statistics()
 
+    @uninterrupted_call
     def close(self) -> None:
         """Close the connection; what is unsettled fails with `ClosedError`. Idempotent."""
         self._finalizer()

@@ -26,6 +26,7 @@ from envbus.actors.spaces import Element, Space
 from envbus.bus.codec import encode
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import StaysHere
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Payload
 from envbus.bus.near_peer import NearPeer
@@ -298,6 +299,7 @@ class ExternalEnvClient(StaysHere):
             return
         self._ask(request, timeout)
 
+    @uninterrupted_call
     def close(self) -> None:
         """Close the connection; who waits fails with `ClosedError`. Idempotent.
 

@@ -18,6 +18,7 @@ from envbus.bus.broker_vocabulary import BrokerStatistics
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import StaysHere
 from envbus.bus.gateway import Gateway, GatewayConfig
+from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.messages import Failed, FailureCode
 from envbus.bus.restart import RestartPolicy
@@ -123,6 +124,8 @@ class ExternalEnvBridge(StaysHere):
         self.policy_ids = list(policy_ids)
         self._attendants = Attendants(self._broker, bind_private, self._reception.end_client)
         self._stopped = False
+        #: What Ctrl-C kept from the caller of `poll`.
+        self._kept: list[BridgeResult] = []
         if gateway is not None:
             try:
                 self._attendants.open_gateway(gateway)
@@ -265,21 +268,31 @@ class ExternalEnvBridge(StaysHere):
                 traceback. Told once for each; nothing is lost by it.
             RestartLimitError: The gateway died, or hung, too often.
             ClosedError: The bridge was stopped.
+
+        After Ctrl-C the next call returns what this one would have, or goes on waiting for it.
         """
         timeout = _PATIENCE if timeout is None else timeout
         if min_envs < 1 or not timeout >= 0.0:
             raise ValueError(f"min_envs={min_envs} must be 1 or more, timeout={timeout} 0 or more")
         self._assert_usable()
+        return hand_out(lambda: self._poll(min_envs, timeout), self._kept.append)
+
+    def _poll(self, min_envs: int, timeout: float) -> BridgeResult:
+        """Do what `poll` promises."""
+        if self._kept:
+            return self._kept.pop()
         self._reception.serve_until(min_envs, timeout, self._attendants)
         return self._reception.collect()
 
+    @uninterrupted_call
     def send_actions(
         self, actions: Mapping[str, Mapping[Any, Any]], *, policy_version: int = 0
     ) -> None:
         """Answer those who wait, by `{episode_id: {agent_id: action}}`.
 
         Actions that nobody waits for (the episode was ended, the client's time is over, or it has
-        acted itself) are dropped and counted.
+        acted itself) are dropped and counted. Those for an observation that an interrupt kept from
+        you are dropped: call `poll` first.
 
         Args:
             actions: Of all agents that were observed and are not done; those of others are ignored.
@@ -293,6 +306,9 @@ class ExternalEnvBridge(StaysHere):
         """
         self._assert_usable()
         reception = self._reception
+        if self._kept:
+            unseen = {i for result in self._kept for i in result.observations}
+            actions = {i: actions[i] for i in actions.keys() - unseen}
         events, error = checked(
             actions, self._episodes.awaited, reception.agreement, policy_version
         )
@@ -300,6 +316,7 @@ class ExternalEnvBridge(StaysHere):
         if error is not None:
             raise error
 
+    @uninterrupted_call
     def fail(
         self, episode_ids: Iterable[str], error: BaseException, *, traceback: bool = True
     ) -> None:
@@ -318,6 +335,7 @@ class ExternalEnvBridge(StaysHere):
         for episode_id in episode_ids:
             self._reception.handle(GiveUp(episode_id, failed))
 
+    @uninterrupted_call
     def confirm(
         self,
         episode_ids: Iterable[str],
@@ -392,6 +410,7 @@ class ExternalEnvBridge(StaysHere):
 
     # --- end ------------------------------------------------------------------------------------
 
+    @uninterrupted_call
     def stop(self) -> None:
         """Close the sockets; all clients are told. Idempotent."""
         if self._stopped:

@@ -9,8 +9,10 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -20,12 +22,23 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.spaces import Box
 
+from envbus.actors import ExternalEnvClient
 from envbus.actors.testing import CountingEnv
 from envbus.bus import interrupts
+from envbus.bus.client import Client
 from envbus.bus.errors import RemoteError
 from envbus.bus.lane import LANES_EXIST
-from envbus.runner import ActorPool, BusVectorEnv, EnvRunner, EnvRunnerGroup, RunnerConfig, Timeouts
+from envbus.runner import (
+    ActorPool,
+    BusVectorEnv,
+    EnvRunner,
+    EnvRunnerGroup,
+    ExternalEnvBridge,
+    RunnerConfig,
+    Timeouts,
+)
 from envbus.runner.faults import EnvError
 from envbus.runner.policy_workers import PolicyWorkers
 from tests.integration.nursery_children import is_alive, wait_until
@@ -498,6 +511,87 @@ def test_a_close_that_ctrl_c_broke_off_is_done_by_the_next_one(kind: Any) -> Non
     begin()
     at_every_line(close, begin, every=41)
     running[0].close()
+
+
+def simulate(address: str, lanes: bool, over: threading.Event) -> None:
+    """Play episodes of three steps, each with a reward of 1, whose actions are checked."""
+    with ExternalEnvClient(address, lanes=lanes) as client:
+        count = 0.0
+        while not over.is_set():
+            episode = client.start_episode()
+            for _ in range(LENGTH):
+                count += 1.0
+                action = client.get_action(episode, np.array([count]))
+                assert action.tolist() == [count + 0.5]
+                client.log_returns(episode, 1.0)
+            client.end_episode(episode, np.array([0.0]))
+
+
+@pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "sockets"])
+def test_a_bridge_goes_on_where_ctrl_c_broke_it_off(lanes: bool) -> None:
+    space = Box(-1e9, 1e9, (1,), np.float64)
+    over, rewards = threading.Event(), Counter[str]()
+    with ThreadPoolExecutor(1) as thread, ExternalEnvBridge(space, space, lanes=lanes) as bridge:
+        simulator = thread.submit(simulate, bridge.address, lanes, over)
+        asked: dict[str, Any] = {}
+
+        def answer(timeout: float = 20.0) -> Any:
+            bridge.send_actions(asked)
+            return bridge.poll(timeout)
+
+        def take(result: Any) -> None:
+            asked.clear()
+            for episode_id, agents in result.rewards.items():
+                rewards[episode_id] += sum(agents.values())
+            for episode_id, agents in result.observations.items():
+                if episode_id in result.ended:
+                    assert rewards[episode_id] == LENGTH
+                else:
+                    asked[episode_id] = {agent: seen + 0.5 for agent, seen in agents.items()}
+
+        def after(result: Any) -> None:
+            result = answer() if result is None else result
+            assert result.observations, "the simulator waits for an answer that was lost"
+            take(result)
+
+        try:
+            assert at_every_line(answer, after, every=3) > 100
+        finally:
+            over.set()
+            while not simulator.done():
+                take(answer(0.05))
+        simulator.result()
+
+
+@pytest.mark.parametrize("kind", [ExternalEnvClient, Client])
+def test_a_client_whose_close_ctrl_c_broke_off_can_be_closed(kind: Any) -> None:
+    space = Box(-1e9, 1e9, (1,), np.float64)
+    over = threading.Event()
+
+    def serve(bridge: ExternalEnvBridge) -> None:
+        while not over.is_set():
+            bridge.poll(0.05)
+
+    with ThreadPoolExecutor(1) as thread, ExternalEnvBridge(space, space) as bridge:
+        server = thread.submit(serve, bridge)
+        threads = set(threading.enumerate())
+        clients = [kind(bridge.address)]
+
+        def close() -> bool:
+            clients[0].close()
+            return True
+
+        def after(_result: object) -> None:
+            clients[0].close()
+            wait_until(lambda: set(threading.enumerate()) <= threads, "the ends of its threads")
+            clients[0] = kind(bridge.address)
+
+        try:
+            at_every_line(close, after, every=11)
+        finally:
+            clients[0].close()
+            over.set()
+        server.result()
 
 
 class Telling(CountingEnv):
