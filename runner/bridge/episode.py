@@ -40,7 +40,7 @@ class Episode:
 
     Attributes:
         waiting: Who waits for an action, if somebody does.
-        asked: Id of the last request for an action; 0: there was none.
+        asked: Id of the last request for an action, also if only told of; 0: there was none.
         answered: Id of the request that was told the action for the last observation.
         over: Whether its client, or its lease, has ended it.
         num_parts: Of fragments, that were taken.
@@ -212,6 +212,7 @@ class Episode:
         seen last is not followed by what is seen next: that is no row either.
         """
         if request_id > self.asked:
+            self.asked = request_id  # told again, it is no news
             self._unacted |= self._known
             return False
         if self.answered is None or self.answered < request_id:

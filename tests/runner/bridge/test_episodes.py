@@ -121,6 +121,19 @@ def test_no_row_goes_on_over_an_observation_that_never_came() -> None:
     assert scene.episodes.statistics().dropped_actions == 0
 
 
+def test_a_question_that_never_came_voids_no_action_that_was_taken_after_it() -> None:
+    """A client repeats what it gave up until it is answered: held steps may be late."""
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", "o0")
+    scene.take()
+    scene.choose("e", 0)
+    for number, observation in ((20, "o1"), (21, "o2"), (22, "o3")):
+        step = LogStep(A, number, "e", by_agent(observation), by_agent(5), not_taken=19)
+        scene.all(step)
+    assert [scene.take()["e"].unacted for _ in range(3)] == [True, False, False]
+
+
 def test_of_observations_that_timed_out_unseen_the_first_is_shown() -> None:
     """There the row before ends; what the simulator did without an action is no part of it."""
     scene = Scene()
