@@ -38,7 +38,7 @@ _Tag: TypeAlias = tuple[int, list[int], type[Reset | Rebuild | Step]]
 #: waited for is still under way.
 _LONGEST_WAIT = 1.0
 #: Seconds after which messages are looked for, though words tell all that is asked.
-_LOOK_INTERVAL = 0.5
+_LOOK_INTERVAL = 0.1
 
 
 class Ticket:

@@ -23,7 +23,7 @@ from envbus.runner.vector_rounds import Pending, VectorRounds
 __all__ = ["QuickSteps"]
 
 #: Seconds after which a step goes by message, so that processes and their memory are looked after.
-_LOOK_INTERVAL: Final = 0.5
+_LOOK_INTERVAL: Final = 0.1
 #: Most steps that go by message because those before had more to tell.
 _LONGEST_BREAK: Final = 64
 
