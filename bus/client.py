@@ -20,7 +20,7 @@ from typing import Any
 from envbus.bus.client_loop import ClientLoop, ClientStatistics
 from envbus.bus.client_orders import Question, Telling
 from envbus.bus.errors import ClosedError, ConfigError, EncodeError, RequestTimeoutError
-from envbus.bus.interrupts import uninterrupted_call
+from envbus.bus.interrupts import uninterrupted, uninterrupted_call
 from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Hello, Notice, Payload, R, Request
 from envbus.bus.serve import Codec, PlainCodec
@@ -82,12 +82,13 @@ class Client:
         self.name = name or f"client-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         identity = f"client.{secrets.token_hex(8)}".encode()
         hello = Hello(name=self.name, pid=os.getpid(), heartbeat=heartbeat)
-        self._loop = ClientLoop(
-            lambda: ZmqPeer(endpoint, identity, keys=peer_keys), hello, self._codec, max_pending
-        )
-        self._loop.start()
-        # The thread must not keep this object alive, nor outlive it.
-        self._finalizer = weakref.finalize(self, _stop, self._loop, self._owner)
+        with uninterrupted():
+            self._loop = ClientLoop(
+                lambda: ZmqPeer(endpoint, identity, keys=peer_keys), hello, self._codec, max_pending
+            )
+            self._loop.start()
+            # The thread must not keep this object alive, nor outlive it.
+            self._finalizer = weakref.finalize(self, _stop, self._loop, self._owner)
         try:
             welcome = self._loop.joined.result(timeout)
         except FutureTimeoutError:

@@ -26,7 +26,7 @@ from envbus.actors.spaces import Element, Space
 from envbus.bus.codec import encode
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import StaysHere
-from envbus.bus.interrupts import uninterrupted_call
+from envbus.bus.interrupts import uninterrupted, uninterrupted_call
 from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Payload
 from envbus.bus.near_peer import NearPeer
@@ -119,19 +119,22 @@ class ExternalEnvClient(StaysHere):
         self.address = address = endpoint_of(address)
         peer_keys = PeerKeys.load(keys, server_key)
         self.identity = identity = f"sim.{secrets.token_hex(8)}".encode()
-        self._link = Link(
-            address,
-            NearPeer(address, identity, keys=peer_keys, lanes=lanes),
-            Conversation(hello, self._verbs.join, self._verbs.on_joined, self._timeouts.patience),
-            Heartbeats(
-                lambda: ZmqPeer(address, identity + b".heartbeat", keys=peer_keys),
-                identity,
-                heartbeat,
-                on_unknown=lambda: link.on_unknown(),
-            ),
-        )
-        link = self._link
-        self._finalizer = weakref.finalize(self, _close, link, None)
+        with uninterrupted():  # libzmq waits for ever for sockets that nobody has closed
+            self._link = Link(
+                address,
+                NearPeer(address, identity, keys=peer_keys, lanes=lanes),
+                Conversation(
+                    hello, self._verbs.join, self._verbs.on_joined, self._timeouts.patience
+                ),
+                Heartbeats(
+                    lambda: ZmqPeer(address, identity + b".heartbeat", keys=peer_keys),
+                    identity,
+                    heartbeat,
+                    on_unknown=lambda: link.on_unknown(),
+                ),
+            )
+            link = self._link
+            self._finalizer = weakref.finalize(self, _close, link, None)
         try:
             link.connect(self._timeouts.connect)
             self.local: LocalInference | None = None
