@@ -82,7 +82,7 @@ def test_the_table_of_sampling_shows_rows_that_envbus_loses() -> None:
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert lines[2].startswith("|  | **envbus EnvRunner, torch policy** | 90")
     (first,) = [line for line in lines if line.startswith("| pixels")]
-    assert "SB3 collect_rollouts, DummyVecEnv | 50 | 50 to 50 | 0.8x |" in first
+    assert "SB3 collect_rollouts, DummyVecEnv | 50, 1.5 | 50 to 50 | 0.8x |" in first
     details = render_details({"sample": record("sample", rows)})
     assert "one fragment, us: p50 / p99" in details
 
