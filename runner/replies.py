@@ -35,12 +35,13 @@ def misfit(
         leaves: Where observations of a fixed size go, one array per leaf, one row per env; None:
             they have no fixed size.
     """
-    bases = type(request).__orig_bases__  # type: ignore[attr-defined]
+    # `Request[StepResult]` of `class Step(Request[StepResult])`, which type checkers do not know.
+    bases: Sequence[object] = getattr(type(request), "__orig_bases__", ())
     expected = get_args(bases[0])[0]
     if type(reply) is not expected:
         return f"a {type(reply).__name__} to a {type(request).__name__}"
     if isinstance(reply, StepResult | CallResult) and not isinstance(request, CloseEnvs):
-        slots: list[int] | None = request.slots  # type: ignore[attr-defined]
+        slots: list[int] | None = getattr(request, "slots", None)  # some are always of all
         asked = range(num_slots) if slots is None else slots
         strange = {error.slot for error in reply.errors}.difference(asked)
         if strange:

@@ -12,6 +12,7 @@ from envbus.actors.protocol import (
     Call,
     CallResult,
     CloseEnvs,
+    Finish,
     MapBlocks,
     Mapped,
     Rebuild,
@@ -144,3 +145,10 @@ def test_another_kind_of_reply_does_not_fit() -> None:
     assert misfit(CALL, rows(3), 3, LEAVES) == "a StepResult to a Call"
     assert misfit(CALL, CallResult(values=Tree([1])), 3, LEAVES) == "1 values for 3 envs"
     assert misfit(CALL, CallResult(values=Tree("abc")), 3, LEAVES) == "values that are no list"
+
+
+def test_a_request_that_is_always_of_all_slots_is_checked_likewise() -> None:
+    request = Finish(number=1)
+    assert misfit(request, structs.replace(rows(6), errors=[error(5)]), 6, LEAVES) is None
+    told = misfit(request, structs.replace(rows(6), errors=[error(6)]), 6, LEAVES)
+    assert told == "errors of slots that were not asked, [6]"
