@@ -39,7 +39,8 @@ def _open_missing_streams() -> None:
         if getattr(sys, name) is None:  # in this order, so that each gets its own number
             number = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+            stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 (sys keeps it)
+            setattr(sys, name, stream)
 
 
 if __name__ == "__main__":
