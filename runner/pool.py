@@ -222,7 +222,7 @@ class ActorPool(DictSide, StaysHere):
             all_or_nothing=all_or_nothing,
         )
         self._rounds = PoolRounds(fleet, self._roster, self._states, self._results, self._faults)
-        #: What Ctrl-C kept from the caller of `recv`.
+        #: What Ctrl-C, or infos that cannot be merged, kept from the caller of `recv`.
         self._kept: list[Batch] = []
         self._set_up_dict_side()
 
@@ -344,6 +344,8 @@ class ActorPool(DictSide, StaysHere):
             ActorLostError: An actor died and is not started again.
             RestartLimitError: An actor was started again too often.
             multiprocessing.TimeoutError: An env passed the deadline of its step or reset.
+            ValueError: The infos of these rows cannot be merged; the next call returns the rows,
+                without the info that the message names.
             Exception: What an env raised, as its own type where possible.
 
         Each error is raised once, and takes nothing away: what other envs returned can be
@@ -396,6 +398,10 @@ class ActorPool(DictSide, StaysHere):
         )
         if self._rounds.recycling is not None:
             self._rounds.recycle()  # before the caller can send to those whose episodes have ended
+        misfit, self._results.misfit = self._results.misfit, None
+        if misfit is not None:
+            self._kept.append(batch)
+            raise misfit
         return batch
 
     def step_in_place(self, actions: Any) -> Rows | None:
@@ -530,13 +536,13 @@ class ActorPool(DictSide, StaysHere):
         return chosen
 
     def _check_handed_out(self, env_ids: list[int]) -> None:
-        """Look that none of these envs has a result that Ctrl-C kept from the caller."""
+        """Look that none of these envs has a result that was kept from the caller."""
         kept = {i for batch in self._kept for i in batch.env_ids.tolist()}
         kept.update(i for result in self._unpolled for i in result.observations)
         if busy := sorted(kept.intersection(env_ids)):
             verb = "recv" if self._kept else "poll"
             raise AlreadyPendingCallError(
-                f"envs {busy} have a result that an interrupt kept from you; call `{verb}` first",
+                f"envs {busy} have a result that was kept from you by an error or an interrupt; call `{verb}` first",
                 verb,
             )
 

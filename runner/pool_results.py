@@ -146,6 +146,7 @@ class PoolResults:
         blocks: Rewards and flags are rows of it.
         observations: Row by row.
         rows: All of them; None where observations have no fixed size.
+        misfit: Says whose info of the last batch is left out of it; whoever raises it clears it.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class PoolResults:
         self._are_recorded = False
         self._merger = VectorEnv[Any, Any, Any]()
         self._infos: dict[int, dict[str, Any]] = {}
+        self.misfit: ValueError | None = None
 
     def put(self, members: list[int], result: StepResult, *, is_step: bool) -> None:
         """Take in what an actor replied about its envs `members`."""
@@ -272,7 +274,7 @@ class PoolResults:
         self._recorded[env_ids] = False
 
     def _take_infos(self, env_ids: Sequence[int], index: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """Merge the infos of a batch; all are taken, also if they cannot be merged."""
+        """Merge the infos of a batch, without those that do not fit, which `misfit` tells."""
         recorded = self._recorded[index]
         if recorded.any():
             if self._records is not None and not self._infos and recorded.all():
@@ -281,10 +283,21 @@ class PoolResults:
             self._fetch(env_ids)
         if not self._infos:
             return {}
-        found = [(row, self._infos.pop(env_id, None)) for row, env_id in enumerate(env_ids)]
-        infos: dict[str, Any] = {}
+        found = {row: self._infos.pop(env_id, {}) for row, env_id in enumerate(env_ids)}
         self._merger.num_envs = len(env_ids)
-        for row, info in found:
-            if info:
-                infos = self._merger._add_info(infos, info, row)
-        return infos
+        while True:
+            infos: dict[str, Any] = {}
+            for row, info in found.items():
+                try:
+                    infos = self._merger._add_info(infos, info, row)
+                except Exception as exc:  # a different error for each kind of misfit
+                    if self.misfit is None:
+                        self.misfit = ValueError(
+                            f"the info of env {env_ids[row]} cannot be merged with those before "
+                            f"it: {exc}; the next `recv` returns the same rows without it"
+                        )
+                        self.misfit.__cause__ = exc
+                    break
+            else:
+                return infos
+            del found[row]  # and begin anew: some of it was merged already

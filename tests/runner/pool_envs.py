@@ -69,16 +69,15 @@ class PidEnv(CountingEnv):
         return observation, reward, terminated, truncated, {"pid": os.getpid()}
 
 
-class InfoShapeEnv(CountingEnv):
-    """A `CountingEnv` whose info arrays have `size` elements: two sizes cannot be merged."""
+class KeyEnv(CountingEnv):
+    """A `CountingEnv` with the same info in each step; those of two values may not fit together."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, value: Any) -> None:
         super().__init__(1000)
-        self.size = size
+        self.value = value
 
     def step(self, action: Any) -> Any:
-        observation, reward, terminated, truncated, _ = super().step(action)
-        return observation, reward, terminated, truncated, {"array": np.zeros(self.size)}
+        return *super().step(action)[:4], {"first": 1, "key": self.value}
 
 
 class UnpicklableHere:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.utils.env_checker import data_equivalence
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from envbus.actors.testing import (
@@ -42,7 +42,7 @@ from tests.runner.pool_envs import (
     PATIENCE,
     EchoEnv,
     GatedEnv,
-    InfoShapeEnv,
+    KeyEnv,
     PidEnv,
     TouchingEnv,
     UnpicklableHere,
@@ -386,17 +386,36 @@ def test_infos_may_hold_any_object(make: Make) -> None:
     assert pool.recv(timeout=PATIENCE).infos["item"][0] == {1, "two"}
 
 
-def test_infos_that_cannot_be_merged_wedge_nothing(make: Make) -> None:
-    pool = make([partial(InfoShapeEnv, 2), partial(InfoShapeEnv, 3)], num_actors=1)
+@pytest.mark.parametrize("num_actors", [0, 1])
+@pytest.mark.parametrize("values", [(np.zeros(2), np.zeros(3), np.ones(2)), (5, {"in": 1}, 7)])
+def test_infos_that_cannot_be_merged_take_no_row_away(
+    make: Make, num_actors: int, values: tuple[Any, ...]
+) -> None:
+    pool = make([partial(KeyEnv, value) for value in values], num_actors=num_actors)
     pool.reset()
-    receive_all(pool, range(2))
-    pool.send(np.zeros(2, np.int64))
-    with pytest.raises(ValueError, match="broadcast"):
-        pool.recv(min_envs=2, timeout=PATIENCE)
+    receive_all(pool, range(3))
+    for step in (1, 2):
+        pool.send(np.zeros(3, np.int64))
+        with pytest.raises(ValueError, match="info of env 1 cannot be merged"):
+            pool.recv(min_envs=3, timeout=PATIENCE)
+        with pytest.raises(AlreadyPendingCallError, match="by an error"):
+            pool.send(np.zeros(1, np.int64), [1])
+        batch = pool.recv(min_envs=3, timeout=PATIENCE)
+        assert batch.env_ids.tolist() == [0, 1, 2]
+        assert batch.observations[:, 1].tolist() == [step] * 3
+        # Nothing is left of the info that does not fit, and all of the others.
+        expected: dict[str, Any] = {}
+        for row in (0, 2):
+            expected = _merger._add_info(expected, {"first": 1, "key": values[row]}, row)
+        assert data_equivalence(batch.infos, expected)
     pool.send(np.zeros(1, np.int64), [1])
-    assert receive_all(pool, [1])[1]["observation"][1] == 2
+    assert pool.recv(timeout=PATIENCE).infos["_key"].tolist() == [True]
     pool.reset()
-    assert set(receive_all(pool, range(2))) == {0, 1}
+    assert set(receive_all(pool, range(3))) == {0, 1, 2}
+
+
+_merger = VectorEnv[Any, Any, Any]()
+_merger.num_envs = 3
 
 
 def test_an_object_that_cannot_be_rebuilt_here_fails_its_step_only(make: Make) -> None:
