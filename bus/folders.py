@@ -8,13 +8,15 @@ long TMPDIR is left alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import stat
 import tempfile
 from pathlib import Path
 from typing import Final
 
-__all__ = ["FOLDER_VARIABLE", "name_folder"]
+__all__ = ["FOLDER_VARIABLE", "make_folder", "name_folder"]
 
 #: Environment variable of a nursery's children: its folder.
 FOLDER_VARIABLE: Final = "ENVBUS_FOLDER"
@@ -32,6 +34,21 @@ def name_folder() -> Path:
         temporary = tempfile.gettempdir()
         above = next(filter(_has_room, (temporary, *_SHORT_PLACES)), temporary)
     return Path(above, f"envbus-{secrets.token_urlsafe(6)}")
+
+
+def make_folder(path: str | os.PathLike[str]) -> bool:
+    """Make a folder that is gone, as what cleans TMPDIR up may have removed it.
+
+    Returns:
+        Whether it is there, and this user's own: by now others may know its name.
+    """
+    with contextlib.suppress(OSError):
+        os.mkdir(path, 0o700)
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _has_room(place: str) -> bool:

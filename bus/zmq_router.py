@@ -108,12 +108,16 @@ class ZmqRouter:
         # The newest connection of an identity counts. By default libzmq ignores it, which shuts out
         # a peer whose former connection is dead unnoticed, and never frees what it sends.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        bound = [self._bind(endpoint) for endpoint in private]
         self._keys = keys
-        if keys is not None:
-            guard(self._socket, keys)
-            self._doorkeeper = Doorkeeper(self._socket, keys.allow)
-        self._endpoints = (*bound, *(self._bind(endpoint) for endpoint in endpoints))
+        try:
+            bound = [self._bind(endpoint) for endpoint in private]
+            if keys is not None:
+                guard(self._socket, keys)
+                self._doorkeeper = Doorkeeper(self._socket, keys.allow)
+            self._endpoints = (*bound, *(self._bind(endpoint) for endpoint in endpoints))
+        except TransportError:
+            self.close()
+            raise
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -125,7 +129,7 @@ class ZmqRouter:
 
         Raises:
             ConfigError: It is malformed, too long, or wider than this host.
-            TransportError: It cannot be bound; all of the socket is closed then.
+            TransportError: It cannot be bound.
         """
         check_bindable(endpoint, has_keys=False, insecure=False)
         if self._keys is None:
@@ -135,8 +139,7 @@ class ZmqRouter:
         try:
             self._bind(endpoint)
         finally:
-            if not self._closed:
-                guard(self._socket, self._keys)
+            guard(self._socket, self._keys)
 
     def send(self, peer: bytes, frames: Frames) -> None:
         """Queue `frames` for `peer`; never blocks. Large buffers are not copied: see `codec`."""
@@ -259,7 +262,6 @@ class ZmqRouter:
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as exc:
-            self.close()
             raise TransportError(f"cannot bind {endpoint}: {exc}") from exc
         bound = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
         scheme, _, path = bound.partition("://")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
+import os
 import secrets
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -20,7 +21,7 @@ from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig
 from envbus.bus.errors import ClosedError, StartError, TransportError
-from envbus.bus.folders import name_folder
+from envbus.bus.folders import make_folder, name_folder
 from envbus.bus.keys import BrokerKeys
 from envbus.bus.lane import LANES_EXIST, LaneEnd, usable_cores
 from envbus.bus.lane_router import LaneRouter
@@ -70,7 +71,9 @@ class Links(Generic[M]):
         #: Remote actors that joined and have no envs: routing id and name.
         self._spares: dict[bytes, str] = {}
         self._directory = name_folder()
-        self._ipc_endpoint = f"ipc://{self._directory}/bus"
+        #: Where actors without lanes come in, and who is bound there; None: there are none.
+        self._ipc_endpoint = self._first_endpoint = f"ipc://{self._directory}/bus"
+        self._private: ZmqRouter | None = None
         #: Carries the messages of local actors; None: ROUTER and DEALER do.
         self._lanes: LaneRouter | None = None
         self.nursery = Nursery(
@@ -122,7 +125,7 @@ class Links(Generic[M]):
     @property
     def endpoints(self) -> tuple[str, ...]:
         """What remote actors join at; a `*` port is replaced by the real one."""
-        return tuple(e for e in self.broker.endpoints if e != self._ipc_endpoint)
+        return tuple(e for e in self.broker.endpoints if e != self._first_endpoint)
 
     def launch(self, actor: M) -> None:
         """Start an actor's process; its hello comes through the broker.
@@ -138,6 +141,7 @@ class Links(Generic[M]):
         if actor.remote:
             actor.identity, actor.peer_name = b"", ""
             return
+        self._keep_door()
         actor.identity = f"{actor.name}.{actor.incarnation}.{secrets.token_hex(4)}".encode()
         self.broker.expect(actor.identity, actor.name, actor.incarnation)
         if actor.child is not None:
@@ -161,6 +165,24 @@ class Links(Generic[M]):
         except (OSError, TransportError) as exc:
             self.nursery.kill(actor.child)
             raise StartError(f"{actor.name} cannot be told what it is to do: {exc}") from exc
+
+    def _keep_door(self) -> None:
+        """See that actors without lanes can come in, also if TMPDIR was cleaned up meanwhile.
+
+        Raises:
+            StartError: They cannot.
+        """
+        if self._private is None or os.path.exists(self._ipc_endpoint.removeprefix("ipc://")):
+            return
+        if not make_folder(self._directory):
+            raise StartError(f"{self._directory} was removed, and cannot be made again")
+        # Another name: to unbind the former one ends the connections of those who came in there.
+        endpoint = f"{self._first_endpoint}.{secrets.token_hex(4)}"
+        try:
+            self._private.bind_private(endpoint)
+        except TransportError as exc:
+            raise StartError(str(exc)) from exc
+        self._ipc_endpoint = endpoint
 
     def _equip(self, pipe: Pipe, bootstrap: Bootstrap) -> None:
         """Send a process what it begins with.
@@ -277,4 +299,5 @@ class Links(Generic[M]):
         if with_lanes or router is None:
             self._lanes = LaneRouter(router, spin=self.spins)
             return self._lanes
+        self._private = router
         return router

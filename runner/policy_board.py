@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["Board", "BoardEntry", "door_of", "read_board", "write_board"]
+__all__ = ["Board", "BoardEntry", "board_exists", "door_of", "read_board", "write_board"]
 
 _NAME: Final = "board.json"
 
@@ -48,6 +48,11 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
 def door_of(directory: Path, name: str, incarnation: int) -> Path:
     """Return where a worker listens, in one of its lives."""
     return directory / f"{name}.{incarnation}"
+
+
+def board_exists(directory: Path) -> bool:
+    """Return whether there is a board in the folder."""
+    return (directory / _NAME).exists()
 
 
 def write_board(directory: Path, board: Board) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from envbus.actors import host as env_host
 from envbus.bus.errors import ClosedError, EnvbusError, StartError
-from envbus.bus.folders import name_folder
+from envbus.bus.folders import make_folder, name_folder
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.nursery import Nursery
@@ -38,7 +38,7 @@ from envbus.bus.supervision import (
 from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.config import choose_start_method
 from envbus.runner.policy_batching import BatchingConfig
-from envbus.runner.policy_board import Board, write_board
+from envbus.runner.policy_board import Board, board_exists, write_board
 from envbus.runner.policy_host import WorkerReport
 from envbus.runner.policy_member import Member, Outfit
 from envbus.runner.policy_weights import Pushed
@@ -262,7 +262,8 @@ class PolicyProcesses:
         return min(max(min(times) - time.monotonic(), 0.0), _LONGEST_WAIT)
 
     def _look(self, now: float) -> None:
-        changed = False
+        # What cleans TMPDIR up may have removed it, and nobody would find those who come up next.
+        changed = not board_exists(self.directory)
         for member in self._members:
             changed |= self._take_reports(member, now)
             member.probe(now)
@@ -352,5 +353,6 @@ class PolicyProcesses:
     def _tell(self) -> None:
         """Write on the board, and wake who waits for news."""
         with contextlib.suppress(OSError):  # the folder goes as this ends
-            write_board(self.directory, Board(workers=[each.entry() for each in self._members]))
+            if make_folder(self.directory):
+                write_board(self.directory, Board(workers=[each.entry() for each in self._members]))
         self._changed.notify_all()

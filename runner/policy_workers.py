@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 import cloudpickle
 
-from envbus.bus.errors import ConfigError, RequestError
+from envbus.bus.errors import ClosedError, ConfigError, RequestError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import uninterrupted_call, without_interrupts
 from envbus.bus.restart import RestartPolicy
@@ -273,7 +273,7 @@ class PolicyWorkers(StaysHere):
             for name, asking in askings.items():
                 try:
                     reply = lanes.wait_for(asking)
-                except RequestError:
+                except (RequestError, ClosedError):  # closed: what cleans up has taken the folder
                     silent.append(name)
                 else:
                     assert isinstance(reply, PolicyWorkerCounts)

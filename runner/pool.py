@@ -542,7 +542,8 @@ class ActorPool(DictSide, StaysHere):
         if busy := sorted(kept.intersection(env_ids)):
             verb = "recv" if self._kept else "poll"
             raise AlreadyPendingCallError(
-                f"envs {busy} have a result that was kept from you by an error or an interrupt; call `{verb}` first",
+                f"envs {busy} have a result that was kept from you by an error or an interrupt; "
+                f"call `{verb}` first",
                 verb,
             )
 

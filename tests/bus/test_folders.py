@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from envbus.bus.folders import FOLDER_VARIABLE, name_folder
+from envbus.bus.folders import FOLDER_VARIABLE, make_folder, name_folder
 
 
 def test_a_folder_goes_into_the_temporary_one(
@@ -27,3 +28,18 @@ def test_a_child_of_a_nursery_makes_its_folders_inside_that_ones(
     other.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(other))
     assert name_folder().parent == other
+
+
+def test_a_folder_that_is_gone_is_made_again_unless_it_is_somebody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    for _ in range(2):
+        assert make_folder(folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not make_folder(tmp_path / "gone" / "folder")
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert not make_folder(link)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert not make_folder(folder)

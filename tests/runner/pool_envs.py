@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import gymnasium
-import numpy as np
 from gymnasium import spaces
 
 from envbus.actors.testing import CountingEnv
