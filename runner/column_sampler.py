@@ -147,7 +147,8 @@ class ColumnSampler:
                 late = tuple(np.flatnonzero(unmet).tolist())
                 break
             # What the envs return goes from their memory straight to the columns.
-            batch = self._pool.recv(wanted, timeout=left, copy=self._observe is not None)
+            own = self._observe is not None
+            batch = self._pool.recv(wanted, timeout=left, copy=own, infos=False)
             self._timers.add("env_wait", time.perf_counter() - begin)
             self._take(batch, explore)
             self._timers.end_iteration()

@@ -326,6 +326,7 @@ class ActorPool(DictSide, StaysHere):
         timeout: float | None = None,
         *,
         copy: bool = True,
+        infos: bool = True,
     ) -> Batch:
         """Wait until `min_envs` envs are ready, and return those that are, oldest first.
 
@@ -337,6 +338,7 @@ class ActorPool(DictSide, StaysHere):
             max_envs: Most rows; what is over waits for the next call. None: no limit.
             timeout: Seconds; None: until the requests' own deadlines.
             copy: False: observations may be views of what the envs write when they are next asked.
+            infos: False: the batch has none, and nothing is merged.
 
         Raises:
             ClosedEnvironmentError: After `close`, also by a signal's handler meanwhile.
@@ -365,11 +367,18 @@ class ActorPool(DictSide, StaysHere):
         if max_envs is not None and max_envs < min_envs:
             raise ValueError(f"max_envs={max_envs} is less than min_envs={min_envs}")
         return hand_out(
-            lambda: self._receive(min_envs, max_envs, timeout, copy=copy), self._kept.append
+            lambda: self._receive(min_envs, max_envs, timeout, copy=copy, infos=infos),
+            self._kept.append,
         )
 
     def _receive(
-        self, min_envs: int, max_envs: int | None, timeout: float | None, *, copy: bool
+        self,
+        min_envs: int,
+        max_envs: int | None,
+        timeout: float | None,
+        *,
+        copy: bool,
+        infos: bool,
     ) -> Batch:
         """Do what `recv` promises."""
         if self._kept:
@@ -395,6 +404,7 @@ class ActorPool(DictSide, StaysHere):
             faults=self._faults.take(),
             late=states.late() if timed_out else [],
             copy=copy,
+            with_infos=infos,
         )
         if self._rounds.recycling is not None:
             self._rounds.recycle()  # before the caller can send to those whose episodes have ended

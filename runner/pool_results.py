@@ -239,6 +239,7 @@ class PoolResults:
         faults: list[Fault],
         late: list[int],
         copy: bool = True,
+        with_infos: bool = True,
     ) -> Batch:
         """Return the results of these envs, which are the caller's.
 
@@ -248,12 +249,18 @@ class PoolResults:
             faults: Told with the batch.
             late: Told with the batch.
             copy: False: observations may be views.
+            with_infos: False: theirs are forgotten.
         """
         index = np.asarray(env_ids, np.int64)
         if self.cut is not None:
             self.cut.on_receive(index)
         infos: dict[str, Any] = {}
-        if self._infos or self._are_recorded:
+        if not with_infos:
+            self._recorded[index] = False
+            if self._infos:
+                for env_id in env_ids:
+                    self._infos.pop(env_id, None)
+        elif self._infos or self._are_recorded:
             infos = self._take_infos(env_ids, index)
         return Batch(
             env_ids=index,

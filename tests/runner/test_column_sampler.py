@@ -17,7 +17,7 @@ from envbus.runner.env_runner import EnvRunner
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
-from tests.runner.pool_envs import PATIENCE, GatedEnv
+from tests.runner.pool_envs import PATIENCE, GatedEnv, KeyEnv
 from tests.waiting import pass_time
 
 Make = Callable[..., EnvRunner]
@@ -156,3 +156,12 @@ def test_what_cannot_run_ahead_is_refused(make: Make) -> None:
         make(envs, Counted(), "Disabled", run_ahead=3, vectorized=False)
     with pytest.raises(ConfigError, match="num_episodes=2: with run_ahead=3"):
         make(envs, Counted(), run_ahead=3).sample(num_episodes=2)
+
+
+@MODES
+def test_infos_that_nobody_asked_for_are_not_merged(make: Make, mode: str) -> None:
+    envs = [functools.partial(KeyEnv, value) for value in (5, {"in": 1})]
+    runner = make(envs, Counted(), mode, rollout_fragment_length=4, min_envs=2)
+    assert runner.is_vectorized
+    for _ in range(2):
+        assert runner.sample().env_steps == 8
