@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from envbus.bus.folders import FOLDER_VARIABLE
 from envbus.bus.lane import LANES_EXIST
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.config import Timeouts
@@ -28,9 +29,9 @@ OFTEN = RestartPolicy(max_restarts=20, backoff=0.01, max_backoff=0.05)
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A TMPDIR of its own, whose path leaves room for sockets."""
+    """Where folders go, with a path that leaves room for sockets."""
     with tempfile.TemporaryDirectory(prefix="eb") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv(FOLDER_VARIABLE, folder)
         yield Path(folder)
 
 
