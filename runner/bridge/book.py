@@ -65,10 +65,11 @@ class Book:
     Attributes:
         sessions: The clients, and what they were answered.
         open: Episodes that are not over.
-        finished: Ids that are used up, oldest first, and whether the episode was lost.
+        finished: Ids that are used up, oldest first; whether the episode was lost, and whose it
+            was.
         unconfirmed: By episode that has ended: number of the request that waits for its
             confirmation.
-        ready: Episodes with records for the runner, in the order in which they got them.
+        ready: By id, episodes with records for the runner, in the order in which they got them.
         pending: Deadlines of those who wait for an action, or for what is in `held`.
         held: By number among the pending ones: requests that are answered when the runner has taken
             a record, or confirmed an end, or when their time is over.
@@ -80,9 +81,9 @@ class Book:
         self.limits = limits
         self.sessions = Sessions(make_secret, limits.lease, limits.max_answers)
         self.open: dict[str, Episode] = {}
-        self.finished: OrderedDict[str, bool] = OrderedDict()
+        self.finished: OrderedDict[str, tuple[bool, str]] = OrderedDict()
         self.unconfirmed: dict[str, int] = {}
-        self.ready: dict[Episode, None] = {}
+        self.ready: dict[str, Episode] = {}
         self.pending = PendingRequests()
         self.held: dict[int, Held] = {}
         self._numbers = 0
@@ -93,9 +94,14 @@ class Book:
         """An episode is over; its id is used up."""
         episode.over = True
         del self.open[episode.episode_id], session.episodes[episode.episode_id]
-        self.finished[episode.episode_id] = lost
-        if len(self.finished) > self.limits.max_finished:
-            self.finished.popitem(last=False)
+        self.finished[episode.episode_id] = lost, session.secret
+        session.finished.append(episode.episode_id)
+        if len(session.finished) > self.limits.max_client_finished:
+            self.finished.pop(session.finished.popleft(), None)
+        elif len(self.finished) > self.limits.max_finished:
+            _, (_, secret) = self.finished.popitem(last=False)
+            if (owner := self.sessions.by_secret(secret)) is not None:
+                owner.finished.popleft()  # the oldest of all is its owner's oldest
 
     def release(self, session: Session, episode: Episode, failed: Failed) -> list[Effect]:
         """Fail who waits for an action, and take back or mark the observation."""
@@ -104,7 +110,7 @@ class Book:
         self.pending.settle(waiting.number, b"")
         session.num_bytes -= episode.withdraw()
         if not episode.num_queued:
-            self.ready.pop(episode, None)
+            self.ready.pop(episode.episode_id, None)
         return self.answer(session, Refuse(session.peer, waiting.request_id, failed))
 
     def wait(self, session: Session, event: Ask | LogStep | Fragment | End, now: float) -> int:
@@ -166,9 +172,20 @@ class Book:
         self.counts.refused += 1
         return [Refuse(peer, request_id, Failed(code=code, message=text, peer="bridge"))]
 
+    def is_used_up(self, episode_id: str) -> bool:
+        """Whether an episode of that id is over, as far as is remembered.
+
+        That of one of which the runner was not shown all is never forgotten.
+        """
+        return (
+            episode_id in self.finished
+            or episode_id in self.unconfirmed
+            or (episode_id in self.ready and episode_id not in self.open)
+        )
+
     def unknown(self, episode_id: str) -> RefusedError:
         """Return why a client cannot use an id."""
-        if episode_id in self.finished:
+        if self.is_used_up(episode_id):
             return self.finished_error(episode_id)
         if episode_id in self.open:
             text = f"Episode {episode_id} not found: it belongs to another client."
@@ -177,7 +194,8 @@ class Book:
 
     def finished_error(self, episode_id: str) -> RefusedError:
         """Return what became of an episode whose id is used up."""
-        if self.finished[episode_id]:
+        lost, _ = self.finished.get(episode_id, (False, ""))
+        if lost:
             return EpisodeLostError(
                 f"Episode {episode_id} has been given up: its client was gone for over "
                 f"{self.limits.lease:g} s."
@@ -199,13 +217,23 @@ class Book:
             expect(not episode.over, f"episode {episode_id} is open and over")
             expect(episode_id not in self.finished, f"episode {episode_id} is open and finished")
             expect(session is not None and session.num_bytes >= 0, "bytes were given back twice")
-            expect((episode in self.ready) == bool(episode.num_queued), "a record is forgotten")
+            expect(
+                (self.ready.get(episode_id) is episode) == bool(episode.num_queued),
+                "a record is forgotten",
+            )
             if episode.waiting is not None:
                 waiting.add(episode.waiting.number)
         expect(
             waiting | self.held.keys() == {pending.wire_id for pending in self.pending.unsettled()},
             "an episode waits without a deadline, or the other way round",
         )
-        expect(all(episode.num_queued for episode in self.ready), "nothing is ready")
+        expect(all(episode.num_queued for episode in self.ready.values()), "nothing is ready")
         expect(len(self.finished) <= self.limits.max_finished, "too many ids are remembered")
+        by_session: dict[str, list[str]] = {}
+        for episode_id, (_, secret) in self.finished.items():
+            by_session.setdefault(secret, []).append(episode_id)
+        for session in self.sessions:
+            own = by_session.get(session.secret, [])
+            expect(list(session.finished) == own, f"{session.name} has finished other episodes")
+            expect(len(own) <= self.limits.max_client_finished, "too many ids of one client")
         expect(not self.unconfirmed.keys() & self.open.keys(), "an episode is open and ended")

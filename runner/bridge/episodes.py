@@ -144,8 +144,8 @@ class Episodes:
         """Take the oldest record of each episode that has one; and what follows from that."""
         records: list[Record] = []
         effects: list[Effect] = []
-        rest: dict[Episode, None] = {}
-        for episode in self._book.ready:
+        rest: dict[str, Episode] = {}
+        for episode_id, episode in self._book.ready.items():
             record = episode.take()
             records.append(record)
             session = self._book.sessions.by_secret(episode.session)
@@ -154,7 +154,7 @@ class Episodes:
             if record.held:
                 effects += self._book.resolve(record.held)
             if episode.num_queued:
-                rest[episode] = None
+                rest[episode_id] = episode
         self._book.ready = rest
         return records, effects
 
@@ -299,12 +299,12 @@ class Episodes:
             book.close(session, episode, lost=True)
             book.counts.faulty += 1
             if not episode.num_queued:
-                book.ready.pop(episode, None)
+                book.ready.pop(episode_id, None)
             if episode.known:
                 text = f"episode {episode_id}: {why}"
                 fault = EpisodeFault(episode_id=episode_id, cause=cause, message=text)
                 episode.break_off(fault)
-                book.ready[episode] = None
+                book.ready[episode_id] = episode
 
 
 def _late(pending: Pending) -> Failed:

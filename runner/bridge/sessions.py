@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -27,6 +27,8 @@ class Session(msgspec.Struct, eq=False):
     expires_at: float = 0.0
     #: Its open episodes.
     episodes: dict[str, Episode] = msgspec.field(default_factory=dict)
+    #: Ids of its finished episodes that are remembered, oldest first.
+    finished: deque[str] = msgspec.field(default_factory=deque)
     #: What requests were answered, oldest first; None: not yet. Ordered, as the first key of a dict
     #: from which first keys were taken is behind all their gaps.
     answers: OrderedDict[int, Answer | Act | Refuse | None] = msgspec.field(
@@ -60,6 +62,9 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._by_secret)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_secret.values())
 
     @property
     def num_lost(self) -> int:

@@ -123,7 +123,7 @@ class Verbs:
         error: RefusedError | None = None
         if episode_id in book.open:
             error = EpisodeAlreadyStartedError(f"Episode {episode_id} is already started.")
-        elif episode_id in book.finished:
+        elif book.is_used_up(episode_id):
             error = book.finished_error(episode_id)
         elif not 0 < len(episode_id) <= MAX_ID_CHARS or not episode_id.isprintable():
             error = EpisodeError(
@@ -163,7 +163,7 @@ class Verbs:
         number = book.wait(session, event, now)
         episode.asked = event.request_id
         episode.waiting = Waiting(event.request_id, number, record, size)
-        book.ready[episode] = None
+        book.ready[episode.episode_id] = episode
         return []
 
     def _log_step(
@@ -176,7 +176,7 @@ class Verbs:
         has_to_wait = self._has_to_wait(session, episode.num_queued + 1)
         held = book.hold(session, event, LOGGED, now) if has_to_wait else 0
         episode.observe(event.observation, off_policy=event.action, held=held, size=size)
-        book.ready[episode] = None
+        book.ready[episode.episode_id] = episode
         book.counts.logged_actions += 1
         if held:
             return []
@@ -248,7 +248,7 @@ class Verbs:
         reply = FragmentLogged(dropped=stale)
         if record is None:
             return book.answer(session, Answer(event.peer, event.request_id, reply))
-        book.ready[episode] = None
+        book.ready[episode.episode_id] = episode
         if not self._has_to_wait(session, episode.num_queued):
             return book.answer(session, Answer(event.peer, event.request_id, reply))
         record.held = book.hold(session, event, reply, now)
@@ -312,7 +312,7 @@ class Verbs:
         if episode.known:
             size = self._charge(session, event)  # always: it is how a client gets rid of others
             episode.end(event.observation, event.terminateds, event.truncateds, size=size)
-            book.ready[episode] = None
+            book.ready[episode.episode_id] = episode
             book.counts.ended += 1
             if self._confirm_ends:
                 book.unconfirmed[episode.episode_id] = book.hold(session, event, ENDED, now)

@@ -322,6 +322,8 @@ class EpisodeLimits:
     max_client_bytes: int = 1 << 28
     #: Ids of finished episodes that are remembered, the newest.
     max_finished: int = 100_000
+    #: The same, of one client: what it does must not have those of others forgotten.
+    max_client_finished: int = 10_000
     #: Sessions that may be known at one time.
     max_sessions: int = 4096
     #: Logged steps of one episode that may wait for the runner before its client has to wait.
@@ -338,6 +340,7 @@ class EpisodeLimits:
             "max_client_episodes",
             "max_client_bytes",
             "max_finished",
+            "max_client_finished",
             "max_sessions",
             "max_queued",
             "max_answers",

@@ -6,6 +6,7 @@ import pytest
 
 from envbus.runner.bridge.vocabulary import (
     Ask,
+    Confirm,
     Start,
 )
 from tests.runner.bridge.scenes import A, Scene, action_of, by_agent, refusal
@@ -47,6 +48,40 @@ def test_x_24_finished_ids_are_remembered_within_bounds_and_old_ones_still_fail(
     assert scene.episodes.statistics().finished_now == 3
     assert refusal(scene.reward("e999", 1.0)).startswith("EpisodeFinished")
     assert refusal(scene.reward("e0", 1.0)).startswith("EpisodeNotFound")
+
+
+def test_one_client_does_not_have_the_ids_of_others_forgotten() -> None:
+    scene = Scene(B, max_finished=5, max_client_finished=3)
+    for name in ("old", "older", "mine"):
+        scene.start(name)
+        scene.end(name, 1)
+    for i in range(10):
+        scene.start(f"e{i}", B)
+        scene.end(f"e{i}", 1, B)
+    assert refusal(scene.reward("mine", 1.0)).startswith("EpisodeFinished")
+    assert refusal(scene.reward("e9", 1.0, peer=B)).startswith("EpisodeFinished")
+    assert refusal(scene.reward("e6", 1.0, peer=B)).startswith("EpisodeNotFound")
+
+
+@pytest.mark.parametrize("confirm_ends", [False, True])
+def test_an_id_is_used_up_until_the_runner_was_shown_all_of_its_episode(
+    confirm_ends: bool,
+) -> None:
+    scene = Scene(confirm_ends=confirm_ends, max_finished=1)
+    scene.start("e")
+    scene.log("e", 1, 0)
+    scene.end("e", 2)
+    scene.start("other")
+    scene.end("other", 1)  # now the id of the first is forgotten
+    for _ in range(2):
+        again = scene.do(Start(A, scene.number(A), "e"))
+        assert refusal(again) == "EpisodeFinished: Episode e has already completed."
+        assert list(scene.take()) == ["e"]
+    if confirm_ends:
+        again = scene.do(Start(A, scene.number(A), "e"))
+        assert refusal(again) == "EpisodeFinished: Episode e has already completed."
+        scene.do(Confirm("e"))
+    scene.start("e")
 
 
 def test_too_many_episodes_are_refused_by_number() -> None:

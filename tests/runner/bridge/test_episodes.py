@@ -424,7 +424,14 @@ def test_whoever_waits_is_told_once_when_its_time_is_over_and_what_it_sent_count
 
 
 @pytest.mark.parametrize(
-    "limits", [{"lease": 0.0}, {"lease": float("inf")}, {"max_finished": 0}, {"max_queued": 1.5}]
+    "limits",
+    [
+        {"lease": 0.0},
+        {"lease": float("inf")},
+        {"max_finished": 0},
+        {"max_client_finished": 0},
+        {"max_queued": 1.5},
+    ],
 )
 def test_unusable_limits_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(ConfigError):

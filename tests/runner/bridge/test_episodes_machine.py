@@ -36,7 +36,13 @@ from envbus.runner.faults import FaultCause
 CLIENTS = st.sampled_from(["p", "q", "r"])
 NAMES = st.sampled_from(["e0", "e1", "e2"])
 LIMITS = EpisodeLimits(
-    lease=5.0, max_episodes=4, max_finished=50, max_queued=2, max_answers=6, max_sessions=9
+    lease=5.0,
+    max_episodes=4,
+    max_finished=50,
+    max_client_finished=20,
+    max_queued=2,
+    max_answers=6,
+    max_sessions=9,
 )
 
 
