@@ -63,6 +63,7 @@ from envbus.bus.messages import (
     Header,
     Kind,
     Notice,
+    Payload,
     Reply,
     Shutdown,
 )
@@ -169,11 +170,7 @@ class Broker:
     def tell(self, peer: bytes, notice: Notice) -> None:
         """Send a notice; if the peer cannot be reached it is dropped, with a log line."""
         header = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, type(notice).__name__)
-        try:
-            self._transport.send(peer, [encode_header(header), *encode(notice)])
-        except (UnknownPeerError, QueueFullError) as exc:
-            self._unread += isinstance(exc, QueueFullError)
-            logger.info("%s to %r was not sent: %s", type(notice).__name__, peer, exc)
+        self._tell(peer, header, notice)
 
     def answer(self, peer: bytes, request_id: int, answer: Reply | Failed) -> bool:
         """Answer a peer's request that came as a `Notify`; return whether it was sent.
@@ -185,13 +182,7 @@ class Broker:
         """
         kind = _FAILURE if type(answer) is Failed else _REPLY
         header = Header(PROTOCOL_VERSION, kind, request_id, type(answer).__name__)
-        try:
-            self._transport.send(peer, [encode_header(header), *encode(answer)])
-        except (UnknownPeerError, QueueFullError) as exc:
-            self._unread += isinstance(exc, QueueFullError)
-            logger.info("%s to %r was not sent: %s", type(answer).__name__, peer, exc)
-            return False
-        return True
+        return self._tell(peer, header, answer)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -350,6 +341,17 @@ class Broker:
                 self._lines.add(effect.level, effect.message)
             else:
                 self._outcomes.append(effect)
+
+    def _tell(self, peer: bytes, header: Header, payload: Payload) -> bool:
+        """Send what nobody waits for to be answered; return whether it was sent."""
+        try:
+            self._transport.send(peer, [encode_header(header), *encode(payload)])
+        except (UnknownPeerError, QueueFullError) as exc:
+            self._unread += isinstance(exc, QueueFullError)
+            # Within a rate: who asks and does not read has it said for each request.
+            self._lines.add(logging.INFO, f"{header.payload_type} to {peer!r} was not sent: {exc}")
+            return False
+        return True
 
     def _send(self, effect: Send) -> None:
         try:

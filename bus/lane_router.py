@@ -14,6 +14,7 @@ import time
 from collections import deque
 from typing import Final
 
+from envbus.bus.complaints import Complaints
 from envbus.bus.errors import (
     ClosedError,
     DecodeError,
@@ -101,6 +102,7 @@ class LaneRouter:
         self._watched: set[int] = set()
         #: Whether a watched file descriptor was found readable, until somebody asks.
         self._beside = False
+        self._complaints = Complaints(logger)
         self._closed = False
         if router is not None:
             self._poller.register(router.fileno(), select.EPOLLIN)
@@ -235,7 +237,7 @@ class LaneRouter:
             except ClosedError:
                 self._lose(peer, fd)
             except (DecodeError, TransportError) as exc:
-                logger.error("what %r sent is unreadable: %s", peer, exc)
+                self._complaints.add("unreadable", f"what {peer!r} sent is unreadable: {exc}")
                 if peer in self._near:
                     self.drop_lane(peer)
                 return peer, []  # no header: counted, and answered as malformed

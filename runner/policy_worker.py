@@ -109,7 +109,7 @@ class PolicyWorker:
             try:
                 header = decode_header(frames[0])
             except (ProtocolError, IndexError) as exc:
-                logger.warning("%s dropped a message: %s", self._name, exc)
+                self._complaints.add("message", f"{self._name} dropped a message: {exc}")
                 continue
             if header.kind is _REQUEST:
                 try:
@@ -220,4 +220,4 @@ class PolicyWorker:
         try:
             self._router.send(asker, [encode_header(header), *frames])
         except TransportError as exc:  # it is gone, or does not read: its request times out there
-            logger.warning("%s could not answer: %s", self._name, exc)
+            self._complaints.add("answer", f"{self._name} could not answer: {exc}")

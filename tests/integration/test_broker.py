@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
@@ -108,6 +109,20 @@ def test_what_a_message_makes_the_broker_raise_is_its_senders_trouble_only(
     assert broker.complaints.counts["message"] == 1000
     assert len(caplog.messages) < 5
     assert not any("\n" in message for message in caplog.messages)
+
+
+def test_answers_to_who_does_not_read_are_logged_within_a_rate(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network = MemoryNetwork(queue_size=1)
+    broker = Broker(network.router(), BrokerCore(BrokerConfig()))
+    network.peer(b"deaf")
+    failed = Failed(code=FailureCode.PROTOCOL, message="no")
+    with caplog.at_level(logging.INFO):
+        sent = [broker.answer(b"deaf", number, failed) for number in range(500)]
+    assert sent == [True] + [False] * 499
+    assert broker.statistics().unread == 499
+    assert len(caplog.records) == 100
 
 
 def test_junk_is_counted_and_answered_and_disturbs_nobody() -> None:
