@@ -35,8 +35,6 @@ _LOOKS_AT_WORD: Final = 32
 #: Largest message that goes through the socket; a larger one is handed over as a parcel. A
 #: socket's buffer holds some 200 kB, and copying 32 kB costs less than a parcel does.
 INLINE_BYTES: Final = 32 * 1024
-#: Seconds to wait for a parcel that was sent before the packet that names it.
-_PARCEL_TIMEOUT: Final = 30.0
 #: Number of frames; a parcel's number follows if it is 0, else each frame's length.
 _COUNT: Final = struct.Struct("<I")
 _PARCEL: Final = struct.Struct("<IQ")
@@ -112,7 +110,8 @@ class LaneEnd:
             (count,) = _COUNT.unpack_from(packet)
             if count == 0:
                 number = _PARCEL.unpack(packet)[1]
-                packet = self._pipe.receive_bytes(number, _PARCEL_TIMEOUT)
+                # Sent before the packet that names it: it is there, or never comes.
+                packet = self._pipe.receive_bytes(number, 0.0)
                 (count,) = _COUNT.unpack_from(packet)
             table = table_of(count)
             _, *lengths = table.unpack_from(packet)

@@ -403,7 +403,10 @@ def _read_all(fd: int) -> bytes:
     size = os.fstat(fd).st_size
     chunks, start = [], 0
     while start < size:
-        chunk = os.pread(fd, size - start, start)
+        try:
+            chunk = os.pread(fd, size - start, start)
+        except (OSError, MemoryError) as error:  # it is no file, or far too large
+            raise TransportError(f"a parcel of {size} bytes cannot be read: {error!r}") from error
         if not chunk:
             raise TransportError("a parcel was cut short while it was read")
         chunks.append(chunk)

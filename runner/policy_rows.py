@@ -225,10 +225,14 @@ class SharedRows:
     def attach(cls, arena_fd: int, size: int, layout_fd: int) -> SharedRows:
         """Return the rows of somebody's arena; takes over both descriptors."""
         arena = Arena.attach(arena_fd, size)
-        with os.fdopen(layout_fd, "rb") as file:
-            file.seek(0)
-            frames = msgspec.msgpack.decode(file.read(), type=list[bytes])
-        return cls(arena, decode(MapBlocks, frames))
+        try:
+            with os.fdopen(layout_fd, "rb") as file:
+                file.seek(0)
+                frames = msgspec.msgpack.decode(file.read(), type=list[bytes])
+            return cls(arena, decode(MapBlocks, frames))
+        except BaseException:
+            arena.close()  # now: later the number of its descriptor may be another file's
+            raise
 
     def check(self, rows: npt.NDArray[np.int64] | None) -> None:
         """Raise ProtocolError for rows that are not there."""

@@ -16,7 +16,7 @@ from envbus.bus.errors import (
     QueueFullError,
     TransportError,
 )
-from envbus.bus.pipe import MAX_UNDELIVERED, Pipe, PipeInbox, PipeOutbox
+from envbus.bus.pipe import _BYTES, MAX_UNDELIVERED, Pipe, PipeInbox, PipeOutbox
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -94,6 +94,15 @@ def test_a_parcel_of_the_other_kind_is_refused(ends: tuple[Pipe, Pipe]) -> None:
     one.send_bytes(1, b"bytes")
     with pytest.raises(TransportError, match="kind"):
         other.receive_fd(1, SOON)
+
+
+def test_a_parcel_that_is_no_file_of_bytes_is_refused(ends: tuple[Pipe, Pipe]) -> None:
+    one, other = ends
+    folder = os.open("/", os.O_RDONLY)
+    one._send(1, _BYTES, folder)
+    os.close(folder)
+    with pytest.raises(TransportError, match="directory"):
+        other.receive_bytes(1, SOON)
 
 
 def test_parcels_that_nobody_asks_for_are_dropped(ends: tuple[Pipe, Pipe]) -> None:

@@ -10,7 +10,13 @@ import pytest
 from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import BrokerConfig
-from envbus.bus.errors import ClosedError, DecodeError, QueueFullError, UnknownPeerError
+from envbus.bus.errors import (
+    ClosedError,
+    DecodeError,
+    QueueFullError,
+    TransportError,
+    UnknownPeerError,
+)
 from envbus.bus.lane import (
     INLINE_BYTES,
     LANES_EXIST,
@@ -201,6 +207,27 @@ def test_a_packet_that_is_none_of_ours_is_a_decode_error(packet: bytes) -> None:
     finally:
         ours.close()
         theirs.close()
+
+
+def test_a_parcel_that_was_not_sent_is_not_waited_for() -> None:
+    ours, theirs = LaneEnd.pair()
+    try:
+        with pytest.raises(TransportError, match="within 0"):
+            ours.unpack(struct.pack("<IQ", 0, 7))
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def test_junk_is_logged_within_a_rate(router: LaneRouter, caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = LaneEnd.pair()
+    router.add_lane(b"p", ours)
+    theirs.set_timeout(1.0)
+    for _ in range(50):
+        theirs.write(b"\xff" * 40)
+        assert receive(router) == (b"p", [])
+    theirs.close()
+    assert len(caplog.records) == 1
 
 
 def test_a_junk_packet_is_counted_and_the_broker_lives(router: LaneRouter) -> None:

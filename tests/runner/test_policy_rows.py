@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import gc
+import os
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from envbus.bus.errors import ProtocolError
 from envbus.runner.policies import PolicyOutput
 from envbus.runner.policy_batching import Piece
-from envbus.runner.policy_rows import Answer, RowMemory, cut, form_of, join, split
+from envbus.runner.policy_door import close_all
+from envbus.runner.policy_rows import Answer, RowMemory, SharedRows, cut, form_of, join, split
 from envbus.runner.policy_rows import gather as gather_in
 
 
@@ -121,6 +125,19 @@ def test_an_answer_is_its_own_though_the_policy_uses_its_arrays_again() -> None:
     buffer += 1
     assert answer.actions.tolist() == answer.states.tolist() == [0.0] * 3
     assert answer.extras["logp"].tolist() == [0.0] * 3
+
+
+def test_rows_that_cannot_be_shared_leave_alone_what_has_their_descriptors_later() -> None:
+    memory, layout = (os.memfd_create(name) for name in ("memory", "layout"))
+    os.ftruncate(memory, 100)
+    with pytest.raises(msgspec.DecodeError) as caught:
+        SharedRows.attach(memory, 100, layout)
+    close_all([memory, layout])
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    del caught
+    gc.collect()
+    assert [os.fstat(other).st_size for other in others] == [0, 0]
+    close_all(others)
 
 
 def test_only_batches_of_one_form_go_together() -> None:
