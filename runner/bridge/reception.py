@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -125,6 +126,8 @@ class Reception:
         self._names: dict[bytes, str] = {}
         #: Those of whom the log has told.
         self._greeted: set[bytes] = set()
+        #: What the broker has taken and this has not.
+        self._waiting: deque[Outcome] = deque()
         self._clock = time.monotonic
         #: When `serve` ended last.
         self._left_at = self._clock()
@@ -134,8 +137,9 @@ class Reception:
         begun = self._clock()
         if begun - self._left_at > _AWAY:
             self._catch_up(begun + _AWAY)
-        for outcome in self._broker.poll(timeout, most=_MOST_TAKEN):
-            self._take(outcome)
+        if not self._waiting:
+            self._waiting.extend(self._broker.poll(timeout, most=_MOST_TAKEN))
+        self._take_until(self._clock() + _FLOOD_SECONDS)
         wake_at = self._episodes.wake_at()
         if wake_at is not None and wake_at <= self._clock():
             self._take_all()
@@ -150,11 +154,11 @@ class Reception:
         row of an action that nobody took.
         """
         while self._clock() < until:
-            outcomes = self._broker.poll(0.0, most=_MOST_OF_ALL)
-            if not outcomes:
+            if not self._waiting:
+                self._waiting.extend(self._broker.poll(0.0, most=_MOST_OF_ALL))
+            if not self._waiting:
                 return
-            for outcome in outcomes:
-                self._take(outcome)
+            self._take_until(until)
 
     def serve_until(self, min_envs: int, timeout: float, attendants: Attendants) -> None:
         """Serve until so many episodes have something for the runner, or the time is over.
@@ -237,6 +241,14 @@ class Reception:
     def _take_all(self) -> None:
         """Take all messages that are there, but for a flood: what was said before counts."""
         self._catch_up(self._clock() + _FLOOD_SECONDS)
+
+    def _take_until(self, until: float) -> None:
+        """Take what waits, at least one: a message of megabytes may take a second."""
+        waiting, clock = self._waiting, self._clock
+        while waiting:
+            self._take(waiting.popleft())
+            if clock() >= until:
+                return
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, Notify):

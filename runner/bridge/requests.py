@@ -36,7 +36,7 @@ from envbus.bus.errors import DecodeError
 from envbus.bus.messages import Header, Payload, Tree
 from envbus.bus.packets import lengths_of
 from envbus.bus.transport import Buffer, Frames
-from envbus.bus.tree import CONTAINERS, survey
+from envbus.bus.tree import CONTAINERS
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.bridge.results import ClientChoice
 from envbus.runner.bridge.vocabulary import (
@@ -59,6 +59,9 @@ _MAX_PAYLOAD = 1 << 23
 #: Lists and maps in a request: one byte of it can be an empty map, which takes seventy. An image of
 #: 512x512 pixels as nested lists is half of it. Below so many bytes nobody counts.
 _MAX_CONTAINERS = 1 << 19
+#: What else stands in them: one byte can be a number, which takes a microsecond. An image of
+#: 640x480 pixels as nested lists has 921,600.
+_MAX_VALUES = 1 << 20
 _FEW_BYTES = 1 << 18
 #: Parts of one fragment: each takes some microseconds, and others wait meanwhile.
 _MAX_PARTS = 1 << 14
@@ -74,6 +77,7 @@ _MAX_DEPTH = DEFAULT_LIMITS.max_depth
 _DIGESTED: Final = 4096
 
 _NUMBERS = (int, np.integer, np.floating)
+_NESTED = CONTAINERS | {Tree}
 
 Verb: TypeAlias = "Start | Ask | LogStep | LogReward | Fragment | End"
 
@@ -114,16 +118,17 @@ def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> V
 
 
 def _check_containers(header: Header, payload: Buffer) -> None:
-    """Count a request's lists and maps, of which nothing is kept meanwhile."""
-    count = 0
+    """Count a request's lists and maps, of which nothing is kept meanwhile, and what is in them."""
+    count = values = 0
 
-    def counted(_content: object) -> None:
-        nonlocal count
+    def counted(content: list[object] | dict[object, object]) -> None:
+        nonlocal count, values
         count += 1
-        if count > _MAX_CONTAINERS:
+        values += len(content)
+        if count > _MAX_CONTAINERS or values - count > _MAX_VALUES:
             raise EpisodeError(
-                f"a request has at most {_MAX_CONTAINERS} lists and maps, and this "
-                f"{brief(header.payload_type)} has more; send arrays as such"
+                f"a request has at most {_MAX_CONTAINERS} lists and maps and {_MAX_VALUES} values "
+                f"in them, and this {brief(header.payload_type)} has more; send arrays as such"
             )
 
     def look_through(data: Buffer, ext_hook: Callable[[int, bytes], object]) -> None:
@@ -148,20 +153,24 @@ def _check_containers(header: Header, payload: Buffer) -> None:
         raise DecodeError(f"{brief(header.payload_type)}: {exc!r}") from exc
 
 
-def _held_bytes(value: Value) -> int:
-    """Return what a value that is not nested deeper than allowed takes as Python's objects."""
-    held, level = 0, [value]
-    while level:
-        held += sum(map(sys.getsizeof, level))
+def _held_bytes(value: Value, what: str, episode_id: str) -> int:
+    """Return what a map takes as Python's objects; refuse one that is nested too deep."""
+    held, level = sys.getsizeof(value), [value]
+    for _ in range(_MAX_DEPTH):
         found: list[Value] = []
         for item in level:
             if type(item) is dict:
                 found += item.keys()
                 found += item.values()
-            elif type(item) in CONTAINERS:
+            elif type(item) is Tree:
+                found.append(item.value)
+            else:
                 found += item
-        level = found
-    return held
+        held += sum(map(sys.getsizeof, found))
+        level = [item for item in found if type(item) in _NESTED]
+        if not level:
+            return held
+    raise EpisodeError(f"Episode {episode_id}: {what} is nested deeper than {_MAX_DEPTH} levels.")
 
 
 def _digest(payload_type: str, frames: Frames, size: int) -> int:
@@ -233,11 +242,7 @@ def _log_returns(
             raise EpisodeError(
                 f"Episode {episode_id}: an info is a map, not a {type(value).__name__}."
             )
-        if value and survey(value, _MAX_DEPTH)[0]:
-            raise EpisodeError(
-                f"Episode {episode_id}: an info is nested deeper than {_MAX_DEPTH} levels."
-            )
-        held += _held_bytes(value) if value else 0
+        held += _held_bytes(value, "an info", episode_id) if value else 0
     return LogReward(
         peer,
         header.request_id,
@@ -262,7 +267,11 @@ def _fragment(payload: LogFragment, header: Header, peer: bytes, agreement: Agre
         )
     parts = [_part(step, policy_id, episode_id, header, agreement) for step in payload.steps]
     held = sum(part.reward.size for part in parts if part.reward is not None)
-    held += sum(_held_bytes(part.choice.extras) for part in parts if part.choice is not None)
+    held += sum(
+        _held_bytes(part.choice.extras, "an extra", episode_id)
+        for part in parts
+        if part.choice is not None
+    )
     return Fragment(peer, header.request_id, episode_id, policy_id, payload.first, parts, size=held)
 
 
@@ -379,7 +388,9 @@ def _check_column(value: Value, what: str, episode_id: str) -> None:
     for _ in range(_MAX_DEPTH):
         found: list[Value] = []
         for item in level:
-            if isinstance(item, Mapping):
+            if (type(item) is float or type(item) is int) and -_MOST <= item <= _MOST:
+                pass  # most of all
+            elif isinstance(item, Mapping):
                 found += map(_opened, item.values())
             elif isinstance(item, list | tuple):
                 found += map(_opened, item)

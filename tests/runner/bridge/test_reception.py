@@ -40,17 +40,52 @@ def receive(peer: MemoryPeer, payload_type: Any) -> tuple[int, Any]:
     return header.request_id, decode(payload_type, frames[1:])
 
 
+class SlowModels(Models):
+    """Takes a second for each request."""
+
+    now = 0.0
+
+    def answer(self, request: GetModel) -> Model:
+        self.now += 1.0
+        return Model(policy_id=request.policy_id, version=0)
+
+
+def reception_of(network: MemoryNetwork, models: Models) -> Reception:
+    return Reception(
+        Broker(network.router(), BrokerCore()),
+        Episodes(EpisodeLimits(), lambda: "secret", is_stale=lambda *_: False, confirm_ends=False),
+        models,
+        Agreement.of(spaces.Discrete(2), spaces.Discrete(2)),
+        30.0,
+    )
+
+
+def test_requests_that_take_long_are_done_one_by_one_between_which_the_owner_has_its_turn() -> None:
+    network = MemoryNetwork()
+    models = SlowModels()
+    reception = reception_of(network, models)
+    reception._clock = lambda: models.now
+    evil, honest = network.peer(b"evil"), network.peer(b"honest")
+    send(evil, 1, Hello(name="evil"))
+    for number in range(2, 6):
+        send(evil, number, GetModel(policy_id="p"))
+    send(honest, 1, Hello(name="honest"))
+    send(honest, 2, JoinBridge(client="honest"))
+    reception.serve(0.0)
+    evil.receive(0.0)
+    for number in range(2, 6):
+        assert receive(evil, Model)[0] == number
+        assert evil.receive(0.0) is None
+        reception.serve(0.0)
+    honest.receive(0.0)
+    assert receive(honest, BridgeJoined)[0] == 2
+
+
 def test_what_a_request_makes_the_bridge_raise_is_its_senders_trouble_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     network = MemoryNetwork()
-    reception = Reception(
-        Broker(network.router(), BrokerCore()),
-        Episodes(EpisodeLimits(), lambda: "secret", is_stale=lambda *_: False, confirm_ends=False),
-        FragileModels(),
-        Agreement.of(spaces.Discrete(2), spaces.Discrete(2)),
-        30.0,
-    )
+    reception = reception_of(network, FragileModels())
     evil, honest = network.peer(b"evil"), network.peer(b"honest")
     send(evil, 1, Hello(name="evil"))
     for number in range(2, 30):

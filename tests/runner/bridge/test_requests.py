@@ -257,6 +257,25 @@ def test_a_request_has_a_largest_number_of_lists_and_maps(wrap: Any) -> None:
         check_size(header, [b"\xc1" * 300_000])
 
 
+@pytest.mark.parametrize("wrap", [list, lambda values: Tree(list(values))], ids=["plain", "tree"])
+def test_a_request_has_a_largest_number_of_values(wrap: Any) -> None:
+    header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "GetAction", 1.0)
+    check_size(header, encode(GetAction(episode_id="e", observation=wrap([[0] * 1000] * 1000))))
+    many = GetAction(episode_id="e", observation=wrap([[0] * 1000] * 1100))
+    with pytest.raises(EpisodeError, match="1048576 values"):
+        check_size(header, encode(many))
+
+
+def test_an_info_within_an_info_counts_and_is_as_deep_as_it_is() -> None:
+    def size(value: Any) -> int:
+        return int(event(LogReturns(episode_id="e", reward=1.0, info={"x": value})).size)
+
+    assert size(Tree([0.5] * 10_000)) - size(Tree([])) > 300_000
+    deepest = LogReturns(episode_id="e", reward=1.0, info={"x": [deep(62), Tree(deep(62))]})
+    with pytest.raises(EpisodeError, match="an info is nested deeper"):
+        event(deepest)
+
+
 def test_an_info_counts_as_what_it_takes_in_memory() -> None:
     logged = LogReturns(episode_id="e", reward=1.0, info={"x": [{} for _ in range(10_000)]})
     part = FragmentStep(reward=1.0, info=logged.info)
