@@ -275,9 +275,9 @@ def test_what_was_confirmed_is_read_back_and_nothing_else_though_the_disk_was_fu
     check()
 
 
-BROKEN = """
+FAILING = """
 import ctypes, os, resource, signal, struct, sys
-folder, tests, nr_ftruncate = sys.argv[1:]
+folder, tests, number = sys.argv[1:]
 sys.path.insert(0, tests)
 from test_writer import episode
 from envbus.runner.batch import MultiAgentBatch
@@ -291,7 +291,10 @@ def fail_system_calls(number):
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.prctl(38, 1, 0, 0, 0) == 0
     assert libc.prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
-
+"""
+BROKEN = (
+    FAILING
+    + """
 def write(eps_id):
     rows = {"a": episode(eps_id, 10, agent="a"), "b": episode(eps_id, 10, width=999, agent="b")}
     try:
@@ -303,7 +306,7 @@ def write(eps_id):
 
 writer = EpisodeWriter(folder)
 write(1)
-fail_system_calls(int(nr_ftruncate))
+fail_system_calls(int(number))
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
 write(2)
@@ -311,13 +314,40 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 write(2)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-#: The number of ftruncate(2).
+)
+UNSYNCED = (
+    FAILING
+    + """
+writer = EpisodeWriter(folder, durable=True)
+writer.write(episode(1, 10))
+fail_system_calls(int(number))
+try:
+    writer.write(episode(2, 10))
+except OSError as exc:
+    print("refused", exc, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+)
+#: The numbers of ftruncate(2) and fsync(2).
 FTRUNCATE = {"x86_64": 77, "aarch64": 46}
-
-
-@pytest.mark.skipif(
+FSYNC = {"x86_64": 74, "aarch64": 82}
+CALLS_ARE_KNOWN = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in FTRUNCATE, reason="no such system call"
 )
+
+
+@CALLS_ARE_KNOWN
+def test_what_the_disk_did_not_take_for_good_was_refused_and_is_not_read(tmp_path: Path) -> None:
+    arguments = [str(tmp_path), str(Path(__file__).parent), str(FSYNC[platform.machine()])]
+    child = subprocess.run(
+        [sys.executable, "-c", UNSYNCED, *arguments], capture_output=True, text=True
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    assert child.stdout.startswith("refused")
+    assert lengths(tmp_path) == {1: 10}
+
+
+@CALLS_ARE_KNOWN
 def test_what_was_refused_and_cannot_be_cut_off_is_not_written_once_more(tmp_path: Path) -> None:
     arguments = [str(tmp_path), str(Path(__file__).parent), str(FTRUNCATE[platform.machine()])]
     child = subprocess.run(
