@@ -187,6 +187,30 @@ def test_a_fresh_process_that_dies_takes_no_result_away(tmp_path: Path, restart:
         envs.close(terminate=True)
 
 
+@pytest.mark.parametrize("cause", ["crash", "error"])
+def test_a_cut_episode_is_told_as_one_though_the_next_one_fails(tmp_path: Path, cause: str) -> None:
+    kind = DyingOnceEnv if cause == "crash" else RaisingOnceEnv
+    envs = BusVectorEnv(
+        [partial(kind, tmp_path / "died", 100)],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        recycle_after=RecycleAfter(steps=1, max_hold=1e-9),
+        restart_failed_sub_environments=True,
+    )
+    try:
+        envs.reset()
+        truncated, steps = np.zeros(1, np.bool_), 0
+        while not truncated[0]:
+            steps += 1
+            _, rewards, terminated, truncated, infos = envs.step(np.ones(1, np.int64))
+        assert infos["recycled"].tolist() == [True]
+        assert infos["fault"]["cause"].tolist() == [cause]
+        assert infos["final_obs"][0][:2].tolist() == [1, steps]
+        assert "fault" not in infos["final_info"]
+        assert (rewards[0], terminated[0]) == (10.0 + steps, False)
+    finally:
+        envs.close(terminate=True)
+
+
 class DyingOnceEnv(CountingEnv):
     """Ends its process in the first reset of its second life."""
 
@@ -197,8 +221,18 @@ class DyingOnceEnv(CountingEnv):
 
     def reset(self, **kwargs: Any) -> Any:
         if self._dies:
-            os._exit(5)
+            self._die()
         return super().reset(**kwargs)
+
+    def _die(self) -> None:
+        os._exit(5)
+
+
+class RaisingOnceEnv(DyingOnceEnv):
+    """Raises there instead."""
+
+    def _die(self) -> None:
+        raise ValueError("raised on purpose")
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
