@@ -92,6 +92,7 @@ SLEEPING_PROGRAMS = {"tests/bus/test_reaping.py": 1, "tests/integration/test_no_
 #: and what `monkeypatch` has methods for: environment, working directory, `sys.path`, items.
 PATCHED = {
     ("tests/actors/test_testing.py", "gymnasium.logger.min_level"): "Gymnasium's own setting",
+    ("tests/bus/test_arena.py", "envbus.bus.arena.memory_left"): "a container with little memory",
     ("tests/bus/test_arena.py", "os.memfd_create"): "an older system",
     ("tests/bus/test_folders.py", "tempfile.tempdir"): "what `tempfile` remembers of TMPDIR",
     ("tests/bus/test_server_process.py", "sys.path"): "the interpreter's state is the subject",

@@ -57,6 +57,15 @@ def test_more_memory_than_there_is_is_refused_at_once() -> None:
     assert open_descriptors() == before
 
 
+def test_more_memory_than_the_container_has_left_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("envbus.bus.arena.memory_left", lambda: 4096)
+    with pytest.raises(ConfigError, match="4096 bytes of memory are available"):
+        Arena.create(4097)
+    Arena.create(4096).close()
+
+
 @pytest.mark.parametrize("size", [0, -1])
 def test_an_arena_has_at_least_one_byte(size: int) -> None:
     with pytest.raises(ConfigError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import select
@@ -177,3 +178,47 @@ def test_a_pool_goes_on_under_a_storm_of_kills(lanes: bool) -> None:
 
 def living(envs: Any) -> list[int]:
     return [pid for pid in envs.actor_pids() if is_alive(pid)] or envs.actor_pids()
+
+
+class DyingNursery:
+    """Kills a process just before the n-th thing is sent to it by its pipe."""
+
+    def __init__(self, nursery: Any, nth: int) -> None:
+        self._nursery = nursery
+        self.left = nth
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._nursery, name)
+
+    def start(self, *args: Any, **settings: Any) -> Any:
+        child = self._nursery.start(*args, **settings)
+        send = child.pipe._send
+
+        def dying_send(*parcel: Any, **more: Any) -> None:
+            self.left -= 1
+            if not self.left:
+                kill(child.pid)
+            send(*parcel, **more)
+
+        child.pipe._send = dying_send
+        return child
+
+
+@LANES
+def test_an_actor_that_ends_at_anything_that_is_sent_to_it_while_it_comes_up(lanes: bool) -> None:
+    with ActorPool([ENV] * 2, num_actors=2, lanes=lanes, **RESTART) as pool:
+        pool.reset()
+        pool.recv(min_envs=2)
+        links: Any = pool._fleet._links
+        nursery, restarts = links.nursery, 0
+        for nth in itertools.count(1):
+            links.nursery = dying = DyingNursery(nursery, nth)
+            kill(pool.actor_pids()[0])
+            step_until(pool, lambda batch: any(fault.env_id == 0 for fault in batch.faults))
+            step_until(pool, lambda batch: 0 in batch.env_ids)
+            if dying.left > 0:  # nothing more was sent
+                break
+            restarts += 2
+            assert pool.statistics().restarts == restarts
+        links.nursery = nursery
+        assert nth > 3  # what it is to do, its envs, and their memory
