@@ -91,7 +91,8 @@ class RunnerRenewal(RunnerPolicies, ABC):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned, of this runner or another; episodes go on.
 
-        All of it is taken over, or nothing.
+        All of it is taken over, or nothing. Episodes that run here keep their ids, which the other
+        runner may have used: where that matters, sample with `force_reset=True` next.
 
         Raises:
             ConfigError: It is no state, has a policy that is not here, or lacks a connector.

@@ -293,6 +293,9 @@ class Upkeep:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` returned, of this group or another; episodes go on.
 
+        They keep their ids, as in `EnvRunner.set_state`. Samples under way come as they were asked,
+        with what connectors have learnt in them: collect these before.
+
         Raises:
             ConfigError: It has a policy that is not here, or lacks a connector that is. Nothing was
                 set.
