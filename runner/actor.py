@@ -50,7 +50,7 @@ class Member:
         self.child: Child | None = None
         self.codec: Codec | None = None
         #: Returns what is wrong with a reply; None: its replies are taken as they are.
-        self.check: Callable[[Request[Any], Payload], str | None] | None = None
+        self.check: Callable[[Request[Any], Payload | Exception], str | None] | None = None
         #: Id of the last request that was given up, or 0 once a later one was answered.
         self.abandoned = 0
         #: Why it is killed, once that is decided: its cause, and words for people.

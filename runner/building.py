@@ -197,7 +197,7 @@ class Building:
             _raise_for_unsendable(actor, build)
             raise
 
-    def _check(self, actor: Actor, request: Request[Any], reply: Payload) -> str | None:
+    def _check(self, actor: Actor, request: Request[Any], reply: Payload | Exception) -> str | None:
         """Return what is wrong with a reply; None: nothing is."""
         leaves = None if self._rows is None else self._rows.blocks.observations
         return misfit(request, reply, len(actor.env_ids), leaves)

@@ -22,7 +22,7 @@ __all__ = ["misfit"]
 
 def misfit(
     request: Request[Any],
-    reply: Payload,
+    reply: Payload | Exception,
     num_slots: int,
     leaves: Sequence[npt.NDArray[Any]] | None,
 ) -> str | None:
@@ -30,7 +30,7 @@ def misfit(
 
     Args:
         request: What was asked.
-        reply: As it was decoded.
+        reply: As it was decoded; or why it cannot be.
         num_slots: Of the actor that was asked.
         leaves: Where observations of a fixed size go, one array per leaf, one row per env; None:
             they have no fixed size.
@@ -38,6 +38,8 @@ def misfit(
     # `Request[StepResult]` of `class Step(Request[StepResult])`, which type checkers do not know.
     bases: Sequence[object] = getattr(type(request), "__orig_bases__", ())
     expected = get_args(bases[0])[0]
+    if isinstance(reply, Exception):  # a call's result is between the caller and the env
+        return None if expected is CallResult else f"what cannot be read ({reply})"
     if type(reply) is not expected:
         return f"a {type(reply).__name__} to a {type(request).__name__}"
     if isinstance(reply, StepResult | CallResult) and not isinstance(request, CloseEnvs):

@@ -84,15 +84,14 @@ class Requests(Generic[M]):
         assert actor.codec is not None
         reply_type = Payload.registry.get(outcome.header.payload_type, Reply)
         try:
-            reply = actor.codec.decode(reply_type, outcome.frames)
+            reply: Payload | Exception = actor.codec.decode(reply_type, outcome.frames)
         except ClosedError as exc:  # it died between the message and what belongs to it
             self._links.end(actor)
             failed = Failed(code=FailureCode.PEER_LOST, message=f"{actor.describe()}: {exc}")
             return Lost(actor, tag, failed, actor.cause)
         except (DecodeError, TransportError) as exc:
             # E.g. an object whose class cannot be imported here; other requests' ends follow.
-            failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {exc}")
-            return Lost(actor, tag, failed, actor.cause)
+            reply = exc
         if actor.check is not None and request is not None:
             wrong = actor.check(request, reply)
             if wrong is not None:
@@ -100,6 +99,9 @@ class Requests(Generic[M]):
                 self._links.kill(actor, reason=text)
                 failed = Failed(code=FailureCode.PEER_LOST, message=text)
                 return Lost(actor, tag, failed, actor.cause)
+        if isinstance(reply, Exception):
+            failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {reply}")
+            return Lost(actor, tag, failed, actor.cause)
         return Answer(actor, tag, reply)
 
     def on_failure(self, outcome: FailLocal) -> Lost[M] | None:

@@ -21,6 +21,7 @@ from envbus.actors.protocol import (
     Step,
     StepResult,
 )
+from envbus.bus.errors import DecodeError
 from envbus.bus.messages import Request, Tree
 from envbus.runner.replies import misfit
 
@@ -152,3 +153,9 @@ def test_a_request_that_is_always_of_all_slots_is_checked_likewise() -> None:
     assert misfit(request, structs.replace(rows(6), errors=[error(5)]), 6, LEAVES) is None
     told = misfit(request, structs.replace(rows(6), errors=[error(6)]), 6, LEAVES)
     assert told == "errors of slots that were not asked, [6]"
+
+
+def test_what_cannot_be_read_does_not_fit_a_step_but_is_the_callers_where_it_is_of_a_call() -> None:
+    error = DecodeError("no map")
+    assert misfit(Step(), error, 3, LEAVES) == "what cannot be read (no map)"
+    assert misfit(CALL, error, 3, LEAVES) is None

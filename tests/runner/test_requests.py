@@ -24,6 +24,7 @@ class Links:
         self.broker = self
         self.is_there = True
         self.ended: list[Actor] = []
+        self.killed: list[Actor] = []
         self.cancelled: list[int] = []
         self._ids = itertools.count(1)
 
@@ -35,6 +36,9 @@ class Links:
 
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
+
+    def kill(self, actor: Actor, *, reason: str) -> None:
+        self.killed.append(actor)
 
     def end(self, actor: Actor) -> None:
         self.ended.append(actor)
@@ -113,6 +117,17 @@ def test_an_actor_whose_pipe_has_hung_up_is_no_peer() -> None:
     with pytest.raises(NoPeerError):
         requests.ask(actor, REQUEST, timeout=1.0, tag=0)
     assert links.ended == [actor, actor]
+
+
+def test_who_answers_what_cannot_be_read_is_let_go_where_replies_are_checked() -> None:
+    links, requests, actor = scene()
+    actor.check = lambda request, reply: f"{type(reply).__name__} to {type(request).__name__}"
+    request_id = requests.ask(actor, REQUEST, timeout=1.0, tag="mine")
+    lost = requests.on_reply(Complete(request_id, reply(request_id).header, [b"\xc1"]))
+    assert isinstance(lost, Lost)
+    assert lost.failed.code is FailureCode.PEER_LOST
+    assert "is let go, as it has answered DecodeError to MapBlocks" in lost.failed.message
+    assert links.killed == [actor]
 
 
 def test_a_reply_that_cannot_be_read_is_a_loss() -> None:
