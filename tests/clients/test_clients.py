@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +147,55 @@ def test_a_client_that_was_asleep_comes_back_to_its_episodes(checks: list[str]) 
         assert serving.bridge.statistics().resumed == 1
 
 
-# The others do not say so: their README says what that means.
-@pytest.mark.parametrize("language", ["javascript"], indirect=True, scope="module")
-def test_a_client_that_gave_up_says_that_it_took_no_action(checks: list[str]) -> None:
-    with Serving() as serving:
-        check(serving, checks, "late")
+def carry(source: socket.socket, sink: socket.socket, lose: Callable[[bytes], bool]) -> None:
+    """Pass messages on, until there are no more, but for those that are to be lost."""
+    with source.makefile("rb") as incoming, contextlib.suppress(OSError):
+        while len(head := incoming.read(4)) == 4:
+            message = incoming.read(int.from_bytes(head, "big"))
+            if not lose(message):
+                sink.sendall(head + message)
+        sink.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def losing_the_second_action(tcp: str) -> Iterator[int]:
+    """Stand before a gateway, at a port of one's own."""
+    actions = itertools.count(1)
+
+    def is_second(message: bytes) -> bool:
+        return b"ActionChosen" in message and next(actions) == 2
+
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        host, _, port = tcp.rpartition(":")
+        threads = []
+
+        def let_in() -> None:
+            client = stack.enter_context(door.accept()[0])
+            server = stack.enter_context(socket.create_connection((host, int(port))))
+            up = threading.Thread(target=carry, args=(client, server, lambda _message: False))
+            threads.append(up)
+            up.start()
+            carry(server, client, is_second)
+
+        door.settimeout(PATIENCE)
+        first = threading.Thread(target=let_in)
+        first.start()
+        yield door.getsockname()[1]
+        for thread in (first, *threads):
+            thread.join(PATIENCE)
+
+
+def test_a_client_that_gave_up_says_that_it_took_no_action(
+    language: str, checks: list[str]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        serving = stack.enter_context(Serving())
+        if language == "javascript":  # it is busy until its time is over, while the answer comes
+            check(serving, checks, "late")
+        else:
+            port = stack.enter_context(losing_the_second_action(serving.gateway.tcp[0]))
+            assert "passed" in serving.run(*checks, "127.0.0.1", str(port), "late", "")
         assert serving.unacted == ["late"]
         assert serving.rewards["late"] == 6.0
 

@@ -466,10 +466,30 @@ class Client {
  private:
   enum Kind { kRequest = 0, kReply = 1, kFailure = 2, kNotice = 3 };
 
-  Value ask(const char* type, const Value& payload, double timeout = 0.0) {
+  Value ask(const char* type, Value::Map payload, double timeout = 0.0) {
     const auto deadline = after(timeout > 0 ? timeout : options_.timeout);
     const std::int64_t id = ++last_id_;
-    return connected(deadline, [&] { return request(id, type, payload, deadline, "bridge"); });
+    const Value episode = payload["episode_id"];
+    const std::string name = episode.is_nil() ? "" : episode.as_string();
+    const auto not_taken = given_up_.find(name);
+    if (not_taken != given_up_.end()) payload["not_taken"] = not_taken->second;
+    try {
+      const Value reply =
+          connected(deadline, [&] { return request(id, type, payload, deadline, "bridge"); });
+      given_up_.erase(name);
+      return reply;
+    } catch (const TimeoutError&) {
+      give_up(type, name, id);
+      throw;
+    } catch (const ConnectionLost&) {
+      give_up(type, name, id);
+      throw;
+    }
+  }
+
+  /// The bridge may have answered all the same: the next calls of the episode tell it.
+  void give_up(const std::string& type, const std::string& episode, std::int64_t id) {
+    if (type == "GetAction" && refused_id_ != id) given_up_.emplace(episode, id);
   }
 
   /// Do something with a connection; again, when that is lost or cannot be made, until `deadline`.
@@ -505,7 +525,10 @@ class Client {
         connection_.reset();
         throw ConnectionLost(payload["message"].as_string());
       }
-      if (answered == id && kind == kFailure) raise(payload);
+      if (answered == id && kind == kFailure) {
+        refused_id_ = id;
+        raise(payload);
+      }
       if (answered == 0 && kind == kFailure) complaint_ = payload;
       if (kind == kNotice && header[3].as_string() == "Shutdown") {
         connection_.reset();
@@ -571,6 +594,11 @@ class Client {
       throw;
     }
     session_ = bridge_["session"].as_string();
+    const Value::Array& open = bridge_["episodes"].as_array();
+    for (auto it = given_up_.begin(); it != given_up_.end();) {  // what is over will not be told of
+      const bool is_open = std::find(open.begin(), open.end(), Value(it->first)) != open.end();
+      it = is_open ? std::next(it) : given_up_.erase(it);
+    }
   }
 
   [[noreturn]] static void raise(const Value& failed) {
@@ -601,6 +629,10 @@ class Client {
   Value complaint_;
   std::string session_;
   std::int64_t last_id_ = 0;
+  /// By episode: the first GetAction whose action may come, and nobody takes it.
+  std::map<std::string, std::int64_t> given_up_;
+  /// Of the last call that the bridge has refused.
+  std::int64_t refused_id_ = 0;
   std::size_t limit_ = SIZE_MAX;
   double lease_ = 1.0;
   Clock::time_point forgotten_at_ = Clock::time_point::max();

@@ -94,6 +94,10 @@ namespace Envbus
         string session = "";
         Dictionary<string, object> complaint;
         long lastId;
+        // By episode: the first GetAction whose action may come, and nobody takes it.
+        readonly Dictionary<string, long> givenUp = new Dictionary<string, long>();
+        // Of the last call that the bridge has refused.
+        long refusedId;
         long limit = long.MaxValue;
         TimeSpan lease = TimeSpan.MaxValue;
         readonly Stopwatch sinceSent = Stopwatch.StartNew();
@@ -184,7 +188,23 @@ namespace Envbus
                 if (disposed) throw new ConnectionLostException("this client was disposed");
                 var deadline = new Deadline(timeout ?? options.Timeout);
                 long id = ++lastId;
-                return Connected(deadline, () => RequestReply(id, type, payload, deadline, "bridge"));
+                string episode = (string)payload["episode_id"] ?? "";
+                long notTaken;
+                if (givenUp.TryGetValue(episode, out notTaken)) payload["not_taken"] = notTaken;
+                try
+                {
+                    var reply = Connected(deadline, () => RequestReply(id, type, payload, deadline, "bridge"));
+                    givenUp.Remove(episode);
+                    return reply;
+                }
+                catch (EnvbusException error)
+                {
+                    // The bridge may have answered all the same: the next calls of the episode tell it.
+                    bool isLost = error is AnswerTimeoutException || error is ConnectionLostException;
+                    if (isLost && type == "GetAction" && refusedId != id && !givenUp.ContainsKey(episode))
+                        givenUp[episode] = id;
+                    throw;
+                }
             }
         }
 
@@ -225,7 +245,11 @@ namespace Envbus
                     Drop(); // our lease is over: we slept; after a new hello it is asked again
                     throw ErrorOf(answer);
                 }
-                if (answered == id && kind == Failure) throw ErrorOf(answer);
+                if (answered == id && kind == Failure)
+                {
+                    refusedId = id;
+                    throw ErrorOf(answer);
+                }
                 if (answered == 0 && kind == Failure) complaint = answer;
                 if (kind == Notice && (string)header[3] == "Shutdown")
                 {
@@ -296,6 +320,9 @@ namespace Envbus
                     Bridge = RequestReply(++lastId, "JoinBridge", hello, deadline, "bridge");
                 }
                 session = (string)Bridge["session"];
+                var open = (List<object>)Bridge["episodes"];
+                foreach (string episode in new List<string>(givenUp.Keys))
+                    if (!open.Contains(episode)) givenUp.Remove(episode); // what is over will not be told of
             }
             catch
             {

@@ -110,6 +110,19 @@ void pause(const char* host, int port, envbus::Options options) {
   client.end_episode(episode, kObservation);
 }
 
+// The second action is lost on its way: the client says that it did not take it.
+void late(const char* host, int port, const envbus::Options& options) {
+  Client client(host, port, options);
+  const std::string episode = client.start_episode("late");
+  CHECK(client.get_action(episode, kObservation).as_int() == 0);
+  rejected<envbus::TimeoutError>([&] { client.get_action(episode, kObservation, 0.3); });
+  client.log_returns(episode, 5);
+  CHECK(client.get_action(episode, kObservation).as_int() == 0);
+  client.log_returns(episode, 1);
+  CHECK(client.get_action(episode, kObservation).as_int() == 0);
+  client.end_episode(episode, kObservation);
+}
+
 // The bridge is stopped when "ready" is printed: who waits is told at once.
 void stopped(const char* host, int port, const envbus::Options& options) {
   Client client(host, port, options);
@@ -185,6 +198,7 @@ int main(int, char** argv) try {
   else if (what == "agents") agents(host, port, options);
   else if (what == "reconnect") reconnect(host, port, options);
   else if (what == "pause") pause(host, port, options);
+  else if (what == "late") late(host, port, options);
   else if (what == "stopped") stopped(host, port, options);
   else if (what == "replaced") replaced(host, port, options);
   else if (what == "large") large(host, port, options);

@@ -136,6 +136,22 @@ static class Checks
         }
     }
 
+    // The second action is lost on its way: the client says that it did not take it.
+    static void Late(string host, int port, Options options)
+    {
+        using (var client = new Client(host, port, options))
+        {
+            string episode = client.StartEpisode("late");
+            Equal(client.GetAction(episode, Observation), 0);
+            Rejected<AnswerTimeoutException>(() => client.GetAction(episode, Observation, TimeSpan.FromSeconds(0.3)));
+            client.LogReturns(episode, 5);
+            Equal(client.GetAction(episode, Observation), 0);
+            client.LogReturns(episode, 1);
+            Equal(client.GetAction(episode, Observation), 0);
+            client.EndEpisode(episode, Observation);
+        }
+    }
+
     // The bridge is stopped when "ready" is printed: who waits is told at once.
     static void Stopped(string host, int port, Options options)
     {
@@ -229,6 +245,7 @@ static class Checks
             case "agents": Agents(args[0], port, options); break;
             case "reconnect": Reconnect(args[0], port, options); break;
             case "pause": Pause(args[0], port, options); break;
+            case "late": Late(args[0], port, options); break;
             case "stopped": Stopped(args[0], port, options); break;
             case "replaced": Replaced(args[0], port, options); break;
             case "large": Large(args[0], port, options); break;
