@@ -33,7 +33,7 @@ from envbus.runner.runner_renewal import Factories, RunnerRenewal
 from envbus.runner.samplers import make_sampler
 from envbus.runner.sampling import Demand, RunnerConfig, Sample
 from envbus.runner.seeding import restart_seed
-from envbus.runner.serving import in_background
+from envbus.runner.serving import ServingThread
 from envbus.runner.trajectory import AgentID
 from envbus.runner.video import VideoRecorder
 
@@ -101,8 +101,8 @@ class EnvRunner(RunnerRenewal, StaysHere):
         self._begun = False
         #: A sample has raised: nobody knows what the envs are at.
         self._lost_track = False
-        #: Another thread answers simulators.
-        self._is_serving = False
+        #: Answers simulators, or did so last.
+        self._server: ServingThread | None = None
 
     @classmethod
     def from_factories(
@@ -233,12 +233,14 @@ class EnvRunner(RunnerRenewal, StaysHere):
         """
         self._assert_open()
         self._bridged()
-        self._is_serving = True
+        server = ServingThread(lambda is_over: self._serve(math.inf, explore, is_over))
+        self._server = server
         try:
-            with in_background(lambda is_over: self._serve(math.inf, explore, is_over)):
-                yield
+            server.start()
+            yield
         finally:
-            self._is_serving = False
+            self._end_serving()
+        server.raise_error()
 
     # --- about it ----------------------------------------------------------------------------
 
@@ -267,6 +269,7 @@ class EnvRunner(RunnerRenewal, StaysHere):
 
     def stop(self) -> None:
         """Close the envs, and finish videos. Idempotent."""
+        self._end_serving()
         self._finish_videos()
         self._envs.close()
 
@@ -279,6 +282,7 @@ class EnvRunner(RunnerRenewal, StaysHere):
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        self._end_serving()
         self._finish_videos()
         self._envs.close(terminate=exc is not None)
 
@@ -342,6 +346,12 @@ class EnvRunner(RunnerRenewal, StaysHere):
             self._lost_track = not isinstance(exc, SimulatorError)
             raise
 
+    def _end_serving(self) -> None:
+        """See that no other thread uses the envs."""
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+
     def _bridged(self) -> DictSampler:
         if not self._envs.bridges:
             raise ConfigError("serve: there is no bridge whose simulators could be answered")
@@ -350,5 +360,8 @@ class EnvRunner(RunnerRenewal, StaysHere):
     def _assert_open(self) -> None:
         if self._envs.closed:
             raise ClosedEnvironmentError("Trying to operate on `EnvRunner`, after `stop()`.")
-        if self._is_serving:
-            raise AlreadyPendingCallError("the runner is serving; leave `serving` first", "serving")
+        if self._server is not None:
+            if not self._server.is_over:
+                text = "the runner is serving; leave `serving` first"
+                raise AlreadyPendingCallError(text, "serving")
+            self._end_serving()  # Ctrl-C broke off the wait for it

@@ -28,7 +28,7 @@ from envbus.actors import ExternalEnvClient
 from envbus.actors.testing import CountingEnv
 from envbus.bus import interrupts
 from envbus.bus.client import Client
-from envbus.bus.errors import RemoteError
+from envbus.bus.errors import PeerLostError, RemoteError
 from envbus.bus.lane import LANES_EXIST
 from envbus.runner import (
     ActorPool,
@@ -45,6 +45,7 @@ from tests.integration.nursery_children import is_alive, wait_until
 from tests.integration.policies_under_test import hold, make_probe, rows
 from tests.integration.row_model import LifeEnv
 from tests.runner.test_env_runner_group import Steps
+from tests.waiting import pass_time
 
 pytestmark = pytest.mark.timeout(240)
 lanes = pytest.mark.skipif(not LANES_EXIST, reason="no SOCK_SEQPACKET or epoll here")
@@ -753,3 +754,45 @@ def test_weights_reach_all_policy_workers_also_after_ctrl_c() -> None:
             return list(workers.statistics().policies["default"].versions.values())
 
         at_every_line(push, after)
+
+
+def test_no_socket_is_closed_under_a_thread_whose_end_ctrl_c_kept_from_its_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interrupts, "_PATIENCE", 0.0)  # the second Ctrl-C is not kept
+    space = Box(-1e9, 1e9, (1,), np.float64)
+    over, asked, leaving, came = (threading.Event() for _ in range(4))
+    closed: list[bool] = []
+
+    def break_off(_number: int, _frame: FrameType | None) -> None:
+        if not came.is_set():
+            came.set()
+            raise KeyboardInterrupt
+
+    def policy(observations: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            asked.set()
+            while leaving.wait(20.0) and not came.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+                pass_time(0.001)
+            pass_time(0.2)  # of work, in which its owner closes the bridge, or waits
+            closed.append(bridge.closed)
+        return observations + 0.5
+
+    def serve() -> None:
+        with EnvRunner(bridge, policy) as runner, runner.serving():
+            assert asked.wait(20.0)
+            leaving.set()
+
+    before = signal.signal(signal.SIGINT, break_off)
+    bridge = ExternalEnvBridge(space, space)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            simulator = thread.submit(simulate, bridge.address, True, over)
+            with pytest.raises(KeyboardInterrupt):
+                serve()
+            assert isinstance(simulator.exception(), PeerLostError)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert closed
+    assert not any(closed)
