@@ -34,6 +34,7 @@ from envbus.bus.gateway.config import (
     GatewayConfig,
     split_address,
 )
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.nursery import Nursery
 from envbus.bus.pipe import Pipe
 from envbus.bus.probing import Probing, Verdict
@@ -262,6 +263,7 @@ class Gateway:
                 case ChildGivenUp(_, how_often, cause):
                     raise RestartLimitError(f"the gateway's process {how_often}: {cause}")
 
+    @uninterrupted_call  # or the process takes what comes next for what it needs first
     def _start(self) -> None:
         self._child = self._nursery.start(_NAME, f"{_HOST}:main")
         life = self._supervision.incarnation(_NAME)

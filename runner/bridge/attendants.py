@@ -63,6 +63,8 @@ class Attendants:
 
     def close(self) -> None:
         """End all of them. The door is closed by `door.close`, after the broker. Idempotent."""
-        self.hosts.close()
-        if self.gateway is not None:
-            self.gateway.close()
+        try:
+            self.hosts.close()
+        finally:
+            if self.gateway is not None:
+                self.gateway.close()

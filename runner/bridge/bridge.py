@@ -418,9 +418,11 @@ class ExternalEnvBridge(StaysHere):
         failed = Failed(code=FailureCode.PEER_LOST, message="the bridge was stopped", peer=BRIDGE)
         self._reception.dismiss(failed)
         self._stopped = True
-        self._attendants.close()
-        self._broker.close()
-        self._attendants.door.close()
+        try:
+            self._attendants.close()
+        finally:  # also after Ctrl-C, which breaks off the waits for them
+            self._broker.close()
+            self._attendants.door.close()
 
     def __enter__(self) -> ExternalEnvBridge:
         return self

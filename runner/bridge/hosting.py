@@ -21,6 +21,7 @@ from envbus.actors.external.errors import SimulatorError
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.hosting import ENTRY, ENV_PARCEL, IDENTITY_PARCEL
 from envbus.bus.errors import ConfigError, EnvbusError
+from envbus.bus.interrupts import interruptible, uninterrupted_call
 from envbus.bus.nursery import Nursery
 from envbus.bus.process import Child, ExitStatus
 from envbus.bus.restart import ChildState, Exit, Restart, RestartPolicy
@@ -100,6 +101,7 @@ class Hosts:
         self._bell: tuple[socket.socket, socket.socket] | None = None
         self._count = 0
 
+    @uninterrupted_call
     def start(
         self,
         env: ExternalEnv | Callable[[], ExternalEnv],
@@ -160,23 +162,29 @@ class Hosts:
         threads = [one.thread for one in self._simulators.values() if one.thread is not None]
         for thread in threads:
             thread.end()
-        if self._nursery is not None:
-            for child in self._nursery.children:
-                self._nursery.kill(child)
-            self._nursery.close(_END_TIMEOUT)
-            self._nursery = None
-        for thread in threads:
-            thread.join(_END_TIMEOUT)
-        if self._bell is not None:
-            bell, self._bell = self._bell, None
-            for end in bell:
-                end.close()
+        try:
+            if self._nursery is not None:
+                for child in self._nursery.children:
+                    self._nursery.kill(child)
+                self._nursery.close(_END_TIMEOUT)
+                self._nursery = None
+            for thread in threads:
+                thread.join(_END_TIMEOUT)
+        finally:
+            if self._bell is not None:
+                bell, self._bell = self._bell, None
+                for end in bell:
+                    end.close()
 
     # --- starts -------------------------------------------------------------------------------
 
     def _start_thread(self, simulator: _Simulator) -> None:
         env = simulator.env
-        made = env if isinstance(env, ExternalEnv) else env()
+        if isinstance(env, ExternalEnv):
+            made = env
+        else:
+            with interruptible():
+                made = env()
         if not isinstance(made, ExternalEnv):
             raise ConfigError(f"expected an ExternalEnv, got {made!r}")
         if self._bell is None:

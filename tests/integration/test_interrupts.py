@@ -24,11 +24,12 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.spaces import Box
 
-from envbus.actors import ExternalEnvClient
+from envbus.actors import ExternalEnv, ExternalEnvClient
 from envbus.actors.testing import CountingEnv
 from envbus.bus import interrupts
 from envbus.bus.client import Client
 from envbus.bus.errors import PeerLostError, RemoteError
+from envbus.bus.gateway import GatewayConfig
 from envbus.bus.lane import LANES_EXIST
 from envbus.runner import (
     ActorPool,
@@ -39,6 +40,7 @@ from envbus.runner import (
     RunnerConfig,
     Timeouts,
 )
+from envbus.runner.bridge.hosted_thread import HostedThread
 from envbus.runner.faults import EnvError
 from envbus.runner.policy_workers import PolicyWorkers
 from tests.integration.nursery_children import is_alive, wait_until
@@ -601,6 +603,42 @@ def test_a_client_whose_beginning_or_end_ctrl_c_broke_off_leaves_nothing(kind: A
             clients[0].close()
             over.set()
         server.result()
+
+
+@pytest.mark.parametrize("line", [40, 80, 120])
+def test_a_bridge_whose_stop_ctrl_c_broke_off_listens_no_more(line: int) -> None:
+    space = Box(-1e9, 1e9, (1,), np.float64)
+    bridge = ExternalEnvBridge(space, space, gateway=GatewayConfig(tcp=("127.0.0.1:0",)))
+    with pytest.raises(KeyboardInterrupt), CtrlC(line):
+        bridge.stop()
+    bridge.stop()
+    ExternalEnvBridge(space, space, bind=bridge.address).stop()
+
+
+class Waiting(ExternalEnv):
+    """A simulator that does nothing until its client is closed."""
+
+    def run(self) -> None:
+        while True:
+            self.get_action(self.start_episode(), np.zeros(1))
+
+
+def test_ctrl_c_while_a_simulator_is_started_leaves_no_thread_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[threading.Thread] = []
+
+    def start(thread: HostedThread) -> None:
+        threading.Thread.start(thread)
+        started.append(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(HostedThread, "start", start)
+    space = Box(-1e9, 1e9, (1,), np.float64)
+    with pytest.raises(KeyboardInterrupt), ExternalEnvBridge(space, space) as bridge:
+        bridge.host(Waiting(space, space))
+    started[0].join(20.0)
+    assert not started[0].is_alive()
 
 
 class Telling(CountingEnv):

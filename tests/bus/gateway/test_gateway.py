@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -17,6 +18,7 @@ from websockets.frames import Frame, Opcode
 from envbus.bus.broker_vocabulary import Complete, Notify, PeerLeft, PeerReady
 from envbus.bus.errors import ConfigError, RestartLimitError, TransportError
 from envbus.bus.gateway import Gateway, GatewayConfig
+from envbus.bus.gateway.config import STOP
 from envbus.bus.gateway.framing import pack, pack_for_stream
 from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import (
@@ -29,6 +31,8 @@ from envbus.bus.messages import (
     Shutdown,
     Token,
 )
+from envbus.bus.nursery import Nursery
+from envbus.bus.pipe import Pipe
 from envbus.bus.restart import RestartPolicy
 from tests.bus.gateway.bus import (
     PATIENCE,
@@ -482,6 +486,29 @@ gateway = Gateway("ipc:///nowhere", GatewayConfig(tcp=("127.0.0.1:0",)))
 print(json.dumps([gateway.pid, gateway.tcp[0]]), flush=True)
 signal.pause()
 """
+
+
+def test_ctrl_c_while_a_process_is_started_keeps_nothing_from_it_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    start, send = Nursery.start, Pipe.send_bytes
+
+    def start_and_raise(*args: Any) -> Any:
+        child = start(*args)
+        signal.raise_signal(signal.SIGINT)
+        return child
+
+    def note(pipe: Pipe, number: int, data: bytes) -> None:
+        sent.append(data)
+        send(pipe, number, data)
+
+    monkeypatch.setattr(Nursery, "start", start_and_raise)
+    monkeypatch.setattr(Pipe, "send_bytes", note)
+    with pytest.raises(KeyboardInterrupt):
+        Gateway(f"ipc://{tmp_path}/bus", GatewayConfig(tcp=("127.0.0.1:0",)))
+    assert len(sent) == 2
+    assert sent[1] == STOP
 
 
 def test_a_gateway_dies_with_its_driver(tmp_path: Path) -> None:
