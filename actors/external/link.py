@@ -27,6 +27,7 @@ from envbus.bus.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
+from envbus.bus.interrupts import uninterrupted
 from envbus.bus.messages import Payload
 from envbus.bus.near_peer import NearPeer
 from envbus.bus.serve import Heartbeats
@@ -244,11 +245,13 @@ class Link:
         patience = min(timeout, max(talk.wake_at() - now, 0.0))
         silent = not transport.wait(patience)
         now = time.monotonic()
-        while waiter.outcome is None and (frames := transport.receive(0.0)) is not None:
-            try:
-                talk.received(frames, now)
-            except ProtocolError as exc:
-                logger.warning("%s sent what cannot be read: %s", self._address, exc)
+        with uninterrupted():  # what a handler raises while ZeroMQ frees a frame is swallowed
+            while waiter.outcome is None and (frames := transport.receive(0.0)) is not None:
+                try:
+                    talk.received(frames, now)
+                except ProtocolError as exc:
+                    logger.warning("%s sent what cannot be read: %s", self._address, exc)
+                del frames
         if self._rung:
             self._take_orders(now)
         if self._unknown:

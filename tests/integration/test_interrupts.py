@@ -641,6 +641,52 @@ def test_ctrl_c_while_a_simulator_is_started_leaves_no_thread_of_it(
     assert not started[0].is_alive()
 
 
+@pytest.mark.timeout(240, method="thread")  # SIGALRM is this test's
+def test_ctrl_c_breaks_no_call_of_a_client_in_a_place_where_it_is_swallowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ZeroMQ's binding looks for signals while it frees a frame, and can only print what comes."""
+    space = Box(-1e9, 1e9, (1,), np.float64)
+    swallowed: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", swallowed.append)
+    over, raised, armed = threading.Event(), 0, False
+
+    def raise_it(_number: int, _frame: FrameType | None) -> None:
+        if armed:
+            raise TimeIsUp
+
+    def serve(bridge: ExternalEnvBridge) -> None:
+        while not over.is_set():
+            seen = bridge.poll(0.05)
+            open_ones = seen.observations.keys() - set(seen.ended)
+            bridge.send_actions({episode: seen.observations[episode] for episode in open_ones})
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    try:
+        with ThreadPoolExecutor(1) as thread, ExternalEnvBridge(space, space) as bridge:
+            server = thread.submit(serve, bridge)
+            try:
+                with ExternalEnvClient(bridge.address, lanes=False) as client:
+                    episode = client.start_episode()
+                    for number in range(1200):
+                        try:
+                            armed = True
+                            signal.setitimer(signal.ITIMER_REAL, 2e-6 * (1 + number % 300))
+                            client.get_action(episode, np.zeros(1))
+                            armed = False
+                        except TimeIsUp:
+                            armed = False
+                            raised += 1
+            finally:
+                over.set()
+            server.result()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert raised
+    assert not swallowed
+
+
 class Telling(CountingEnv):
     """Tells a process when it steps, and never comes to an end with it."""
 
