@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from envbus.bus.errors import ConfigError, RequestTimeoutError
 from envbus.bus.forking import disown_in_forks
+from envbus.bus.interrupts import without_interrupts
 from envbus.bus.messages import Tree
 from envbus.runner.nested import Tree as Nested
 from envbus.runner.nested import leaves_of
@@ -292,7 +293,7 @@ class RemotePolicy(TwoStepPolicy):
         if self._lanes is None:
             self._lanes = PolicyLanes(Path(self._handle.directory), self._handle.max_in_flight)
             # Dropping a policy is a way to close it.
-            weakref.finalize(self, self._lanes.close)
+            weakref.finalize(self, _abandon, self._lanes)
         return self._lanes
 
     def _all_of(self, rows: int, version: int) -> npt.NDArray[np.int64]:
@@ -322,6 +323,11 @@ class RemotePolicy(TwoStepPolicy):
             lanes.pause(asking, _BEHIND_PAUSE)
             others = [self._service]
         lanes.ask_again(asking, others[0])
+
+
+def _abandon(lanes: PolicyLanes) -> None:
+    with without_interrupts():
+        lanes.close()
 
 
 def _bytes_of(observations: Nested) -> int:

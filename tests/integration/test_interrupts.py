@@ -42,6 +42,7 @@ from envbus.runner import (
 )
 from envbus.runner.bridge.hosted_thread import HostedThread
 from envbus.runner.faults import EnvError
+from envbus.runner.policy_lanes import PolicyLanes
 from envbus.runner.policy_workers import PolicyWorkers
 from tests.integration.nursery_children import is_alive, wait_until
 from tests.integration.policies_under_test import hold, make_probe, rows
@@ -820,6 +821,28 @@ def test_actions_of_policy_workers_are_collected_where_ctrl_c_broke_it_off() -> 
             asked[1] = policy.submit_actions(hold(asked[0], 0.001), None)
 
         at_every_line(lambda: policy.collect_actions(asked[1]), after)
+
+
+@lanes
+def test_ctrl_c_while_a_policy_is_collected_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    swallowed: list[Any] = []
+    close = PolicyLanes.close
+
+    def close_and_raise(self: PolicyLanes) -> None:
+        close(self)
+        signal.raise_signal(signal.SIGINT)
+
+    with PolicyWorkers(make_probe) as workers:
+        monkeypatch.setattr(PolicyLanes, "close", close_and_raise)
+        policy = workers.handle().policy()
+        policy.compute_actions(rows(0.0), None)
+        monkeypatch.setattr(sys, "unraisablehook", swallowed.append)
+        del policy
+        gc.collect()
+        monkeypatch.undo()
+    assert not swallowed
 
 
 @lanes
