@@ -92,6 +92,8 @@ SLEEPING_PROGRAMS = {"tests/bus/test_reaping.py": 1, "tests/integration/test_no_
 #: and what `monkeypatch` has methods for: environment, working directory, `sys.path`, items.
 PATCHED = {
     ("tests/actors/test_testing.py", "gymnasium.logger.min_level"): "Gymnasium's own setting",
+    ("tests/bus/gateway/test_gateway.py", "Nursery.start"): "Ctrl-C comes at that place",
+    ("tests/bus/gateway/test_gateway.py", "Pipe.send_bytes"): "parcels are noted on their way",
     ("tests/bus/test_arena.py", "envbus.bus.arena.memory_left"): "a container with little memory",
     ("tests/bus/test_arena.py", "os.memfd_create"): "an older system",
     ("tests/bus/test_folders.py", "tempfile.tempdir"): "what `tempfile` remembers of TMPDIR",
@@ -99,6 +101,9 @@ PATCHED = {
     ("tests/bus/test_tree.py", "msgpack_numpy.pickle.loads"): "it must not be called",
     ("tests/bus/test_tree.py", "pickle.dumps"): "it must not be called",
     ("tests/fuzz/test_corpus.py", "importlib.util.find_spec"): "atheris is not installed",
+    ("tests/integration/test_interrupts.py", "HostedThread.start"): "Ctrl-C comes at that place",
+    ("tests/integration/test_interrupts.py", "PolicyLanes.close"): "Ctrl-C comes at that place",
+    ("tests/integration/test_interrupts.py", "sys.unraisablehook"): "what is swallowed is noted",
     ("tests/integration/test_near_peer.py", "stream_end.StreamEnd.is_of_this_user"): "another user",
     ("tests/integration/test_nursery.py", "sys.argv"): "the interpreter's state is the subject",
     ("tests/integration/test_policy_runners.py", "PolicyLanes.ask"): "calls are noted on their way",
