@@ -27,6 +27,7 @@ from envbus.runner.callbacks import CallbackError, Callbacks
 from envbus.runner.client_policy import policy_from_weights
 from envbus.runner.config import Timeouts
 from envbus.runner.connectors import Connector, ConnectorError, Pipeline
+from envbus.runner.env_results import Batch
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.env_runner_group import EnvRunnerGroup
 from envbus.runner.episode import EpisodeRecorder
@@ -49,7 +50,6 @@ from envbus.runner.policies import (
 from envbus.runner.policy_counts import PolicyWorkersStatistics
 from envbus.runner.policy_workers import PolicyWorkers
 from envbus.runner.pool import ActorPool
-from envbus.runner.pool_results import Batch
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.remote_policy import PolicyHandle, RemotePolicy
 from envbus.runner.sampling import RunnerConfig, Sample

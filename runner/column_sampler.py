@@ -22,12 +22,12 @@ from envbus.runner.column_fragments import ColumnFragments
 from envbus.runner.column_policy import Asked, ColumnPolicy
 from envbus.runner.columns import Make
 from envbus.runner.endless import EndlessEpisodes
+from envbus.runner.env_results import Batch
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import Policy, RowReader, zero_action
 from envbus.runner.policy_output import check_shapes
 from envbus.runner.pool import ActorPool
-from envbus.runner.pool_results import Batch
 from envbus.runner.running_episodes import EpisodeIds
 from envbus.runner.sampling import Demand, Phase, RunnerConfig, Sample
 

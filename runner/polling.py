@@ -29,9 +29,9 @@ from envbus.runner.agent_results import (
     PollResult,
     single_record,
 )
+from envbus.runner.engine import slots_of
+from envbus.runner.env_results import EnvResults
 from envbus.runner.env_states import EnvState
-from envbus.runner.pool_results import PoolResults
-from envbus.runner.pool_rounds import slots_of
 from envbus.runner.sub_environments import SubEnvironments
 
 __all__ = ["DictSide"]
@@ -64,7 +64,7 @@ class DictSide(SubEnvironments):
     action_space: gymnasium.Space[Any]
     # The pool's.
     autoreset_mode: AutoresetMode
-    _results: PoolResults
+    _results: EnvResults
     _assert_awaited: Callable[[str], None]
     _check_env_ids: Callable[[Sequence[int]], list[int]]
     reset: Callable[..., None]

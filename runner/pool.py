@@ -1,7 +1,7 @@
 """`ActorPool`: envs that are stepped whenever their actions are there, first ready first served.
 
-Leaves out processes and messages (`fleet.py`), requests (`pool_rounds.py`), what envs have brought
-(`pool_results.py`), and what fails (`pool_faults.py`).
+Leaves out processes and messages (`fleet.py`), requests (`engine.py`), what envs have brought
+(`env_results.py`), and what fails (`env_faults.py`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from envbus.runner.config import (
     choose_autoreset_mode,
     list_of,
 )
+from envbus.runner.engine import Engine, slots_of
+from envbus.runner.env_faults import EnvFaults
+from envbus.runner.env_results import Batch, EnvResults, Rows
+from envbus.runner.env_roster import EnvRoster
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.local_fleet import LocalFleet, make_fleet
 from envbus.runner.polling import DictSide
-from envbus.runner.pool_faults import PoolFaults
-from envbus.runner.pool_results import Batch, PoolResults, Rows
-from envbus.runner.pool_roster import PoolRoster
-from envbus.runner.pool_rounds import PoolRounds, slots_of
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.seeding import spread_seeds
 from envbus.runner.statistics import Statistics, gather
@@ -206,14 +206,14 @@ class ActorPool(DictSide, StaysHere):
         self._everyone = list(range(self.num_envs))
         #: Whether the envs are in this process, and share rows with it.
         self.steps_in_place = isinstance(fleet, LocalFleet) and fleet.actors[0].reads_blocks
-        self._roster = PoolRoster(fleet.actors)
-        self._results = PoolResults(
+        self._roster = EnvRoster(fleet.actors)
+        self._results = EnvResults(
             self.single_observation_space,
             self.num_envs,
             blocks,
             tells_cuts=policy is not None and self.autoreset_mode is AutoresetMode.SAME_STEP,
         )
-        self._faults = PoolFaults(
+        self._faults = EnvFaults(
             self._roster,
             self._states,
             self._results,
@@ -221,7 +221,7 @@ class ActorPool(DictSide, StaysHere):
             policy,
             all_or_nothing=all_or_nothing,
         )
-        self._rounds = PoolRounds(fleet, self._roster, self._states, self._results, self._faults)
+        self._rounds = Engine(fleet, self._roster, self._states, self._results, self._faults)
         #: What Ctrl-C, or infos that cannot be merged, kept from the caller of `recv`.
         self._kept: list[Batch] = []
         self._set_up_dict_side()

@@ -22,13 +22,13 @@ from envbus.bus.messages import FailureCode, Request, Tree
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.config import Timeouts
+from envbus.runner.engine import Engine, Ticket
+from envbus.runner.env_faults import EnvFaults
+from envbus.runner.env_roster import EnvRoster
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.faults import ActorLostError, raise_env_errors, to_exception
 from envbus.runner.local_fleet import AnyFleet
 from envbus.runner.news import Lost
-from envbus.runner.pool_faults import PoolFaults
-from envbus.runner.pool_roster import PoolRoster
-from envbus.runner.pool_rounds import PoolRounds, Ticket
 
 __all__ = ["SubEnvironment", "SubEnvironments"]
 
@@ -95,9 +95,9 @@ class SubEnvironments:
     single_action_space: gymnasium.Space[Any]
     timeouts: Timeouts
     _fleet: AnyFleet
-    _roster: PoolRoster
-    _rounds: PoolRounds
-    _faults: PoolFaults
+    _roster: EnvRoster
+    _rounds: Engine
+    _faults: EnvFaults
     _states: EnvStates
     _assert_open: Callable[[], None]
 

@@ -33,7 +33,7 @@ from envbus.bench.chaos.schedule import COMMANDS, WHOLE_ACTOR, Injection, Kind, 
 from envbus.bench.chaos.tracking import Tracker
 from envbus.bus.restart import RestartPolicy
 from envbus.runner import ActorPool, RecycleAfter, Timeouts
-from envbus.runner.pool_results import Batch
+from envbus.runner.env_results import Batch
 
 __all__ = ["main"]
 

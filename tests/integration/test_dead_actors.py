@@ -18,8 +18,8 @@ import pytest
 
 from envbus.actors.testing import CountingEnv
 from envbus.runner import ActorPool, BusVectorEnv
+from envbus.runner.env_results import Batch
 from envbus.runner.faults import ActorLostError
-from envbus.runner.pool_results import Batch
 from tests.integration.faulty import RESTART
 from tests.integration.nursery_children import PATIENCE, is_alive, wait_until
 

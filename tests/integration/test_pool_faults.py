@@ -18,10 +18,10 @@ from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.config import Timeouts
+from envbus.runner.env_results import Batch
 from envbus.runner.fault_log import Hooks
 from envbus.runner.faults import Fault
 from envbus.runner.pool import ActorPool
-from envbus.runner.pool_results import Batch
 from envbus.runner.seeding import restart_seed
 from tests.integration.faulty import (
     ASK,

@@ -12,8 +12,8 @@ import gymnasium
 from gymnasium import spaces
 
 from envbus.actors.testing import CountingEnv
+from envbus.runner.env_results import Batch
 from envbus.runner.pool import ActorPool
-from envbus.runner.pool_results import Batch
 from envbus.runner.vector_env import BusVectorEnv
 from tests.integration.nursery_children import is_alive
 from tests.waiting import wait_until

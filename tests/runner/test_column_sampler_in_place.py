@@ -12,10 +12,10 @@ import pytest
 
 from envbus.actors.testing import CountingEnv, FailingEnv
 from envbus.bus.restart import RestartPolicy
+from envbus.runner.env_results import Rows
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
-from envbus.runner.pool_results import Rows
 from envbus.runner.sampling import RunnerConfig, Sample
 from tests.runner.pool_envs import PATIENCE
 

@@ -21,11 +21,11 @@ from envbus.actors.testing import CountingEnv, FailingEnv, InfoEnv, all_spaces
 from envbus.bus.errors import ConfigError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import STEP_ALL
+from envbus.runner.engine import Ticket
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.faults import EnvError, env_errors
 from envbus.runner.mlp import MlpPolicy
 from envbus.runner.pool import ActorPool
-from envbus.runner.pool_rounds import Ticket
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.sampling import RunnerConfig
 from tests.runner.pool_envs import PATIENCE, EchoEnv, PidEnv, receive_all

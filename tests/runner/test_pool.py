@@ -33,9 +33,9 @@ from envbus.actors.testing import (
 from envbus.bus.errors import ConfigError, RestartLimitError, StartError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.config import Timeouts
+from envbus.runner.env_results import Batch
 from envbus.runner.faults import ActorLostError, FaultCause
 from envbus.runner.pool import ActorPool
-from envbus.runner.pool_results import Batch
 from envbus.runner.seeding import restart_seed
 from tests.integration.nursery_children import is_alive, wait_until
 from tests.runner.pool_envs import (

@@ -21,7 +21,7 @@ from envbus.actors.protocol import StepResult
 from envbus.runner.faults import Fault
 from envbus.runner.observations import ObservationStore
 
-__all__ = ["Batch", "PoolResults", "Rows"]
+__all__ = ["Batch", "EnvResults", "Rows"]
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ class CutEpisodes:
         return {**last, **info}
 
 
-class PoolResults:
+class EnvResults:
     """The last result of each env.
 
     Args:

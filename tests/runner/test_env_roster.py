@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from envbus.runner.actor import Actor, share_out
-from envbus.runner.pool_roster import PoolRoster
+from envbus.runner.env_roster import EnvRoster
 
 
 @pytest.fixture
@@ -18,13 +18,13 @@ def actors() -> list[Actor]:
 
 
 def test_env_ids_are_grouped_by_actor_and_in_order(actors: list[Actor]) -> None:
-    roster = PoolRoster(actors)
+    roster = EnvRoster(actors)
     assert roster.by_actor([4, 2, 0]) == [(actors[0], [0, 2]), (actors[1], [4])]
     assert [roster.actor_of(i).index for i in range(5)] == [0, 0, 0, 0, 1]
 
 
 def test_the_envs_of_a_vector_env_step_together(actors: list[Actor]) -> None:
-    roster = PoolRoster(actors)
+    roster = EnvRoster(actors)
     assert roster.units == [range(3), range(3, 4), range(4, 5)]
     assert roster.company == dict.fromkeys(range(3), range(3))
     roster.check_company([3])
@@ -34,7 +34,7 @@ def test_the_envs_of_a_vector_env_step_together(actors: list[Actor]) -> None:
 
 
 def test_env_ids_are_known_integers_named_once(actors: list[Actor]) -> None:
-    roster = PoolRoster(actors)
+    roster = EnvRoster(actors)
     assert roster.check_ids(np.array([4, 0])) == [4, 0]
     with pytest.raises(ValueError, match=r"unknown env ids \[5, -1\]; there are envs 0 to 4"):
         roster.check_ids([5, 0, -1])
@@ -53,7 +53,7 @@ def test_the_envs_of_each_actor_are_spread_over_groups() -> None:
             actor.index, actor.counts = index, counts
             actor.env_ids = range(first, first + sum(counts))
             first = actor.env_ids.stop
-        return PoolRoster(made).groups(2)
+        return EnvRoster(made).groups(2)
 
     assert groups([1, 1, 1, 1], [1, 1]) == [[0, 1, 4], [2, 3, 5]]
     assert groups([1, 1, 1], [1, 1, 1]) == [[0, 1, 5], [2, 3, 4]]

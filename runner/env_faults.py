@@ -1,6 +1,6 @@
 """What fails in a pool and what its caller is told: faults, errors, envs that are lost.
 
-Leaves out what envs are asked after a fault (`pool_rounds.py`), and which are made anew when
+Leaves out what envs are asked after a fault (`engine.py`), and which are made anew when
 (`recovery.py`).
 """
 
@@ -15,6 +15,8 @@ from envbus.actors.protocol import StepResult
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actor import Actor, ActorState
+from envbus.runner.env_results import EnvResults
+from envbus.runner.env_roster import EnvRoster
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog
 from envbus.runner.faults import (
@@ -27,14 +29,12 @@ from envbus.runner.faults import (
     to_exception,
 )
 from envbus.runner.news import Gone
-from envbus.runner.pool_results import PoolResults
-from envbus.runner.pool_roster import PoolRoster
 from envbus.runner.recovery import Lives, Recovery
 
-__all__ = ["PoolFaults"]
+__all__ = ["EnvFaults"]
 
 
-class PoolFaults:
+class EnvFaults:
     """Ends the lives of envs that fail, and keeps what is to be told of it.
 
     Args:
@@ -54,9 +54,9 @@ class PoolFaults:
 
     def __init__(
         self,
-        roster: PoolRoster,
+        roster: EnvRoster,
         states: EnvStates,
-        results: PoolResults,
+        results: EnvResults,
         log: FaultLog,
         policy: RestartPolicy | None,
         *,

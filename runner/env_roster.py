@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from envbus.runner.actor import Actor
 
-__all__ = ["PoolRoster"]
+__all__ = ["EnvRoster"]
 
 
-class PoolRoster:
+class EnvRoster:
     """The envs of a pool, once its actors are started.
 
     Args:

@@ -7,12 +7,12 @@ import pytest
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actor import ActorState, share_out
+from envbus.runner.env_faults import EnvFaults
+from envbus.runner.env_roster import EnvRoster
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog
 from envbus.runner.faults import ActorLostError, FaultCause
 from envbus.runner.news import Gone
-from envbus.runner.pool_faults import PoolFaults
-from envbus.runner.pool_roster import PoolRoster
 
 
 class Results:
@@ -37,8 +37,8 @@ class Scene:
             actor.counts = [1, 1]
         self.states = EnvStates(4)
         self.results: Any = Results()
-        self.faults = PoolFaults(
-            PoolRoster(self.actors),
+        self.faults = EnvFaults(
+            EnvRoster(self.actors),
             self.states,
             self.results,
             FaultLog(None),

@@ -6,9 +6,9 @@ import numpy as np
 from gymnasium import spaces
 
 from envbus.actors.blocks import BlockLayout
+from envbus.runner.env_results import CutEpisodes
 from envbus.runner.faults import Fault, FaultCause
 from envbus.runner.observations import ObservationStore
-from envbus.runner.pool_results import CutEpisodes
 
 
 def test_the_last_observation_is_the_one_that_was_received_whatever_was_written_since() -> None:

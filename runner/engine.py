@@ -20,16 +20,16 @@ from envbus.bus.interrupts import interruptible
 from envbus.bus.messages import Failed, FailureCode, Tree
 from envbus.runner.actions import STEP_ALL
 from envbus.runner.actor import Actor, ActorState
+from envbus.runner.env_faults import EnvFaults
+from envbus.runner.env_results import EnvResults
+from envbus.runner.env_roster import EnvRoster
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.faults import FaultCause
 from envbus.runner.local_fleet import AnyFleet, LocalFleet
 from envbus.runner.news import STRAY, Answer, Gone, Lost, News, Ready
-from envbus.runner.pool_faults import PoolFaults
-from envbus.runner.pool_results import PoolResults
-from envbus.runner.pool_roster import PoolRoster
 from envbus.runner.step_words import StepWords
 
-__all__ = ["PoolRounds", "Ticket", "slots_of"]
+__all__ = ["Engine", "Ticket", "slots_of"]
 
 
 #: Round, envs and kind of a request.
@@ -48,7 +48,7 @@ class Ticket:
         self.news: Answer[Actor] | Lost[Actor] | None = None
 
 
-class PoolRounds:
+class Engine:
     """The requests of a pool. A round lasts until the caller resets all envs.
 
     Args:
@@ -65,10 +65,10 @@ class PoolRounds:
     def __init__(
         self,
         fleet: AnyFleet,
-        roster: PoolRoster,
+        roster: EnvRoster,
         states: EnvStates,
-        results: PoolResults,
-        faults: PoolFaults,
+        results: EnvResults,
+        faults: EnvFaults,
     ) -> None:
         self._fleet = fleet
         self._timeouts = fleet.config.timeouts
