@@ -21,6 +21,7 @@ from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.transport import PeerTransport, RouterTransport
 from envbus.bus.zmq_peer import ZmqPeer
 from envbus.bus.zmq_router import ZmqRouter
+from envbus.runner.engine import Engine
 from envbus.runner.lockstep import Lockstep
 
 __all__ = ["ActorStep", "DriverStep", "driver_probes", "install_probes", "take_steps"]
@@ -139,8 +140,8 @@ def driver_probes() -> Iterator[list[DriverStep]]:
         return message
 
     seams: list[tuple[type, str, Callable[..., object]]] = [
-        (Lockstep, "begin", begin),
-        (Lockstep, "collect", collect),
+        (Engine, "step", begin),
+        (Lockstep, "end_step", collect),
         (ZmqRouter, "send", send),
         (ZmqRouter, "receive", receive),
         (LaneRouter, "send", send),

@@ -176,8 +176,8 @@ def choose_num_actors(
         chosen = min(cores + remote, num_sources)
     elif isinstance(requested, bool) or not isinstance(requested, int) or requested < 1:
         raise ConfigError(
-            f"num_actors must be 'auto' or a positive integer, not {requested!r}; envs without "
-            "actors are ActorPool(..., num_actors=0), or Gymnasium's SyncVectorEnv"
+            f"num_actors must be 'auto' or a positive integer, not {requested!r}; or 0, for envs "
+            "in this process"
         )
     elif requested > num_sources:
         raise ConfigError(

@@ -1,15 +1,18 @@
-"""Asks the envs of a pool, takes what comes of it, and has failed or recycled ones begin anew.
+"""Asks envs, takes what comes of it, and has those that failed or were recycled begin anew.
 
-Leaves out what the caller sees (`pool.py`) and how actors are started again (`fleet.py`).
+The one engine below `ActorPool`, whose envs are served as they come, and `BusVectorEnv`, whose envs
+step together (`lockstep.py`). Leaves out what their callers see, and how actors are started again
+(`fleet.py`).
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Container, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
 from envbus.actors.protocol import Finish, Rebuild, Reset, Step
@@ -17,7 +20,7 @@ from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import EnvbusError, NoPeerError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import interruptible
-from envbus.bus.messages import Failed, FailureCode, Tree
+from envbus.bus.messages import Failed, FailureCode, Request, Tree
 from envbus.runner.actions import STEP_ALL
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.env_faults import EnvFaults
@@ -25,15 +28,13 @@ from envbus.runner.env_results import EnvResults
 from envbus.runner.env_roster import EnvRoster
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.faults import FaultCause
-from envbus.runner.local_fleet import AnyFleet, LocalFleet
+from envbus.runner.local_fleet import AnyFleet
 from envbus.runner.news import STRAY, Answer, Gone, Lost, News, Ready
+from envbus.runner.recycling import Recycling
 from envbus.runner.step_words import StepWords
 
-__all__ = ["Engine", "Ticket", "slots_of"]
+__all__ = ["Engine", "Given", "Ticket", "slots_of"]
 
-
-#: Round, envs and kind of a request.
-_Tag: TypeAlias = tuple[int, list[int], type[Reset | Rebuild | Step]]
 #: Longest single wait, in seconds. After one that brought nothing it is looked whether what is
 #: waited for is still under way.
 _LONGEST_WAIT = 1.0
@@ -42,34 +43,72 @@ _LOOK_INTERVAL = 0.1
 
 
 class Ticket:
-    """Stands for one request about one env until its end is there."""
+    """Stands for one request beside the steps and resets until its end is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
+        self.request_id = 0
         self.news: Answer[Actor] | Lost[Actor] | None = None
 
 
+class _Tag(NamedTuple):
+    """What a request is about."""
+
+    #: What it belongs to: a round, by its number; or who waits for its end.
+    of: int | Ticket
+    members: list[int]
+    kind: type[Request[Any]]
+    #: Whether it begins the life of envs that were made anew, which nobody has asked for.
+    begins_life: bool = False
+
+
+class Given(NamedTuple):
+    """What envs are to be reset by that are in no state for it yet."""
+
+    #: By env that is to be reset so.
+    seeds: Mapping[int, int | None]
+    options: dict[str, Any] | None
+
+
 class Engine:
-    """The requests of a pool. A round lasts until the caller resets all envs.
+    """The requests of all envs. A round lasts until its owner drops all that was asked.
 
     Args:
+        owner: Class name of whose engine it is, for messages.
         fleet: Whose actors, once started.
         roster: Who is hosted where.
         states: What envs are doing.
         results: What they have brought.
         faults: What has failed.
+        action_blocks: Where the actions of all envs are; None: in requests only.
+        words: By which single actors are asked to step; None: by messages.
+        holds: Whether envs are held back for others of their actor that is to be recycled.
 
     Attributes:
         recycling: Whose turn it is to be exchanged; None: never anybody's.
+        waits: Envs whose next life does not begin before `begin_lives` is called, since their
+            caller is to be told first; also those that fail in a reset. None: all begin at once.
+        given: What a caller wants the next resets of envs to be.
     """
 
     def __init__(
         self,
+        owner: str,
         fleet: AnyFleet,
         roster: EnvRoster,
         states: EnvStates,
         results: EnvResults,
         faults: EnvFaults,
+        action_blocks: Sequence[npt.NDArray[Any]] | None,
+        *,
+        words: StepWords | None,
+        holds: bool,
     ) -> None:
+        self._owner = owner
+        self._action_blocks = action_blocks
+        self._holds = holds
+        self.waits: Collection[int] | None = None
+        self.given = Given({}, None)
         self._fleet = fleet
         self._timeouts = fleet.config.timeouts
         self.recycling = fleet.recycling
@@ -81,12 +120,12 @@ class Engine:
         self._round = 0
         #: Steps that were asked by words, and have not become requests: by index of the actor, the
         #: number, and the envs.
-        self._words: StepWords | None = fleet.words
+        self._words = words
         self._by_word: dict[int, int] = {}
-        if self._words is not None:
-            results.read_records(self._words.infos)
         self._by_word_envs: dict[int, list[int]] = {}
         self._look_at = 0.0
+        #: Requests beside them that are in flight.
+        self._tickets: set[Ticket] = set()
         #: Requests in flight, by their first env: id, and tag.
         self._requests: dict[int, tuple[int, _Tag]] = {}
         disown_in_forks(self)
@@ -109,14 +148,39 @@ class Engine:
             self.finish_words()
         self._ask(actor, request, members, timeout)
 
-    def step_by_blocks(self, actor: Actor, members: list[int]) -> None:
+    def step(self, env_ids: Sequence[int], singles: Mapping[int, Any] | None) -> None:
+        """Ask envs to step.
+
+        Args:
+            env_ids: Which.
+            singles: Their actions; None: those that stand in the blocks.
+        """
+        for actor, members in self._roster.by_actor(env_ids):
+            slots = slots_of(actor, members)
+            if singles is not None:
+                picked = [singles[env_id] for env_id in members]
+                request = Step(slots=slots, actions=Tree(picked))
+            elif not actor.reads_blocks:
+                assert self._action_blocks is not None
+                arrays = [leaf[members] for leaf in self._action_blocks]
+                request = Step(slots=slots, action_arrays=arrays)
+            elif slots is not None:
+                request = Step(slots=slots)
+            elif self._words is not None and actor.state is ActorState.READY:
+                self._step_by_word(self._words, actor, members)
+                continue
+            else:
+                request = STEP_ALL
+            self.ask(actor, request, members, self._timeouts.step)
+
+    def _step_by_word(self, words: StepWords, actor: Actor, members: list[int]) -> None:
         """Have all envs of an actor step, by actions in the blocks."""
-        if self._words is None or actor.state is not ActorState.READY or self._fleet.closed:
+        if self._fleet.closed:
             self.ask(actor, STEP_ALL, members, self._timeouts.step)
             return
         self._states.ask(members)
         self._by_word_envs[actor.index] = members
-        self._by_word[actor.index] = self._words.ask_one(actor)
+        self._by_word[actor.index] = words.ask_one(actor)
 
     def finish_words(self) -> None:
         """Have requests tell the ends of all steps that were asked by words."""
@@ -138,8 +202,11 @@ class Engine:
         request: Reset | Rebuild | Step | Finish,
         members: list[int],
         timeout: float | None,
+        *,
+        begins_life: bool = False,
     ) -> None:
-        tag = (self._round, members, Step if isinstance(request, Finish) else type(request))
+        kind = Step if isinstance(request, Finish) else type(request)
+        tag = _Tag(self._round, members, kind, begins_life)
         try:
             request_id = self._fleet.ask(actor, request, timeout=timeout, tag=tag)
         except NoPeerError:  # it left, and its exit has not been told yet
@@ -148,16 +215,55 @@ class Engine:
         self._requests[members[0]] = (request_id, tag)
         self._states.ask(members)
 
+    def ask_beside(self, actor: Actor, request: Request[Any], timeout: float | None) -> Ticket:
+        """Ask an actor something beside the steps and resets of its envs.
+
+        Raises:
+            NoPeerError: It is not there.
+            EncodeError: The request cannot be sent.
+        """
+        ticket = Ticket(actor)
+        tag = _Tag(ticket, [], type(request))
+        ticket.request_id = self._fleet.ask(actor, request, timeout=timeout, tag=tag)
+        self._tickets.add(ticket)
+        return ticket
+
+    def drop_beside(self, ticket: Ticket) -> None:
+        """Forget such a request."""
+        self._tickets.discard(ticket)
+        self._fleet.cancel(ticket.request_id)
+
+    def finish_step(self, number: int, missing: Container[int], timeout: float | None) -> None:
+        """Have requests tell the end of a step that all actors were asked for by words.
+
+        Args:
+            number: The step's.
+            missing: Who has not stepped, or has more to tell, by index.
+            timeout: Seconds that they have left.
+        """
+        for actor in self._fleet.actors:
+            members = list(actor.env_ids)
+            if actor.index in missing:
+                self._ask(actor, Finish(number=number), members, timeout)
+            else:  # all stands in the rows and records
+                if self.recycling is not None:
+                    self._count(self.recycling, actor.index, members)
+                self._results.put_rows(members)
+                self._states.offer(members)
+
+    def _count(self, recycling: Recycling, index: int, members: list[int]) -> None:
+        """Take in that envs of an actor have stepped."""
+        recycling.count(index, len(members), self._results.count_ended(members))
+
     def step_all(self, members: list[int]) -> bool:
         """Have all envs of this process step at once, by the actions in the blocks.
 
         Returns:
             Whether what came of it stands in the blocks; else an end of it follows, or a fault.
         """
-        assert isinstance(self._fleet, LocalFleet)
         is_settled = False
         try:
-            is_settled = self._fleet.step_all((self._round, members, Step))
+            is_settled = self._fleet.step_all(_Tag(self._round, members, Step))
         finally:
             if not is_settled:
                 self._states.ask(members)
@@ -177,18 +283,35 @@ class Engine:
             self.ask(actor, request, members, self._timeouts.reset)
 
     def remake(self, units: Sequence[range]) -> None:
-        """Ask for envs that failed to be made anew, and reset."""
+        """Ask for envs that failed to be made anew."""
         due = [i for unit in units for i in unit if self._states[i] is EnvState.RECOVERING]
         for actor, members in self._roster.by_actor(due):
-            if actor.state is not ActorState.READY:
-                continue  # they are made anew with it
-            seeds = self._faults.lives.seeds(members)
-            request = Rebuild(
-                slots=[env_id - actor.env_ids.start for env_id in members],
-                seeds=None if seeds is None else Tree(seeds),
-                close_timeout=self._timeouts.close,
+            if actor.state is ActorState.READY:  # else they are made anew with it
+                request = Rebuild(
+                    slots=[env_id - actor.env_ids.start for env_id in members],
+                    reset=False,
+                    close_timeout=self._timeouts.close,
+                )
+                self.ask(actor, request, members, self._timeouts.start)
+
+    def begin_lives(self, env_ids: Sequence[int]) -> None:
+        """Ask those of some envs that were made anew, and not reset, for their first episodes."""
+        waits = self.waits or ()
+        fresh = [i for i in env_ids if self._states[i] is EnvState.FRESH and i not in waits]
+        for actor, members in self._roster.by_actor(fresh):
+            given = self.given
+            seeds = self._faults.lives.seeds(members) or [None] * len(members)
+            own = [
+                derived if (seed := given.seeds.get(env_id)) is None else seed
+                for env_id, derived in zip(members, seeds, strict=True)
+            ]
+            is_asked = given.options is not None and any(i in given.seeds for i in members)
+            request = Reset(
+                slots=slots_of(actor, members),
+                seeds=None if all(s is None for s in own) else Tree(own),
+                options=Tree(given.options) if is_asked else None,
             )
-            self.ask(actor, request, members, self._timeouts.start)
+            self._ask(actor, request, members, self._timeouts.reset, begins_life=True)
 
     def drop_everything(self) -> None:
         """Begin a new round: what envs were asked before is forgotten."""
@@ -200,6 +323,32 @@ class Engine:
         self._requests.clear()
         self._results.drop_infos()
         self._states.drop()
+
+    def give_up(self, *, lives: bool) -> None:
+        """Forget the steps and resets that are under way; who is made anew goes on.
+
+        Args:
+            lives: Also the resets that begin the lives of envs, which are to begin anew then.
+        """
+        for first, (request_id, tag) in list(self._requests.items()):
+            if tag.kind is Rebuild or (tag.begins_life and not lives):
+                continue
+            del self._requests[first]
+            self._fleet.cancel(request_id)
+            self._states.settle(tag.members)
+            if tag.begins_life:
+                self._states.freshen(tag.members)
+
+    def has_asked(self) -> bool:
+        """Return whether anything is under way but what makes envs anew."""
+        return any(
+            not (tag.kind is Rebuild or tag.begins_life) for _, tag in self._requests.values()
+        )
+
+    def missing(self) -> list[Actor]:
+        """Return the actors some of whose envs have not answered, or are being made anew."""
+        found = [actor for actor, _ in self._roster.by_actor(self._states.late())]
+        return found
 
     # --- what came ---------------------------------------------------------------------------
 
@@ -214,7 +363,8 @@ class Engine:
         except EnvbusError as exc:
             if not self._fleet.closed:
                 raise
-            raise ClosedEnvironmentError("`ActorPool` was closed during this call.") from exc
+            text = f"`{self._owner}` was closed during this call."
+            raise ClosedEnvironmentError(text) from exc
 
     def _take_words(self, timeout: float) -> bool:
         """Take steps that words tell are done, and wait for one; return whether there was any."""
@@ -226,14 +376,13 @@ class Engine:
             return False
         with interruptible():  # nothing is taken yet
             found = words.wait_for_one(numbers, timeout)
-        recycling = self.recycling
         for index, has_more in found.items():
             if has_more:
                 return False
             del numbers[index]
             members = self._by_word_envs[index]
-            if recycling is not None:
-                recycling.count(index, len(members), self._results.count_ended(members))
+            if self.recycling is not None:
+                self._count(self.recycling, index, members)
             if words.infos.layout.forms:
                 self._results.put_rows(members)
             self._states.bring(members)
@@ -253,9 +402,8 @@ class Engine:
             wake_at = recovery.wake_at()
             if wake_at is not None:
                 timeout = min(timeout, max(wake_at - time.monotonic(), 0.0))
-        recycling = self.recycling
-        if recycling is not None:
-            timeout = min(timeout, max(recycling.hold_ends_at() - time.monotonic(), 0.0))
+        if self._holds and self.recycling is not None:
+            timeout = min(timeout, max(self.recycling.hold_ends_at() - time.monotonic(), 0.0))
         found = False
         for news in self._fleet.poll(min(timeout, _LONGEST_WAIT)):
             found = True
@@ -270,9 +418,14 @@ class Engine:
     def _strays(self) -> list[Lost[Actor]]:
         """Return the requests whose ends were lost, as in `Lockstep`."""
         failed = Failed(code=FailureCode.TIMEOUT, message=STRAY)
-        return [
-            Lost(self._roster.actor_of(tag[1][0]), tag, failed)
+        asked = [
+            (self._roster.actor_of(tag.members[0]), tag, request_id)
             for request_id, tag in self._requests.values()
+        ]
+        asked += [(it.actor, _Tag(it, [], Request), it.request_id) for it in self._tickets]
+        return [
+            Lost(actor, tag, failed)
+            for actor, tag, request_id in asked
             if not self._fleet.is_asked(request_id)
         ]
 
@@ -288,35 +441,48 @@ class Engine:
 
     def _settle(self, news: Answer[Actor] | Lost[Actor]) -> list[int] | None:
         """Take the end of a request; return whose it was, if it is one of this round."""
-        round_number, members, _ = news.tag
-        if round_number != self._round:
-            if type(round_number) is Ticket:
-                round_number.news = news
+        tag: _Tag | None = news.tag
+        if tag is None:  # nobody waits for it
             return None
-        self._requests.pop(members[0], None)
-        self._states.settle(members)
-        found: list[int] = members
-        return found
+        if type(tag.of) is Ticket:
+            self._tickets.discard(tag.of)
+            tag.of.news = news
+            return None
+        if tag.of != self._round:
+            return None
+        self._requests.pop(tag.members[0], None)
+        self._states.settle(tag.members)
+        return tag.members
 
     def _on_answer(self, news: Answer[Actor]) -> None:
         members = self._settle(news)
         if members is None:
             return
-        actor, result, kind = news.actor, news.reply, news.tag[2]
-        self._results.put(members, result, is_step=kind is Step)
-        if kind is Step and self._words is not None and result.infos is not None:
-            self._words.learn(dict(zip(members, result.infos.value, strict=True)))
-        if kind is Step and self.recycling is not None:
-            ended = self._results.count_ended(members)
-            self.recycling.count(actor.index, len(members), ended)
+        actor, result, kind = news.actor, news.reply, news.tag.kind
         failed = {actor.env_ids.start + error.slot for error in result.errors}
-        self._states.offer([i for i in members if i not in failed] if failed else members)
+        good = [i for i in members if i not in failed] if failed else members
+        if kind is not Rebuild:
+            self._results.put(members, result, is_step=kind is Step, failed=failed)
+            self._states.offer(good)
+        if kind is Step:
+            if self._words is not None and result.infos is not None:
+                self._words.learn(dict(zip(members, result.infos.value, strict=True)))
+            if self.recycling is not None:
+                self._count(self.recycling, actor.index, members)
+        elif kind is Reset:
+            self.given = Given(
+                {i: seed for i, seed in self.given.seeds.items() if i not in members},
+                self.given.options,
+            )
         if failed:
             self._faults.on_env_errors(actor, result)
-        elif kind is not Step:
+            if self.waits is not None:
+                states = self._states
+                self.waits = {*self.waits, *(i for i in members if states[i] is not EnvState.READY)}
+        elif kind is Reset:
             self._faults.works(members)
         if kind is Rebuild:
-            self._faults.runs_again([i for i in members if i not in failed])
+            self._on_made(good)
 
     def _on_lost(self, news: Lost[Actor]) -> None:
         members = self._settle(news)
@@ -333,24 +499,25 @@ class Engine:
             self._faults.end_lives(members, reason, FaultCause.TIMEOUT)
         else:
             names = ", ".join(map(str, members))
-            self._faults.add_error(
-                multiprocessing.TimeoutError(
-                    f"env(s) {names} did not answer in time: {news.failed.message}"
-                )
+            error = multiprocessing.TimeoutError(
+                f"env(s) {names} did not answer in time: {news.failed.message}"
             )
+            self._faults.add_error(error, late=news.actor)
+            if news.tag.begins_life:
+                self._states.freshen(members)
 
     def _on_ready(self, actor: Actor) -> None:
         """An actor runs again: its envs begin new episodes."""
         members = [i for i in actor.env_ids if self._states[i] is not EnvState.LOST]
         if self._faults.recovery is not None:
             self._faults.recovery.works(members, time.monotonic())
-        self._states.resume(members)
+        self._on_made(members)
+
+    def _on_made(self, members: list[int]) -> None:
+        """Envs were made anew: their lives begin, if their caller knows of the end of the last."""
+        self._states.freshen(members)
         self._faults.runs_again(members)
-        seeds = self._faults.lives.seeds(members)
-        request = Reset(
-            slots=slots_of(actor, members), seeds=None if seeds is None else Tree(seeds)
-        )
-        self.ask(actor, request, members, self._timeouts.reset)
+        self.begin_lives(members)
 
     # --- recycling ---------------------------------------------------------------------------
 
@@ -360,7 +527,7 @@ class Engine:
         The next first observation of an env that was held comes by itself, as after a fault.
         """
         recycling = self.recycling
-        if recycling is None:
+        if recycling is None or not self._holds:
             return
         now = time.monotonic()
         index = recycling.turn(now)
@@ -379,11 +546,15 @@ class Engine:
         at_rest = (EnvState.HELD, EnvState.RECOVERING, EnvState.LOST)
         found = [states[env_id] for env_id in actor.env_ids]
         if EnvState.HELD in found and all(state in at_rest for state in found):
-            members = [i for i in actor.env_ids if states[i] is not EnvState.LOST]
-            for env_id in members:
-                states.recover(env_id)
-            self._faults.lives.begin(members)
-            self._fleet.recycle(actor)
+            self.exchange(actor)
+
+    def exchange(self, actor: Actor) -> None:
+        """Have an actor that is asked nothing leave for a fresh one, whose envs begin episodes."""
+        members = [i for i in actor.env_ids if self._states[i] is not EnvState.LOST]
+        for env_id in members:
+            self._states.recover(env_id)
+        self._faults.lives.begin(members)
+        self._fleet.recycle(actor)
 
     def stop_holding(self) -> None:
         """Let the actor whose turn it is go on, and its held envs begin their next episodes."""

@@ -1,4 +1,4 @@
-"""What fails in a pool and what its caller is told: faults, errors, envs that are lost.
+"""What fails, and what is to be told of it: faults, errors, envs that are lost.
 
 Leaves out what envs are asked after a fault (`engine.py`), and which are made anew when
 (`recovery.py`).
@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from envbus.actors.protocol import StepResult
 from envbus.bus.errors import RestartLimitError
@@ -31,7 +32,20 @@ from envbus.runner.faults import (
 from envbus.runner.news import Gone
 from envbus.runner.recovery import Lives, Recovery
 
-__all__ = ["EnvFaults"]
+__all__ = ["EnvFaults", "Trouble"]
+
+
+class Trouble(NamedTuple):
+    """What a request failed of that is not made good."""
+
+    #: What to raise of it.
+    error: Exception
+    #: Who has not answered in time.
+    late: Actor | None = None
+    #: What envs raised, each with the exception that it was, if that could be rebuilt.
+    raised: Sequence[tuple[EnvError, Exception | None]] = ()
+    #: By env that raised: what it told besides.
+    infos: Mapping[int, dict[str, Any]] = {}
 
 
 class EnvFaults:
@@ -48,7 +62,7 @@ class EnvFaults:
     Attributes:
         lives: Which life each env is in.
         recovery: Which envs are made anew; None where faults are raised.
-        lost: By env: why it is lost for good.
+        lost: By env: why it is lost for good, and what it raised.
         untold: Faults that the next batch tells.
     """
 
@@ -69,18 +83,20 @@ class EnvFaults:
         self._raises_losses = policy is None or all_or_nothing
         self.lives = Lives(len(states))
         self.recovery = Recovery(roster.units, policy, random.random) if policy else None
-        self.lost: dict[int, str] = {}
+        self.lost: dict[int, tuple[str, EnvError | None]] = {}
         self.untold: list[Fault] = []
-        #: What the next calls of `recv` raise: what envs and requests failed of in this round,
-        #: and actors lost for good.
-        self._errors: deque[Exception] = deque()
+        #: Without restart, by env: what the end of its request said, which was at work then.
+        self._reasons: dict[int, str] = {}
+        #: What envs and requests failed of in this round, and actors and envs lost for good, each
+        #: to be raised once.
+        self._troubles: deque[Trouble] = deque()
         self._losses: deque[Exception] = deque()
 
     # --- what fails --------------------------------------------------------------------------
 
-    def add_error(self, error: Exception) -> None:
-        """Have the next call raise an error."""
-        self._errors.append(error)
+    def add_error(self, error: Exception, late: Actor | None = None) -> None:
+        """Have the next call raise an error; `late` has not answered in time."""
+        self._troubles.append(Trouble(error, late))
 
     def on_env_errors(self, actor: Actor, result: StepResult) -> None:
         """Envs raised: have them made anew, or the next call raise it."""
@@ -96,12 +112,12 @@ class EnvFaults:
         if self.recovery is not None:
             self._recover(self.recovery, [error for error, _ in rebuilt])
             return
-        for error, _ in rebuilt:  # of a last step whose row is not told, either
-            self._results.take_info(error.env_id)
+        # Of a last step, whose row a pool does not tell, either.
+        infos = {error.env_id: self._results.take_info(error.env_id) for error, _ in rebuilt}
         try:
             raise_env_errors([error for error, _ in rebuilt], [found for _, found in rebuilt])
-        except Exception as exc:  # raised by the next `recv`, after this news is all taken
-            self._errors.append(exc)
+        except Exception as exc:  # raised by the next call, after this news is all taken
+            self._troubles.append(Trouble(exc, None, rebuilt, infos))
 
     def on_gone(self, news: Gone[Actor]) -> None:
         """An actor's process has ended."""
@@ -141,7 +157,7 @@ class EnvFaults:
             seen.add(unit.start)
             how_often = recovery.failed(unit, error.summary, time.monotonic())
             for_good = how_often is not None
-            message = f"{how_often}: {error.summary}" if for_good else error.summary
+            message = f"env {unit.start} {how_often}: {error}" if for_good else error.summary
             for env_id in unit:
                 self._end_life(env_id, error.cause, message, error, for_good=for_good)
             if for_good and self._raises_losses:
@@ -160,10 +176,11 @@ class EnvFaults:
         unread = self._results.take_info(env_id)
         if for_good:
             self._states.lose(env_id)
-            self.lost[env_id] = reason
+            self.lost[env_id] = (self._reasons.pop(env_id, reason), error)
         else:
             self._states.recover(env_id)
         if self.recovery is None:
+            self._reasons[env_id] = reason
             return
         fault = Fault(
             env_id=env_id,
@@ -195,7 +212,11 @@ class EnvFaults:
 
     def any(self) -> bool:
         """Return whether anything is to be told, or raised."""
-        return bool(self.untold or self._errors or self._losses)
+        return bool(self.untold or self._troubles or self._losses)
+
+    def is_settled(self) -> bool:
+        """Return whether nothing is to be told, and no env is being made anew, or lost."""
+        return not (self.any() or self.recovery or self.lost or self._log.untold)
 
     def take(self) -> list[Fault]:
         """Return the faults that were not told yet."""
@@ -204,19 +225,38 @@ class EnvFaults:
 
     def drop_errors(self) -> None:
         """Forget what requests of a round failed of that the caller has given up."""
-        self._errors.clear()
+        self._troubles.clear()
+
+    def take_troubles(self) -> list[Trouble]:
+        """Return what requests failed of; it is not raised any more."""
+        troubles = list(self._troubles)
+        self._troubles.clear()
+        return troubles
+
+    def tell(self) -> None:
+        """Tell the hooks what is new."""
+        self._log.tell()
+
+    def raise_loss(self) -> None:
+        """Raise the loss of an env that was not told yet, if there is one."""
+        if self._losses:
+            raise self._losses.popleft()
 
     def raise_next(self) -> None:
         """Tell the hooks what is new; raise an error if there is one, each once."""
         self._log.tell()
-        if self._errors or self._losses:
-            raise self._errors.popleft() if self._errors else self._losses.popleft()
+        if self._troubles:
+            raise self._troubles.popleft().error
+        if self._losses:
+            raise self._losses.popleft()
 
     def loss(self, env_id: int) -> ActorLostError | RestartLimitError:
         """Return the error that says that an env is gone for good."""
-        reason = self.lost[env_id]
+        reason, error = self.lost[env_id]
         if self.recovery is not None:
-            return RestartLimitError(reason)
+            loss = RestartLimitError(reason)
+            loss.__cause__ = error
+            return loss
         actor = self._roster.actor_of(env_id)
         return ActorLostError(
             advise(

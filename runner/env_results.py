@@ -1,12 +1,12 @@
-"""What the envs of a pool have brought, row by row, until the caller takes it.
+"""What envs have brought, row by row, until their caller takes it.
 
 Leaves out which rows are ready (`env_states.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
 import msgspec
@@ -21,7 +21,10 @@ from envbus.actors.protocol import StepResult
 from envbus.runner.faults import Fault
 from envbus.runner.observations import ObservationStore
 
-__all__ = ["Batch", "EnvResults", "Rows"]
+__all__ = ["Batch", "EnvResults", "Infos", "Rows", "merge_infos"]
+
+#: By env, those infos that are not empty.
+Infos: TypeAlias = dict[int, dict[str, Any]]
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +85,16 @@ class CutEpisodes:
         self._shown = np.zeros(num_envs, np.bool_)
         #: Whether an action was sent since, so that the row may hold another one.
         self._asked = np.zeros(num_envs, np.bool_)
+        #: Whether the last observations are kept that faults may have to tell.
+        self.remembers = True
         #: By env: its info, and its reward and flags.
         self._cut: dict[int, tuple[dict[str, Any], tuple[Any, ...]]] = {}
 
     def on_send(self, env_ids: list[int]) -> None:
         """Actions are about to be sent to these envs."""
-        self._observations.remember(env_ids)
-        self._asked[env_ids] = True
+        if self.remembers:
+            self._observations.remember(None if len(env_ids) == len(self._asked) else env_ids)
+            self._asked[env_ids] = True
 
     def on_receive(self, env_ids: npt.NDArray[np.int64]) -> None:
         """The caller gets the rows of these envs."""
@@ -119,6 +125,11 @@ class CutEpisodes:
             last = kept.before(env_id) if self._asked[env_id] else kept.single(env_id)
             info = {"final_obs": last, "final_info": {"fault": fault.info()}}
             self._cut[env_id] = info, (0.0, False, True)
+        self._shown[env_id] = self._asked[env_id] = False
+
+    def keep(self, env_id: int, info: dict[str, Any]) -> None:
+        """An env whose episode has ended leaves for a fresh one: the row tells of both."""
+        self._cut[env_id] = info, tuple(array[env_id] for array in self._flags)
         self._shown[env_id] = self._asked[env_id] = False
 
     def tell(self, env_id: int, info: dict[str, Any]) -> dict[str, Any]:
@@ -173,16 +184,37 @@ class EnvResults:
         self._recorded = np.zeros(num_envs, np.bool_)
         #: Whether any may have.
         self._are_recorded = False
+        #: All env ids, `(num_envs,)`.
+        self.everyone = np.arange(num_envs)
         self._merger = VectorEnv[Any, Any, Any]()
-        self._infos: dict[int, dict[str, Any]] = {}
+        self._infos: Infos = {}
         self.misfit: ValueError | None = None
 
-    def put(self, members: list[int], result: StepResult, *, is_step: bool) -> None:
-        """Take in what an actor replied about its envs `members`."""
-        if result.observation_arrays is not None:
-            self.observations.put_arrays(members, result.observation_arrays)
-        if result.observations is not None:
-            self.observations.put_singles(members, unpack_records(result.observations.value))
+    def put(
+        self,
+        members: list[int],
+        result: StepResult,
+        *,
+        is_step: bool,
+        failed: Collection[int] = (),
+    ) -> None:
+        """Take in what an actor replied about its envs `members`.
+
+        The rows of those that `failed` keep their former observations.
+        """
+        good, arrays, singles = members, result.observation_arrays, result.observations
+        if failed and (arrays is not None or singles is not None):
+            places = [place for place, env_id in enumerate(members) if env_id not in failed]
+            good = [members[place] for place in places]
+        if arrays is not None:
+            if good is not members:
+                arrays = [array[places] for array in arrays]
+            self.observations.put_arrays(good, arrays)
+        if singles is not None:
+            found = unpack_records(singles.value)
+            if good is not members:
+                found = [found[place] for place in places]
+            self.observations.put_singles(good, found)
         blocks = self.blocks
         if not is_step:
             blocks.rewards[members] = 0.0
@@ -225,6 +257,13 @@ class EnvResults:
         if self._recorded[env_id]:
             self._fetch([env_id])
         return self._infos.pop(env_id, {})
+
+    def take_infos(self, env_ids: list[int]) -> Infos:
+        """Return the infos of some envs' last results, as `take_info` does."""
+        if self._are_recorded and self._recorded[env_ids].any():
+            self._fetch(env_ids)
+        taken = [(env_id, self._infos.pop(env_id, None)) for env_id in env_ids]
+        return {env_id: info for env_id, info in taken if info}
 
     def drop_infos(self) -> None:
         """Forget the infos of all envs."""
@@ -292,19 +331,37 @@ class EnvResults:
             return {}
         found = {row: self._infos.pop(env_id, {}) for row, env_id in enumerate(env_ids)}
         self._merger.num_envs = len(env_ids)
-        while True:
-            infos: dict[str, Any] = {}
-            for row, info in found.items():
-                try:
-                    infos = self._merger._add_info(infos, info, row)
-                except Exception as exc:  # a different error for each kind of misfit
-                    if self.misfit is None:
-                        self.misfit = ValueError(
-                            f"the info of env {env_ids[row]} cannot be merged with those before "
-                            f"it: {exc}; the next `recv` returns the same rows without it"
-                        )
-                        self.misfit.__cause__ = exc
-                    break
-            else:
-                return infos
-            del found[row]  # and begin anew: some of it was merged already
+        merged, self.misfit = merge_infos(found, self._merger._add_info, env_ids)
+        return merged
+
+
+def merge_infos(
+    infos: Infos,
+    add_info: Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]],
+    env_ids: Sequence[int],
+) -> tuple[dict[str, Any], ValueError | None]:
+    """Return infos as one dict of arrays, without those that do not fit, and what says so.
+
+    Args:
+        infos: By row.
+        add_info: Gymnasium's `VectorEnv._add_info`.
+        env_ids: By row: which env.
+    """
+    misfit: ValueError | None = None
+    found = dict(sorted(infos.items()))
+    while True:
+        merged: dict[str, Any] = {}
+        for row, info in found.items():
+            try:
+                merged = add_info(merged, info, row)
+            except Exception as exc:  # a different error for each kind of misfit
+                if misfit is None:
+                    misfit = ValueError(
+                        f"the info of env {env_ids[row]} cannot be merged with those before it: "
+                        f"{exc}; called again, this returns the same rows without it"
+                    )
+                    misfit.__cause__ = exc
+                break
+        else:
+            return merged, misfit
+        del found[row]  # and begin anew: some of it was merged already

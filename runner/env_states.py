@@ -1,6 +1,6 @@
-"""What each env of a pool is doing, as the pool sees it: one table, and all its transitions. Pure.
+"""What each env is doing, as the engine sees it: one table, and all its transitions. Pure.
 
-Leaves out what is asked of envs and what they answered (`pool.py`).
+Leaves out what is asked of envs and what they answered (`engine.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ __all__ = ["EnvState", "EnvStates"]
 
 
 class EnvState(enum.Enum):
-    """Between `ActorPool`'s asking an env and its caller's taking the result."""
+    """Between asking an env and its caller's taking the result."""
 
     IDLE = "idle"  # its last result was received: it may be sent an action
     PENDING = "pending"  # a step or reset is under way
     READY = "ready"  # its result waits to be received
     RECOVERING = "recovering"  # it failed, or its actor left; a new episode will come by itself
+    FRESH = "fresh"  # it was made anew, and not reset yet
     HELD = "held"  # its episode is over, and its actor leaves once those of the others are
     LOST = "lost"  # it failed and is not made anew, or its actor is not started again
 
@@ -37,10 +38,10 @@ class EnvStates:
     `take`    READY -> IDLE   the caller took the result of this env
     `hold`    IDLE -> HELD    its actor is to leave
     `recover` -> RECOVERING   its life is over, and another one follows
+    `freshen` -> FRESH        it, or its actor, was made anew
     `lose`    -> LOST         its life is over, and no other follows
-    `resume`  -> IDLE         its actor runs again
-    `drop`    -> IDLE         the caller wants no result any more; neither
-                              RECOVERING nor LOST envs are changed
+    `drop`    -> IDLE         the caller wants no result any more; envs that
+                              are made anew, or LOST, are not changed
     ========= =============== ============================================
 
     Attributes:
@@ -148,10 +149,9 @@ class EnvStates:
         """The env's life is over and was its last; its result, if any, is dropped."""
         self._leave(env_id, EnvState.LOST)
 
-    def resume(self, env_ids: Iterable[int]) -> None:
-        """These envs may be asked again."""
-        for env_id in env_ids:
-            self._states[env_id] = EnvState.IDLE
+    def freshen(self, env_ids: Sequence[int]) -> None:
+        """These envs were made anew, and may be reset."""
+        self._set(env_ids, EnvState.FRESH)
 
     def drop(self) -> None:
         """Forget what was asked and answered; it is not settled later."""

@@ -155,6 +155,11 @@ class LocalFleet:
         self.actors[0].state = ActorState.READY
         return self._rows.blocks
 
+    @property
+    def steps_in_place(self) -> bool:
+        """Whether envs are stepped by `step_all`: they share their rows."""
+        return self.actors[0].reads_blocks
+
     def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
         """Return where the arrays are, for other processes: see `RowMap.shared_rows`."""
         return None if self._rows is None else self._rows.shared_rows()
@@ -256,6 +261,11 @@ class LocalFleet:
 
     def recycle(self, actor: Actor) -> None:
         """Do nothing: there is no process to exchange."""
+
+    def stacks(self, actors: Sequence[Actor]) -> list[str]:
+        """Return nothing: they are those of who asks."""
+        del actors
+        return []
 
     def why_gone(self, actor: Actor) -> str:
         """Return what can be said of envs that cannot be asked."""

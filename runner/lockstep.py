@@ -1,343 +1,541 @@
-"""One round of requests to the actors of a fleet, and what became of each.
+"""Envs that step together: one round of resets, steps or calls at a time, by the engine.
 
-Leaves out what the replies mean. Actors that died and are started again are waited for: their
-request is sent once they are back.
+From the caller's arguments to the rows of results, with Gymnasium's errors for whoever asks out of
+turn. Leaves out what becomes of envs that fail (`engine.py`, `env_faults.py`), and steps that take
+no message (`quick_steps.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import logging
+import math
+import multiprocessing
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from typing import Any, NoReturn, TypeAlias
 
-import msgspec
+import gymnasium
+import numpy as np
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode
 
-from envbus.bus.broker import failure_to_error
-from envbus.bus.errors import EnvbusError, NoPeerError, RestartLimitError
-from envbus.bus.messages import Failed, FailureCode, Request
+from envbus.actors.copies import own
+from envbus.actors.protocol import CallResult
+from envbus.bus.errors import EnvbusError
+from envbus.bus.messages import Request
+from envbus.bus.settings import check_number
+from envbus.runner.actions import ActionStore
 from envbus.runner.actor import Actor, ActorState
-from envbus.runner.faults import ActorLostError, FaultCause, advise
-from envbus.runner.fleet import Fleet
-from envbus.runner.news import STRAY, Answer, Gone, Lost, News, Ready
+from envbus.runner.engine import Engine, Given
+from envbus.runner.env_calls import Asked, EnvCalls
+from envbus.runner.env_faults import EnvFaults, Trouble
+from envbus.runner.env_results import EnvResults, Infos
+from envbus.runner.env_roster import EnvRoster
+from envbus.runner.env_states import EnvState, EnvStates
+from envbus.runner.faults import EnvError, Fault, as_cause, raise_env_errors
+from envbus.runner.local_fleet import AnyFleet
+from envbus.runner.lockstep_recycling import LockstepRecycling
+from envbus.runner.seeding import spread_seeds
+from envbus.runner.vector_spaces import check_reset_mask
 
-__all__ = ["Lockstep", "Loss", "Round"]
+__all__ = ["Lockstep", "Pending"]
 
-#: Longest single wait, in seconds. After one that brought nothing, and after the time-out of the
-#: requests, it is looked whether what is waited for is still under way.
-_LONGEST_WAIT = 1.0
+logger = logging.getLogger("envbus.runner.vector_env")
 
-
-class Loss(msgspec.Struct, frozen=True):
-    """Why an actor lost its envs."""
-
-    cause: FaultCause
-    reason: str
+#: Longest single wait, in seconds.
+_LONGEST_WAIT = 3600.0
 
 
-class Round(msgspec.Struct):
-    """What became of the requests of one round."""
+class Pending(enum.Enum):
+    """What is pending; the values are Gymnasium's, and stand in messages."""
 
-    #: By actor index: its reply.
-    replies: dict[int, Any] = msgspec.field(default_factory=dict)
-    #: Actors whose request passed its deadline.
-    late: list[Actor] = msgspec.field(default_factory=list)
-    #: Whether what envs raised in it was raised to the caller.
-    told: bool = False
-    #: Whether what envs raised in it was taken in by whoever makes them anew.
-    noted: bool = False
-    #: Whether it was taken in by whoever exchanges actors.
-    counted: bool = False
-    #: By env: infos of those that had stepped before they were asked by message.
-    early: dict[int, dict[str, Any]] = msgspec.field(default_factory=dict)
-    #: By env: the infos that its replies brought, once taken.
-    infos: dict[int, dict[str, Any]] | None = None
+    NOTHING = "default"
+    RESET = "reset"
+    STEP = "step"
+    CALL = "call"
 
-    @property
-    def has_errors(self) -> bool:
-        """Whether an env raised."""
-        return any(reply.errors for reply in self.replies.values())
+
+#: A round's results that its caller did not get, and what they told: faults, and whose episodes
+#: the caller had known to be over before.
+_Kept: TypeAlias = tuple[Pending, Any, list[Fault], Container[int]]
 
 
 class Lockstep:
-    """Sends one request to each of several actors and waits for all.
+    """The rounds of a vector env.
 
     Args:
+        owner: Class name of the vector env, for messages.
         fleet: Whose actors.
-        after_fault: Told that an actor has ended and is started again, once per life. Returns
-            the request that begins its new life within the present round, or None to leave that
-            to a later round.
-        given_up: Told of an actor that is not started again any more, before the error is raised
-            that says so.
+        engine: Asks them.
+        roster: Who is hosted where.
+        states: What envs are doing.
+        results: What they have brought.
+        faults: What has failed.
+        calls: Asks what is no step or reset.
+        actions: Where batches of actions go.
+        recycling: Exchanges actors between episodes; None: nobody does.
+        mode: What happens at the end of an episode.
+
+    Attributes:
+        pending: What the caller has asked for and not fetched.
+        closed: Whether it was closed.
+        is_quiet: Whether the next step is of all envs, and tells of nothing that was before.
+        on_collect: Called before a round is waited for; may ask for something first.
+        on_stepped: Called with the infos when a step has ended in which no env raised.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
-        after_fault: Callable[[Actor, Loss], Request[Any] | None],
-        given_up: Callable[[Actor, Loss], object],
+        owner: str,
+        fleet: AnyFleet,
+        engine: Engine,
+        roster: EnvRoster,
+        states: EnvStates,
+        results: EnvResults,
+        faults: EnvFaults,
+        calls: EnvCalls,
+        actions: ActionStore,
+        recycling: LockstepRecycling | None,
+        mode: AutoresetMode,
     ) -> None:
+        self.pending = Pending.NOTHING
+        self.closed = False
+        self.is_quiet = False
+        self.on_collect: Callable[[], object] = _nothing
+        self.on_stepped: Callable[[Infos], object] = _nothing
+        self._owner = owner
         self._fleet = fleet
-        self._after_fault = after_fault
-        self._given_up = given_up
-        self._restarts = fleet.config.restart is not None
-        #: Whether a round was ended after which nothing was to be settled, and none begun since.
-        self.is_quiet = False
-        #: By actor index: id of the request in flight, or 0 while it waits for its actor.
-        self._waiting: dict[int, int] = {}
-        self._held: dict[int, Request[Any]] = {}
-        self._timeout: float | None = None
-        self._kill_late = False
-        self._round = Round()
-        self._number = 0
-        #: The last round that was given up while somebody had not answered.
-        self.abandoned: Round | None = None
-        #: Whether the present round tells of faults; else they are kept for the next that does.
-        self._tells = True
-        #: Actors that died and were not told of, and why; told by the next round that tells.
-        self._died: dict[int, Loss] = {}
-        #: By actor index: the life that its request went to, and its last life whose end is
-        #: known. An end is heard of twice: from the request that the actor held, and as `Gone`.
-        self._asked: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
+        self._engine = engine
+        self._roster = roster
+        self._states = states
+        self._results = results
+        self._faults = faults
+        self._calls = calls
+        self._actions = actions
+        self._recycling = recycling
+        self._timeouts = fleet.config.timeouts
+        self._num_envs = fleet.num_envs
+        self._everyone = list(range(fleet.num_envs))
+        #: Whether envs that fail begin anew at once, and their rows tell of the episode before.
+        self._begins_at_once = mode is AutoresetMode.SAME_STEP or faults.recovery is None
+        #: Envs that were asked to step in the present round.
+        self._acting: Collection[int] = ()
+        #: Seconds that each of its requests has.
+        self._limit: float | None = None
+        #: Envs whose next row begins an episode, since the caller knows that the last is over.
+        self._over: Container[int] = ()
+        #: A round that has ended, and raised something else than its results.
+        self._fetchable = Pending.NOTHING
+        #: By env: what it raised in that round, and what it told besides.
+        self._raised: dict[int, tuple[EnvError, dict[str, Any]]] = {}
+        self._kept: _Kept | None = None
+        #: What was told last, as `_Kept` has it.
+        self._told: tuple[list[Fault], Container[int]] = ([], ())
+        #: What is or was called, and of whom.
+        self._asked: Asked | None = None
 
-    def begin(
-        self,
-        requests: Mapping[int, Request[Any]],
-        timeout: float | None,
-        *,
-        kill_late: bool = False,
-        tells: bool = True,
+    # --- whose turn it is --------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """See that it was not closed.
+
+        Raises:
+            ClosedEnvironmentError: It was.
+        """
+        if self.closed:
+            raise ClosedEnvironmentError(
+                f"Trying to operate on `{self._owner}`, after a call to `close()`."
+            )
+
+    def check_free(self, verb: str, ending: str = ".") -> None:
+        """See that `verb` may begin a round.
+
+        Raises:
+            ClosedEnvironmentError: After `close`.
+            AlreadyPendingCallError: Another round is pending.
+        """
+        self.check_open()
+        if self.pending is not Pending.NOTHING:
+            raise AlreadyPendingCallError(
+                f"Calling `{verb}` while waiting for a pending call to "
+                f"`{self.pending.value}` to complete{ending}",
+                self.pending.value,
+            )
+
+    def keep(self, pending: Pending, results: Any) -> None:
+        """Have the results of a round, which its caller did not get, be fetched or dropped."""
+        self._kept = (pending, results, *self._told)
+
+    def forget(self) -> None:
+        """A round begins: what was not fetched of the last is dropped, but for its faults."""
+        self.is_quiet = False
+        kept, self._kept = self._kept, None
+        if kept is not None and kept[0] is not Pending.CALL:
+            self._faults.untold[:0] = kept[2]
+            self._over = kept[3]
+        self._fetchable = Pending.NOTHING
+        self._raised.clear()
+        if self._states.ready:  # a first row of an episode is told by this round
+            untold = {fault.env_id for fault in self._faults.untold}
+            self._drop_rows(
+                [i for i in self._states.ready if i in self._acting and i not in untold]
+            )
+
+    # --- reset and step ----------------------------------------------------------------------
+
+    def begin_reset(
+        self, verb: str, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
     ) -> None:
-        """Send the requests, by actor index.
+        """Ask for a reset; parameters and errors as in `BusVectorEnv.reset_async`."""
+        self.check_open()
+        seeds = spread_seeds(seed, self._num_envs)
+        self.check_free(verb, ending="")
+        self._faults.check_some_left()
+        mask, rest = check_reset_mask(options, self._num_envs)
+        named = self._everyone if mask is None else np.flatnonzero(mask).tolist()
+        given = Given({i: seeds[i] for i in named}, None if rest is None else own(rest))
+        self.forget()
+        self._engine.give_up(lives=True)
+        self._drop_rows(list(self._states.ready))
+        self._faults.drop_errors()
+        for env_id in named:
+            self._faults.lives.remember(env_id, seeds[env_id])
+        if self._results.cut is not None:
+            self._results.cut.on_reset(named)
+        if self._recycling is not None:
+            self._recycling.before_reset(named)
+        self._acting, self._engine.waits = (), None
+        self._limit = self._timeouts.reset
+        self._engine.given = given
+        with self._asking(Pending.RESET):
+            idle = [i for i in named if self._states[i] is EnvState.IDLE]
+            self._engine.reset(idle, seeds, given.options)
+            self._engine.begin_lives(self._everyone)
 
-        Args:
-            requests: What to send to whom.
-            timeout: Deadline of each, in seconds from when it is sent; None lifts it.
-            kill_late: Where actors are started again: an actor that passes its deadline is hung,
-                and killed.
-            tells: Whether faults are part of the round's results. If not, the death of an actor
-                that was asked is an error of the round, and the next one that tells has it too.
+    def end_reset(self, verb: str, asked: str, timeout: float | None) -> Infos:
+        """Wait for the reset and return its infos; the rest is in the rows."""
+        return self._end(verb, asked, Pending.RESET, timeout)
 
-        Raises:
-            ActorLostError: One of the actors has ended and is not started again. Nothing was
-                sent.
-            RestartLimitError: The same, after it was started again too often.
-            EncodeError: A request cannot be sent. None stays in flight.
+    def begin_step(self, verb: str, actions: Any) -> None:
+        """Ask for a step; parameters and errors as in `BusVectorEnv.step_async`."""
+        if self.closed or self.pending is not Pending.NOTHING or self._faults.lost:
+            self.check_free(verb)
+            self._faults.check_some_left()
+        singles = self._actions.store(actions)
+        self.forget()
+        self._engine.given = Given({}, None)
+        if self._recycling is not None:
+            self._recycling.before_step()
+        acting = self._states.idle(self._everyone)
+        self.on_asked(acting)
+        self._limit = self._timeouts.step
+        if self._results.cut is not None:
+            self._results.cut.on_send(acting)
+        with self._asking(Pending.STEP):
+            self._engine.step(acting, None if singles is None else dict(enumerate(singles)))
+            if acting is not self._everyone:
+                self._engine.begin_lives(self._everyone)
+
+    def on_asked(self, acting: Collection[int]) -> None:
+        """These envs act in the present step.
+
+        Others that failed, and whose caller does not know, do nothing: their rows say so.
         """
-        self.is_quiet = False
-        actors = self._fleet.actors
-        for index in requests:
-            if actors[index].state is ActorState.LOST:
-                loss = self._died.get(index)
-                self._raise_lost(actors[index], None if loss is None else loss.reason)
-        self._number += 1
-        self._round = Round()
-        self._timeout = timeout
-        self._kill_late = kill_late and self._restarts
-        self._tells = tells
+        self._acting = waits = acting
+        if acting is not self._everyone:
+            known = (EnvState.IDLE, EnvState.READY)
+            mute = [i for i, s in enumerate(self._states) if s not in known and i not in self._over]
+            self._acting, waits = frozenset(acting), frozenset(acting).union(mute)
+        self._engine.waits = None if self._begins_at_once else waits
+
+    def end_step(self, verb: str, asked: str, timeout: float | None) -> Infos:
+        """Wait for the step and return its infos; the rest is in the rows."""
+        infos = self._end(verb, asked, Pending.STEP, timeout)
+        if not self._raised:
+            self.on_stepped(infos)
+        return infos
+
+    @contextlib.contextmanager
+    def _asking(self, pending: Pending) -> Iterator[None]:
+        """Ask for what is pending then; after an error nothing is."""
         try:
-            for index, request in requests.items():
-                loss = self._died.pop(index, None) if tells else None
-                if loss is None:
-                    self._send(actors[index], request)
-                else:
-                    self._on_end(actors[index], loss)
+            yield
         except BaseException:
-            self.abandon()
+            self._engine.give_up(lives=False)
             raise
+        self.pending = pending
 
-    def collect(self, timeout: float | None) -> Round | None:
-        """Wait until each request has ended; None if `timeout` seconds pass before.
+    # --- what came ---------------------------------------------------------------------------
 
-        After None the round is still on: collect again, or `abandon` it.
+    def _end(self, verb: str, asked: str, pending: Pending, timeout: float | None) -> Infos:
+        """Wait for a round's end and return its infos; called again after it raised, likewise."""
+        if timeout is not None:
+            check_number("timeout", timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self._check_pending(verb, asked, pending)
+        in_step = pending is Pending.STEP
+        self._collect(verb, pending, timeout, deadline)
+        self._settle(verb)
+        recycling = self._recycling
+        if recycling is not None and in_step and recycling.after_step(may_wait=timeout is None):
+            # The rows of a fresh process take the place of those of the one that has left.
+            self._collect(verb, pending, timeout, deadline, is_exchange=True)
+            self._settle(verb)
+        self._faults.tell()
+        infos = self._take_rows(in_step=in_step)
+        self._fetchable = Pending.NOTHING
+        return infos
 
-        Raises:
-            ActorLostError: An actor ended and is not started again. The round is over.
-            RestartLimitError: An actor was started again too often. The round is over.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        longest = _LONGEST_WAIT if self._timeout is None else min(_LONGEST_WAIT, self._timeout)
-        while self._waiting:
-            left = longest
-            if deadline is not None:
-                left = min(left, max(deadline - time.monotonic(), 0.0))
-            try:
-                if not self._take_news(left):
-                    for news in self._strays():
-                        self._take(news)
-            except EnvbusError:
-                self.abandon()
-                raise
-            if deadline is not None and self._waiting and time.monotonic() >= deadline:
-                return None
-        return self._round
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass between two rounds, while the actors are looked after.
-
-        Raises:
-            ActorLostError, RestartLimitError: As `collect`.
-        """
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._take_news(left)
-
-    @property
-    def round(self) -> Round:
-        """What has become of the last round's requests so far."""
-        return self._round
-
-    @property
-    def owes(self) -> bool:
-        """Whether a later round has to tell of something."""
-        return self.abandoned is not None or bool(self._died)
-
-    def missing(self) -> list[Actor]:
-        """Return the actors that have not answered yet."""
-        return [self._fleet.actors[index] for index in sorted(self._waiting)]
-
-    def abandon(self) -> None:
-        """Give the round up; replies that still come are dropped."""
-        if self._waiting and self._tells:
-            self.abandoned = self._round
-        for request_id in self._waiting.values():
-            if request_id:
-                self._fleet.cancel(request_id)
-        self._waiting.clear()
-        self._held.clear()
-
-    def _send(self, actor: Actor, request: Request[Any]) -> None:
-        """Send now, or once the actor is back."""
-        index = actor.index
-        self._asked[index] = actor.incarnation
-        if actor.state is not ActorState.READY:
-            self._waiting[index] = 0
-            self._held[index] = request
+    def _check_pending(self, verb: str, asked: str, pending: Pending) -> None:
+        """See that there is something of that kind to be fetched."""
+        self.check_open()
+        if self.pending is pending or self._fetchable is pending:
             return
+        raise NoAsyncCallError(
+            f"Calling `{verb}` without any prior call to `{asked}`.", pending.value
+        )
+
+    def take_kept(self, pending: Pending) -> Any:
+        """Return the results of a round that its caller did not get; None: there are none."""
+        kept = self._kept
+        if kept is None or kept[0] is not pending or self.pending is not Pending.NOTHING:
+            return None
+        self._kept = None
+        self._told = kept[2:]
+        return kept[1]
+
+    def _collect(
+        self,
+        verb: str,
+        pending: Pending,
+        timeout: float | None,
+        deadline: float,
+        *,
+        is_exchange: bool = False,
+    ) -> None:
+        """Wait until each request has ended, and each env is where the round's end wants it.
+
+        Then the round is not pending any more, but can be fetched. So it can while envs are made
+        anew, also after an exchange of actors has failed.
+        """
         try:
-            self._waiting[index] = self._fleet.ask(
-                actor, request, timeout=self._timeout, tag=self._number
-            )
-        except NoPeerError:  # it left, and its exit has not been told yet
-            life = actor.incarnation
-            self._fault(actor, life, Loss(actor.cause, self._fleet.why_gone(actor)))
+            self.on_collect()
+            while not self._is_settled():
+                self._faults.raise_loss()
+                left = deadline - time.monotonic()
+                if left <= 0 and not self._poll_once():
+                    break
+                self._engine.take_news(min(max(left, 0.0), _LONGEST_WAIT))
+            self._faults.raise_loss()
+        except EnvbusError as exc:
+            self._abandon(pending if is_exchange else Pending.NOTHING)
+            self._faults.tell()
+            cause = as_cause([error for error, _ in self._errors()])
+            if cause is None or exc.__cause__ is not None:
+                raise
+            raise exc from cause
+        finally:
+            if self.pending is pending and not self._engine.has_asked():
+                self.pending, self._fetchable = Pending.NOTHING, pending
+        if not self._is_settled():
+            missing = self._engine.missing()
+            self._abandon(pending if is_exchange else Pending.NOTHING)
+            self.time_out(verb, timeout, missing)
 
-    def _take_news(self, timeout: float) -> bool:
-        """Take what comes within `timeout` seconds; return whether anything did.
+    def _poll_once(self) -> bool:
+        """Take what is there already; return whether that was what was missing."""
+        self._engine.take_news(0.0)
+        return self._is_settled()
 
-        Raises:
-            EnvbusError: What the first news led to that led to an error; all are taken.
-        """
-        failed, take, found = None, self._take, False
-        for news in self._fleet.poll(timeout):
-            found = True
-            try:
-                take(news)
-            except EnvbusError as exc:  # the other news are news all the same
-                failed = failed or exc
-        if failed is not None:
-            raise failed
-        return found
+    def _abandon(self, fetchable: Pending) -> None:
+        """Give the round up: nothing is pending."""
+        self.pending = Pending.NOTHING
+        self._fetchable = fetchable
+        if fetchable is Pending.NOTHING:
+            self._engine.give_up(lives=False)
 
-    def _strays(self) -> list[Lost[Actor]]:
-        """Return the requests whose ends were lost, as when an exception broke off their taking.
-
-        The broker has settled them, so that no deadline of its ends them any more.
-        """
-        return [
-            Lost(
-                self._fleet.actors[index],
-                self._number,
-                Failed(code=FailureCode.TIMEOUT, message=STRAY),
-            )
-            for index, request_id in self._waiting.items()
-            if request_id and not self._fleet.is_asked(request_id)
-        ]
-
-    def _take(self, news: News[Actor]) -> None:
-        if type(news) is Answer:
-            if news.tag == self._number:
-                index = news.actor.index
-                self._round.replies[index] = news.reply
-                self._waiting.pop(index, None)
-        elif type(news) is Lost:
-            self._on_lost(news)
-        elif type(news) is Ready:
-            request = self._held.pop(news.actor.index, None)
-            if request is not None:
-                self._send(news.actor, request)
-        elif type(news) is Gone:
-            self._on_gone(news)
-
-    def _on_lost(self, news: Lost[Actor]) -> None:
-        index = news.actor.index
-        if news.tag != self._number or not self._waiting.get(index):
-            return
-        life = self._asked[index]
-        if news.failed.code is FailureCode.TIMEOUT:
-            if self._kill_late:
-                self._fleet.kill(news.actor, FaultCause.TIMEOUT, news.failed.message)
-                self._fault(news.actor, life, Loss(FaultCause.TIMEOUT, news.failed.message))
-                return
-            del self._waiting[index]
-            self._round.late.append(news.actor)
-        elif news.failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER):
-            self._fault(news.actor, life, Loss(news.cause, news.failed.message))
-        else:
-            raise failure_to_error(news.failed, 0)
-
-    def _on_gone(self, news: Gone[Actor]) -> None:
-        """An actor's process ended; the request that it held may be told before or after."""
-        actor, index = news.actor, news.actor.index
-        loss = Loss(news.cause, news.reason)
-        if actor.state is ActorState.LOST:
-            if self._restarts:
-                self._given_up(actor, loss)
-            if self._restarts or index in self._waiting:
-                self._raise_lost(actor, news.reason)
-        if index in self._waiting:
-            self._fault(actor, news.incarnation, loss)
-        elif self._is_news(index, news.incarnation):
-            self._died[index] = loss
-
-    def _is_news(self, index: int, life: int) -> bool:
-        """Take in that a life of an actor has ended; False if that is known already."""
-        if self._ended.get(index, -1) >= life:
+    def _is_settled(self) -> bool:
+        """Return whether nothing more will come that belongs to the present round."""
+        states = self._states
+        if states.num_pending:
             return False
-        self._ended[index] = life
+        if states.num_ready == self._num_envs:
+            return True
+        waits = self._engine.waits or ()
+        for env_id, state in enumerate(states):
+            if state is EnvState.FRESH and env_id not in waits:
+                return False
+            # Those whose actor is being started again are not waited for, if they need not be.
+            if state is EnvState.RECOVERING and (
+                env_id not in waits or self._roster.actor_of(env_id).state is ActorState.READY
+            ):
+                return False
         return True
 
-    def _fault(self, actor: Actor, life: int, loss: Loss) -> None:
-        """An actor that was asked has ended, or is about to."""
-        if self._is_news(actor.index, life):
-            self._on_end(actor, loss)
+    def _errors(self) -> list[tuple[EnvError, Exception | None]]:
+        """Take what envs raised, in their order."""
+        return _raised_in(self._faults.take_troubles())
 
-    def _on_end(self, actor: Actor, loss: Loss) -> None:
-        self._waiting.pop(actor.index, None)
-        self._held.pop(actor.index, None)
-        if not self._restarts:
-            self._raise_lost(actor, loss.reason)
-        if not self._tells:
-            self._died[actor.index] = loss
-            raise ActorLostError(
-                advise(loss.reason, "its envs are started again: the next step says so"),
-                env_ids=actor.env_ids,
-                actor=actor.name,
+    def _settle(self, verb: str) -> None:
+        """Raise what requests failed of, once."""
+        troubles = self._faults.take_troubles()
+        late = [trouble.late for trouble in troubles if trouble.late is not None]
+        raised = _raised_in(troubles)
+        if late:
+            cause = as_cause([error for error, _ in raised])
+            self._drop_rows(list(self._states.ready))
+            self._fetchable = Pending.NOTHING
+            self.time_out(verb, self._limit, late, cause)
+        for trouble in troubles:
+            if not trouble.raised:
+                raise trouble.error
+            for error, _ in trouble.raised:
+                self._raised[error.env_id] = error, trouble.infos.get(error.env_id, {})
+        if raised:
+            raise_env_errors([error for error, _ in raised], [found for _, found in raised])
+
+    def _take_rows(self, *, in_step: bool) -> Infos:
+        """Take what all envs have brought; who has failed gets a row, too."""
+        states, results = self._states, self._results
+        cut, before = results.cut, self._over
+        infos = results.take_infos(states.receive(states.num_ready))
+        faults = self._faults.take()
+        for fault in faults:
+            infos.setdefault(fault.env_id, {})["fault"] = fault.info()
+        for env_id, (error, info) in self._raised.items():
+            told = {"cause": error.cause.value, "error": error.summary, "restarts": 0}
+            infos[env_id] = {**info, "fault": told}
+        self._raised.clear()
+        over: set[int] = set()
+        if not states.are_all_idle():
+            idle = EnvState.IDLE
+            over = {env_id for env_id, state in enumerate(states) if state is not idle}
+            blocks = results.blocks
+            for env_id in over if in_step else ():
+                if cut is not None:
+                    infos[env_id] = cut.tell(env_id, infos.get(env_id, {}))
+                else:
+                    blocks.rewards[env_id] = 0.0
+                    blocks.terminations[env_id] = False
+                    blocks.truncations[env_id] = True
+        self._told = faults, before
+        self._over = over
+        if not self._begins_at_once:  # whoever fails before the next round has a caller to be told
+            self._engine.waits = self._everyone
+        if cut is not None:
+            cut.on_receive(results.everyone)
+        if in_step and self._recycling is not None:
+            over.update(self._recycling.cut_those_due(infos))
+        return infos
+
+    def _drop_rows(self, env_ids: Sequence[int]) -> None:
+        """Let go of results that nobody will fetch."""
+        for env_id in env_ids:
+            self._states.take(env_id)
+            self._results.take_info(env_id)
+
+    def time_out(
+        self,
+        verb: str,
+        timeout: float | None,
+        late: Sequence[Actor],
+        cause: BaseException | None = None,
+    ) -> NoReturn:
+        """Say that `verb` has timed out, and who has not answered.
+
+        Raises:
+            multiprocessing.TimeoutError: Always.
+        """
+        raise multiprocessing.TimeoutError(
+            f"The call to `{verb}` has timed out after {timeout} second(s). "
+            f"Not answered: {', '.join(actor.describe() for actor in late)}.\n"
+            + "\n".join(self._fleet.stacks(late))
+        ) from cause or as_cause([error for error, _ in self._errors()])
+
+    # --- calls -------------------------------------------------------------------------------
+
+    def begin_call(
+        self,
+        verb: str,
+        env_ids: Sequence[int],
+        make: Callable[[Actor, list[int]], Request[CallResult]],
+    ) -> None:
+        """Ask some envs, or all, by the requests that `make` makes of an actor and its slots."""
+        self.check_free(verb)
+        if self._faults.recovery is None:
+            self._faults.check_some_left()
+        self.forget()
+        self._asked = self._calls.ask(env_ids, make, wait=True)
+        self.pending = Pending.CALL
+
+    def end_call(self, verb: str, asked: str, timeout: float | None) -> dict[int, Any]:
+        """Wait for the calls and return what they returned, by env."""
+        if timeout is not None:
+            check_number("timeout", timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self._check_pending(verb, asked, Pending.CALL)
+        found = self._asked
+        assert found is not None
+        missing = self._calls.wait(found, deadline)
+        self.pending = self._fetchable = Pending.NOTHING
+        if missing or found.late:
+            self._calls.drop(found)
+            limit = timeout if missing else self._timeouts.call
+            cause = as_cause([error for error, _ in found.errors])
+            self.time_out(verb, limit, missing or found.late, cause)
+        self._calls.raise_loss(found)
+        if found.errors:
+            errors, found.errors = found.errors, []
+            self._fetchable = Pending.CALL
+            raise_env_errors([error for error, _ in errors], [original for _, original in errors])
+        return found.values
+
+    # --- end ---------------------------------------------------------------------------------
+
+    def close(self, timeout: float | None, *, terminate: bool) -> None:
+        """Wait for what is pending, then end all actors.
+
+        Args:
+            timeout: Seconds for both; None: `timeouts.close`.
+            terminate: Kill the actors at once.
+        """
+        allowed = self._timeouts.close if timeout is None else timeout
+        deadline = time.monotonic() + allowed
+        if self.pending is not Pending.NOTHING and not self._fleet.closed:
+            gymnasium.logger.warn(
+                "Calling `close` while waiting for a pending call to "
+                f"`{self.pending.value}` to complete."
             )
-        request = self._after_fault(actor, loss)
-        if request is not None:
-            self._send(actor, request)
+            pending, self.pending = self.pending, Pending.NOTHING
+            try:
+                self.on_collect()
+                terminate = terminate or not self._comes_to_an_end(pending, deadline)
+            except EnvbusError as error:  # an actor that has ended needs no closing
+                logger.info("closed while a call was pending: %s", error)
+        self._fleet.close(timeout=deadline - time.monotonic(), terminate=terminate)
+        self.closed = True
 
-    def _raise_lost(self, actor: Actor, reason: str | None = None) -> None:
-        message = reason or f"{actor.describe()} has ended"
-        if self._restarts:
-            raise RestartLimitError(message)
-        raise ActorLostError(
-            advise(
-                message,
-                "close this and make a new one, or pass restart_failed_sub_environments=True to "
-                "have its envs started again",
-            ),
-            env_ids=actor.env_ids,
-            actor=actor.name,
-        )
+    def _comes_to_an_end(self, pending: Pending, deadline: float) -> bool:
+        """Wait for what is pending, whose results nobody wants; return whether it has ended."""
+        if pending is Pending.CALL:
+            assert self._asked is not None
+            return not self._calls.wait(self._asked, deadline)
+        while self._states.num_pending:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._faults.raise_loss()
+            self._engine.take_news(left)
+        return True
+
+
+def _nothing(_: object = None) -> None:
+    pass
+
+
+def _raised_in(troubles: Sequence[Trouble]) -> list[tuple[EnvError, Exception | None]]:
+    """Return what envs raised, in their order."""
+    found = [pair for trouble in troubles for pair in trouble.raised]
+    return sorted(found, key=lambda pair: pair[0].env_id)

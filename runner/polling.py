@@ -143,7 +143,7 @@ class DictSide(SubEnvironments):
             late=self._states.late() if timed_out else [],
             incarnations={env_id: int(self._faults.lives.numbers[env_id]) for env_id in env_ids},
         )
-        self._rounds.recycle()  # before the caller can reset those whose episodes have ended
+        self._engine.recycle()  # before the caller can reset those whose episodes have ended
         return result
 
     @uninterrupted_call
@@ -158,7 +158,7 @@ class DictSide(SubEnvironments):
             ClosedEnvironmentError: The pool was closed.
         """
         self._assert_open()
-        self._rounds.use_messages()
+        self._engine.use_messages()
         return self._fleet.fileno()
 
     @uninterrupted_call
@@ -190,7 +190,7 @@ class DictSide(SubEnvironments):
             else:
                 given = [own(actions[env_id][DUMMY_AGENT]) for env_id in members]
             request = Step(slots=slots_of(actor, members), actions=Tree(given))
-            self._rounds.ask(actor, request, members, self.timeouts.step)
+            self._engine.ask(actor, request, members, self.timeouts.step)
 
     def try_reset(
         self,
@@ -265,7 +265,7 @@ class DictSide(SubEnvironments):
             self._states.recover(i)
         self._faults.lives.begin(chosen)
         self._begin_episodes(chosen)
-        self._rounds.remake([range(i, i + 1) for i in chosen])
+        self._engine.remake([range(i, i + 1) for i in chosen])
 
     def stop(self) -> None:
         """Close all envs and end their processes. Idempotent; the same as `close`."""
@@ -284,7 +284,7 @@ class DictSide(SubEnvironments):
         """Return once enough envs are ready; whether the time-out was what ended it."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         batch_ends_at = math.inf
-        self._rounds.take_news(0.0)
+        self._engine.take_news(0.0)
         states = self._states
         while states.num_ready < wanted and states.awaited():
             if self._faults.any():
@@ -296,14 +296,14 @@ class DictSide(SubEnvironments):
                 break
             if now >= deadline:
                 return True
-            self._rounds.take_news(min(deadline - now, batch_ends_at - now, _LONGEST_WAIT))
+            self._engine.take_news(min(deadline - now, batch_ends_at - now, _LONGEST_WAIT))
         return False
 
     def _wait_for_first(self, env_ids: Sequence[int], timeout: float | None) -> None:
         """Wait for the first observations of these envs' new episodes."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         if any(self._states[i] is EnvState.HELD for i in env_ids):
-            self._rounds.stop_holding()  # others cannot go on while the caller waits
+            self._engine.stop_holding()  # others cannot go on while the caller waits
         while True:
             self._faults.raise_next()
             late = [i for i in self._states.late() if i in env_ids]
@@ -314,7 +314,7 @@ class DictSide(SubEnvironments):
                 raise multiprocessing.TimeoutError(
                     f"envs {late} were not reset within {timeout} s; `poll` returns them later"
                 )
-            self._rounds.take_news(min(left, _LONGEST_WAIT))
+            self._engine.take_news(min(left, _LONGEST_WAIT))
 
     def _take_record(self, env_id: int) -> dict[str, Any]:
         """Return what an env has brought."""

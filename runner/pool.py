@@ -19,11 +19,10 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AutoresetMode
 
 from envbus.actors.finite import CheckFinite
-from envbus.actors.protocol import MapBlocks, Step
+from envbus.actors.protocol import MapBlocks
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
-from envbus.bus.messages import Tree
 from envbus.bus.restart import RestartPolicy
 from envbus.bus.settings import check_number
 from envbus.bus.threads import ThreadsPerProcess
@@ -36,13 +35,13 @@ from envbus.runner.config import (
     choose_autoreset_mode,
     list_of,
 )
-from envbus.runner.engine import Engine, slots_of
+from envbus.runner.engine import Engine
 from envbus.runner.env_faults import EnvFaults
 from envbus.runner.env_results import Batch, EnvResults, Rows
 from envbus.runner.env_roster import EnvRoster
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog, Hooks
-from envbus.runner.local_fleet import LocalFleet, make_fleet
+from envbus.runner.local_fleet import make_fleet
 from envbus.runner.polling import DictSide
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.seeding import spread_seeds
@@ -201,11 +200,10 @@ class ActorPool(DictSide, StaysHere):
         self.action_space = spaces.action_space
         blocks = fleet.map_blocks(self.single_observation_space, self.single_action_space)
         self._actions = ActionStore(self.action_space, self.num_envs, blocks.actions)
-        self._action_blocks = blocks.actions
         self._states = EnvStates(self.num_envs)
         self._everyone = list(range(self.num_envs))
         #: Whether the envs are in this process, and share rows with it.
-        self.steps_in_place = isinstance(fleet, LocalFleet) and fleet.actors[0].reads_blocks
+        self.steps_in_place = fleet.steps_in_place
         self._roster = EnvRoster(fleet.actors)
         self._results = EnvResults(
             self.single_observation_space,
@@ -221,7 +219,19 @@ class ActorPool(DictSide, StaysHere):
             policy,
             all_or_nothing=all_or_nothing,
         )
-        self._rounds = Engine(fleet, self._roster, self._states, self._results, self._faults)
+        self._engine = Engine(
+            type(self).__name__,
+            fleet,
+            self._roster,
+            self._states,
+            self._results,
+            self._faults,
+            blocks.actions,
+            words=fleet.words,
+            holds=True,
+        )
+        if fleet.words is not None:
+            self._results.read_records(fleet.words.infos)
         #: What Ctrl-C, or infos that cannot be merged, kept from the caller of `recv`.
         self._kept: list[Batch] = []
         self._set_up_dict_side()
@@ -255,7 +265,7 @@ class ActorPool(DictSide, StaysHere):
         if env_ids is None:
             seeds = spread_seeds(seed, self.num_envs)
             self._faults.check_some_left()
-            self._rounds.drop_everything()
+            self._engine.drop_everything()
             self._kept.clear()
             self._unpolled.clear()
             named: Sequence[int] = range(self.num_envs)
@@ -268,7 +278,7 @@ class ActorPool(DictSide, StaysHere):
             self._results.cut.on_reset(named)
         self._begin_episodes(named)
         idle = [env_id for env_id in named if self._states[env_id] is EnvState.IDLE]
-        self._rounds.reset(idle, seeds, options)
+        self._engine.reset(idle, seeds, options)
 
     @uninterrupted_call
     def send(
@@ -297,27 +307,12 @@ class ActorPool(DictSide, StaysHere):
         if env_ids is not None or len(chosen) < self.num_envs:
             rows = env_ids if isinstance(env_ids, np.ndarray) else np.asarray(chosen, np.int64)
         singles = self._actions.store(actions, rows)
-        position: dict[int, int] = {}
-        if singles is not None:
-            position = {env_id: place for place, env_id in enumerate(chosen)}
         idle = self._states.idle(chosen)
         if self._results.cut is not None and idle:
             self._results.cut.on_send(idle)
-        for actor, members in self._roster.by_actor(idle):
-            slots = slots_of(actor, members)
-            if singles is not None:
-                picked = [singles[position[env_id]] for env_id in members]
-                request = Step(slots=slots, actions=Tree(picked))
-            elif actor.reads_blocks and slots is None:
-                self._rounds.step_by_blocks(actor, members)
-                continue
-            elif actor.reads_blocks:
-                request = Step(slots=slots)
-            else:
-                assert self._action_blocks is not None
-                arrays = [leaf[members] for leaf in self._action_blocks]
-                request = Step(slots=slots, action_arrays=arrays)
-            self._rounds.ask(actor, request, members, self.timeouts.step)
+        self._engine.step(
+            idle, None if singles is None else dict(zip(chosen, singles, strict=True))
+        )
 
     def recv(
         self,
@@ -388,11 +383,11 @@ class ActorPool(DictSide, StaysHere):
         waits = self._must_wait(min_envs)
         if not waits:
             self._assert_awaited("recv")
-            self._rounds.take_news(0.0)
+            self._engine.take_news(0.0)
             waits = self._must_wait(min_envs)
         while waits and not timed_out:
             left = _LONGEST_WAIT if deadline is None else max(deadline - time.monotonic(), 0.0)
-            self._rounds.take_news(min(left, _LONGEST_WAIT))
+            self._engine.take_news(min(left, _LONGEST_WAIT))
             waits = self._must_wait(min_envs)
             timed_out = left <= 0 and waits
         self._faults.raise_next()
@@ -406,8 +401,8 @@ class ActorPool(DictSide, StaysHere):
             copy=copy,
             with_infos=infos,
         )
-        if self._rounds.recycling is not None:
-            self._rounds.recycle()  # before the caller can send to those whose episodes have ended
+        if self._engine.recycling is not None:
+            self._engine.recycle()  # before the caller can send to those whose episodes have ended
         misfit, self._results.misfit = self._results.misfit, None
         if misfit is not None:
             self._kept.append(batch)
@@ -440,7 +435,7 @@ class ActorPool(DictSide, StaysHere):
         if not fits or self._actions.store(actions) is not None:
             self.send(actions)
             return None
-        return self._results.rows if self._rounds.step_all(self._everyone) else None
+        return self._results.rows if self._engine.step_all(self._everyone) else None
 
     def _offer_again(self, stepped: Rows | None) -> None:
         """Have `recv` tell what a step in place has brought."""
@@ -512,7 +507,7 @@ class ActorPool(DictSide, StaysHere):
         states = self._states
         if states.num_ready or states.awaited() or self._faults.any():
             return
-        self._rounds.take_news(0.0)  # an actor may have ended that was asked nothing
+        self._engine.take_news(0.0)  # an actor may have ended that was asked nothing
         if states.awaited() or self._faults.any():
             return
         if len(self._faults.lost) == self.num_envs:
@@ -520,7 +515,7 @@ class ActorPool(DictSide, StaysHere):
         if EnvState.HELD not in states:
             send = "`try_reset` or `send_actions`" if verb == "poll" else "`reset` or `send`"
             raise NoAsyncCallError(f"Nothing to receive: call {send} first.", verb)
-        self._rounds.stop_holding()  # the caller waits for those who wait for others
+        self._engine.stop_holding()  # the caller waits for those who wait for others
 
     def _left(self) -> Sequence[int]:
         """Return the envs that are not gone for good."""

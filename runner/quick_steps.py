@@ -10,15 +10,16 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from envbus.actors.protocol import Finish
 from envbus.runner.actions import ActionStore
 from envbus.runner.actor import ActorState
-from envbus.runner.fleet import Fleet
+from envbus.runner.engine import Engine
+from envbus.runner.env_faults import EnvFaults
+from envbus.runner.env_results import EnvResults, Infos
+from envbus.runner.env_states import EnvStates
+from envbus.runner.local_fleet import AnyFleet
+from envbus.runner.lockstep import Lockstep, Pending
+from envbus.runner.lockstep_recycling import LockstepRecycling
 from envbus.runner.step_words import StepWords
-from envbus.runner.vector_faults import NewLife, VectorFaults
-from envbus.runner.vector_recycling import VectorRecycling
-from envbus.runner.vector_results import Infos, VectorResults
-from envbus.runner.vector_rounds import Pending, VectorRounds
 
 __all__ = ["QuickSteps"]
 
@@ -34,12 +35,13 @@ class QuickSteps:
     Args:
         words: By which actors are asked.
         fleet: Theirs.
-        actions: Where the batch of actions goes.
+        engine: Goes on by messages.
+        states: What envs are doing.
         results: Where the rows are.
-        rounds: What is pending.
-        faults: What becomes of envs that fail.
+        faults: What has failed.
+        actions: Where the batch of actions goes.
+        lockstep: What is pending.
         recycling: Exchanges actors, for which steps go by message; None: nobody does.
-        same_step: Whether an episode that ends is followed by the next one in the same step.
 
     Attributes:
         asked: Number of the step that is under way, and was not made a round of messages; 0: none.
@@ -50,26 +52,25 @@ class QuickSteps:
     def __init__(
         self,
         words: StepWords,
-        fleet: Fleet,
+        fleet: AnyFleet,
+        engine: Engine,
+        states: EnvStates,
+        results: EnvResults,
+        faults: EnvFaults,
         actions: ActionStore,
-        results: VectorResults,
-        rounds: VectorRounds,
-        faults: VectorFaults,
-        recycling: VectorRecycling | None,
-        *,
-        same_step: bool,
+        lockstep: Lockstep,
+        recycling: LockstepRecycling | None,
     ) -> None:
         self._words = words
         self._fleet = fleet
-        self._actions = actions
+        self._engine = engine
+        self._states = states
         self._results = results
-        self._rounds = rounds
         self._faults = faults
-        self._lockstep = faults.lockstep
+        self._actions = actions
+        self._lockstep = lockstep
         self._recycling = recycling
-        self._same_step = same_step
-        #: Whether a fault may have to tell the last observation of an episode.
-        self._keeps_last = same_step and faults.recovery is not None
+        self._everyone = list(range(len(states)))
         self.asked = 0
         #: Number of the last step that was begun.
         self.begun = 0
@@ -78,9 +79,10 @@ class QuickSteps:
         #: Steps that go by message from now on, and as many as after the next with more to tell.
         self._break = 0
         self._next_break = 1
-        rounds.on_collect = self.finish_by_message
+        lockstep.on_collect = self.finish_by_message
+        lockstep.on_stepped = self.on_stepped
 
-    def on_round(self, infos: Infos) -> None:
+    def on_stepped(self, infos: Infos) -> None:
         """A step by messages has ended well: see whether the next one can do without.
 
         Args:
@@ -91,8 +93,13 @@ class QuickSteps:
         if self._break > 0:
             self._break -= 1
             return
-        if self._faults.is_settled and all(
-            actor.state is ActorState.READY and actor.reads_blocks for actor in self._fleet.actors
+        if (
+            self._faults.is_settled()
+            and self._states.are_all_idle()
+            and all(
+                actor.state is ActorState.READY and actor.reads_blocks
+                for actor in self._fleet.actors
+            )
         ):
             self._lockstep.is_quiet = True
             self._look_at = time.monotonic() + _LOOK_INTERVAL
@@ -105,9 +112,9 @@ class QuickSteps:
         Raises:
             ValueError, TypeError: As `BusVectorEnv.step_async`. Nothing was asked.
         """
-        rounds, words = self._rounds, self._words
+        lockstep, words = self._lockstep, self._words
         self._asked_at = now = time.monotonic()
-        if rounds.pending is not Pending.NOTHING or now >= self._look_at:
+        if lockstep.pending is not Pending.NOTHING or now >= self._look_at:
             return False
         if self._fleet.closed:  # also in a forked copy
             return False
@@ -115,11 +122,10 @@ class QuickSteps:
             return False
         if self._actions.store(actions) is not None:
             return False
-        if self._keeps_last:
-            self._results.observations.remember()
-        rounds.forget()
+        if self._results.cut is not None:
+            self._results.cut.on_send(self._everyone)
         self.asked = self.begun = words.begin()
-        rounds.pending = Pending.STEP
+        lockstep.pending = Pending.STEP
         words.ask()
         if words.wait():
             self._next_break = 1
@@ -134,8 +140,10 @@ class QuickSteps:
         """The caller gets what came of the step."""
         if self._recycling is not None:
             self._recycling.count_step()
+        if self._results.cut is not None:
+            self._results.cut.on_receive(self._results.everyone)
         self.asked = 0
-        self._rounds.pending = Pending.NOTHING
+        self._lockstep.pending = Pending.NOTHING
 
     def take_back(self, before: int) -> None:
         """The caller did not get it: it can be fetched. Nothing is done if none was begun.
@@ -145,25 +153,18 @@ class QuickSteps:
         """
         if self.begun != before:
             self.asked = self.begun
-            self._rounds.pending = Pending.STEP
+            self._lockstep.pending = Pending.STEP
 
     def finish_by_message(self) -> None:
-        """Make a step that is under way a round of messages; nothing is done if there is none.
-
-        Raises:
-            ActorLostError, RestartLimitError: As `Lockstep.begin`.
-        """
+        """Make a step that is under way a round of messages; nothing is done if there is none."""
         number, self.asked = self.asked, 0
         if not number:
             return
-        requests = {index: Finish(number=number) for index in self._words.missing()}
-        early = [i for a in self._fleet.actors if a.index not in requests for i in a.env_ids]
-        self._results.partial = {}
-        self._faults.expect(NewLife.RESET if self._same_step else NewLife.NOTHING, {})
         timeout = self._fleet.config.timeouts.step
         if timeout is not None:
             # The first part of it is over; what was longer than a sleep is no fault of theirs.
             waited = min(time.monotonic() - self._asked_at, self._words.longest_sleep)
             timeout = max(timeout - waited, 0.01 * timeout)
-        self._rounds.begin(Pending.STEP, requests, timeout, kill_late=True)
-        self._lockstep.round.early = self._words.infos.infos(early)
+        self._lockstep.is_quiet = False
+        self._lockstep.on_asked(self._everyone)
+        self._engine.finish_step(number, self._words.missing(), timeout)

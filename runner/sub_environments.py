@@ -15,20 +15,17 @@ from envbus.actors import spaces
 from envbus.actors.agent_spaces import AgentID, AgentSpaces, RecordSpace
 from envbus.actors.copies import own
 from envbus.actors.protocol import Call, CallResult, Exec, SetAttr
-from envbus.bus.broker import failure_to_error
-from envbus.bus.errors import NoPeerError
 from envbus.bus.interrupts import uninterrupted_call
-from envbus.bus.messages import FailureCode, Request, Tree
-from envbus.runner.actor import Actor, ActorState
+from envbus.bus.messages import Request, Tree
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.config import Timeouts
-from envbus.runner.engine import Engine, Ticket
+from envbus.runner.engine import Engine
+from envbus.runner.env_calls import EnvCalls
 from envbus.runner.env_faults import EnvFaults
 from envbus.runner.env_roster import EnvRoster
 from envbus.runner.env_states import EnvState, EnvStates
-from envbus.runner.faults import ActorLostError, raise_env_errors, to_exception
+from envbus.runner.faults import raise_env_errors
 from envbus.runner.local_fleet import AnyFleet
-from envbus.runner.news import Lost
 
 __all__ = ["SubEnvironment", "SubEnvironments"]
 
@@ -96,12 +93,13 @@ class SubEnvironments:
     timeouts: Timeouts
     _fleet: AnyFleet
     _roster: EnvRoster
-    _rounds: Engine
+    _engine: Engine
     _faults: EnvFaults
     _states: EnvStates
     _assert_open: Callable[[], None]
 
     def _set_up_sub_environments(self) -> None:
+        self._calls = EnvCalls(self._fleet, self._engine, self._roster, self._faults)
         #: Spaces of agents that the env did not name beforehand, by env and agent, and the
         #: episode in which they were asked for.
         self._asked_spaces: dict[tuple[int, AgentID], tuple[Any, list[gymnasium.Space[Any]]]] = {}
@@ -172,34 +170,9 @@ class SubEnvironments:
             raise ValueError(f"unknown env id {env_id}; there are envs 0 to {self.num_envs - 1}")
         if self._states[env_id] is EnvState.LOST:
             raise self._faults.loss(env_id)
-        actor = self._roster.actor_of(env_id)
-        if actor.state is not ActorState.READY:
-            raise self._not_there(actor, f"{actor.describe()} is being started again; ask later")
-        self._rounds.finish_words()
-        ticket = Ticket()
-        request = make([env_id - actor.env_ids.start])
-        try:
-            tag = (ticket, (), type(request))
-            self._fleet.ask(actor, request, timeout=self.timeouts.call, tag=tag)
-        except NoPeerError as exc:
-            reason = self._fleet.why_gone(actor)
-            self._faults.end_lives(actor.env_ids, reason, actor.cause)  # its exit is told later
-            raise self._not_there(actor, reason) from exc
-        while ticket.news is None:
-            self._rounds.take_news(_LONGEST_WAIT)
-        if isinstance(ticket.news, Lost):
-            failed = ticket.news.failed
-            if failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER):
-                raise self._not_there(actor, failed.message)
-            raise failure_to_error(failed, 0)
-        result: CallResult = ticket.news.reply
-        for error in result.errors:
-            incarnation = ticket.news.actor.incarnation
-            found, original = to_exception(
-                error, env_id=env_id, actor=actor.name, incarnation=incarnation
-            )
-            raise_env_errors([found], [original])
-        return result.values.value[0]
-
-    def _not_there(self, actor: Actor, reason: str) -> ActorLostError:
-        return ActorLostError(reason, env_ids=actor.env_ids, actor=actor.name)
+        asked = self._calls.ask([env_id], lambda _, slots: make(slots), wait=False)
+        self._calls.wait(asked)
+        self._calls.raise_loss(asked)
+        for error, original in asked.errors:
+            raise_env_errors([error], [original])
+        return asked.values[env_id]

@@ -14,13 +14,11 @@ import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 from envbus.actors.copies import own
-from envbus.actors.protocol import Call, CallResult, Exec, SetAttr
+from envbus.actors.protocol import Call, Exec, SetAttr
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.messages import Request, Tree
 from envbus.runner.actor import Actor
-from envbus.runner.fleet import Fleet
-from envbus.runner.vector_faults import NewLife, VectorFaults
-from envbus.runner.vector_rounds import Pending, VectorRounds, raise_errors_once
+from envbus.runner.lockstep import Lockstep, Pending
 
 __all__ = ["CallableVectorEnv"]
 
@@ -28,11 +26,7 @@ __all__ = ["CallableVectorEnv"]
 class CallableVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     """A vector env whose envs can be reached into; how it steps is its subclass' affair."""
 
-    _fleet: Fleet
-    _rounds: VectorRounds
-    _faults: VectorFaults
-    #: Envs that the pending call addresses, in order.
-    _call_indices: Sequence[int] = ()
+    _lockstep: Lockstep
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of each env, or read an attribute, and return the results in order.
@@ -88,7 +82,7 @@ class CallableVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             ValueError: The number of values is not that of the envs. Nothing was sent.
         """
-        self._rounds.check_open()
+        self._lockstep.check_open()
         chosen = self._resolve(indices)
         if broadcast or not isinstance(values, list | tuple):
             values = [values] * len(chosen)
@@ -198,38 +192,20 @@ class CallableVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         indices: Sequence[int] | None,
         make_request: Callable[[Actor, list[int]], Request[Any]],
     ) -> None:
-        self._rounds.check_free(verb)
-        chosen = set(range(self.num_envs) if indices is None else indices)
-        requests: dict[int, Request[Any]] = {}
-        for actor in self._fleet.actors:
-            slots = [slot for slot, env_id in enumerate(actor.env_ids) if env_id in chosen]
-            if slots:
-                requests[actor.index] = make_request(actor, slots)
-        self._call_indices = sorted(chosen)
-        self._faults.expect(NewLife.NOTHING, {})
-        timeout = self._fleet.config.timeouts.call
-        self._rounds.begin(Pending.CALL, requests, timeout, tells=False)
+        chosen = range(self.num_envs) if indices is None else sorted(set(indices))
+        self._lockstep.begin_call(verb, chosen, make_request)
 
     def _end_call(self, verb: str, asked: str, timeout: float | None) -> list[Any]:
-        rounds = self._rounds
-        return hand_out(
-            lambda: rounds.unless_closed(lambda: self._take_call(verb, asked, timeout)),
-            rounds.keep_last,
-        )
+        lockstep = self._lockstep
 
-    def _take_call(self, verb: str, asked: str, timeout: float | None) -> list[Any]:
-        done = self._rounds.collect(verb, asked, Pending.CALL, timeout)
-        raise_errors_once(done, self._fleet.actors)
-        values: list[Any] = [None] * self.num_envs
-        results = iter(
-            value
-            for _, reply in sorted(done.replies.items())
-            if isinstance(reply, CallResult)
-            for value in reply.values.value
-        )
-        for index in self._call_indices:
-            values[index] = next(results)
-        return values
+        def end() -> list[Any]:
+            kept: list[Any] | None = lockstep.take_kept(Pending.CALL)
+            if kept is not None:
+                return kept
+            values = lockstep.end_call(verb, asked, timeout)
+            return [values.get(env_id) for env_id in range(self.num_envs)]
+
+        return hand_out(end, lambda values: lockstep.keep(Pending.CALL, values))
 
     def _resolve(self, indices: int | Sequence[int] | None) -> list[int]:
         if indices is None:

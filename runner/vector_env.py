@@ -1,7 +1,7 @@
 """`BusVectorEnv`: a drop-in for `gymnasium.vector.AsyncVectorEnv` over env actors.
 
-Leaves out how a step is asked for and what comes of it (`vector_steps.py`), methods and attributes
-of the envs (`vector_calls.py`), failed envs (`vector_faults.py`), processes (`fleet.py`).
+Leaves out how a step is asked for and what comes of it (`lockstep.py`), methods and attributes of
+the envs (`vector_calls.py`), failed envs (`engine.py`, `env_faults.py`), processes (`fleet.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
 from envbus.bus.threads import ThreadsPerProcess
+from envbus.runner.actions import ActionStore
 from envbus.runner.config import (
     ENDPOINTS,
     FleetConfig,
@@ -30,17 +31,21 @@ from envbus.runner.config import (
     choose_autoreset_mode,
     list_of,
 )
+from envbus.runner.engine import Engine
+from envbus.runner.env_calls import EnvCalls
+from envbus.runner.env_faults import EnvFaults
+from envbus.runner.env_results import EnvResults, Infos, merge_infos
+from envbus.runner.env_roster import EnvRoster
+from envbus.runner.env_states import EnvStates
 from envbus.runner.fault_log import FaultLog, Hooks
-from envbus.runner.fleet import Fleet
+from envbus.runner.local_fleet import make_fleet
+from envbus.runner.lockstep import Lockstep, Pending
+from envbus.runner.lockstep_recycling import LockstepRecycling
+from envbus.runner.quick_steps import QuickSteps
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.statistics import Statistics, gather
 from envbus.runner.vector_calls import CallableVectorEnv
-from envbus.runner.vector_faults import VectorFaults
-from envbus.runner.vector_recycling import VectorRecycling
-from envbus.runner.vector_results import VectorResults, merge_infos
-from envbus.runner.vector_rounds import VectorRounds
 from envbus.runner.vector_spaces import check_max_concurrency, choose_spaces
-from envbus.runner.vector_steps import VectorSteps
 
 __all__ = ["BusVectorEnv"]
 
@@ -183,7 +188,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         self.timeouts = timeouts or Timeouts()
         restart = RestartPolicy.chosen(restart_failed_sub_environments, restart_policy)
         self._log = FaultLog(hooks)
-        self._fleet = Fleet(
+        self._fleet = make_fleet(
             self.env_fns,
             self.autoreset_mode,
             FleetConfig(
@@ -233,32 +238,62 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         self.single_action_space = chosen.single_action_space
         self.action_space = chosen.action_space
         blocks = fleet.map_blocks(self.single_observation_space, self.single_action_space)
-        self._results = VectorResults(
-            self.single_observation_space, self.num_envs, blocks, fleet.actors
+        actions = ActionStore(self.action_space, self.num_envs, blocks.actions)
+        policy, mode = fleet.config.restart, self.autoreset_mode
+        roster, states = EnvRoster(fleet.actors), EnvStates(self.num_envs)
+        recycles = fleet.recycling is not None
+        self._results = results = EnvResults(
+            self.single_observation_space,
+            self.num_envs,
+            blocks,
+            tells_cuts=mode is AutoresetMode.SAME_STEP and (policy is not None or recycles),
         )
-        self._faults = VectorFaults(fleet, self._results, self._log)
-        self._rounds = VectorRounds(type(self).__name__, fleet, self._faults.lockstep)
+        if results.cut is not None:
+            results.cut.remembers = policy is not None
+        self._faults = EnvFaults(roster, states, results, self._log, policy, all_or_nothing=True)
+        engine = Engine(
+            type(self).__name__,
+            fleet,
+            roster,
+            states,
+            results,
+            self._faults,
+            blocks.actions,
+            words=None,
+            holds=False,
+        )
         recycling = None
         if fleet.recycling is not None:
-            recycling = VectorRecycling(
-                fleet.recycling,
-                fleet,
-                self._results,
-                self._faults,
-                self._log,
-                self.autoreset_mode,
-                fleet.recycling.max_hold,
+            recycling = LockstepRecycling(
+                fleet.recycling, fleet.actors, engine, states, results, mode
             )
-        self._steps = VectorSteps(
+        self._lockstep = Lockstep(
+            type(self).__name__,
             fleet,
-            self.action_space,
-            self._results,
-            self._rounds,
+            engine,
+            roster,
+            states,
+            results,
             self._faults,
+            EnvCalls(fleet, engine, roster, self._faults),
+            actions,
             recycling,
-            self.autoreset_mode,
+            mode,
         )
-        self._quick = self._steps.quick
+        self._quick: QuickSteps | None = None
+        if fleet.words is not None:
+            results.read_records(fleet.words.infos)
+            self._quick = QuickSteps(
+                fleet.words,
+                fleet,
+                engine,
+                states,
+                results,
+                self._faults,
+                actions,
+                self._lockstep,
+                recycling,
+            )
 
     # --- reset -------------------------------------------------------------------------------
 
@@ -293,7 +328,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
             AlreadyPendingCallError: Another call is pending.
             ValueError, TypeError: Seeds or mask are unusable. Nothing was sent.
         """
-        self._steps.begin_reset("reset_async", seed, options)
+        self._begin_reset("reset_async", seed, options)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the resets and return their results.
@@ -311,16 +346,29 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         """
         return self._end_reset("reset_wait", "reset_async", timeout)
 
+    @uninterrupted_call
+    def _begin_reset(
+        self, verb: str, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+    ) -> None:
+        self._lockstep.begin_reset(verb, seed, options)
+
     def _end_reset(
         self, verb: str, asked: str, timeout: float | None
     ) -> tuple[Any, dict[str, Any]]:
-        def end() -> tuple[Any, dict[str, Any]]:
-            infos = self._steps.end_reset(verb, asked, timeout)
-            observations = self._results.observations.batch(copy=self.copy)
-            return observations, merge_infos(infos, self._add_info)
+        lockstep = self._lockstep
 
-        rounds = self._rounds
-        return hand_out(lambda: rounds.unless_closed(end), rounds.keep_last)
+        def end() -> tuple[Any, dict[str, Any]]:
+            kept: tuple[Any, dict[str, Any]] | None = lockstep.take_kept(Pending.RESET)
+            if kept is not None:
+                return kept
+            infos, misfit = self._merge(lockstep.end_reset(verb, asked, timeout))
+            first = self._results.observations.batch(copy=self.copy), infos
+            if misfit is not None:
+                lockstep.keep(Pending.RESET, first)
+                raise misfit
+            return first
+
+        return hand_out(end, lambda results: lockstep.keep(Pending.RESET, results))
 
     # --- step --------------------------------------------------------------------------------
 
@@ -335,7 +383,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
             `(num_envs,)` bool, and infos.
         """
         quick, is_asked = self._quick, False
-        if quick is not None and self._faults.lockstep.is_quiet:
+        if quick is not None and self._lockstep.is_quiet:
             before = quick.begun
             try:
                 if quick.step(actions):
@@ -352,7 +400,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
             except BaseException as exc:  # also Ctrl-C: it can be fetched
                 quick.take_back(before)
                 if isinstance(exc, EnvbusError):
-                    self._rounds.check_open()
+                    self._lockstep.check_open()
                 raise
             is_asked = quick.begun != before
 
@@ -362,7 +410,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
             return self.step_wait()
 
         # Handlers of signals are exchanged once for both, instead of twice.
-        return hand_out(step, self._rounds.keep_last)
+        return hand_out(step, self._keep_step)
 
     def step_async(self, actions: Any) -> None:
         """Ask all envs to advance by one step; `step_wait` returns the results.
@@ -372,7 +420,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
             AlreadyPendingCallError: Another call is pending.
             ValueError, TypeError: Not one action per env. Nothing was sent.
         """
-        self._steps.begin_step("step_async", actions)
+        self._begin_step("step_async", actions)
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
         """Wait for the steps and return their results; errors as in `reset_wait`.
@@ -382,20 +430,38 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         """
         return self._end_step("step_wait", "step_async", timeout)
 
+    @uninterrupted_call
+    def _begin_step(self, verb: str, actions: Any) -> None:
+        self._lockstep.begin_step(verb, actions)
+
     def _end_step(self, verb: str, asked: str, timeout: float | None) -> Stepped:
+        lockstep = self._lockstep
+
         def end() -> Stepped:
-            infos = self._steps.end_step(verb, asked, timeout)
+            kept: Stepped | None = lockstep.take_kept(Pending.STEP)
+            if kept is not None:
+                return kept
+            infos, misfit = self._merge(lockstep.end_step(verb, asked, timeout))
             results = self._results
-            return (
+            stepped = (
                 results.observations.batch(copy=self.copy),
                 results.blocks.rewards.copy(),
                 results.blocks.terminations.copy(),
                 results.blocks.truncations.copy(),
-                merge_infos(infos, self._add_info),
+                infos,
             )
+            if misfit is not None:
+                self._keep_step(stepped)
+                raise misfit
+            return stepped
 
-        rounds = self._rounds
-        return hand_out(lambda: rounds.unless_closed(end), rounds.keep_last)
+        return hand_out(end, self._keep_step)
+
+    def _merge(self, infos: Infos) -> tuple[dict[str, Any], ValueError | None]:
+        return merge_infos(infos, self._add_info, range(self.num_envs))
+
+    def _keep_step(self, stepped: Stepped) -> None:
+        self._lockstep.keep(Pending.STEP, stepped)
 
     # --- OpenRL's names ----------------------------------------------------------------------
 
@@ -405,7 +471,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         options: dict[str, Any] | None = None,
     ) -> None:
         """`reset_async` under OpenRL's name."""
-        self._steps.begin_reset("reset_send", seed, options)
+        self._begin_reset("reset_send", seed, options)
 
     def reset_fetch(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """`reset_wait` under OpenRL's name."""
@@ -413,7 +479,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
 
     def step_send(self, actions: Any) -> None:
         """`step_async` under OpenRL's name."""
-        self._steps.begin_step("step_send", actions)
+        self._begin_step("step_send", actions)
 
     def step_fetch(self, timeout: float | None = None) -> Stepped:
         """`step_wait` under OpenRL's name."""
@@ -430,7 +496,7 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
                 are killed; None: `timeouts.close`.
             terminate: Kill the processes at once.
         """
-        self._rounds.close(timeout, terminate=terminate)
+        self._lockstep.close(timeout, terminate=terminate)
         self._finalizer.detach()
 
     def actor_pids(self) -> list[int]:
@@ -439,4 +505,6 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
 
     def statistics(self) -> Statistics:
         """Return counts since the start: actors, restarts, faults, late replies."""
-        return gather(self._fleet, self._log, self._faults.recovery, len(self._faults.given_up))
+        faults = self._faults
+        given_up = 0 if faults.recovery is None else len(faults.lost)
+        return gather(self._fleet, self._log, faults.recovery, given_up)

@@ -123,6 +123,38 @@ def test_a_death_between_two_steps_is_told_by_the_next(make: Make, mode: Autores
 
 
 @MODES
+def test_a_death_between_a_reset_and_the_first_step_is_told_by_that(
+    make: Make, mode: AutoresetMode
+) -> None:
+    envs = make(
+        [partial(PidEnv, 10**6)] * 2,
+        num_actors=2,
+        autoreset_mode=mode,
+        restart_failed_sub_environments=True,
+        restart_policy=AT_ONCE,
+    )
+    for seed in range(3):
+        first, _ = envs.reset(seed=seed)
+        kill_and_wait(envs.actor_pids()[0])
+        with pytest.raises(ActorLostError):
+            envs.get_attr("length")
+        envs.get_attr("length")  # waits for the fresh process
+        observations, rewards, _, truncations, infos = envs.step(np.ones(2))
+        assert truncations.tolist() == [True, False]
+        assert (rewards[0], rewards[1] > 0) == (0.0, True)
+        assert infos["_fault"].tolist() == [True, False]
+        if mode is AutoresetMode.SAME_STEP:
+            assert infos["final_obs"][0].tolist() == first[0].tolist()
+            assert observations[0, :2].tolist() == [1, 0]
+        else:
+            assert observations[0].tolist() == first[0].tolist()
+            observations, _, _, truncations, infos = envs.step(np.ones(2))
+            assert observations[:, :2].tolist() == [[1, 0], [1, 2]]
+            assert not truncations.any()
+            assert "fault" not in infos
+
+
+@MODES
 def test_a_death_in_a_reset_is_followed_by_the_same_reset(
     make: Make, mode: AutoresetMode, tmp_path: Path
 ) -> None:

@@ -648,7 +648,7 @@ def test_a_reset_forgets_the_errors_of_what_it_drops(make: Make) -> None:
     receive_all(pool, range(2))
     pool.send(np.zeros(2, np.int64))
     wait_until(
-        lambda: pool.statistics().in_flight == 0 or pool._rounds.take_news(0.1), "the answer"
+        lambda: pool.statistics().in_flight == 0 or pool._engine.take_news(0.1), "the answer"
     )
     pool.reset()
     assert set(receive_all(pool, range(2))) == {0, 1}
@@ -778,9 +778,9 @@ def test_a_result_that_was_not_received_dies_with_its_actor(make: Make) -> None:
     pool.reset(seed=0)
     receive_all(pool, range(2))
     pool.send(np.array([1, 1]))
-    wait_until(lambda: pool._states.num_ready == 2 or pool._rounds.take_news(0.1), "both results")
+    wait_until(lambda: pool._states.num_ready == 2 or pool._engine.take_news(0.1), "both results")
     kill(pool.actor_pids()[0])
-    wait_until(lambda: pool._faults.untold or pool._rounds.take_news(0.1), "the fault")
+    wait_until(lambda: pool._faults.untold or pool._engine.take_news(0.1), "the fault")
     batch = pool.recv(timeout=PATIENCE)
     assert batch.env_ids.tolist() == [1]
     assert [fault.env_id for fault in batch.faults] == [0]
@@ -942,7 +942,7 @@ def test_close_ends_everything_whatever_is_going_on(
         pool.send(np.zeros(2, np.int64))
     if state == "ready":
         wait_until(
-            lambda: pool._states.num_ready == 2 or pool._rounds.take_news(0.1), "the results"
+            lambda: pool._states.num_ready == 2 or pool._engine.take_news(0.1), "the results"
         )
     if state == "hung":
         receive_all(pool, range(2))
@@ -950,7 +950,7 @@ def test_close_ends_everything_whatever_is_going_on(
     if state in ("dead", "down"):
         kill(pids[0])
     if state == "down":
-        wait_until(lambda: pool._faults.untold or pool._rounds.take_news(0.1), "the fault")
+        wait_until(lambda: pool._faults.untold or pool._engine.take_news(0.1), "the fault")
     pids += pool.actor_pids()
     pool.close(timeout=0.5 if state == "hung" else PATIENCE, terminate=terminate)
     assert [pid for pid in pids if is_alive(pid)] == []

@@ -87,7 +87,7 @@ class _BornEnv(CountingEnv):
 @pytest.mark.parametrize(
     ("settings", "error", "text"),
     [
-        ({"num_actors": 0}, ConfigError, "num_actors must be 'auto' or a positive integer, not 0"),
+        ({"num_actors": -1}, ConfigError, "num_actors must be .auto. or a positive integer.* -1"),
         ({"num_actors": 3}, ConfigError, r"num_actors=3 is more than the 2 env\(s\)"),
         ({"num_actors": "many"}, ConfigError, "'many'"),
         ({"context": "teleport"}, ValueError, "cannot find context for 'teleport'"),

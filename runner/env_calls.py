@@ -1,0 +1,181 @@
+"""Methods, attributes and functions of envs that are called beside their steps and resets.
+
+For vector envs and pools alike: one request per actor, and what came of it by env.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from envbus.actors.protocol import CallResult
+from envbus.bus.broker import failure_to_error
+from envbus.bus.errors import NoPeerError
+from envbus.bus.messages import Failed, FailureCode, Request
+from envbus.runner.actor import Actor, ActorState
+from envbus.runner.engine import Engine, Ticket
+from envbus.runner.env_faults import EnvFaults
+from envbus.runner.env_roster import EnvRoster
+from envbus.runner.faults import ActorLostError, EnvError, advise, to_exception
+from envbus.runner.local_fleet import AnyFleet
+from envbus.runner.news import Lost
+
+__all__ = ["Asked", "EnvCalls"]
+
+#: Longest single wait, in seconds; the request's deadline ends it.
+_LONGEST_WAIT = 3600.0
+#: Makes the request to an actor, from it and the slots that are meant.
+Make: TypeAlias = Callable[[Actor, list[int]], Request[CallResult]]
+
+
+class Asked(msgspec.Struct):
+    """Requests under way, and what came of those that have ended."""
+
+    #: By index of the actor: it, which of its envs, and the request.
+    under_way: dict[int, tuple[Actor, list[int], Ticket]] = msgspec.field(default_factory=dict)
+    #: By env: what was returned; None where it raised.
+    values: dict[int, Any] = msgspec.field(default_factory=dict)
+    #: What envs raised, with the exception that it was, if that could be rebuilt.
+    errors: list[tuple[EnvError, Exception | None]] = msgspec.field(default_factory=list)
+    #: Actors that did not answer in time, and those whose requests failed of something else.
+    late: list[Actor] = msgspec.field(default_factory=list)
+    failed: list[tuple[Actor, Failed]] = msgspec.field(default_factory=list)
+
+
+class EnvCalls:
+    """Asks envs what is no step or reset, while others may be stepping.
+
+    Args:
+        fleet: Whose actors.
+        engine: Takes what comes.
+        roster: Who is hosted where.
+        faults: What has failed.
+    """
+
+    def __init__(
+        self, fleet: AnyFleet, engine: Engine, roster: EnvRoster, faults: EnvFaults
+    ) -> None:
+        self._fleet = fleet
+        self._engine = engine
+        self._roster = roster
+        self._faults = faults
+        self._timeouts = fleet.config.timeouts
+
+    def ask(self, env_ids: Sequence[int], make: Make, *, wait: bool) -> Asked:
+        """Ask some envs, by one request per actor.
+
+        Args:
+            env_ids: Which.
+            make: Makes the requests.
+            wait: Wait for an actor that is being started again; else it is lost.
+
+        Raises:
+            ActorLostError: An actor is not there. Nothing stays asked.
+            RestartLimitError: Likewise, for good.
+            EncodeError: A request cannot be sent. Nothing stays asked.
+        """
+        self._engine.finish_words()
+        asked = Asked()
+        try:
+            for actor, members in self._roster.by_actor(env_ids):
+                if wait:
+                    self._wait_for(actor)
+                elif actor.state is not ActorState.READY:
+                    self._raise_lost(actor, f"{actor.describe()} is being started again; ask later")
+                slots = [env_id - actor.env_ids.start for env_id in members]
+                try:
+                    ticket = self._engine.ask_beside(actor, make(actor, slots), self._timeouts.call)
+                except NoPeerError:
+                    reason = self._fleet.why_gone(actor)
+                    # Its exit is told later.
+                    self._faults.end_lives(actor.env_ids, reason, actor.cause)
+                    self._raise_lost(actor, reason)
+                asked.under_way[actor.index] = actor, members, ticket
+        except BaseException:
+            self.drop(asked)
+            raise
+        return asked
+
+    def wait(self, asked: Asked, deadline: float = math.inf) -> list[Actor]:
+        """Wait for the requests' ends; return who has not answered when `deadline` has passed.
+
+        After an exception it can be called again.
+        """
+        while True:
+            for index, (actor, members, ticket) in list(asked.under_way.items()):
+                if ticket.news is not None:
+                    del asked.under_way[index]
+                    self._take(asked, actor, members, ticket)
+            lost = any(failed.code in _LOST for _, failed in asked.failed)
+            if not asked.under_way or lost:
+                asked.errors.sort(key=lambda pair: pair[0].env_id)
+                return []
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return [actor for actor, _, _ in asked.under_way.values()]
+            self._engine.take_news(min(left, _LONGEST_WAIT))
+
+    def drop(self, asked: Asked) -> None:
+        """Forget requests that are still under way."""
+        for _, _, ticket in asked.under_way.values():
+            self._engine.drop_beside(ticket)
+        asked.under_way.clear()
+
+    def raise_loss(self, asked: Asked) -> None:
+        """Raise what requests failed of, but for what envs raised.
+
+        Raises:
+            ActorLostError: An actor has ended.
+            EnvbusError: Something else.
+        """
+        if asked.failed:
+            self.drop(asked)
+            actor, failed = asked.failed[0]
+            if failed.code in _LOST:
+                self._raise_lost(actor, failed.message)
+            raise failure_to_error(failed, 0)
+
+    def _take(self, asked: Asked, actor: Actor, members: list[int], ticket: Ticket) -> None:
+        """Take in how a request has ended."""
+        news = ticket.news
+        if isinstance(news, Lost):
+            if news.failed.code is FailureCode.TIMEOUT:
+                asked.late.append(actor)
+            asked.failed.append((actor, news.failed))
+            return
+        assert news is not None
+        result: CallResult = news.reply
+        asked.values.update(zip(members, result.values.value, strict=True))
+        asked.errors += [
+            to_exception(
+                error,
+                env_id=actor.env_ids[error.slot],
+                actor=actor.name,
+                incarnation=actor.incarnation,
+            )
+            for error in result.errors
+        ]
+
+    def _wait_for(self, actor: Actor) -> None:
+        """Wait for an actor that is being started again."""
+        timeout = self._timeouts.start
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while actor.state is not ActorState.READY:
+            if actor.env_ids.start in self._faults.lost:
+                raise self._faults.loss(actor.env_ids.start)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._raise_lost(actor, f"{actor.describe()} was not started again in {timeout} s")
+            self._engine.take_news(min(left, _LONGEST_WAIT))
+
+    def _raise_lost(self, actor: Actor, reason: str) -> None:
+        if self._faults.recovery is not None:
+            reason = advise(reason, "its envs are started again: what comes next says so")
+        raise ActorLostError(reason, env_ids=actor.env_ids, actor=actor.name)
+
+
+_LOST = (FailureCode.PEER_LOST, FailureCode.NO_PEER)
