@@ -66,7 +66,7 @@ class Given(NamedTuple):
     """What envs are to be reset by that are in no state for it yet."""
 
     #: By env that is to be reset so.
-    seeds: Mapping[int, int | None]
+    seeds: dict[int, int | None]
     options: dict[str, Any] | None
 
 
@@ -469,11 +469,9 @@ class Engine:
                 self._words.learn(dict(zip(members, result.infos.value, strict=True)))
             if self.recycling is not None:
                 self._count(self.recycling, actor.index, members)
-        elif kind is Reset:
-            self.given = Given(
-                {i: seed for i, seed in self.given.seeds.items() if i not in members},
-                self.given.options,
-            )
+        elif kind is Reset and self.given.seeds:
+            for env_id in members:
+                self.given.seeds.pop(env_id, None)
         if failed:
             self._faults.on_env_errors(actor, result)
             if self.waits is not None:

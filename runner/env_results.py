@@ -262,6 +262,8 @@ class EnvResults:
         """Return the infos of some envs' last results, as `take_info` does."""
         if self._are_recorded and self._recorded[env_ids].any():
             self._fetch(env_ids)
+        if not self._infos:
+            return {}
         taken = [(env_id, self._infos.pop(env_id, None)) for env_id in env_ids]
         return {env_id: info for env_id, info in taken if info}
 

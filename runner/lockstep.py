@@ -13,7 +13,7 @@ import logging
 import math
 import multiprocessing
 import time
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import gymnasium
@@ -118,10 +118,11 @@ class Lockstep:
         self._timeouts = fleet.config.timeouts
         self._num_envs = fleet.num_envs
         self._everyone = list(range(fleet.num_envs))
+        self._all = frozenset(self._everyone)
         #: Whether envs that fail begin anew at once, and their rows tell of the episode before.
         self._begins_at_once = mode is AutoresetMode.SAME_STEP or faults.recovery is None
         #: Envs that were asked to step in the present round.
-        self._acting: Collection[int] = ()
+        self._acting: frozenset[int] = frozenset()
         #: Seconds that each of its requests has.
         self._limit: float | None = None
         #: Envs whose next row begins an episode, since the caller knows that the last is over.
@@ -206,7 +207,7 @@ class Lockstep:
             self._results.cut.on_reset(named)
         if self._recycling is not None:
             self._recycling.before_reset(named)
-        self._acting, self._engine.waits = (), None
+        self._acting, self._engine.waits = frozenset(), None
         self._limit = self._timeouts.reset
         self._engine.given = given
         with self._asking(Pending.RESET):
@@ -229,7 +230,7 @@ class Lockstep:
         if self._recycling is not None:
             self._recycling.before_step()
         acting = self._states.idle(self._everyone)
-        self.on_asked(acting)
+        self._expect(self._all if acting is self._everyone else frozenset(acting))
         self._limit = self._timeouts.step
         if self._results.cut is not None:
             self._results.cut.on_send(acting)
@@ -238,16 +239,21 @@ class Lockstep:
             if acting is not self._everyone:
                 self._engine.begin_lives(self._everyone)
 
-    def on_asked(self, acting: Collection[int]) -> None:
+    def on_all_asked(self) -> None:
+        """A step has begun in which all envs act."""
+        self.is_quiet = False
+        self._expect(self._all)
+
+    def _expect(self, acting: frozenset[int]) -> None:
         """These envs act in the present step.
 
         Others that failed, and whose caller does not know, do nothing: their rows say so.
         """
         self._acting = waits = acting
-        if acting is not self._everyone:
+        if acting is not self._all:
             known = (EnvState.IDLE, EnvState.READY)
             mute = [i for i, s in enumerate(self._states) if s not in known and i not in self._over]
-            self._acting, waits = frozenset(acting), frozenset(acting).union(mute)
+            waits = acting.union(mute)
         self._engine.waits = None if self._begins_at_once else waits
 
     def end_step(self, verb: str, asked: str, timeout: float | None) -> Infos:
@@ -423,7 +429,7 @@ class Lockstep:
         self._told = faults, before
         self._over = over
         if not self._begins_at_once:  # whoever fails before the next round has a caller to be told
-            self._engine.waits = self._everyone
+            self._engine.waits = self._all
         if cut is not None:
             cut.on_receive(results.everyone)
         if in_step and self._recycling is not None:

@@ -165,6 +165,5 @@ class QuickSteps:
             # The first part of it is over; what was longer than a sleep is no fault of theirs.
             waited = min(time.monotonic() - self._asked_at, self._words.longest_sleep)
             timeout = max(timeout - waited, 0.01 * timeout)
-        self._lockstep.is_quiet = False
-        self._lockstep.on_asked(self._everyone)
+        self._lockstep.on_all_asked()
         self._engine.finish_step(number, self._words.missing(), timeout)

@@ -97,7 +97,8 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         max_concurrency: Most envs that step at one time; limits the number of actors, in each of
             which envs step one after another.
         num_actors: Processes; "auto": as many as there are usable CPU cores. Choose more for
-            envs that wait rather than compute.
+            envs that wait rather than compute. 0: none; the envs are stepped in this process,
+            which what ends one ends too, and no deadline ends one that hangs.
         restart_failed_sub_environments: Make envs anew that raised, and start actors again that
             died or passed a deadline. The episodes of their envs end as truncated, with
             `infos["fault"]`; the others go on. What was set in an env (`set_attr`) is lost with

@@ -25,7 +25,7 @@ class _BusContract(VectorEnvContract):
         return BusVectorEnv(
             env_fns,
             shared_memory=self.shared_memory,
-            num_actors=min(self.num_actors or most, most),
+            num_actors=most if self.num_actors is None else min(self.num_actors, most),
             lanes=self.lanes,
             **settings,
         )
@@ -66,6 +66,17 @@ class TestAnActorPerEnv(_BusContract):
 
 class TestAnActorPerEnvWithoutSharedMemory(_BusContract):
     shared_memory = False
+
+
+class TestInThisProcess(_BusContract):
+    asynchronous = False
+    num_actors = 0
+
+
+class TestInThisProcessWithoutSharedMemory(_BusContract):
+    asynchronous = False
+    shared_memory = False
+    num_actors = 0
 
 
 class TestSyncVectorEnv(VectorEnvContract):
