@@ -21,7 +21,6 @@ from envbus.actors.testing import CountingEnv, FailingEnv, InfoEnv, all_spaces
 from envbus.bus.errors import ConfigError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actions import STEP_ALL
-from envbus.runner.engine import Ticket
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.faults import EnvError, env_errors
 from envbus.runner.mlp import MlpPolicy
@@ -240,8 +239,7 @@ def test_what_an_env_was_asked_before_comes_before_a_step_in_place(make: Make) -
     pool = make(counting(1))
     pool.reset()
     pool.recv()
-    fleet = pool._fleet
-    fleet.ask(fleet.actors[0], STEP_ALL, timeout=None, tag=(Ticket(), [0], None))
+    pool._engine.ask_beside(pool._fleet.actors[0], STEP_ALL, None)
     assert pool.step_in_place(np.zeros(1, np.int64)) is None
     assert pool.recv().observations[0, 1] == 2.0  # steps
 
