@@ -38,10 +38,6 @@ class Autoreset:
             self.waiting[slot] = True
         return self.mode is AutoresetMode.SAME_STEP
 
-    def await_reset(self, slot: int) -> None:
-        """The slot holds a new env: its next step is a reset, in each mode."""
-        self.waiting[slot] = True
-
     def on_reset(self, slot: int) -> None:
         """The slot was reset, by itself or because somebody asked: its next step acts."""
         self.waiting[slot] = False

@@ -215,29 +215,15 @@ class EnvActor:
         """Make the addressed envs anew.
 
         Raises:
-            ValueError: Unknown slots, not one seed per slot, or only some envs of a vector env.
+            ValueError: Unknown slots, or only some envs of a vector env.
             RuntimeError: There are no envs, or no blocks yet.
         """
-        addressed = self._slots.addressed(request.slots)
-        seeds = self._seeds(request.seeds, addressed)
+        self._slots.addressed(request.slots)
         groups = list(self._slots.split(request.slots))
         for group, slots, _ in groups:
             group.check_step(slots)
-        outcomes = [
-            (
-                positions,
-                group.rebuild(
-                    slots,
-                    pick(seeds, positions),
-                    reset=request.reset,
-                    close_timeout=request.close_timeout,
-                ),
-            )
-            for group, slots, positions in groups
-        ]
-        return self._result(
-            addressed, request.slots, outcomes, with_rewards=False, fresh=request.reset
-        )
+        errors = [group.rebuild(slots, request.close_timeout) for group, slots, _ in groups]
+        return StepResult(errors=[error for some in errors for error in some])
 
     def step(self, request: Step) -> StepResult:
         """Advance by one step.
@@ -427,9 +413,8 @@ class EnvActor:
         outcomes: list[tuple[Sequence[int] | None, Outcome]],
         *,
         with_rewards: bool,
-        fresh: bool = True,
     ) -> StepResult:
-        """Return what is sent; without `fresh` the observations may be those of before."""
+        """Return what is sent."""
         blocks = self._blocks
         assert blocks is not None
         infos = merge(addressed, [(at, one.infos) for at, one in outcomes], dict)
@@ -439,12 +424,7 @@ class EnvActor:
         if self._finite is not None:
             rows_of = range(addressed) if slots is None else slots
             errors += self._not_finite(
-                self._finite,
-                rows_of,
-                infos,
-                ragged if fresh else None,
-                errors,
-                in_step=with_rewards,
+                self._finite, rows_of, infos, ragged, errors, in_step=with_rewards
             )
         observations = pack_records(ragged) if ragged is not None and self._has_agents else ragged
         if self._in_frames:

@@ -123,6 +123,7 @@ class MapInfos(Request[Mapped], frozen=True, kw_only=True):
 class StepResult(Reply, frozen=True, kw_only=True):
     """Outcome of `Step` or `Reset`, one row per addressed slot, in their order.
 
+    That of `Rebuild` has no rows: `errors` only.
     Slots named in `errors` keep their former observation, with reward 0 and no flag.
     """
 
@@ -155,17 +156,14 @@ class Reset(Request[StepResult], frozen=True, kw_only=True):
 
 
 class Rebuild(Request[StepResult], frozen=True, kw_only=True):
-    """Close the addressed slots' envs, make them anew from their sources, and begin new episodes.
+    """Close the addressed slots' envs and make them anew from their sources.
 
-    An env that cannot be made is named in the errors; its slot then fails whatever it is asked,
-    until the next `Rebuild`. The slots of one vector env are addressed all together.
+    A slot that was made anew refuses steps until it is reset. An env that cannot be made is named
+    in the errors; its slot then fails whatever it is asked, until the next `Rebuild`. The slots of
+    one vector env are addressed all together, here and in the first `Reset` after it.
     """
 
     slots: list[int] | None = None
-    #: As in `Reset`.
-    seeds: Tree | None = None
-    #: Reset within this request; else the next step of each slot is its reset, in all modes.
-    reset: bool = True
     #: Seconds that closing one env may take; then its process ends. Infinite: no limit.
     close_timeout: float = 10.0
 

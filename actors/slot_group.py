@@ -78,15 +78,8 @@ class SlotGroup(Protocol):
     ) -> Outcome:
         """Reset the addressed slots; None addresses all."""
 
-    def rebuild(
-        self,
-        slots: Sequence[int] | None,
-        seeds: Sequence[int | None] | None,
-        *,
-        reset: bool,
-        close_timeout: float,
-    ) -> Outcome:
-        """Close the addressed slots' envs and make new ones; reset them now or at their next step.
+    def rebuild(self, slots: Sequence[int] | None, close_timeout: float) -> list[SlotError]:
+        """Close the addressed slots' envs and make new ones, which are to be reset first.
 
         Raises:
             ValueError: They cannot be made anew without others.

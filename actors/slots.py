@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -38,6 +39,8 @@ __all__ = ["EnvSlots"]
 #: What an env's methods return.
 _STEP_PARTS = ("observation", "reward", "terminated", "truncated", "info")
 _RESET_PARTS = ("observation", "info")
+#: SAME_STEP only: why a slot refuses steps then.
+_RESET_FAILED = "the episode is over and its automatic reset failed; reset this env"
 
 
 class EnvSlots:
@@ -69,21 +72,18 @@ class EnvSlots:
         self.num_slots = len(envs)
         self._envs = list(envs)
         self._makers = list(makers)
-        #: What seeds the next reset of a slot that was made anew.
-        self._first_seeds: dict[int, int | None] = {}
         self._first_slot = first_slot
         self._first_env_id = first_env_id
         self._autoreset = Autoreset(mode, self.num_slots)
-        #: SAME_STEP only: the episode is over and its reset failed; only a reset helps.
-        self._stuck = [False] * self.num_slots
+        #: Why a step is refused until the slot is reset; empty: it is not.
+        self._stuck = [""] * self.num_slots
         #: The slot that the present step resets, or -1: tells the phase of an error.
         self._resetting = -1
         #: SAME_STEP only: what that slot's step is to report about the episode that ended in it.
         self._last_info: Info = None
         self._resets = [self._reset_instead(slot) for slot in range(self.num_slots)]
         #: What a step of each slot calls: the env's `step`, or, at times, something else.
-        self._calls: list[Callable[[Any], Any]] = []
-        self._refresh(range(self.num_slots))
+        self._calls: list[Callable[[Any], Any]] = [env.step for env in self._envs]
         self._rows: ObservationRows | None = None
         self._exchange: Exchange | None = None
         #: None if actions have no fixed size.
@@ -129,36 +129,16 @@ class EnvSlots:
                 outcome.errors.append(slot_error(self._first_slot + slot, "reset", error))
         return self._finish(outcome, addressed, infos, "reset")
 
-    def rebuild(
-        self,
-        slots: Sequence[int] | None,
-        seeds: Sequence[int | None] | None,
-        *,
-        reset: bool,
-        close_timeout: float,
-    ) -> Outcome:
-        """Close the addressed slots' envs, make new ones, reset them now or at their next step."""
-        rows, exchange = self._bound()
-        addressed = range(self.num_slots) if slots is None else slots
-        infos: dict[int, Any] = {}
-        outcome = Outcome()
-        for position, slot in enumerate(addressed):
-            seed = None if seeds is None else seeds[position]
-            phase = "build"
+    def rebuild(self, slots: Sequence[int] | None, close_timeout: float) -> list[SlotError]:
+        """Close the addressed slots' envs and make new ones, which are to be reset first."""
+        _, exchange = self._bound()
+        errors = []
+        for slot in range(self.num_slots) if slots is None else slots:
             try:
                 self._renew(slot, exchange, close_timeout)
-                if reset:
-                    phase = "reset"
-                    info = self._reset_one(rows, slot, seed, None)
-                    if info or info is None:
-                        infos[slot] = info
-                else:
-                    self._first_seeds[slot] = seed
-                    self._autoreset.await_reset(slot)
             except BaseException as error:
-                outcome.errors.append(slot_error(self._first_slot + slot, phase, error))
-        self._refresh(addressed)
-        return self._finish(outcome, addressed, infos, "reset")
+                errors.append(slot_error(self._first_slot + slot, "build", error))
+        return errors
 
     def check_step(self, slots: Sequence[int] | None) -> None:
         """Any slots can be stepped together."""
@@ -335,8 +315,6 @@ class EnvSlots:
     def _reset_one(
         self, rows: ObservationRows, slot: int, seed: int | None, options: Options
     ) -> Info:
-        if seed is None:  # it was made anew, and its first reset is this one
-            seed = self._first_seeds.get(slot)
         returned = self._envs[slot].reset(seed=seed, options=own_deeply(options))
         observation, info = self._parts_of_reset(slot, returned)
         self._on_reset(slot)
@@ -355,6 +333,8 @@ class EnvSlots:
             close_within(env, close_timeout, who)
             raise
         self._envs[slot] = env
+        self._stuck[slot] = f"{who} was made anew; reset it first"
+        self._refresh([slot])
 
     def _on_end(self, slot: int, observation: Element, info: Info) -> tuple[Element, Info]:
         """An episode ended: return the observation and the info that its step reports."""
@@ -363,7 +343,7 @@ class EnvSlots:
             final_obs, final_info = own_deeply(observation), own(info)
             self._resetting = slot
             self._last_info = same_step_info(final_obs, final_info, {})
-            self._stuck[slot] = True
+            self._stuck[slot] = _RESET_FAILED
             self._refresh([slot])
             observation, reset_info = self._parts_of_reset(slot, self._envs[slot].reset())
             self._on_reset(slot)
@@ -392,8 +372,7 @@ class EnvSlots:
 
     def _on_reset(self, slot: int) -> None:
         self._autoreset.on_reset(slot)
-        self._first_seeds.pop(slot, None)
-        self._stuck[slot] = False
+        self._stuck[slot] = ""
         self._refresh([slot])
 
     def _reset_instead(self, slot: int) -> Callable[[Any], Any]:
@@ -402,10 +381,7 @@ class EnvSlots:
         def reset_instead(_action: Element) -> tuple[Element, float, bool, bool, Info]:
             self._resetting = slot
             self._last_info = None
-            seed = self._first_seeds.get(slot)
-            env = self._envs[slot]
-            returned = env.reset() if seed is None else env.reset(seed=seed)
-            observation, info = self._parts_of_reset(slot, returned)
+            observation, info = self._parts_of_reset(slot, self._envs[slot].reset())
             self._on_reset(slot)
             return observation, 0.0, False, False, info
 
@@ -413,13 +389,11 @@ class EnvSlots:
 
     def _refresh(self, slots: Iterable[int]) -> None:
         """Look again what a step of each of `slots` is to call."""
-        if not self._calls:
-            self._calls = [_refuse_step] * self.num_slots
         for slot in slots:
             if self._autoreset.waiting[slot]:
                 self._calls[slot] = self._resets[slot]
             elif self._stuck[slot]:
-                self._calls[slot] = _refuse_step
+                self._calls[slot] = partial(_refuse_step, self._stuck[slot])
             else:
                 self._calls[slot] = self._envs[slot].step
 
@@ -468,5 +442,5 @@ def _scalar(name: str, value: Any, env_id: int) -> float:
     raise ValueError(f"env {env_id}: its {name} is {came}, expected one number")
 
 
-def _refuse_step(_action: Element) -> NoReturn:
-    raise RuntimeError("the episode is over and its automatic reset failed; reset this env")
+def _refuse_step(why: str, _action: Element) -> NoReturn:
+    raise RuntimeError(why)

@@ -63,11 +63,11 @@ class VectorSlots:
         self.num_slots = int(env.num_envs)
         self._mode = mode
         self._maker = maker
-        #: What seeds the reset that the next step is, after `rebuild`; None: it is a step.
-        self._first_seeds: list[int | None] | None = None
+        #: It was made anew, and not reset yet.
+        self._is_new = False
         self._env: VectorEnv[Any, Any, Any] | None = env
         self._first_slot = first_slot
-        self._first_env_id = first_env_id
+        self._who = f"envs {first_env_id} to {first_env_id + self.num_slots - 1}"
         self._exchange: Exchange | None = None
         self._observations: list[Any] = [None] * self.num_slots
 
@@ -82,50 +82,38 @@ class VectorSlots:
         exchange = self._bound()
         addressed = self._addressed(slots)
         options = own_deeply(options)
-        # The first reset of one that was made anew is one of all its envs.
-        if len(addressed) < self.num_slots and self._first_seeds is None:
+        is_whole = len(addressed) == self.num_slots
+        if not is_whole:
             mask = np.zeros(self.num_slots, np.bool_)
             mask[addressed] = True
             options = {**(options or {}), "reset_mask": mask}
-        all_seeds = list(self._first_seeds or [None] * self.num_slots)
+        all_seeds: list[int | None] = [None] * self.num_slots
         for slot, seed in zip(addressed, seeds or (), strict=False):
-            all_seeds[slot] = all_seeds[slot] if seed is None else seed
+            all_seeds[slot] = seed
 
         def run(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
+            if not is_whole:
+                self._check_not_new()
             observations, infos = env.reset(seed=_seed(all_seeds), options=options)
-            self._first_seeds = None
+            self._is_new = False
             self._write(exchange, observations)
             return infos
 
         return self._run("reset", addressed, run)
 
-    def rebuild(
-        self,
-        slots: Sequence[int] | None,
-        seeds: Sequence[int | None] | None,
-        *,
-        reset: bool,
-        close_timeout: float,
-    ) -> Outcome:
-        """Close the vector env and make it anew; reset it now or at its next step.
+    def rebuild(self, slots: Sequence[int] | None, close_timeout: float) -> list[SlotError]:
+        """Close the vector env and make it anew; it is to be reset whole first.
 
         Raises:
             ValueError: Only some of its slots were addressed.
         """
         exchange = self._bound()
         self.check_step(slots)
-        addressed = self._addressed(slots)
-        who = f"envs {self._first_env_id} to {self._first_env_id + self.num_slots - 1}"
         try:
-            self._renew(exchange, who, close_timeout)
+            self._renew(exchange, close_timeout)
         except BaseException as error:
-            errors = self._errors("build", error, addressed)
-            return Outcome(observations=self._ragged(addressed), errors=errors)
-        self._first_seeds = None
-        if reset:
-            return self.reset(slots, seeds, None)
-        self._first_seeds = list(seeds) if seeds is not None else [None] * self.num_slots
-        return Outcome(observations=self._ragged(addressed))
+            return self._errors("build", error, range(self.num_slots))
+        return []
 
     def check_step(self, slots: Sequence[int] | None) -> None:
         """See that all envs are to be stepped.
@@ -159,11 +147,10 @@ class VectorSlots:
         exchange = self._bound()
         self.check_step(slots)
         addressed = self._addressed(slots)
-        if self._first_seeds is not None:
-            return self._reset_instead(exchange, slots)
         actions = self._actions(exchange, leaves, items)
 
         def run(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
+            self._check_not_new()
             observations, rewards, terminations, truncations, infos = env.step(actions)
             exchange.blocks.rewards[...] = rewards
             exchange.blocks.terminations[...] = terminations
@@ -248,10 +235,14 @@ class VectorSlots:
 
     def _present(self) -> VectorEnv[Any, Any, Any]:
         if self._env is None:
-            first = self._first_env_id
-            last = first + self.num_slots - 1
-            raise RuntimeError(f"the vector env of envs {first} to {last} could not be made again")
+            raise RuntimeError(f"the vector env of {self._who} could not be made again")
         return self._env
+
+    def _check_not_new(self) -> None:
+        if self._is_new:
+            raise RuntimeError(
+                f"the vector env of {self._who} was made anew; reset all its envs together first"
+            )
 
     def _bound(self) -> Exchange:
         if self._exchange is None:
@@ -286,14 +277,13 @@ class VectorSlots:
             assert self._env is not None
             self._observations = list(iterate(self._env.observation_space, batch))
             return
-        who = f"envs {self._first_env_id} to {self._first_env_id + self.num_slots - 1}"
         arrays = []
         for leaf in leaves(space):
             value = batch
             for key in leaf.path:
                 value = value[key]
             shape = (self.num_slots, *leaf.shape)
-            arrays.append(as_array(value, leaf.dtype, shape, who, leaf))
+            arrays.append(as_array(value, leaf.dtype, shape, self._who, leaf))
         for row, array in zip(rows, arrays, strict=True):
             row[...] = array
 
@@ -321,11 +311,11 @@ class VectorSlots:
             return None
         return [self._observations[slot] for slot in addressed]
 
-    def _renew(self, exchange: Exchange, who: str, close_timeout: float) -> None:
+    def _renew(self, exchange: Exchange, close_timeout: float) -> None:
         assert self._maker is not None, "made without a maker"
         env, self._env = self._env, None
         if env is not None:
-            close_within(env, close_timeout, who)
+            close_within(env, close_timeout, self._who)
         new = self._maker()
         try:
             spaces_of_pool = exchange.observation_space, exchange.action_space
@@ -333,16 +323,10 @@ class VectorSlots:
             assert isinstance(new, VectorEnv)
             _check_env(new, self._mode)
         except BaseException:
-            close_within(new, close_timeout, who)
+            close_within(new, close_timeout, self._who)
             raise
         self._env = new
-
-    def _reset_instead(self, exchange: Exchange, slots: Sequence[int] | None) -> Outcome:
-        """The first step after `rebuild`."""
-        outcome = self.reset(slots, self._first_seeds, None)
-        exchange.blocks.rewards[...] = 0.0
-        exchange.blocks.terminations[...] = exchange.blocks.truncations[...] = False
-        return outcome
+        self._is_new = True
 
     def _deal(
         self,

@@ -289,7 +289,6 @@ class Engine:
             if actor.state is ActorState.READY:  # else they are made anew with it
                 request = Rebuild(
                     slots=[env_id - actor.env_ids.start for env_id in members],
-                    reset=False,
                     close_timeout=self._timeouts.close,
                 )
                 self.ask(actor, request, members, self._timeouts.start)

@@ -50,7 +50,8 @@ def misfit(
             return f"errors of slots that were not asked, {brief(sorted(strange))}"
         if isinstance(reply, CallResult):
             return _wrong_length("values", reply.values.value, len(asked))
-        return _wrong_rows(request, reply, len(asked), leaves)
+        if not isinstance(request, Rebuild):  # its reply has no rows
+            return _wrong_rows(request, reply, len(asked), leaves)
     return None
 
 
@@ -79,8 +80,7 @@ def _wrong_rows(
     if reply.observation_arrays is not None:
         return "arrays of observations, which have no fixed size"
     if reply.observations is None:
-        is_owed = not reply.errors and not (isinstance(request, Rebuild) and not request.reset)
-        return "no observations" if is_owed else None
+        return None if reply.errors else "no observations"
     try:
         singles = unpack_records(reply.observations.value)
     except Exception as exc:  # a different error for each kind of nonsense

@@ -23,6 +23,7 @@ from envbus.actors.protocol import (
     Reset,
     SetAttr,
     Step,
+    StepResult,
 )
 from envbus.actors.spaces import to_plain
 from envbus.actors.testing import CountingEnv, FailingEnv, SpaceEnv
@@ -325,14 +326,13 @@ def test_one_env_is_made_anew_from_its_source_and_the_others_go_on() -> None:
     )
     ask(actor, Reset(seeds=Tree([1, 2, 3])))
     ask(actor, Step(actions=Tree([1, 1, 1])))
-    result = ask(actor, Rebuild(slots=[1], seeds=Tree([9])))
-    assert result.errors == []
-    assert result.observation_arrays[0].tolist() == [[1, 0, 0, 9]]
-    assert result.infos.value == [{"episode": 1}]
-    assert result.rewards is None
+    assert ask(actor, Rebuild(slots=[1])) == StepResult()
     assert call(actor, "length").values.value == [5, 6, 7]
+    assert [error.slot for error in ask(actor, Step(actions=Tree([1, 1, 1]))).errors] == [1]
+    result = ask(actor, Reset(slots=[1], seeds=Tree([9])))
+    assert result.observation_arrays[0].tolist() == [[1, 0, 0, 9]]
     result = ask(actor, Step(actions=Tree([2, 2, 2])))
-    assert result.observation_arrays[0][:, 1].tolist() == [2, 1, 2]
+    assert result.observation_arrays[0][:, 1].tolist() == [3, 1, 3]
 
 
 def test_a_vector_env_between_envs_is_made_anew_whole() -> None:
@@ -340,10 +340,12 @@ def test_a_vector_env_between_envs_is_made_anew_whole() -> None:
     actor = mapped_actor([CountingEnv, vector, CountingEnv])
     ask(actor, Reset(seeds=Tree([1, 2, 3, 4])))
     ask(actor, Step(actions=Tree([1, 1, 1, 1])))
-    result = ask(actor, Rebuild(slots=[1, 2], seeds=Tree([8, 9])))
+    assert ask(actor, Rebuild(slots=[1, 2])) == StepResult()
+    assert [error.slot for error in ask(actor, Reset(slots=[0, 1])).errors] == [1]
+    result = ask(actor, Reset(slots=[1, 2], seeds=Tree([8, 9])))
     assert result.observation_arrays[0].tolist() == [[1, 0, 0, 8], [1, 0, 0, 9]]
     result = ask(actor, Step(actions=Tree([1, 1, 1, 1])))
-    assert result.observation_arrays[0][:, 1].tolist() == [2, 1, 1, 2]
+    assert result.observation_arrays[0][:, 1].tolist() == [1, 1, 1, 2]
     with pytest.raises(ValueError, match="together"):
         ask(actor, Rebuild(slots=[0, 1]))
 
@@ -351,9 +353,8 @@ def test_a_vector_env_between_envs_is_made_anew_whole() -> None:
 def test_a_refused_rebuild_touches_no_env() -> None:
     actor = mapped_actor([CountingEnv] * 2)
     ask(actor, Reset())
-    for request in (Rebuild(slots=[2]), Rebuild(slots=[0], seeds=Tree([1, 2]))):
-        with pytest.raises(ValueError, match=r"slot 2|2 seeds for 1"):
-            ask(actor, request)
+    with pytest.raises(ValueError, match="slot 2"):
+        ask(actor, Rebuild(slots=[0, 2]))
     assert call(actor, "closed").values.value == [False, False]
     with pytest.raises(RuntimeError, match="no envs"):
         EnvActor().rebuild(Rebuild())
@@ -375,13 +376,5 @@ def test_several_envs_made_anew_fail_each_for_itself() -> None:
         (0, "no display 4"),
         (1, "no display 5"),
     ]
-    assert result.infos.value[2] == {"episode": 1}
+    assert ask(actor, Reset(slots=[2])).errors == []
     assert ask(actor, Rebuild(slots=[0, 1])).errors == []
-
-
-def test_ragged_observations_of_envs_made_anew_travel_in_the_reply() -> None:
-    actor = mapped_actor([partial(SpaceEnv, spaces.Text(5), spaces.Discrete(2))] * 2)
-    ask(actor, Reset())
-    result = ask(actor, Rebuild(slots=[1]))
-    assert len(result.observations.value) == 1
-    assert isinstance(result.observations.value[0], str)

@@ -189,11 +189,12 @@ def test_observations_without_a_fixed_size_are_looked_at(mode: str) -> None:
     assert "env 6: observation is nan, in step 2" in error.message
     assert np.isfinite(result.observations.value[1]).all()
     assert type(result.observations.value[1]) is tuple
-    # Made anew, and reset by its next step: what it showed before is not its own.
-    seeds = Tree([None])
-    assert ask(actor, Rebuild(slots=[1], seeds=seeds, reset=False)).errors == []
-    if mode != "Disabled":
-        assert step(actor, [1.0, 1.0]).errors == []
+    # Made anew: what it showed before is not its own.
+    assert ask(actor, Rebuild(slots=[1])).errors == []
+    (error,) = step(actor, [1.0, 1.0]).errors
+    assert "was made anew; reset it first" in error.message
+    assert ask(actor, Reset(slots=[1])).errors == []
+    assert step(actor, [1.0, 1.0]).errors == []
 
 
 def test_a_setting_is_one_of_three() -> None:

@@ -493,55 +493,35 @@ class Remade:
         self.made.append(thing)
         return thing
 
-    def rebuild(self, seed: int | None, *, reset: bool, close_timeout: float = 60.0) -> Anything:
-        return self.bench.slots.rebuild([1], [seed], reset=reset, close_timeout=close_timeout)
+    def rebuild(self) -> Anything:
+        return self.bench.slots.rebuild([1], 60.0)
+
+    def reset(self, seed: int | None = None) -> Anything:
+        return self.bench.slots.reset([1], [seed], None)
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_rebuilt_env_is_reset_at_once_and_its_neighbour_goes_on(mode: AutoresetMode) -> None:
-    remade = Remade(mode, CountingEnv(10))
-    remade.bench.act(1, 1)
-    outcome = remade.rebuild(99, reset=True)
-    assert (outcome.errors, outcome.infos) == ([], [{"episode": 1}])
-    assert remade.first.closed
-    assert not remade.neighbour.closed
-    assert remade.bench.rows == [[1, 1, 1, 7], [1, 0, 0, 99]]
-    remade.bench.act(2, 3)
-    assert remade.bench.rows == [[1, 2, 2, 7], [1, 1, 3, 99]]
-    assert remade.bench.blocks.rewards.tolist() == [12, 11]
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_rebuilt_env_may_be_reset_by_its_next_step(mode: AutoresetMode) -> None:
-    remade = Remade(mode, CountingEnv(10))
-    remade.bench.act(1, 1)
-    outcome = remade.rebuild(99, reset=False)
-    assert (outcome.errors, outcome.infos) == ([], None)
-    assert remade.bench.rows == [[1, 1, 1, 7], [1, 1, 1, 8]]  # as before
-    outcome = remade.bench.act(2, 3)
-    assert outcome.infos == [{}, {"episode": 1}]
-    assert remade.bench.rows == [[1, 2, 2, 7], [1, 0, 0, 99]]
-    assert remade.bench.blocks.rewards.tolist() == [12, 0]
-    remade.bench.act(2, 4)
-    assert remade.bench.rows == [[1, 3, 2, 7], [1, 1, 4, 99]]
-    assert remade.made[0].actions == [4]
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_the_reset_of_a_rebuilt_env_may_be_asked_for_and_keeps_its_seed(
+def test_a_rebuilt_env_refuses_steps_until_it_is_reset_and_its_neighbour_goes_on(
     mode: AutoresetMode,
 ) -> None:
-    remade = Remade(mode, CountingEnv(10), CountingEnv(10))
-    remade.rebuild(99, reset=False)
-    remade.bench.slots.reset([1], None, None)
-    assert remade.bench.rows[1] == [1, 0, 0, 99]
-    remade.bench.act(1, 5)
-    assert remade.bench.rows[1] == [1, 1, 5, 99]
-    remade.bench.slots.reset([1], None, None)  # the seed is for the first reset only
-    assert remade.bench.rows[1][:3] == [2, 0, 0]
-    remade.rebuild(99, reset=False)
-    remade.bench.slots.reset([1], [5], None)
-    assert remade.bench.rows[1] == [1, 0, 0, 5]
+    remade = Remade(mode, CountingEnv(10))
+    remade.bench.act(1, 1)
+    assert remade.rebuild() == []
+    assert remade.first.closed
+    assert not remade.neighbour.closed
+    assert remade.bench.rows == [[1, 1, 1, 7], [1, 1, 1, 8]]  # as before
+    for step in (2, 3):
+        (failed,) = remade.bench.act(2, 2).errors
+        assert (failed.slot, failed.phase) == (1, "step")
+        assert failed.message == "env 101 was made anew; reset it first"
+        assert remade.bench.rows == [[1, step, 2, 7], [1, 1, 1, 8]]
+        assert remade.bench.blocks.rewards.tolist() == [10 + step, 0]
+    outcome = remade.reset(99)
+    assert (outcome.errors, outcome.infos) == ([], [{"episode": 1}])
+    assert remade.bench.rows == [[1, 3, 2, 7], [1, 0, 0, 99]]
+    assert remade.bench.act(2, 4).errors == []
+    assert remade.bench.rows == [[1, 4, 2, 7], [1, 1, 4, 99]]
+    assert remade.made[0].actions == [4]
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -550,23 +530,25 @@ def test_a_constructor_that_fails_is_an_error_until_the_next_rebuild(
     mode: AutoresetMode, error: BaseException
 ) -> None:
     remade = Remade(mode, error, CountingEnv(10))
-    (failed,) = remade.rebuild(99, reset=True).errors
+    (failed,) = remade.rebuild()
     assert (failed.slot, failed.phase) == (1, "build")
     (failed,) = remade.bench.act(1, 1).errors
     assert "env 101 could not be made again" in failed.message
-    (failed,) = remade.bench.slots.reset([1], None, None).errors
+    (failed,) = remade.reset().errors
     assert "env 101 could not be made again" in failed.message
     assert remade.neighbour.actions == [1]
-    assert remade.rebuild(99, reset=True).errors == []
+    assert remade.rebuild() == []
+    assert remade.reset(99).errors == []
     assert remade.bench.rows[1] == [1, 0, 0, 99]
 
 
-def test_a_reset_that_fails_after_a_rebuild_is_told_with_its_phase() -> None:
-    remade = Remade(NEXT_STEP, FailingEnv("reset"), FailingEnv("reset", after=1))
-    (failed,) = remade.rebuild(1, reset=True).errors
+def test_a_rebuilt_env_whose_reset_fails_refuses_steps_still() -> None:
+    remade = Remade(NEXT_STEP, FailingEnv("reset"))
+    assert remade.rebuild() == []
+    (failed,) = remade.reset().errors
     assert (failed.slot, failed.phase) == (1, "reset")
-    assert remade.rebuild(1, reset=False).errors == []
-    assert remade.bench.act(1, 1).errors == []
+    (failed,) = remade.bench.act(1, 1).errors
+    assert "was made anew" in failed.message
 
 
 def test_an_env_made_again_with_another_space_is_closed_and_refused() -> None:
@@ -574,7 +556,7 @@ def test_an_env_made_again_with_another_space_is_closed_and_refused() -> None:
     closed = threading.Event()
     other.close = closed.set  # type: ignore[method-assign]
     remade = Remade(NEXT_STEP, other)
-    (failed,) = remade.rebuild(1, reset=True).errors
+    (failed,) = remade.rebuild()
     assert failed.phase == "build"
     assert "the env was made again with the space" in failed.message
     assert closed.is_set()
@@ -582,20 +564,28 @@ def test_an_env_made_again_with_another_space_is_closed_and_refused() -> None:
 
 def test_what_closing_the_old_env_raises_is_no_error_of_the_new_one() -> None:
     remade = Remade(NEXT_STEP, FailingEnv("close", length=10), CountingEnv(10))
-    assert remade.rebuild(1, reset=True).errors == []
-    assert remade.rebuild(2, reset=True).errors == []
+    assert remade.rebuild() == []
+    assert remade.rebuild() == []
+    assert remade.reset(2).errors == []
     assert remade.bench.rows[1] == [1, 0, 0, 2]
 
 
-def test_a_rebuild_clears_what_the_old_env_left() -> None:
-    remade = Remade(SAME_STEP, CountingEnv(10), CountingEnv(10))
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_a_rebuild_clears_what_the_old_env_left(mode: AutoresetMode) -> None:
+    remade = Remade(mode, CountingEnv(10), CountingEnv(10))
     remade.bench.slots._envs[1] = stuck = FailingEnv("reset", after=0, length=1)
     remade.bench.slots.set_attr([1], "length", [1])  # looks again what a step calls
+    if mode is NEXT_STEP:
+        assert remade.bench.act(1, 1).errors == []
     (failed,) = remade.bench.act(1, 1).errors
     assert failed.phase == "autoreset"
-    (failed,) = remade.bench.act(1, 1).errors
-    assert "automatic reset failed" in failed.message
-    assert remade.rebuild(3, reset=True).errors == []
+    if mode is SAME_STEP:
+        (failed,) = remade.bench.act(1, 1).errors
+        assert "automatic reset failed" in failed.message
+    assert remade.rebuild() == []
     assert stuck.closed
+    (failed,) = remade.bench.act(1, 1).errors
+    assert (failed.phase, "was made anew" in failed.message) == ("step", True)
+    assert remade.reset(3).errors == []
     assert remade.bench.act(1, 1).errors == []
     assert remade.bench.rows[1] == [1, 1, 1, 3]

@@ -284,47 +284,44 @@ def remade(*queue: Any, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> Bench:
     return bench
 
 
-def rebuild(bench: Bench, seeds: list[int | None] | None, *, reset: bool) -> Anything:
-    return bench.slots.rebuild(None, seeds, reset=reset, close_timeout=60.0)
-
-
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_vector_env_is_made_anew_whole_and_reset(mode: AutoresetMode) -> None:
+def test_a_vector_env_made_anew_refuses_steps_until_it_is_reset_whole(mode: AutoresetMode) -> None:
     bench = remade(ten(mode=mode), mode=mode)
-    outcome = rebuild(bench, [7, 8, 9], reset=True)
-    assert outcome.errors == []
-    assert bench.rows == [[1, 0, 0, 7], [1, 0, 0, 8], [1, 0, 0, 9]]
-    bench.slots.step(None, None, [4, 5, 6])
-    assert bench.rows == [[1, 1, 4, 7], [1, 1, 5, 8], [1, 1, 6, 9]]
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_a_vector_env_made_anew_may_be_reset_by_its_next_step(mode: AutoresetMode) -> None:
-    bench = remade(ten(mode=mode), mode=mode)
-    assert rebuild(bench, [7, 8, 9], reset=False).errors == []
-    assert [row[:3] for row in bench.rows] == [[1, 1, 4], [1, 1, 5], [1, 1, 6]]
-    outcome = bench.slots.step(None, None, [1, 1, 1])
-    assert bench.rows == [[1, 0, 0, 7], [1, 0, 0, 8], [1, 0, 0, 9]]
+    assert bench.slots.rebuild(None, 60.0) == []
+    before = [[1, 1, 4], [1, 1, 5], [1, 1, 6]]
+    told = "the vector env of envs 100 to 102 was made anew; reset all its envs together first"
+    errors = bench.slots.step(None, None, [1, 1, 1]).errors
+    assert [(error.slot, error.phase) for error in errors] == [
+        (2, "step"),
+        (3, "step"),
+        (4, "step"),
+    ]
+    assert errors[0].message == told
     assert bench.blocks.rewards.tolist() == [0, 0, 0]
-    assert [info["episode"] for info in outcome.infos] == [1, 1, 1]
-    bench.slots.step(None, None, [2, 2, 2])
-    assert bench.rows[0] == [1, 1, 2, 7]
+    (error,) = bench.slots.reset([1], [50], None).errors
+    assert (error.slot, error.phase, error.message) == (3, "reset", told)
+    assert [row[:3] for row in bench.rows] == before
+    outcome = bench.slots.reset([0, 1, 2], [7, None, 9], None)
+    assert outcome.errors == []
+    assert [info["episode"] for info in outcome.infos or ()] == [1, 1, 1]
+    assert [row[3] for row in bench.rows][::2] == [7, 9]
+    assert bench.slots.step(None, None, [4, 5, 6]).errors == []
+    assert [row[:3] for row in bench.rows] == before
 
 
-def test_the_first_reset_of_one_made_anew_is_of_all_its_envs_and_keeps_their_seeds() -> None:
+def test_after_that_reset_some_envs_may_be_reset_alone() -> None:
     mode = AutoresetMode.DISABLED
     bench = remade(ten(mode=mode), mode=mode)
-    rebuild(bench, [7, 8, 9], reset=False)
+    bench.slots.rebuild(None, 60.0)
+    bench.slots.reset(None, [7, 8, 9], None)
     assert bench.slots.reset([1], [50], None).errors == []
-    assert bench.rows == [[1, 0, 0, 7], [1, 0, 0, 50], [1, 0, 0, 9]]
-    bench.slots.step(None, None, [2, 2, 2])
-    assert bench.rows[2] == [1, 1, 2, 9]
+    assert bench.rows == [[1, 0, 0, 7], [2, 0, 0, 50], [1, 0, 0, 9]]
 
 
 def test_only_some_envs_of_a_vector_env_are_not_made_anew() -> None:
     bench = remade()
     with pytest.raises(ValueError, match="together"):
-        bench.slots.rebuild([1], None, reset=True, close_timeout=60.0)
+        bench.slots.rebuild([1], 60.0)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +339,7 @@ def test_only_some_envs_of_a_vector_env_are_not_made_anew() -> None:
 )
 def test_a_vector_env_that_cannot_be_made_anew_fails_all_its_slots(made: Any, words: str) -> None:
     bench = remade(made, ten())
-    errors = rebuild(bench, None, reset=False).errors
+    errors = bench.slots.rebuild(None, 60.0)
     assert [(error.slot, error.phase) for error in errors] == [
         (2, "build"),
         (3, "build"),
@@ -353,6 +350,7 @@ def test_a_vector_env_that_cannot_be_made_anew_fails_all_its_slots(made: Any, wo
     assert len(errors) == 3
     assert "envs 100 to 102 could not be made again" in errors[0].message
     assert len(bench.slots.call(None, "length", (), {})[1]) == 3
-    assert rebuild(bench, [7, 8, 9], reset=True).errors == []
+    assert bench.slots.rebuild(None, 60.0) == []
+    assert bench.slots.reset(None, [7, 8, 9], None).errors == []
     assert bench.rows[2] == [1, 0, 0, 9]
     assert bench.slots.close() == []

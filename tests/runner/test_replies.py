@@ -136,9 +136,11 @@ def test_observations_without_a_fixed_size_are_counted(observations: Any, told: 
     assert "no fixed size" in str(misfit(Step(), rows(3), 3, None))
 
 
-def test_envs_that_are_made_anew_without_a_reset_owe_no_observation() -> None:
-    assert misfit(Rebuild(reset=False), StepResult(), 3, None) is None
-    assert misfit(Rebuild(), StepResult(), 3, None) == "no observations"
+@pytest.mark.parametrize("leaves", [LEAVES, None])
+def test_envs_that_are_made_anew_owe_no_observation(leaves: Any) -> None:
+    assert misfit(Rebuild(), StepResult(), 3, leaves) is None
+    told = misfit(Rebuild(slots=[1]), StepResult(errors=[error(2)]), 3, leaves)
+    assert told == "errors of slots that were not asked, [2]"
 
 
 def test_another_kind_of_reply_does_not_fit() -> None:
