@@ -10,7 +10,8 @@ from envbus.runner.env_states import EnvState, EnvStates
 
 NUM_ENVS = 4
 IDLE, PENDING, READY = EnvState.IDLE, EnvState.PENDING, EnvState.READY
-RECOVERING, HELD, LOST = EnvState.RECOVERING, EnvState.HELD, EnvState.LOST
+RECOVERING, FRESH = EnvState.RECOVERING, EnvState.FRESH
+HELD, LOST = EnvState.HELD, EnvState.LOST
 
 
 def ready(*env_ids: int) -> EnvStates:
@@ -77,7 +78,7 @@ def test_one_that_recovers_is_awaited_until_its_result_is_there() -> None:
     states = EnvStates(NUM_ENVS)
     states.recover(1)
     assert states.awaited()
-    states.resume([1])
+    states.freshen([1])
     assert not states.awaited()
     states.ask([1])
     assert states.late() == [1]
@@ -113,7 +114,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(env_ids=st.sets(ENV, min_size=1))
     def ask(self, env_ids: set[int]) -> None:
-        askable = [i for i in sorted(env_ids) if self.expected[i] in (IDLE, HELD, RECOVERING)]
+        askable = [i for i in sorted(env_ids) if self.expected[i] in (IDLE, HELD, RECOVERING, FRESH)]
         if askable:
             self.states.ask(askable)
             self.in_flight.append(askable)
@@ -169,14 +170,14 @@ class Pool(RuleBasedStateMachine):
     @rule()
     def run_again(self) -> None:
         recovering = [i for i, state in enumerate(self.expected) if state is RECOVERING]
-        self.states.resume(recovering)
-        self.put(recovering, IDLE)
+        self.states.freshen(recovering)
+        self.put(recovering, FRESH)
 
     @rule()
     def drop(self) -> None:
         self.states.drop()
         self.in_flight, self.order = [], []
-        stay = (RECOVERING, LOST)
+        stay = (RECOVERING, FRESH, LOST)
         self.put([i for i, state in enumerate(self.expected) if state not in stay], IDLE)
 
     def put(self, env_ids: list[int], state: EnvState) -> None:
