@@ -114,7 +114,8 @@ class Pool(RuleBasedStateMachine):
 
     @rule(env_ids=st.sets(ENV, min_size=1))
     def ask(self, env_ids: set[int]) -> None:
-        askable = [i for i in sorted(env_ids) if self.expected[i] in (IDLE, HELD, RECOVERING, FRESH)]
+        at_rest = (IDLE, HELD, RECOVERING, FRESH)
+        askable = [i for i in sorted(env_ids) if self.expected[i] in at_rest]
         if askable:
             self.states.ask(askable)
             self.in_flight.append(askable)
