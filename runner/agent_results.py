@@ -88,7 +88,7 @@ def single_record(
 
 
 class HeldBack:
-    """Rewards and flags that agents of one env got while they had no observation.
+    """Rewards and flags that agents got in one episode of an env while they had no observation.
 
     They come with the agent's next observation, or with the end of the episode: rewards added up,
     a flag set if it was ever set. So nothing of what an agent's action led to is lost.
@@ -103,12 +103,6 @@ class HeldBack:
     def rewards(self) -> Mapping[Any, Any]:
         """What is held back, by agent."""
         return self._rewards
-
-    def clear(self) -> None:
-        """Another episode begins."""
-        self._rewards.clear()
-        for flags in self._flags.values():
-            flags.clear()
 
     def settle(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return the next record with what is due now; may change `record`'s dicts."""

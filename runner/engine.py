@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from envbus.runner.news import STRAY, Answer, Gone, Lost, News, Ready
 from envbus.runner.recycling import Recycling
 from envbus.runner.step_words import StepWords
 
-__all__ = ["Engine", "Given", "Ticket", "slots_of"]
+__all__ = ["Engine", "Given", "Ticket"]
 
 #: Longest single wait, in seconds. After one that brought nothing it is looked whether what is
 #: waited for is still under way.
@@ -148,17 +148,23 @@ class Engine:
             self.finish_words()
         self._ask(actor, request, members, timeout)
 
-    def step(self, env_ids: Sequence[int], singles: Mapping[int, Any] | None) -> None:
+    def step(
+        self,
+        env_ids: Sequence[int],
+        singles: Mapping[int, Any] | None,
+        pack: Callable[[list[Any]], Any] = list,
+    ) -> None:
         """Ask envs to step.
 
         Args:
             env_ids: Which.
             singles: Their actions; None: those that stand in the blocks.
+            pack: Makes of those of an actor's envs what is sent.
         """
         for actor, members in self._roster.by_actor(env_ids):
-            slots = slots_of(actor, members)
+            slots = _slots_of(actor, members)
             if singles is not None:
-                picked = [singles[env_id] for env_id in members]
+                picked = pack([singles[env_id] for env_id in members])
                 request = Step(slots=slots, actions=Tree(picked))
             elif not actor.reads_blocks:
                 assert self._action_blocks is not None
@@ -276,7 +282,7 @@ class Engine:
         for actor, members in self._roster.by_actor(env_ids):
             own = [seeds[env_id] for env_id in members]
             request = Reset(
-                slots=slots_of(actor, members),
+                slots=_slots_of(actor, members),
                 seeds=None if all(s is None for s in own) else Tree(own),
                 options=None if options is None else Tree(options),
             )
@@ -306,7 +312,7 @@ class Engine:
             ]
             is_asked = given.options is not None and any(i in given.seeds for i in members)
             request = Reset(
-                slots=slots_of(actor, members),
+                slots=_slots_of(actor, members),
                 seeds=None if all(s is None for s in own) else Tree(own),
                 options=Tree(given.options) if is_asked else None,
             )
@@ -559,10 +565,10 @@ class Engine:
         assert recycling is not None
         recycling.pass_turn(time.monotonic())
         for actor, members in self._roster.by_actor(self._states.those(EnvState.HELD)):
-            self.ask(actor, Reset(slots=slots_of(actor, members)), members, self._timeouts.reset)
+            self.ask(actor, Reset(slots=_slots_of(actor, members)), members, self._timeouts.reset)
 
 
-def slots_of(actor: Actor, members: list[int]) -> list[int] | None:
+def _slots_of(actor: Actor, members: list[int]) -> list[int] | None:
     """Return the slots of an actor's envs, which are in order; None for all of them."""
     if len(members) == len(actor.env_ids):
         return None

@@ -6,6 +6,7 @@ For vector envs and pools alike: one request per actor, and what came of it by e
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -15,21 +16,28 @@ import msgspec
 from envbus.actors.protocol import CallResult
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import NoPeerError
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.messages import Failed, FailureCode, Request
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.engine import Engine, Ticket
 from envbus.runner.env_faults import EnvFaults
 from envbus.runner.env_roster import EnvRoster
-from envbus.runner.faults import ActorLostError, EnvError, advise, to_exception
+from envbus.runner.faults import (
+    ActorLostError,
+    EnvError,
+    advise,
+    raise_env_errors,
+    to_exception,
+)
 from envbus.runner.local_fleet import AnyFleet
 from envbus.runner.news import Lost
 
-__all__ = ["Asked", "EnvCalls"]
+__all__ = ["Asked", "EnvCalls", "MakeOne"]
 
-#: Longest single wait, in seconds; the request's deadline ends it.
-_LONGEST_WAIT = 3600.0
 #: Makes the request to an actor, from it and the slots that are meant.
 Make: TypeAlias = Callable[[Actor, list[int]], Request[CallResult]]
+#: Makes the request about one env, from the slots that are meant: its own.
+MakeOne: TypeAlias = Callable[[list[int]], Request[CallResult]]
 
 
 class Asked(msgspec.Struct):
@@ -100,6 +108,26 @@ class EnvCalls:
             raise
         return asked
 
+    @uninterrupted_call
+    def ask_one(self, env_id: int, make: MakeOne) -> Any:
+        """Ask an env's actor something about that env alone, and wait for the answer.
+
+        Raises:
+            ValueError: There is no such env.
+            Exception: As from `ask` and `raise_loss`, or what the env raised.
+        """
+        env_id, num_envs = operator.index(env_id), self._fleet.num_envs
+        if not 0 <= env_id < num_envs:
+            raise ValueError(f"unknown env id {env_id}; there are envs 0 to {num_envs - 1}")
+        if env_id in self._faults.lost:
+            raise self._faults.loss(env_id)
+        asked = self.ask([env_id], lambda _, slots: make(slots), wait=False)
+        self.wait(asked)
+        self.raise_loss(asked)
+        for error, original in asked.errors:
+            raise_env_errors([error], [original])
+        return asked.values[env_id]
+
     def wait(self, asked: Asked, deadline: float = math.inf) -> list[Actor]:
         """Wait for the requests' ends; return who has not answered when `deadline` has passed.
 
@@ -117,7 +145,7 @@ class EnvCalls:
             left = deadline - time.monotonic()
             if left <= 0:
                 return [actor for actor, _, _ in asked.under_way.values()]
-            self._engine.take_news(min(left, _LONGEST_WAIT))
+            self._engine.take_news(left)
 
     def drop(self, asked: Asked) -> None:
         """Forget requests that are still under way."""
@@ -170,7 +198,7 @@ class EnvCalls:
             left = deadline - time.monotonic()
             if left <= 0:
                 self._raise_lost(actor, f"{actor.describe()} was not started again in {timeout} s")
-            self._engine.take_news(min(left, _LONGEST_WAIT))
+            self._engine.take_news(left)
 
     def _raise_lost(self, actor: Actor, reason: str) -> None:
         if self._faults.recovery is not None:

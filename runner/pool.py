@@ -1,25 +1,27 @@
 """`ActorPool`: envs that are stepped whenever their actions are there, first ready first served.
 
 Leaves out processes and messages (`fleet.py`), requests (`engine.py`), what envs have brought
-(`env_results.py`), and what fails (`env_faults.py`).
+(`env_results.py`), what fails (`env_faults.py`), what may be asked when (`pool_core.py`), and how
+dicts by agent are put together (`polling.py`).
 """
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 
+from envbus.actors.agent_spaces import AgentID, RecordSpace
 from envbus.actors.finite import CheckFinite
 from envbus.actors.protocol import MapBlocks
+from envbus.bus.errors import ConfigError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
@@ -27,6 +29,7 @@ from envbus.bus.restart import RestartPolicy
 from envbus.bus.settings import check_number
 from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.actions import ActionStore
+from envbus.runner.agent_results import ASYNC_RESET, PollResult
 from envbus.runner.config import (
     ENDPOINTS,
     FleetConfig,
@@ -36,25 +39,24 @@ from envbus.runner.config import (
     list_of,
 )
 from envbus.runner.engine import Engine
+from envbus.runner.env_calls import EnvCalls, MakeOne
 from envbus.runner.env_faults import EnvFaults
 from envbus.runner.env_results import Batch, EnvResults, Rows
 from envbus.runner.env_roster import EnvRoster
-from envbus.runner.env_states import EnvState, EnvStates
+from envbus.runner.env_states import EnvStates
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.local_fleet import make_fleet
 from envbus.runner.polling import DictSide
+from envbus.runner.pool_core import PoolCore
 from envbus.runner.recycling import RecycleAfter
-from envbus.runner.seeding import spread_seeds
 from envbus.runner.statistics import Statistics, gather
+from envbus.runner.sub_environments import SubEnvironment
 from envbus.runner.vector_spaces import check_equal_spaces, check_max_concurrency, choose_spaces
 
 __all__ = ["ActorPool"]
 
-#: Longest single wait, in seconds; without a time-out the pool waits again.
-_LONGEST_WAIT = 3600.0
 
-
-class ActorPool(DictSide, StaysHere):
+class ActorPool(StaysHere):
     """Env actors that are stepped asynchronously: `send` actions, `recv` whoever is ready.
 
     A slow env does not hold up the others, apart from those in the same actor: choose
@@ -67,6 +69,19 @@ class ActorPool(DictSide, StaysHere):
         while training:
             batch = pool.recv(min_envs=4)
             pool.send(policy(batch.observations), batch.env_ids)
+
+    With `autoreset_mode="Disabled"` also by env and agent, as RLlib's BaseEnv has it: who polls
+    resets envs whose episode is over. Envs with one agent appear with the agent `"agent0"`.
+
+        pool = ActorPool(["pettingzoo.butterfly.pistonball_v6:parallel_env"] * 4,
+                         autoreset_mode="Disabled")
+        while training:
+            observations, _, terminateds, truncateds, _, _ = pool.poll()
+            for env_id, seen in observations.items():
+                if terminateds[env_id]["__all__"] or truncateds[env_id]["__all__"]:
+                    pool.try_reset(env_id)
+                else:
+                    pool.send_actions({env_id: policy(seen)})
 
     One thread creates, uses and closes it.
 
@@ -196,6 +211,9 @@ class ActorPool(DictSide, StaysHere):
         spaces = choose_spaces(fleet.env_spaces(), "same", shared_memory=False)
         self.single_observation_space = spaces.single_observation_space
         self.single_action_space = spaces.single_action_space
+        #: Whether the envs have several agents.
+        self.is_multi_agent = isinstance(self.single_observation_space, RecordSpace)
+        #: Of the batch, as in a vector env; of one env, by agent, where envs have several agents.
         self.observation_space = spaces.observation_space
         self.action_space = spaces.action_space
         blocks = fleet.map_blocks(self.single_observation_space, self.single_action_space)
@@ -232,13 +250,17 @@ class ActorPool(DictSide, StaysHere):
         )
         if fleet.words is not None:
             self._results.read_records(fleet.words.infos)
-        #: What Ctrl-C, or infos that cannot be merged, kept from the caller of `recv`.
-        self._kept: list[Batch] = []
-        self._set_up_dict_side()
+        self._core = PoolCore(self._engine, self._roster, self._states, self._results, self._faults)
+        self._dict_side = DictSide(
+            self._core, self.single_observation_space, self.single_action_space
+        )
+        self._calls = EnvCalls(fleet, self._engine, self._roster, self._faults)
+        if self.is_multi_agent:  # nobody batches dicts by agent
+            self.observation_space = self.single_observation_space
+            self.action_space = self.single_action_space
 
-    # --- use ---------------------------------------------------------------------------------
+    # --- batches -----------------------------------------------------------------------------
 
-    @uninterrupted_call
     def reset(
         self,
         seed: int | Sequence[int | None] | None = None,
@@ -262,23 +284,7 @@ class ActorPool(DictSide, StaysHere):
                 Nothing was sent.
         """
         self._assert_open()
-        if env_ids is None:
-            seeds = spread_seeds(seed, self.num_envs)
-            self._faults.check_some_left()
-            self._engine.drop_everything()
-            self._kept.clear()
-            self._unpolled.clear()
-            named: Sequence[int] = range(self.num_envs)
-        else:
-            named = self._check_env_ids(env_ids)
-            seeds = spread_seeds(seed, self.num_envs, named)
-        for env_id in named:
-            self._faults.lives.remember(env_id, seeds[env_id])
-        if self._results.cut is not None:
-            self._results.cut.on_reset(named)
-        self._begin_episodes(named)
-        idle = [env_id for env_id in named if self._states[env_id] is EnvState.IDLE]
-        self._engine.reset(idle, seeds, options)
+        self._core.reset(seed, options, env_ids)
 
     @uninterrupted_call
     def send(
@@ -301,7 +307,7 @@ class ActorPool(DictSide, StaysHere):
                 Nothing was sent.
         """
         self._assert_open()
-        chosen = self._check_env_ids(self._left() if env_ids is None else env_ids)
+        chosen = self._core.check_env_ids(self._left() if env_ids is None else env_ids)
         self._roster.check_company(chosen)
         rows: npt.NDArray[Any] | None = None
         if env_ids is not None or len(chosen) < self.num_envs:
@@ -363,7 +369,7 @@ class ActorPool(DictSide, StaysHere):
             raise ValueError(f"max_envs={max_envs} is less than min_envs={min_envs}")
         return hand_out(
             lambda: self._receive(min_envs, max_envs, timeout, copy=copy, infos=infos),
-            self._kept.append,
+            self._core.kept.append,
         )
 
     def _receive(
@@ -376,28 +382,16 @@ class ActorPool(DictSide, StaysHere):
         infos: bool,
     ) -> Batch:
         """Do what `recv` promises."""
-        if self._kept:
-            return self._kept.pop()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        timed_out = False
-        waits = self._must_wait(min_envs)
-        if not waits:
-            self._assert_awaited("recv")
-            self._engine.take_news(0.0)
-            waits = self._must_wait(min_envs)
-        while waits and not timed_out:
-            left = _LONGEST_WAIT if deadline is None else max(deadline - time.monotonic(), 0.0)
-            self._engine.take_news(min(left, _LONGEST_WAIT))
-            waits = self._must_wait(min_envs)
-            timed_out = left <= 0 and waits
-        self._faults.raise_next()
+        if self._core.kept:
+            return self._core.kept.pop()
+        late = self._core.wait_for("recv", min_envs, timeout)
         states = self._states
         count = len(states.ready) if max_envs is None else min(len(states.ready), max_envs)
         batch = self._results.batch(
             states.receive(count),
             incarnations=self._faults.lives.numbers,
             faults=self._faults.take(),
-            late=states.late() if timed_out else [],
+            late=late,
             copy=copy,
             with_infos=infos,
         )
@@ -405,7 +399,7 @@ class ActorPool(DictSide, StaysHere):
             self._engine.recycle()  # before the caller can send to those whose episodes have ended
         misfit, self._results.misfit = self._results.misfit, None
         if misfit is not None:
-            self._kept.append(batch)
+            self._core.kept.append(batch)
             raise misfit
         return batch
 
@@ -431,7 +425,7 @@ class ActorPool(DictSide, StaysHere):
         return hand_out(lambda: self._step_in_place(actions), self._offer_again)
 
     def _step_in_place(self, actions: Any) -> Rows | None:
-        fits = self.steps_in_place and self._states.are_all_idle() and not self._kept
+        fits = self.steps_in_place and self._states.are_all_idle() and not self._core.kept
         if not fits or self._actions.store(actions) is not None:
             self.send(actions)
             return None
@@ -441,6 +435,152 @@ class ActorPool(DictSide, StaysHere):
         """Have `recv` tell what a step in place has brought."""
         if stepped is not None:
             self._states.offer(self._everyone)
+
+    # --- by env and agent --------------------------------------------------------------------
+
+    def poll(
+        self,
+        timeout: float | None = None,
+        *,
+        min_envs: int | None = None,
+        batch_wait: float | None = None,
+    ) -> PollResult:
+        """Wait for envs to be ready, and return what they have, by env and agent.
+
+        The first call resets the envs that were not reset before. Returns as soon as `min_envs`
+        envs are ready; or `batch_wait` seconds after the first one was; or when none is awaited any
+        more, when an env has failed, or when `timeout` is over. It waits without spinning.
+
+        Args:
+            timeout: Seconds; None: until the requests' own deadlines.
+            min_envs: None: as many as are awaited, if there is a `batch_wait`, else 1.
+            batch_wait: Seconds to wait for more once one env is ready; None: no limit.
+
+        Returns:
+            A tuple of six dicts `{env_id: {agent_id: value}}`: observations, rewards, terminateds,
+            truncateds, infos, off-policy actions. Rewards of an agent without an observation are
+            added up and its flags OR-ed until its next one, or the episode's end. All is the
+            caller's own.
+
+        Raises:
+            ConfigError: The pool resets its envs itself.
+            NoAsyncCallError: Nothing is awaited: each env waits for `send_actions` or `try_reset`.
+            Exception: What an env raised, or what became of its actor, as `recv` raises it.
+        """
+        side = self._by_agent()
+        return hand_out(
+            lambda: side.poll(timeout, min_envs, batch_wait), self._core.unpolled.append
+        )
+
+    def send_actions(self, actions: Mapping[int, Mapping[Any, Any]]) -> None:
+        """Ask envs to step by `{env_id: {agent_id: action}}`; `poll` returns what comes of it.
+
+        An env none of whose agents acts is stepped by an empty dict. Envs that failed meanwhile
+        are skipped: their next episode begins by itself.
+
+        Raises:
+            ValueError: An env is unknown, done or not reset yet, or an env with one agent got no
+                action for it. Nothing was sent.
+            TypeError: An env's actions are no dict. Nothing was sent.
+            AlreadyPendingCallError: An env has not been polled since it was asked. Nothing was
+                sent.
+            ActorLostError, RestartLimitError: The actor of one of the envs is gone for good.
+                Nothing was sent.
+        """
+        self._by_agent().send_actions(actions)
+
+    def try_reset(
+        self,
+        env_id: int | None = None,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        *,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[Any, Any]:
+        """Begin a new episode of one env, or of all.
+
+        Args:
+            env_id: Which; None: all, and what they were asked before is dropped.
+            seed: Of this env; of all envs: env i gets `seed + i`.
+            options: Handed to the env.
+            wait: Return the first observation instead of leaving it to `poll`.
+            timeout: Seconds to wait; None: until the reset's own deadline.
+
+        Returns:
+            `ASYNC_RESET` twice; with `wait`, observations and infos as `{env_id: {agent_id: ...}}`.
+
+        Raises:
+            multiprocessing.TimeoutError: The time-out is over; `poll` will return the observation.
+            Exception: As `ActorPool.reset`; with `wait` also as `poll`.
+        """
+        side = self._by_agent()
+        named = None if env_id is None else [env_id]
+        self._core.reset(seed if named is None else [seed], options, named)
+        if not wait:
+            return ASYNC_RESET, ASYNC_RESET
+        first = hand_out(
+            lambda: side.take_first(named or self._everyone, timeout), self._core.unpolled.append
+        )
+        return first.observations, first.infos
+
+    def try_restart(self, env_id: int | None = None) -> None:
+        """Close an env, or all, and make it anew in its actor; `poll` returns what it begins with.
+
+        It has the next incarnation then, and a seed derived from its last one. Envs that are one
+        vector env are made anew together.
+
+        Raises:
+            AlreadyPendingCallError: The env has not been polled since it was asked.
+            ActorLostError, RestartLimitError: Its actor is gone for good.
+        """
+        self._by_agent().try_restart(env_id)
+
+    def get_agent_ids(self) -> set[AgentID]:
+        """Return the agents that an env may have, as far as it names them before its reset."""
+        return self._dict_side.agent_ids()
+
+    def get_observation_space(self, agent_id: AgentID, env_id: int = 0) -> gymnasium.Space[Any]:
+        """Return an agent's space: the same object each time within an episode.
+
+        For agents that the envs named beforehand the same object for ever, and for all envs.
+        Others are asked for, of this env.
+
+        Raises:
+            KeyError: As the env has it, if it knows no such agent.
+        """
+        return self._dict_side.agent_spaces(agent_id, self._sub_environment(env_id))[0]
+
+    def get_action_space(self, agent_id: AgentID, env_id: int = 0) -> gymnasium.Space[Any]:
+        """Return an agent's space; as `get_observation_space` else."""
+        return self._dict_side.agent_spaces(agent_id, self._sub_environment(env_id))[1]
+
+    # --- single envs, and all ----------------------------------------------------------------
+
+    def get_sub_environments(self) -> list[SubEnvironment]:
+        """Return one proxy per env, in their order."""
+        return [self._sub_environment(env_id) for env_id in range(self.num_envs)]
+
+    def try_render(self, env_id: int | None = None) -> Any:
+        """Return the frame of one env, or a list of those of all; errors as in `SubEnvironment`."""
+        if env_id is None:
+            return [env.render() for env in self.get_sub_environments()]
+        return self._sub_environment(env_id).render()
+
+    @uninterrupted_call
+    def fileno(self) -> int:
+        """Return a descriptor to wait for beside others.
+
+        Where it is readable call `recv(timeout=0.0)`, or `poll(0.0)`, and wait again only after
+        that has brought nothing. It tells of what envs send; for deadlines and restarts make that
+        call now and then in any case, each second for example.
+
+        Raises:
+            ClosedEnvironmentError: The pool was closed.
+        """
+        self._assert_open()
+        self._engine.use_messages()
+        return self._fleet.fileno()
 
     def env_groups(self, count: int) -> list[list[int]]:
         """Return all env ids in `count` groups, over which the envs of each actor are spread."""
@@ -479,6 +619,10 @@ class ActorPool(DictSide, StaysHere):
         self._fleet.close(timeout=timeout, terminate=terminate)  # goes on after Ctrl-C
         self._finalizer.detach()
 
+    def stop(self) -> None:
+        """Close all envs and end their processes. Idempotent; the same as `close`."""
+        self.close()
+
     def __enter__(self) -> ActorPool:
         return self
 
@@ -497,60 +641,27 @@ class ActorPool(DictSide, StaysHere):
 
     # --- private -----------------------------------------------------------------------------
 
-    def _must_wait(self, min_envs: int) -> bool:
-        """Return whether there are fewer results than asked, and more will come."""
-        states = self._states
-        return len(states.ready) < min_envs and states.awaited() and not self._faults.any()
-
-    def _assert_awaited(self, verb: str) -> None:
-        """See that waiting for results will come to an end."""
-        states = self._states
-        if states.num_ready or states.awaited() or self._faults.any():
-            return
-        self._engine.take_news(0.0)  # an actor may have ended that was asked nothing
-        if states.awaited() or self._faults.any():
-            return
-        if len(self._faults.lost) == self.num_envs:
-            raise self._faults.loss(min(self._faults.lost))
-        if EnvState.HELD not in states:
-            send = "`try_reset` or `send_actions`" if verb == "poll" else "`reset` or `send`"
-            raise NoAsyncCallError(f"Nothing to receive: call {send} first.", verb)
-        self._engine.stop_holding()  # the caller waits for those who wait for others
-
     def _left(self) -> Sequence[int]:
         """Return the envs that are not gone for good."""
         self._faults.check_some_left()
         return [i for i in range(self.num_envs) if i not in self._faults.lost]
 
-    def _check_env_ids(
-        self, env_ids: Sequence[int] | range | npt.NDArray[np.integer[Any]]
-    ) -> list[int]:
-        chosen = self._roster.check_ids(env_ids)
-        if self._kept or self._unpolled:
-            self._check_handed_out(chosen)
-        if self._states.idle(chosen) is chosen:  # the usual case
-            return chosen
-        states = self._states.of(chosen)
-        if EnvState.PENDING in states or EnvState.READY in states:
-            busy = [i for i in chosen if self._states[i] in (EnvState.PENDING, EnvState.READY)]
-            raise AlreadyPendingCallError(
-                f"envs {busy} have a result that was not received yet; call `recv` first", "recv"
+    def _by_agent(self) -> DictSide:
+        """Return the dict side, if it can be used."""
+        self._assert_open()
+        if self.autoreset_mode is not AutoresetMode.DISABLED:
+            raise ConfigError(
+                "by env and agent, the caller resets envs whose episodes are over: make the pool "
+                f'with autoreset_mode="Disabled", not {self.autoreset_mode.value!r}'
             )
-        if EnvState.LOST in states:
-            raise self._faults.loss(chosen[states.index(EnvState.LOST)])
-        return chosen
+        return self._dict_side
 
-    def _check_handed_out(self, env_ids: list[int]) -> None:
-        """Look that none of these envs has a result that was kept from the caller."""
-        kept = {i for batch in self._kept for i in batch.env_ids.tolist()}
-        kept.update(i for result in self._unpolled for i in result.observations)
-        if busy := sorted(kept.intersection(env_ids)):
-            verb = "recv" if self._kept else "poll"
-            raise AlreadyPendingCallError(
-                f"envs {busy} have a result that was kept from you by an error or an interrupt; "
-                f"call `{verb}` first",
-                verb,
-            )
+    def _sub_environment(self, env_id: int) -> SubEnvironment:
+        return SubEnvironment(self._ask_one, env_id)  # a pool lives as long as these
+
+    def _ask_one(self, env_id: int, make: MakeOne) -> Any:
+        self._assert_open()
+        return self._calls.ask_one(env_id, make)
 
     def _assert_open(self) -> None:
         if self.closed:

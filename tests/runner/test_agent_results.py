@@ -78,13 +78,6 @@ def test_m_04_flags_without_an_observation_come_with_the_end() -> None:
     assert last["terminateds"] == {"b": True, "c": False, "__all__": True}
 
 
-def test_what_was_held_back_is_gone_with_its_episode() -> None:
-    held = HeldBack()
-    held.settle(record("a", {"b": 1}, {"b": True}))
-    held.clear()
-    assert held.settle(record("b", {"b": 1}, {"b": False})) == record("b", {"b": 1}, {"b": False})
-
-
 def test_rewards_that_are_arrays_are_added_and_left_alone() -> None:
     held = HeldBack()
     reward = np.array([1.0, 2.0])

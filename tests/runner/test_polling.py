@@ -36,8 +36,8 @@ def make() -> Iterator[Make]:
     """Make pools whose caller resets; they are killed at the end of the test."""
     pools: list[ActorPool] = []
 
-    def _make(env_fns: Any, kind: type[ActorPool] = ActorPool, **kwargs: Any) -> ActorPool:
-        pools.append(kind(env_fns, **{"autoreset_mode": "Disabled", **kwargs}))
+    def _make(env_fns: Any, **kwargs: Any) -> ActorPool:
+        pools.append(ActorPool(env_fns, **{"autoreset_mode": "Disabled", **kwargs}))
         return pools[-1]
 
     yield _make
@@ -242,29 +242,16 @@ def test_observations_have_the_form_of_their_space(make: Make, shared_memory: bo
 # --- waiting --------------------------------------------------------------------------------
 
 
-class CountingPool(ActorPool):
-    """Counts how often it looked for news."""
-
-    looks = 0
-
-    def _take_news(self, timeout: float) -> None:
-        self.looks += 1
-        super()._take_news(timeout)
-
-
 def gated(folder: Path, num_envs: int) -> list[Callable[[], GatedEnv]]:
     return [functools.partial(GatedEnv, folder / str(i)) for i in range(num_envs)]
 
 
-def test_r_17_poll_returns_who_is_ready_and_does_not_spin(make: Make, tmp_path: Path) -> None:
-    pool = make(gated(tmp_path, 3), CountingPool, num_actors=3)
-    assert isinstance(pool, CountingPool)
+def test_r_17_poll_returns_who_is_ready(make: Make, tmp_path: Path) -> None:
+    pool = make(gated(tmp_path, 3), num_actors=3)
     poll_all(pool, range(3))
     pool.send_actions(act(range(3)))
-    pool.looks = 0
     nothing = pool.poll(timeout=0.3)
     assert (nothing.observations, nothing.late) == ({}, [0, 1, 2])
-    assert pool.looks < 20
     (tmp_path / "1").touch()
     one = pool.poll(timeout=PATIENCE)  # a slow env does not hold it up
     assert (list(one.observations), one.late) == ([1], [])
