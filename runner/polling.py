@@ -119,6 +119,7 @@ class DictSide:
         for i in env_ids:
             if states[i] is EnvState.LOST:
                 raise faults.loss(i)
+        for i in env_ids:
             states.take(i)
         return self._result(env_ids, faults=[], late=[])
 

@@ -534,6 +534,19 @@ def test_an_env_that_never_works_is_given_up_and_a_waiting_reset_says_so(make: M
     assert [fault.given_up for fault in result.faults] == [True]
 
 
+def test_a_waiting_reset_of_all_takes_nothing_away_where_one_env_is_given_up(make: Make) -> None:
+    pool = make(
+        [CountingEnv, functools.partial(FailingEnv, "reset", 1)],
+        num_actors=1,
+        restart_failed_sub_environments=True,
+        restart_policy=RestartPolicy(max_restarts=0),
+    )
+    poll_all(pool, [0, 1])
+    with pytest.raises(RestartLimitError, match="failing on purpose"):
+        pool.try_reset(wait=True)
+    assert list(pool.poll(timeout=PATIENCE).observations) == [0]
+
+
 def test_try_restart_makes_an_env_anew_and_leaves_the_others_alone(make: Make) -> None:
     pool = make(counting(3), num_actors=1)
     pool.reset(seed=1)
