@@ -68,7 +68,9 @@ class PoolCore(msgspec.Struct, eq=False):
         if self.results.cut is not None:
             self.results.cut.on_reset(named)
         self._resets.update(named)
-        idle = [env_id for env_id in named if self.states[env_id] is EnvState.IDLE]
+        # FRESH: the reset that was to begin its life came too late, and nothing follows by itself.
+        can_be_reset = (EnvState.IDLE, EnvState.FRESH)
+        idle = [env_id for env_id in named if self.states[env_id] in can_be_reset]
         self.engine.reset(idle, seeds, options)
 
     def episode(self, env_id: int) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from envbus.runner.pool import ActorPool
 from envbus.runner.recycling import RecycleAfter
 from tests.actors.agent_envs import CountingParallelEnv, DictEnv, RoundRobinEnv
 from tests.runner.pool_envs import PATIENCE, GatedEnv
+from tests.waiting import wait_until
 
 Make = Callable[..., ActorPool]
 GOES_ON = {"__all__": False}
@@ -545,6 +546,33 @@ def test_a_waiting_reset_of_all_takes_nothing_away_where_one_env_is_given_up(mak
     with pytest.raises(RestartLimitError, match="failing on purpose"):
         pool.try_reset(wait=True)
     assert list(pool.poll(timeout=PATIENCE).observations) == [0]
+
+
+class SlowToBeginAgainEnv(CountingEnv):
+    """Its reset waits for a file, if the env is not the first that was made there."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(1000)
+        self._gate = folder / "gate" if (folder / "made").exists() else None
+        (folder / "made").touch()
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self._gate is not None:
+            wait_until(self._gate.exists, "the gate")
+        return super().reset(**kwargs)
+
+
+def test_an_env_whose_new_life_began_too_late_can_be_reset(make: Make, tmp_path: Path) -> None:
+    pool = make([functools.partial(SlowToBeginAgainEnv, tmp_path)], timeouts=Timeouts(reset=0.3))
+    pool.poll()
+    pool.try_restart(0)
+    with pytest.raises(multiprocessing.TimeoutError):
+        pool.poll()
+    (tmp_path / "gate").touch()
+    pool.try_reset(0)
+    assert pool.poll(PATIENCE).observations[0][DUMMY_AGENT][1] == 0
+    pool.send_actions(act([0]))
+    assert pool.poll(PATIENCE).observations[0][DUMMY_AGENT][1] == 1
 
 
 def test_try_restart_makes_an_env_anew_and_leaves_the_others_alone(make: Make) -> None:
