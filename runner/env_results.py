@@ -6,7 +6,7 @@ Leaves out which rows are ready (`env_states.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import gymnasium
 import msgspec
@@ -66,6 +66,12 @@ class Rows(NamedTuple):
     truncations: npt.NDArray[np.bool_]
 
 
+#: Reward and flags of a row that a fault has cut off.
+_CUT_OFF: Final = (0.0, False, True)
+#: What an info tells of the episode that has ended.
+_FINAL_KEYS: Final = ("final_obs", "final_info")
+
+
 class CutEpisodes:
     """SAME_STEP: the episodes that faults cut off, until the row after them was received.
 
@@ -89,6 +95,8 @@ class CutEpisodes:
         self.remembers = True
         #: By env: its info, and its reward and flags.
         self._cut: dict[int, tuple[dict[str, Any], tuple[Any, ...]]] = {}
+        #: The same, of those that had ended by themselves, as long as the row of that is owed.
+        self._ended: dict[int, tuple[dict[str, Any], tuple[Any, ...]]] = {}
 
     def on_send(self, env_ids: list[int]) -> None:
         """Actions are about to be sent to these envs."""
@@ -101,46 +109,57 @@ class CutEpisodes:
         self._shown[env_ids] = True
         self._asked[env_ids] = False
         if self._cut:
-            for env_id in env_ids.tolist():
-                self._cut.pop(env_id, None)
+            self._drop(env_ids.tolist())
 
     def on_reset(self, env_ids: Sequence[int]) -> None:
         """The caller has these envs reset: it ends their episodes itself."""
         self._shown[list(env_ids)] = False
         self._asked[list(env_ids)] = False
-        for env_id in env_ids:
-            self._cut.pop(env_id, None)
+        self._drop(env_ids)
+
+    def on_drop(self) -> list[int]:
+        """Forget the rows of steps that the caller has given up; return whose they were."""
+        dropped = list(self._ended)
+        self._ended.clear()
+        return dropped
 
     def on_fault(self, fault: Fault, unread: dict[str, Any]) -> None:
         """An env has failed; `unread` is the info of a row that the caller did not receive."""
         env_id = fault.env_id
         if not self._shown[env_id]:
             return
-        info: dict[str, Any]
+        kept = self._observations
+        last = kept.before(env_id) if self._asked[env_id] else kept.single(env_id)
+        info: dict[str, Any] = {"final_obs": last, "final_info": {"fault": fault.info()}}
+        self._cut[env_id] = info, _CUT_OFF
         if "final_obs" in unread:
-            info = {key: unread[key] for key in ("final_obs", "final_info") if key in unread}
-            self._cut[env_id] = info, tuple(array[env_id] for array in self._flags)
-        else:
-            kept = self._observations
-            last = kept.before(env_id) if self._asked[env_id] else kept.single(env_id)
-            info = {"final_obs": last, "final_info": {"fault": fault.info()}}
-            self._cut[env_id] = info, (0.0, False, True)
+            info = {key: unread[key] for key in _FINAL_KEYS if key in unread}
+            self._ended[env_id] = info, self._row(env_id)
         self._shown[env_id] = self._asked[env_id] = False
 
     def keep(self, env_id: int, info: dict[str, Any]) -> None:
         """An env whose episode has ended leaves for a fresh one: the row tells of both."""
-        self._cut[env_id] = info, tuple(array[env_id] for array in self._flags)
+        self._cut[env_id] = info, _CUT_OFF
+        self._ended[env_id] = info, self._row(env_id)
         self._shown[env_id] = self._asked[env_id] = False
 
     def tell(self, env_id: int, info: dict[str, Any]) -> dict[str, Any]:
         """Have an env's row tell of the episode before it, if one was cut off; return its info."""
-        cut = self._cut.get(env_id)
+        cut = self._ended.get(env_id) or self._cut.get(env_id)
         if cut is None:
             return info
         last, row = cut
         for array, value in zip(self._flags, row, strict=True):
             array[env_id] = value
-        return {**last, **info}
+        return {**info, **last}
+
+    def _row(self, env_id: int) -> tuple[Any, ...]:
+        return tuple(array[env_id] for array in self._flags)
+
+    def _drop(self, env_ids: Sequence[int]) -> None:
+        for env_id in env_ids:
+            self._cut.pop(env_id, None)
+            self._ended.pop(env_id, None)
 
 
 class EnvResults:
@@ -266,6 +285,17 @@ class EnvResults:
             return {}
         taken = [(env_id, self._infos.pop(env_id, None)) for env_id in env_ids]
         return {env_id: info for env_id, info in taken if info}
+
+    def drop_ends(self) -> None:
+        """The caller gives up the steps whose rows it has not received.
+
+        Episodes that had ended in one of them, and whose next ones failed, were cut off for it.
+        """
+        if self.cut is None:
+            return
+        for env_id in self.cut.on_drop():
+            if env_id in self._infos:  # its next episode has begun
+                self._infos[env_id] = self.cut.tell(env_id, self._infos[env_id])
 
     def drop_infos(self) -> None:
         """Forget the infos of all envs."""
