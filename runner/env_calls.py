@@ -20,7 +20,7 @@ from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.messages import Failed, FailureCode, Request
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.engine import Engine, Ticket
-from envbus.runner.env_faults import EnvFaults
+from envbus.runner.env_faults import ADVICE, EnvFaults
 from envbus.runner.env_roster import EnvRoster
 from envbus.runner.faults import (
     ActorLostError,
@@ -93,7 +93,8 @@ class EnvCalls:
                 if wait:
                     self._wait_for(actor)
                 elif actor.state is not ActorState.READY:
-                    self._raise_lost(actor, f"{actor.describe()} is being started again; ask later")
+                    text = f"{actor.describe()} is being started again; ask later"
+                    self._raise_lost(actor, text, advice=None)
                 slots = [env_id - actor.env_ids.start for env_id in members]
                 try:
                     ticket = self._engine.ask_beside(actor, make(actor, slots), self._timeouts.call)
@@ -200,9 +201,11 @@ class EnvCalls:
                 self._raise_lost(actor, f"{actor.describe()} was not started again in {timeout} s")
             self._engine.take_news(left)
 
-    def _raise_lost(self, actor: Actor, reason: str) -> None:
+    def _raise_lost(self, actor: Actor, reason: str, advice: str | None = ADVICE) -> None:
         if self._faults.recovery is not None:
-            reason = advise(reason, "its envs are started again: what comes next says so")
+            advice = "its envs are started again: what comes next says so"
+        if advice is not None:
+            reason = advise(reason, advice)
         raise ActorLostError(reason, env_ids=actor.env_ids, actor=actor.name)
 
 

@@ -10,7 +10,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from envbus.actors.protocol import StepResult
 from envbus.bus.errors import RestartLimitError
@@ -32,7 +32,14 @@ from envbus.runner.faults import (
 from envbus.runner.news import Gone
 from envbus.runner.recovery import Lives, Recovery
 
-__all__ = ["EnvFaults", "Trouble"]
+__all__ = ["ADVICE", "EnvFaults", "Trouble"]
+
+
+#: What to do about an actor that is not started again.
+ADVICE: Final = (
+    "close this and make a new one, or pass restart_failed_sub_environments=True to have its envs "
+    "started again"
+)
 
 
 class Trouble(NamedTuple):
@@ -259,11 +266,7 @@ class EnvFaults:
             return loss
         actor = self._roster.actor_of(env_id)
         return ActorLostError(
-            advise(
-                reason,
-                "close the pool and make a new one, or pass restart_failed_sub_environments=True "
-                "to have its envs started again",
-            ),
+            advise(reason, ADVICE),
             env_ids=actor.env_ids,
             actor=actor.name,
         )
