@@ -87,7 +87,8 @@ class Engine:
     Attributes:
         recycling: Whose turn it is to be exchanged; None: never anybody's.
         waits: Envs whose next life does not begin before `begin_lives` is called, since their
-            caller is to be told first; also those that fail in a reset. None: all begin at once.
+            caller is to be told first.
+        failed_wait: Whether those that fail in a reset join them.
         given: What a caller wants the next resets of envs to be.
     """
 
@@ -107,7 +108,8 @@ class Engine:
         self._owner = owner
         self._action_blocks = action_blocks
         self._holds = holds
-        self.waits: Collection[int] | None = None
+        self.waits: Collection[int] = ()
+        self.failed_wait = False
         self.given = Given({}, None)
         self._fleet = fleet
         self._timeouts = fleet.config.timeouts
@@ -301,8 +303,8 @@ class Engine:
 
     def begin_lives(self, env_ids: Sequence[int]) -> None:
         """Ask those of some envs that were made anew, and not reset, for their first episodes."""
-        waits = self.waits or ()
-        fresh = [i for i in env_ids if self._states[i] is EnvState.FRESH and i not in waits]
+        states, waits = self._states, self.waits
+        fresh = [i for i in env_ids if states[i] is EnvState.FRESH and i not in waits]
         for actor, members in self._roster.by_actor(fresh):
             given = self.given
             seeds = self._faults.lives.seeds(members) or [None] * len(members)
@@ -464,7 +466,9 @@ class Engine:
         if members is None:
             return
         actor, result, kind = news.actor, news.reply, news.tag.kind
-        failed = {actor.env_ids.start + error.slot for error in result.errors}
+        failed: set[int] = set()
+        if result.errors:
+            failed = {actor.env_ids.start + error.slot for error in result.errors}
         good = [i for i in members if i not in failed] if failed else members
         if kind is not Rebuild:
             self._results.put(members, result, is_step=kind is Step, failed=failed)
@@ -479,7 +483,7 @@ class Engine:
                 self.given.seeds.pop(env_id, None)
         if failed:
             self._faults.on_env_errors(actor, result)
-            if self.waits is not None:
+            if self.failed_wait:
                 states = self._states
                 self.waits = {*self.waits, *(i for i in members if states[i] is not EnvState.READY)}
         elif kind is Reset:

@@ -7,13 +7,12 @@ no message (`quick_steps.py`).
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import logging
 import math
 import multiprocessing
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import gymnasium
@@ -59,7 +58,7 @@ class Pending(enum.Enum):
 
 #: A round's results that its caller did not get, and what they told: faults, and whose episodes
 #: the caller had known to be over before.
-_Kept: TypeAlias = tuple[Pending, Any, list[Fault], Container[int]]
+_Kept: TypeAlias = tuple[Pending, Any, list[Fault], Collection[int]]
 
 
 class Lockstep:
@@ -83,7 +82,7 @@ class Lockstep:
         closed: Whether it was closed.
         is_quiet: Whether the next step is of all envs, and tells of nothing that was before.
         on_collect: Called before a round is waited for; may ask for something first.
-        on_stepped: Called with the infos when a step has ended in which no env raised.
+        on_stepped: Called with the infos when a step has ended.
     """
 
     def __init__(
@@ -126,14 +125,14 @@ class Lockstep:
         #: Seconds that each of its requests has.
         self._limit: float | None = None
         #: Envs whose next row begins an episode, since the caller knows that the last is over.
-        self._over: Container[int] = ()
+        self._over: Collection[int] = ()
         #: A round that has ended, and raised something else than its results.
         self._fetchable = Pending.NOTHING
         #: By env: what it raised in that round, and what it told besides.
         self._raised: dict[int, tuple[EnvError, dict[str, Any]]] = {}
         self._kept: _Kept | None = None
         #: What was told last, as `_Kept` has it.
-        self._told: tuple[list[Fault], Container[int]] = ([], ())
+        self._told: tuple[list[Fault], Collection[int]] = ([], ())
         #: What is or was called, and of whom.
         self._asked: Asked | None = None
 
@@ -178,6 +177,7 @@ class Lockstep:
             self._over = kept[3]
         self._fetchable = Pending.NOTHING
         self._raised.clear()
+        self._results.drop_ends()
         if self._states.ready:  # a first row of an episode is told by this round
             untold = {fault.env_id for fault in self._faults.untold}
             self._drop_rows(
@@ -207,13 +207,19 @@ class Lockstep:
             self._results.cut.on_reset(named)
         if self._recycling is not None:
             self._recycling.before_reset(named)
-        self._acting, self._engine.waits = frozenset(), None
+        self._acting = frozenset(named)
+        # Others whose caller knows that their episodes are over begin the next ones with a step.
+        self._engine.waits = frozenset(self._over) - self._acting
+        self._engine.failed_wait = False
         self._limit = self._timeouts.reset
         self._engine.given = given
-        with self._asking(Pending.RESET):
-            idle = [i for i in named if self._states[i] is EnvState.IDLE]
-            self._engine.reset(idle, seeds, given.options)
+        try:
+            self._engine.reset(self._states.idle(named), seeds, given.options)
             self._engine.begin_lives(self._everyone)
+        except BaseException:
+            self._engine.give_up(lives=False)
+            raise
+        self.pending = Pending.RESET
 
     def end_reset(self, verb: str, asked: str, timeout: float | None) -> Infos:
         """Wait for the reset and return its infos; the rest is in the rows."""
@@ -227,17 +233,21 @@ class Lockstep:
         singles = self._actions.store(actions)
         self.forget()
         self._engine.given = Given({}, None)
-        if self._recycling is not None:
-            self._recycling.before_step()
+        if self._recycling is not None:  # whose episodes had ended, as their caller knows
+            self._over = {*self._over, *self._recycling.before_step()}
         acting = self._states.idle(self._everyone)
         self._expect(self._all if acting is self._everyone else frozenset(acting))
         self._limit = self._timeouts.step
         if self._results.cut is not None:
             self._results.cut.on_send(acting)
-        with self._asking(Pending.STEP):
+        try:
             self._engine.step(acting, None if singles is None else dict(enumerate(singles)))
             if acting is not self._everyone:
                 self._engine.begin_lives(self._everyone)
+        except BaseException:
+            self._engine.give_up(lives=False)
+            raise
+        self.pending = Pending.STEP
 
     def on_all_asked(self) -> None:
         """A step has begun in which all envs act."""
@@ -254,24 +264,14 @@ class Lockstep:
             known = (EnvState.IDLE, EnvState.READY)
             mute = [i for i, s in enumerate(self._states) if s not in known and i not in self._over]
             waits = acting.union(mute)
-        self._engine.waits = None if self._begins_at_once else waits
+        self._engine.waits = () if self._begins_at_once else waits
+        self._engine.failed_wait = not self._begins_at_once
 
     def end_step(self, verb: str, asked: str, timeout: float | None) -> Infos:
         """Wait for the step and return its infos; the rest is in the rows."""
         infos = self._end(verb, asked, Pending.STEP, timeout)
-        if not self._raised:
-            self.on_stepped(infos)
+        self.on_stepped(infos)
         return infos
-
-    @contextlib.contextmanager
-    def _asking(self, pending: Pending) -> Iterator[None]:
-        """Ask for what is pending then; after an error nothing is."""
-        try:
-            yield
-        except BaseException:
-            self._engine.give_up(lives=False)
-            raise
-        self.pending = pending
 
     # --- what came ---------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ class Lockstep:
             return False
         if states.num_ready == self._num_envs:
             return True
-        waits = self._engine.waits or ()
+        waits = self._engine.waits
         for env_id, state in enumerate(states):
             if state is EnvState.FRESH and env_id not in waits:
                 return False
@@ -387,16 +387,19 @@ class Lockstep:
     def _settle(self, verb: str) -> None:
         """Raise what requests failed of, once."""
         troubles = self._faults.take_troubles()
+        if not troubles:
+            return
         late = [trouble.late for trouble in troubles if trouble.late is not None]
         raised = _raised_in(troubles)
-        if late:
-            cause = as_cause([error for error, _ in raised])
+        failed = [trouble.error for trouble in troubles if not trouble.raised]
+        if failed:  # some rows are those of the round before
             self._drop_rows(list(self._states.ready))
             self._fetchable = Pending.NOTHING
-            self.time_out(verb, self._limit, late, cause)
+            cause = as_cause([error for error, _ in raised])
+            if late:
+                self.time_out(verb, self._limit, late, cause)
+            raise failed[0] from cause
         for trouble in troubles:
-            if not trouble.raised:
-                raise trouble.error
             for error, _ in trouble.raised:
                 self._raised[error.env_id] = error, trouble.infos.get(error.env_id, {})
         if raised:

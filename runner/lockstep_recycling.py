@@ -61,14 +61,16 @@ class LockstepRecycling:
         #: Whose episodes had ended before the present step, `(num_envs,)`.
         self._ended_before = np.zeros(len(states), np.bool_)
 
-    def before_step(self) -> None:
-        """NEXT_STEP: exchange an actor all of whose envs this step resets."""
+    def before_step(self) -> Sequence[int]:
+        """NEXT_STEP: exchange an actor all of whose envs this step resets; return these."""
         self._has_exchanged = False
         if self._mode is AutoresetMode.NEXT_STEP:
             self._ended_before = self._ended()
             actor = next(self._due_at_an_end(), None)
             if actor is not None and self._is_at_rest(actor):
                 self._exchange(actor)
+                return actor.env_ids
+        return ()
 
     def before_reset(self, named: Container[int]) -> None:
         """Exchange an actor all of whose envs are reset."""

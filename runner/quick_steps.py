@@ -83,7 +83,7 @@ class QuickSteps:
         lockstep.on_stepped = self.on_stepped
 
     def on_stepped(self, infos: Infos) -> None:
-        """A step by messages has ended well: see whether the next one can do without.
+        """A step by messages has ended: see whether the next one can do without.
 
         Args:
             infos: Of this one, by env.

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 from envbus.actors.testing import CountingEnv
-from envbus.bus.errors import StartError
+from envbus.bus.errors import ProtocolError, StartError
 from envbus.runner import ActorLostError, ActorPool, BusVectorEnv, EnvError, Timeouts, env_errors
 from tests.integration.nursery_children import Driver, is_alive, wait_until
 
@@ -260,6 +261,40 @@ def test_after_an_error_the_others_results_are_fetched_by_waiting_again(
     envs.exec_func(tell, None, "", "", [])
     with pytest.raises(gymnasium.error.NoAsyncCallError):  # another call was begun
         envs.reset_wait()
+    envs.close()
+
+
+class StrangeInfoEnv(CountingEnv):
+    """Action 2 gives it an info of which nobody else has the class."""
+
+    def step(self, action: Any) -> Any:
+        *row, info = super().step(action)
+        if action == 2:
+            module = types.ModuleType("no_such_module")
+            cls: Any = type("Stranger", (), {"__module__": module.__name__})
+            sys.modules[module.__name__] = module
+            module.Stranger = cls  # type: ignore[attr-defined]
+            info = {"stranger": cls()}
+        return *row, info
+
+
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "frames"])
+@pytest.mark.parametrize("restart", [True, False], ids=["restart", "raise"])
+def test_after_a_reply_that_cannot_be_read_there_are_no_rows(
+    shared_memory: bool, restart: bool
+) -> None:
+    envs = BusVectorEnv(
+        [StrangeInfoEnv] * 3,
+        num_actors=2,
+        shared_memory=shared_memory,
+        restart_failed_sub_environments=restart,
+    )
+    envs.reset()
+    with pytest.raises(ProtocolError, match="no_such_module"):
+        envs.step([1, 1, 2])
+    with pytest.raises(gymnasium.error.NoAsyncCallError):
+        envs.step_wait()
+    assert envs.step([1, 1, 1])[0][:, 1].tolist() == [2, 2, 2]
     envs.close()
 
 

@@ -283,6 +283,28 @@ def test_same_step_a_last_step_counts_where_the_reset_within_it_raises(
             assert infos["final_info"] == {}
 
 
+def test_same_step_a_last_step_that_was_given_up_is_none_of_the_next_step() -> None:
+    def raise_once(_fault: Any) -> None:
+        if not told:
+            told.append(True)
+            raise HookError
+
+    told: list[bool] = []
+    factories = [partial(LastEnv, 2), partial(LifeEnv, 9)]
+    hooks, mode = Hooks(on_fault=raise_once), AutoresetMode.SAME_STEP
+    with closing(BusVectorEnv(factories, autoreset_mode=mode, hooks=hooks, **RESTART)) as envs:
+        envs.reset()
+        before = envs.step(np.array([1.0, 1.0]))[0]
+        with pytest.raises(HookError):
+            envs.step(np.array([2.0, 2.0]))
+        now, rewards, terminations, truncations, infos = envs.step(np.array([3.0, 3.0]))
+        assert now[:, 1:].tolist() == [[1, 0, 0], [1, 3, 3]]
+        assert rewards.tolist() == [0.0, 103.0]
+        assert (terminations[0], truncations[0]) == (False, True)
+        assert infos["final_obs"][0].tolist() == before[0].tolist()
+        assert infos["final_info"]["fault"]["cause"][0] == "error"
+
+
 @pytest.mark.parametrize("num_actors", [0, 1])
 def test_same_step_a_pool_tells_a_last_step_whose_reset_raised(num_actors: int) -> None:
     with ActorPool(

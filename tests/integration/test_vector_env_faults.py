@@ -129,8 +129,25 @@ def test_with_disabled_autoreset_a_reset_may_take_the_place_of_the_next_step(mak
     assert observations[1].tolist() == [1, 0, 0, restart_seed(11, 1, 1)]
     act(envs, EXIT, 1)
     observations, _ = envs.reset(options={"reset_mask": np.array([True, False])})
+    assert observations[0].tolist() == [1, 0, 0, restart_seed(10, 0, 1)]
+    observations = act(envs, 1, 1)[0]
     assert observations[:, 3].tolist() == [restart_seed(10, 0, 1), restart_seed(11, 1, 2)]
-    assert counts(act(envs, 1, 1)[0]) == [[1, 1], [1, 1]]
+    assert counts(observations) == [[1, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
+def test_a_reset_of_others_leaves_the_next_episode_to_the_next_step(make: Make, mode: str) -> None:
+    envs = make(faulty(3), num_actors=2, autoreset_mode=mode)
+    envs.reset(seed=0)
+    over = act(envs, EXIT, 1, RAISE)[0]  # the last two share an actor
+    observations, infos = envs.reset(options={"reset_mask": np.array([False, True, False])})
+    assert "fault" not in infos
+    assert observations[[0, 2]].tolist() == over[[0, 2]].tolist()
+    assert counts(observations)[1] == [2, 0]
+    observations, rewards, *_ = act(envs, 1, 1, 1)
+    assert counts(observations) == [[1, 0], [2, 1], [1, 0]]
+    assert rewards[[0, 2]].tolist() == [0.0, 0.0]
+    assert counts(act(envs, 1, 1, 1)[0]) == [[1, 1], [2, 2], [1, 1]]
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
@@ -407,6 +424,21 @@ def test_what_a_hook_raises_takes_no_result_away(make: Make, error: BaseExceptio
         assert infos["fault"]["cause"][1] == "error"
         _, _, _, truncations, infos = act(envs, 1, 1)
         assert "fault" not in infos
+
+
+def test_after_a_reset_that_a_hook_broke_off_a_step_is_one(make: Make, tmp_path: Path) -> None:
+    def fail(_: Fault) -> None:
+        raise ValueError("mine")
+
+    envs = make(faulty(2, tmp_path), num_actors=1, hooks=Hooks(on_fault=fail))
+    plan(tmp_path, "reset", RAISE)
+    with pytest.raises(ValueError, match="mine"):
+        envs.reset()
+    observations, rewards, _, truncations, infos = act(envs, 1, 1)
+    assert infos["fault"]["cause"].tolist() == ["error", None]
+    assert counts(observations) == [[1, 0], [1, 1]]
+    assert rewards[0] == 0.0
+    assert not truncations.any()
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])

@@ -32,8 +32,11 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envbus.runner.memory._MAX_SHARE", 1.0)
 
 
+@pytest.mark.parametrize("restart", [True, False], ids=["restart", "raise"])
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "frames"])
-def test_under_next_step_no_step_is_lost_or_doubled(tmp_path: Path, shared_memory: bool) -> None:
+def test_under_next_step_no_step_is_lost_or_doubled(
+    tmp_path: Path, shared_memory: bool, restart: bool
+) -> None:
     paths = [tmp_path / f"env-{env_id}" for env_id in range(3)]
     lives: Counter[int] = Counter()
     envs = BusVectorEnv(
@@ -41,6 +44,7 @@ def test_under_next_step_no_step_is_lost_or_doubled(tmp_path: Path, shared_memor
         num_actors=3,
         shared_memory=shared_memory,
         recycle_after=RecycleAfter(steps=20),
+        restart_failed_sub_environments=restart,
         hooks=Hooks(on_restart=lambda env_id, life: lives.update([env_id])),
     )
     pids = envs.actor_pids()
