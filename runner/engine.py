@@ -130,11 +130,13 @@ class Engine:
         self._tickets: set[Ticket] = set()
         #: Requests in flight, by their first env: id, and tag.
         self._requests: dict[int, tuple[int, _Tag]] = {}
+        self._is_copy = False
         disown_in_forks(self)
 
     def disown(self) -> None:
         """In a forked copy: the steps that were asked by words are the owner's to take."""
         self._words, self._by_word = None, {}
+        self._is_copy = True
 
     # --- ask ---------------------------------------------------------------------------------
 
@@ -363,12 +365,13 @@ class Engine:
         """Wait up to `timeout` seconds for news, and do what follows from it.
 
         Raises:
-            ClosedEnvironmentError: A signal's handler has closed the pool meanwhile.
+            ClosedEnvironmentError: A signal's handler has closed all meanwhile.
+            ClosedError: This is a forked copy.
         """
         try:
             self._take_news(timeout)
         except EnvbusError as exc:
-            if not self._fleet.closed:
+            if not self._fleet.closed or self._is_copy:
                 raise
             text = f"`{self._owner}` was closed during this call."
             raise ClosedEnvironmentError(text) from exc
