@@ -44,7 +44,7 @@ from envbus.bus.nursery_links import NurseryLinks, standard_streams
 from envbus.bus.pipe import Pipe
 from envbus.bus.process import Child, ExitStatus
 from envbus.bus.server_process import ServerProcess, current_directory, module_path, server_for
-from envbus.bus.stacks import StackFile, describe_stacks, native_stacks
+from envbus.bus.stacks import LEFT_TO_WRITERS, StackFile, describe_stacks, native_stacks
 from envbus.bus.threads import ThreadsPerProcess, thread_variables
 from envbus.bus.unix_sockets import wait_for
 
@@ -55,9 +55,9 @@ logger = logging.getLogger("envbus.bus.nursery")
 #: How children start unless told otherwise. macOS' frameworks crash in processes that were
 #: forked after they were loaded, and numpy alone loads one (Accelerate).
 DEFAULT_METHOD: Final = "spawn" if sys.platform == "darwin" else "fork"
-#: Descriptors of this process per child: its pipe, its stacks, its lane, and one more while its
-#: process starts; and what a program should have left for itself.
-_DESCRIPTORS: Final = 4
+#: Descriptors of this process per child: its pipe, its lane and that lane's pipe; and what a
+#: program should have left for itself.
+_DESCRIPTORS: Final = 3 if LEFT_TO_WRITERS else 4
 _SPARE_DESCRIPTORS: Final = 16
 #: Seconds for a killed child to be reported by the server, which may hold that back for the sake
 #: of what the child has left (`forkserver.py`).
@@ -360,6 +360,7 @@ class Nursery:
             with theirs, standard_streams() as streams:
                 self._send(message, [theirs.fileno(), *streams, stacks.fd], deadline)
             started = self._wait_for_start(message.number, deadline)
+            stacks.leave_to(started.pid)
         except BaseException:
             pipe.close()
             stacks.close()

@@ -1,7 +1,7 @@
 """Asks a process for the Python stacks of its threads, also one that is stuck in C code.
 
 `faulthandler` writes them in the handler of a signal, without the interpreter's help, into a
-nameless file that the asking process shares. The signal disturbs little: system calls go on
+nameless file that the asking process can open. The signal disturbs little: system calls go on
 after it, but for sleeps and polls of C code, which may return early. Leaves out who is asked, and
 how the signal gets there (`nursery.py`, `forkserver.py`).
 """
@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,13 +24,25 @@ from envbus.bus.anonymous import anonymous_file
 from envbus.bus.descendants import process_state
 from envbus.bus.thread_dump import is_complete, tidy
 
-__all__ = ["STACK_SIGNAL", "StackFile", "describe_stacks", "native_stacks", "offer_stacks"]
+__all__ = [
+    "LEFT_TO_WRITERS",
+    "STACK_SIGNAL",
+    "StackFile",
+    "describe_stacks",
+    "native_stacks",
+    "offer_stacks",
+]
+
+#: Whether a process that reads stacks need not keep the file open: see `StackFile.leave_to`.
+LEFT_TO_WRITERS: Final = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
 
 #: The signal, SIGRTMIN + 11 on Linux. Programs use SIGUSR1 and SIGUSR2 for themselves, the C
 #: library and language runtimes the first few and the last few of the real-time signals.
 STACK_SIGNAL: Final[int] = (
     signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2  # macOS has no others
 )
+#: What the file is called, for people, and in `/proc/<pid>/fd`.
+_LABEL: Final = "envbus-stacks"
 #: Seconds between looks at the files.
 _INTERVAL: Final = 0.005
 #: Characters of one process' stacks: faulthandler shows up to 100 threads of 100 frames each.
@@ -49,27 +61,66 @@ class StackFile:
     """A nameless file that one process writes its stacks to and another reads.
 
     Attributes:
-        fd: Its descriptor, to be handed to the process that writes.
+        fd: Its descriptor, to be handed to the process that writes; -1 once that one alone has it.
     """
 
     def __init__(self) -> None:
-        self.fd = anonymous_file("envbus-stacks")
+        self.fd = anonymous_file(_LABEL)
         # Writes go to the end, wherever that is after `clear`.
         fcntl.fcntl(self.fd, fcntl.F_SETFL, os.O_APPEND)
+        self._inode = os.fstat(self.fd).st_ino
+        #: The writer's descriptor, by which the file is opened when `fd` is closed.
+        self._path = ""
+
+    def leave_to(self, pid: int) -> None:
+        """Close this process' descriptor if the file can be opened by that of process `pid`."""
+        with contextlib.suppress(OSError):  # no /proc, or another one's; it is kept then
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                path = f"/proc/{pid}/fd/{number}"
+                with contextlib.suppress(OSError):
+                    os.close(self._open(path))
+                    self.close()
+                    self._path = path
+                    return
 
     def clear(self) -> None:
         """Forget what was written."""
-        os.ftruncate(self.fd, 0)
+        with contextlib.suppress(OSError), self._opened() as fd:
+            os.ftruncate(fd, 0)
 
     def read(self) -> str:
-        """Return what was written since `clear`."""
-        return os.pread(self.fd, os.fstat(self.fd).st_size, 0).decode("utf-8", "replace")
+        """Return what was written since `clear`; nothing if the file is gone with its writer."""
+        with contextlib.suppress(OSError), self._opened() as fd:
+            return os.pread(fd, os.fstat(fd).st_size, 0).decode("utf-8", "replace")
+        return ""
 
     def close(self) -> None:
         """Close this process' descriptor. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        fd = os.dup(self.fd) if self.fd >= 0 else self._open(self._path)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _open(self, path: str) -> int:
+        """Open what must be this file.
+
+        Raises:
+            OSError: It is another one, or its process is gone or of another user.
+        """
+        if not os.readlink(path).startswith(f"/memfd:{_LABEL}"):  # to open others may block
+            raise FileNotFoundError(path)
+        fd = os.open(path, os.O_RDWR)
+        if os.fstat(fd).st_ino != self._inode:  # of another process that has got the same id
+            os.close(fd)
+            raise FileNotFoundError(path)
+        return fd
 
 
 def offer_stacks(fd: int) -> None:

@@ -3,12 +3,20 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from envbus.bus.stacks import STACK_SIGNAL, StackFile, describe_stacks, offer_stacks
+from envbus.bus.stacks import (
+    LEFT_TO_WRITERS,
+    STACK_SIGNAL,
+    StackFile,
+    describe_stacks,
+    offer_stacks,
+)
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,6 +34,35 @@ def test_a_file_can_be_written_and_cleared_again_and_again(file: StackFile) -> N
         file.clear()
         os.write(file.fd, text.encode())
         assert file.read() == text
+
+
+@pytest.mark.skipif(not LEFT_TO_WRITERS, reason="no memfd or no /proc here")
+def test_a_file_that_is_left_to_its_writer_is_read_until_that_has_ended(file: StackFile) -> None:
+    fd = os.dup(file.fd)
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[fd]) as writer:
+        other = StackFile()
+        other.leave_to(writer.pid)
+        assert other.fd >= 0, "not what that process has open"
+        other.close()
+        file.leave_to(writer.pid)
+        assert file.fd == -1
+        for text in ("one\n", "the second\n"):
+            file.clear()
+            os.write(fd, text.encode())
+            assert file.read() == text
+        writer.communicate(b"\n")
+    os.close(fd)
+    file.clear()
+    assert file.read() == ""
+    (text,) = describe_stacks([(writer.pid, file)], timeout=0.01)
+    assert text == f"no stack of process {writer.pid}: it did not react within 0.01 s"
+
+
+def test_a_file_of_a_process_that_cannot_be_looked_into_is_kept(file: StackFile) -> None:
+    file.leave_to(0)
+    os.write(file.fd, b"kept")
+    assert file.read() == "kept"
 
 
 def test_a_process_writes_its_stacks_when_it_gets_the_signal(file: StackFile) -> None:
