@@ -19,7 +19,7 @@ from typing import Final
 
 import cloudpickle
 
-from envbus.bus.anonymous import anonymous_file
+from envbus.bus.anonymous import content_of, file_of
 from envbus.bus.errors import (
     ClosedError,
     DecodeError,
@@ -101,12 +101,8 @@ class Pipe:
             QueueFullError: The other side has not read for so long.
             TransportError: There is no memory or descriptor left for it.
         """
+        fd = file_of(data, "envbus-parcel")
         try:
-            fd = anonymous_file("envbus-parcel")
-        except OSError as error:
-            raise TransportError(f"no parcel could be made: {error}") from error
-        try:
-            _write_all(fd, memoryview(data).cast("B"))
             self._send(number, _BYTES, fd, timeout)
         finally:
             os.close(fd)
@@ -135,7 +131,7 @@ class Pipe:
         """
         fd = self._take(number, _BYTES, timeout)
         try:
-            return _read_all(fd)
+            return content_of(fd)
         finally:
             os.close(fd)
 
@@ -388,27 +384,3 @@ def _split(data: bytes) -> list[memoryview]:
     if start != len(data):
         raise DecodeError(f"a parcel of objects has {len(data)} bytes, not {start}")
     return pickles
-
-
-def _write_all(fd: int, data: memoryview) -> None:
-    try:
-        while data:
-            data = data[os.write(fd, data) :]
-    except OSError as error:
-        raise TransportError(f"a parcel of {len(data)} bytes found no memory: {error}") from error
-
-
-def _read_all(fd: int) -> bytes:
-    """Return the whole file; its own offset, shared with the sender, is not touched."""
-    size = os.fstat(fd).st_size
-    chunks, start = [], 0
-    while start < size:
-        try:
-            chunk = os.pread(fd, size - start, start)
-        except (OSError, MemoryError) as error:  # it is no file, or far too large
-            raise TransportError(f"a parcel of {size} bytes cannot be read: {error!r}") from error
-        if not chunk:
-            raise TransportError("a parcel was cut short while it was read")
-        chunks.append(chunk)
-        start += len(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
