@@ -21,10 +21,10 @@ from envbus.bus.transport import PeerTransport
 from envbus.bus.words import Doer
 from envbus.bus.zmq_peer import ZmqPeer
 
-__all__ = ["BOOTSTRAP_PARCEL", "HANDOVER_TIMEOUT", "LANE_PARCELS", "Bootstrap", "Hosted", "host"]
+__all__ = ["BOOTSTRAP_PARCEL", "HANDOVER_TIMEOUT", "LANE_PARCEL", "Bootstrap", "Hosted", "host"]
 
-#: Numbers of the first parcels on the pipe: the bootstrap, and, with a lane, its descriptors.
-BOOTSTRAP_PARCEL, *LANE_PARCELS = 1, 2, 3
+#: Numbers of the first parcels on the pipe: the bootstrap, and, with a lane, its descriptor.
+BOOTSTRAP_PARCEL, LANE_PARCEL = 1, 2
 #: Seconds to wait for the owner's side of a hand-over that it has begun.
 HANDOVER_TIMEOUT: Final = 30.0
 
@@ -120,6 +120,5 @@ def host(
 def _connect(bootstrap: Bootstrap, pipe: Pipe, words: Doer | None) -> PeerTransport:
     if bootstrap.endpoint:
         return ZmqPeer(bootstrap.endpoint, bootstrap.identity)
-    packets, parcels = (pipe.receive_fd(number, HANDOVER_TIMEOUT) for number in LANE_PARCELS)
-    end = LaneEnd.from_fds((packets, parcels))
+    end = LaneEnd.from_fd(pipe.receive_fd(LANE_PARCEL, HANDOVER_TIMEOUT))
     return LanePeer(end, bootstrap.identity, spin=bootstrap.spin, words=words)

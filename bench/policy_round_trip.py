@@ -130,11 +130,11 @@ class BusAlone(Way):
         self._broker.expect(IDENTITY, "worker", 0)
         ours, theirs = LaneEnd.pair()
         router.add_lane(IDENTITY, ours)
-        fds = theirs.fds()
+        fd = theirs.fileno()
         self._worker = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-m", "envbus.bench.policy_round_trip", *map(str, fds), case.name],
+            [sys.executable, "-m", "envbus.bench.policy_round_trip", str(fd), case.name],
             stdin=subprocess.DEVNULL,
-            pass_fds=fds,
+            pass_fds=[fd],
         )
         theirs.close()
         outcomes = self._broker.poll(TIMEOUT)
@@ -342,7 +342,7 @@ def _policy_of(case: PolicyCase) -> Policy:
     return MlpPolicy(case.space, spaces.Discrete(2), seed=0)
 
 
-def _answer(packets: str, parcels: str, case_name: str) -> None:
+def _answer(fd: str, case_name: str) -> None:
     """Answer for the bus alone, until killed."""
     (case,) = (case for case in POLICY_CASES if case.name == case_name)
     out = _policy_of(case).compute_actions(case.observations, None)
@@ -353,7 +353,7 @@ def _answer(packets: str, parcels: str, case_name: str) -> None:
         version=0,
         push=0,
     )
-    lane = LaneEnd.from_fds((int(packets), int(parcels)))
+    lane = LaneEnd.from_fd(int(fd))
     worker = Worker(
         LanePeer(lane, IDENTITY, spin=usable_cores() > 1),
         Hello(name="worker", services=["bench"], capacity=1000, pid=os.getpid()),

@@ -1,6 +1,6 @@
 """Files without a name: memory that can be handed to another process as a descriptor.
 
-Leaves out how it is mapped (`arena.py`) and how it travels (`pipe.py`).
+Leaves out how it is mapped (`arena.py`) and how it travels (`pipe.py`, `lane.py`).
 """
 
 from __future__ import annotations

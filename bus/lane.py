@@ -1,13 +1,15 @@
 """A faster carriage between a broker and the children of its own process: one socketpair each.
 
 The same messages as over ROUTER and DEALER, without libzmq's I/O threads: a message costs one
-wake-up instead of three. Leaves out what frames mean, how a child gets its end, and the broker's
-side (`lane_router.py`).
+wake-up instead of three. A large one is in a file that comes with a packet, and takes no room in
+the socket. Leaves out what frames mean, how a child gets its end, and the broker's side
+(`lane_router.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -15,12 +17,13 @@ import struct
 import time
 from typing import Final
 
-from envbus.bus.errors import ClosedError, DecodeError
+from envbus.bus.anonymous import content_of, file_of
+from envbus.bus.errors import ClosedError, DecodeError, QueueFullError, TransportError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.packets import pack, table_of
-from envbus.bus.pipe import SEND_TIMEOUT, Pipe
 from envbus.bus.spinning import CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.transport import Buffer, Frames
+from envbus.bus.unix_sockets import receive_with_descriptors, rights
 from envbus.bus.words import RING, Doer
 
 __all__ = ["LANES_EXIST", "LaneEnd", "LanePeer", "usable_cores"]
@@ -32,12 +35,14 @@ DONT_WAIT: Final = getattr(socket, "MSG_DONTWAIT", 0)
 _PEEK: Final = DONT_WAIT | getattr(socket, "MSG_PEEK", 0)
 #: Looks at a word between two looks at the socket.
 _LOOKS_AT_WORD: Final = 32
-#: Largest message that goes through the socket; a larger one is handed over as a parcel. A
-#: socket's buffer holds some 200 kB, and copying 32 kB costs less than a parcel does.
+#: Largest packet that goes through the socket; a larger one is handed over as a file. A socket's
+#: buffer holds some 200 kB, and copying 32 kB costs less than a file does.
 INLINE_BYTES: Final = 32 * 1024
-#: Number of frames; a parcel's number follows if it is 0, else each frame's length.
+#: Says that the next packet may be a file, and is what comes with the file. To look for files at
+#: each packet would cost some microseconds.
+FILE_FOLLOWS: Final = bytes(4)
+#: Number of frames.
 _COUNT: Final = struct.Struct("<I")
-_PARCEL: Final = struct.Struct("<IQ")
 
 
 class LaneEnd:
@@ -45,36 +50,28 @@ class LaneEnd:
 
     Args:
         sock: One end of a SOCK_SEQPACKET pair.
-        pipe: One end of a pipe of its own, for messages that are too large for the socket.
     """
 
-    def __init__(self, sock: socket.socket, pipe: Pipe) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._pipe = pipe
-        #: Seconds that `pack` may wait for room in the pipe.
-        self._patience = SEND_TIMEOUT
+        #: Whether it was said that the next packet may be a file.
+        self._may_be_file = False
         disown_in_forks(self)
 
     @classmethod
     def pair(cls) -> tuple[LaneEnd, LaneEnd]:
         """Return both ends of a new lane."""
-        socks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours, theirs = (cls(sock, pipe) for sock, pipe in zip(socks, Pipe.pair(), strict=True))
-        return ours, theirs
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours), cls(theirs)
 
     @classmethod
-    def from_fds(cls, fds: tuple[int, int]) -> LaneEnd:
-        """Return the end that has these descriptors; takes them over."""
-        return cls(socket.socket(fileno=fds[0]), Pipe.from_fd(fds[1]))
-
-    def fds(self) -> tuple[int, int]:
-        """Return the descriptors of this end, to hand duplicates of them to a child."""
-        return self._socket.fileno(), self._pipe.fileno()
+    def from_fd(cls, fd: int) -> LaneEnd:
+        """Return the end that has this descriptor; takes it over."""
+        return cls(socket.socket(fileno=fd))
 
     def set_timeout(self, timeout: float | None) -> None:
         """Let `read` wait up to `timeout` seconds, and `write` for room; None: nothing waits."""
         self._socket.setblocking(timeout is not None)
-        self._patience = 0.0 if timeout is None else SEND_TIMEOUT
         if timeout is not None:
             # The kernel's own time-out: one system call per message, where Python's takes two.
             seconds, fraction = divmod(max(timeout, 1e-6), 1.0)
@@ -82,37 +79,22 @@ class LaneEnd:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
 
     def fileno(self) -> int:
-        """Return the descriptor to poll."""
+        """Return the descriptor to poll, or to hand a duplicate of it to a child."""
         return self._socket.fileno()
 
     def pack(self, frames: Frames) -> bytes:
-        """Return the packet that carries `frames`; a large one's content goes ahead by pipe.
+        """Return the packet that carries `frames`."""
+        return pack(frames)
 
-        Raises:
-            QueueFullError: The other side does not read its pipe.
-            TransportError: The pipe failed.
-        """
-        packet = pack(frames)
-        if len(packet) <= INLINE_BYTES:
-            return packet
-        number = self._pipe.next_number()
-        self._pipe.send_bytes(number, packet, self._patience)
-        return _PARCEL.pack(0, number)
-
-    def unpack(self, packet: bytes) -> list[Buffer]:
+    @staticmethod
+    def unpack(packet: bytes) -> list[Buffer]:
         """Return the frames that a packet carries.
 
         Raises:
             DecodeError: It is not one of `pack`.
-            TransportError: The pipe failed.
         """
         try:
             (count,) = _COUNT.unpack_from(packet)
-            if count == 0:
-                number = _PARCEL.unpack(packet)[1]
-                # Sent before the packet that names it: it is there, or never comes.
-                packet = self._pipe.receive_bytes(number, 0.0)
-                (count,) = _COUNT.unpack_from(packet)
             table = table_of(count)
             _, *lengths = table.unpack_from(packet)
         except struct.error as exc:
@@ -130,12 +112,19 @@ class LaneEnd:
 
         Raises:
             ClosedError: The other side is gone.
+            QueueFullError: Too many files are under way.
+            TransportError: There is no memory or descriptor for a large one.
         """
         try:
-            self._socket.send(packet)
+            if len(packet) > INLINE_BYTES:
+                self._write_file(packet)
+            else:
+                self._socket.send(packet)
         except BlockingIOError:
             return False
         except OSError as exc:
+            if exc.errno == errno.ETOOMANYREFS:
+                raise QueueFullError("too many large messages under way") from exc
             raise ClosedError(f"the other side of the lane is gone: {exc}") from exc
         return True
 
@@ -147,9 +136,15 @@ class LaneEnd:
 
         Raises:
             ClosedError: The other side is gone.
+            TransportError: A file was lost.
         """
         try:
+            if self._may_be_file:
+                return self._read_file(flags)
             packet = self._socket.recv(2 * INLINE_BYTES, flags)
+            if packet == FILE_FOLLOWS:
+                self._may_be_file = True
+                return self._read_file(flags)
         except BlockingIOError:
             return None
         except OSError as exc:
@@ -164,7 +159,7 @@ class LaneEnd:
         Raises:
             ClosedError: The other side is gone.
             DecodeError: What came is no message.
-            TransportError: The pipe failed.
+            TransportError: A file was lost.
         """
         packet = self.read()
         return None if packet is None or packet == RING else self.unpack(packet)
@@ -201,11 +196,35 @@ class LaneEnd:
     def close(self) -> None:
         """Close this end. Idempotent."""
         self._socket.close()
-        self._pipe.close()
 
     def disown(self) -> None:
-        """In a forked copy: close its descriptors, which the owner does not notice."""
-        self.close()
+        """In a forked copy: close its descriptor, which the owner does not notice."""
+        self._socket.close()
+
+    def _write_file(self, packet: bytes) -> None:
+        fd = file_of(packet, "envbus-parcel")
+        try:
+            # Where there is room for the first only, both are sent again later.
+            self._socket.send(FILE_FOLLOWS)
+            self._socket.sendmsg([FILE_FOLLOWS], rights([fd]))
+        finally:
+            os.close(fd)
+
+    def _read_file(self, flags: int) -> bytes | None:
+        """Return the next packet, which may be a file."""
+        data, fds, lost = receive_with_descriptors(self._socket, 2 * INLINE_BYTES, flags)
+        try:
+            if lost:
+                raise TransportError("a message was lost: too many open files in this process")
+            if not data:
+                raise ClosedError("the other side of the lane is gone")
+            if not fds and data == FILE_FOLLOWS:  # said again
+                return None
+            self._may_be_file = False
+            return content_of(fds[0]) if fds else data
+        finally:
+            for fd in fds:
+                os.close(fd)
 
 
 class LanePeer:
@@ -237,6 +256,7 @@ class LanePeer:
 
         Raises:
             ClosedError: The broker is gone.
+            TransportError: There is no memory or descriptor for a large message.
         """
         self._set_timeout(self._timeout or 1.0)
         self._end.write(self._end.pack(frames))

@@ -171,10 +171,7 @@ class LaneRouter:
                 f"{len(waiting)} messages of {self._queued[peer]} bytes wait for this peer, which "
                 "does not read"
             )
-        try:
-            packet = end.pack(frames)
-        except ClosedError:
-            return  # as in `_write`
+        packet = end.pack(frames)
         if self._held is not None and waiting is None and type(end) is StreamEnd:
             self._held.setdefault(peer, []).append(packet)
         else:
@@ -411,6 +408,8 @@ class LaneRouter:
             finished = end.finish() and not waiting
         except ClosedError:
             finished = True
+        except TransportError:  # no memory or descriptor for a large one: it is tried again
+            return
         if finished:
             del self._unsent[peer], self._queued[peer]
             with contextlib.suppress(OSError, ValueError):  # hung up, and forgotten already

@@ -55,9 +55,9 @@ logger = logging.getLogger("envbus.bus.nursery")
 #: How children start unless told otherwise. macOS' frameworks crash in processes that were
 #: forked after they were loaded, and numpy alone loads one (Accelerate).
 DEFAULT_METHOD: Final = "spawn" if sys.platform == "darwin" else "fork"
-#: Descriptors of this process per child: its pipe, its lane and that lane's pipe; and what a
-#: program should have left for itself.
-_DESCRIPTORS: Final = 3 if LEFT_TO_WRITERS else 4
+#: Descriptors of this process per child: its pipe and its lane; and what a program should have
+#: left for itself.
+_DESCRIPTORS: Final = 2 if LEFT_TO_WRITERS else 3
 _SPARE_DESCRIPTORS: Final = 16
 #: Seconds for a killed child to be reported by the server, which may hold that back for the sake
 #: of what the child has left (`forkserver.py`).

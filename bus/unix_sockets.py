@@ -32,8 +32,10 @@ def rights(fds: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
 
 
-def receive_with_descriptors(sock: socket.socket, size: int) -> tuple[bytes, list[int], bool]:
-    """Return up to `size` bytes from a non-blocking stream socket, and what came with them.
+def receive_with_descriptors(
+    sock: socket.socket, size: int, flags: int = 0
+) -> tuple[bytes, list[int], bool]:
+    """Return up to `size` bytes from a socket, and what came with them.
 
     Returns:
         The bytes, empty after a hang-up; the descriptors, which child processes do not inherit
@@ -41,10 +43,10 @@ def receive_with_descriptors(sock: socket.socket, size: int) -> tuple[bytes, lis
         may not open any more.
 
     Raises:
-        BlockingIOError: Nothing is there now.
+        BlockingIOError: Nothing is there now, or within the socket's time-out.
     """
     try:
-        data, ancillary, flags, _ = sock.recvmsg(size, _RIGHTS_SPACE, _CLOEXEC)
+        data, ancillary, found, _ = sock.recvmsg(size, _RIGHTS_SPACE, _CLOEXEC | flags)
     except ConnectionResetError:
         return b"", [], False
     fds = array.array("i")
@@ -54,7 +56,7 @@ def receive_with_descriptors(sock: socket.socket, size: int) -> tuple[bytes, lis
     if not _CLOEXEC:
         for fd in fds:
             os.set_inheritable(fd, False)
-    return data, list(fds), bool(flags & socket.MSG_CTRUNC)
+    return data, list(fds), bool(found & socket.MSG_CTRUNC)
 
 
 def wait_for(file: _HasFileno, events: int, deadline: float) -> int:

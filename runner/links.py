@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from envbus.actors.hosting import BOOTSTRAP_PARCEL, LANE_PARCELS, Bootstrap
+from envbus.actors.hosting import BOOTSTRAP_PARCEL, LANE_PARCEL, Bootstrap
 from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig
@@ -198,9 +198,9 @@ class Links(Generic[M]):
             return
         ours, theirs = LaneEnd.pair()
         try:
-            for number, fd in zip(LANE_PARCELS, theirs.fds(), strict=True):
-                assert number == pipe.next_number()
-                pipe.send_fd(number, fd)
+            number = pipe.next_number()
+            assert number == LANE_PARCEL
+            pipe.send_fd(number, theirs.fileno())
             self._lanes.add_lane(bootstrap.identity, ours)
         except BaseException:
             ours.close()

@@ -215,7 +215,7 @@ class PolicyRoster:
         )
         ours, theirs = LaneEnd.pair()
         try:
-            if not knock(door, notice, theirs.fds()):
+            if not knock(door, notice, [theirs.fileno()]):
                 ours.close()
                 return
         finally:

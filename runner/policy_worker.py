@@ -175,10 +175,10 @@ class PolicyWorker:
     def _let_in(self, knock: Knock) -> None:
         notice, fds = knock
         if isinstance(notice, OpenLane):
-            packets, parcels = fds
+            (lane,) = fds
             asker = notice.identity
             self._router.drop_lane(asker)
-            self._router.add_lane(asker, LaneEnd.from_fds((packets, parcels)))
+            self._router.add_lane(asker, LaneEnd.from_fd(lane))
             self._askers.add(asker)
             hello = Hello(
                 name=notice.name,

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +20,15 @@ from envbus.bus.errors import (
     UnknownPeerError,
 )
 from envbus.bus.lane import (
+    FILE_FOLLOWS,
     INLINE_BYTES,
     LANES_EXIST,
     LaneEnd,
     LanePeer,
 )
-from envbus.bus.lane_router import QUEUE_LIMIT, LaneRouter
-from envbus.bus.transport import RouterTransport
+from envbus.bus.lane_router import QUEUE_BYTES, QUEUE_LIMIT, LaneRouter
+from envbus.bus.transport import Buffer, RouterTransport
+from envbus.bus.unix_sockets import rights
 from envbus.bus.zmq_peer import ZmqPeer
 from envbus.bus.zmq_router import ZmqRouter
 from tests.integration.nursery_children import PATIENCE, wait_until
@@ -89,6 +93,13 @@ def receive(router: LaneRouter) -> tuple[bytes, list[bytes] | None]:
     return found[0]
 
 
+def received(receive: Callable[[], list[Buffer] | None]) -> list[bytes]:
+    """Return the next message; a look may end without one."""
+    while (frames := receive()) is None:
+        pass
+    return [bytes(frame) for frame in frames]
+
+
 def test_frames_arrive_whole_and_in_order_both_ways(router: LaneRouter, peer: LanePeer) -> None:
     for number in range(20):
         peer.send([b"%d" % number, b"", memoryview(b"view"), bytearray(b"array")])
@@ -128,19 +139,91 @@ def test_the_router_never_blocks_and_refuses_when_its_queue_is_full(
         assert plain(peer.receive(PATIENCE)) == [b"%d" % number]
 
 
-def test_large_messages_that_are_not_read_are_refused_without_a_wait(
+def test_large_messages_that_are_not_read_wait_like_small_ones_until_the_queue_is_full(
     router: LaneRouter, peer: LanePeer
 ) -> None:
-    large = bytes(INLINE_BYTES)
-    sent, why = until_full(router, b"p", [large])
-    assert "has not read it for 0 s" in why
-    router.send(b"p", [b"small"])  # what fits goes on
-    for _ in range(sent):
-        assert plain(peer.receive(PATIENCE)) == [large]
-    router.wait(0.0)
+    large = [bytes([number]) * INLINE_BYTES for number in range(251)]
+    sent = 0
+    while not router_is_full(router, large[sent % 251]):
+        sent += 1
+    assert QUEUE_LIMIT < sent < 2 * QUEUE_LIMIT
+    for number in range(sent):  # nothing of what was taken is lost, nor out of order
+        router.wait(0.0)
+        assert plain(peer.receive(PATIENCE)) == [large[number % 251]]
+    router.send(b"p", [b"small"])
     assert plain(peer.receive(PATIENCE)) == [b"small"]
-    router.send(b"p", [large])
-    assert plain(peer.receive(PATIENCE)) == [large]
+
+
+def test_large_messages_queue_by_their_bytes(router: LaneRouter, peer: LanePeer) -> None:
+    sent, why = until_full(router, b"p", [bytes(QUEUE_BYTES // 8)])
+    assert sent < QUEUE_LIMIT
+    assert "which does not read" in why
+
+
+def test_a_child_that_sends_large_messages_waits_while_nobody_reads(
+    router: LaneRouter, peer: LanePeer
+) -> None:
+    large = [bytes([number]) * INLINE_BYTES for number in range(251)]
+
+    def send() -> None:
+        for number in range(1000):
+            peer.send([large[number % 251]])
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    for number in range(1000):
+        assert receive(router) == (b"p", [large[number % 251]])
+    thread.join()
+
+
+def test_rings_and_messages_of_all_sizes_pass_each_other(
+    router: LaneRouter, peer: LanePeer
+) -> None:
+    sizes = [1, INLINE_BYTES + 1, 1, 2, 3 * INLINE_BYTES, INLINE_BYTES + 1, 1]
+    for size in sizes:
+        peer.send([bytes(size)])
+        peer.ring()
+        router.send(b"p", [bytes(size)])
+        router.ring(b"p")
+    for size in sizes:
+        assert receive(router) == (b"p", [bytes(size)])
+        assert received(lambda: peer.receive(PATIENCE)) == [bytes(size)]
+
+
+def test_a_file_that_was_announced_and_found_no_room_comes_later(router: LaneRouter) -> None:
+    ours, theirs = LaneEnd.pair()
+    theirs.set_timeout(None)
+    ours.write(FILE_FOLLOWS)
+    assert theirs.receive() is None
+    assert not theirs.take_ring()
+    ours.ring()
+    assert theirs.receive() is None
+    for frames in ([bytes(2 * INLINE_BYTES)], [b"small"]):
+        ours.write(FILE_FOLLOWS)
+        ours.write(FILE_FOLLOWS)
+        ours.write(ours.pack(frames))
+        assert received(theirs.receive) == frames
+    ours.close()
+    theirs.close()
+
+
+def test_what_comes_with_a_packet_and_is_no_file_of_ours_is_let_go_of(
+    router: LaneRouter, tmp_path: Path
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end = LaneEnd(other)
+    with (tmp_path / "f").open("wb") as file:
+        for data in (b"x", FILE_FOLLOWS):
+            one.send(FILE_FOLLOWS)
+            one.sendmsg([data], rights([file.fileno(), file.fileno()]))
+            with pytest.raises(DecodeError):
+                end.receive()
+    one.close()
+    with pytest.raises(ClosedError):
+        end.receive()
+    end.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_looking_does_not_wait_and_waiting_ends(router: LaneRouter, peer: LanePeer) -> None:

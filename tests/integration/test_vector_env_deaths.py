@@ -20,7 +20,9 @@ from gymnasium.vector import AutoresetMode
 
 from envbus.actors.testing import CountingEnv, FailingEnv, HangingEnv
 from envbus.bus.errors import RestartLimitError
+from envbus.bus.lane import LANES_EXIST
 from envbus.bus.restart import RestartPolicy
+from envbus.bus.stacks import LEFT_TO_WRITERS
 from envbus.runner.config import Timeouts
 from envbus.runner.faults import ActorLostError
 from envbus.runner.seeding import restart_seed
@@ -422,6 +424,33 @@ def traces() -> dict[str, Any]:
         "shared memory": len(os.listdir("/dev/shm")),  # noqa: S108
         "mappings": sum("envbus" in m.path for m in me.memory_maps(grouped=False)),
     }
+
+
+@pytest.mark.skipif(not (LANES_EXIST and LEFT_TO_WRITERS), reason="of Linux")
+@METHODS
+def test_an_actor_takes_two_descriptors_also_after_a_restart(make: Make, context: str) -> None:
+    def taken(num_actors: int) -> tuple[int, int]:
+        before = traces()["descriptors"]
+        envs = make(
+            [partial(PidEnv, 10**6)] * num_actors,
+            num_actors=num_actors,
+            context=context,
+            restart_failed_sub_environments=True,
+            restart_policy=AT_ONCE,
+        )
+        envs.reset()
+        at_first = traces()["descriptors"]
+        envs.step(np.full(num_actors, 13))
+        envs.step(np.ones(num_actors))
+        assert envs.statistics().restarts == num_actors
+        now = traces()["descriptors"]
+        envs.close()
+        return at_first - before, now - before
+
+    taken(1)  # what stays for the next ones is made
+    few, many = taken(1), taken(5)
+    assert few[0] == few[1]
+    assert many == (few[0] + 4 * 2, few[0] + 4 * 2)
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_a_lane_is_left_at_the_door_of_each_worker_that_is_up(
     ((notice, fds),) = folder.knocks("a")
     assert isinstance(notice, OpenLane)
     assert (notice.identity, notice.name, notice.capacity) == (b"asker", "a", 8)
-    assert len(fds) == 2
+    assert len(fds) == 1
     assert not folder.knocks("b")
 
 

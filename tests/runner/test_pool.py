@@ -1045,5 +1045,5 @@ def test_actors_that_need_more_descriptors_than_there_may_be_are_told_how_many()
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
     last = done.stderr.splitlines()[-1]
-    assert "StartError: 32 processes cannot be started: each takes 3 descriptors" in last
+    assert "StartError: 32 processes cannot be started: each takes 2 descriptors" in last
     assert "may have 64" in last
