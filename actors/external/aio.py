@@ -139,10 +139,11 @@ class AsyncExternalEnvClient:
         try:
             await asyncio.wait_for(asyncio.shield(self._joined), self._timeouts.connect)
         except (asyncio.TimeoutError, TimeoutError):
-            why = self._transport.trouble() or "is it running, and is the address right?"
+            why = self._transport.trouble() or self._talk.state()
             await self.close()
             raise RequestTimeoutError(
-                f"no bridge answered at {self.address} within {self._timeouts.connect:g} s; {why}",
+                f"no bridge was joined at {self.address} within {self._timeouts.connect:g} s; "
+                f"{why}",
                 request_id=0,
                 peer="bridge",
             ) from None
@@ -264,11 +265,11 @@ class AsyncExternalEnvClient:
 
     def _tell_of_patience(self) -> None:
         logger.warning(
-            "no bridge has answered at %s for %g s, and is waited for until %g s are over; is it "
-            "running, and is the address right?",
+            "no bridge was joined at %s for %g s, and is waited for until %g s are over; %s",
             self.address,
             PROGRESS_AFTER,
             self._timeouts.connect,
+            self._talk.state(),
         )
 
     async def _start_local(self, policy: PolicyOrFactory) -> None:

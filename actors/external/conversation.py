@@ -121,6 +121,8 @@ class Conversation:
         self._lost = False
         #: Whether the bridge of this session has stopped.
         self._stopped = False
+        #: Why the bridge has no room for us yet, in its words; "": it has not said so.
+        self._full = ""
         self.outgoing: list[Frames] = []
         self.calls: dict[int, Call] = {}
         self.session = ""
@@ -207,7 +209,7 @@ class Conversation:
             self._lost = False
             self._say_hello(now)
         for call in [c for c in self.calls.values() if now >= c.deadline + GRACE]:
-            text = f"no answer within {call.deadline - call.begun:g} s; {trouble or self._state()}"
+            text = f"no answer within {call.deadline - call.begun:g} s; {trouble or self.state()}"
             self._end(call, RequestTimeoutError(text, request_id=call.request_id, peer=BRIDGE))
 
     def wake_at(self) -> float:
@@ -270,21 +272,25 @@ class Conversation:
         self.session = joined.session
         self.ready = True
         self._stopped = False
+        self._full = ""
         self._interval = _HELLO_INTERVAL
         for call in list(self.calls.values()):
             self._send_call(call, now)
 
     def _on_failure(self, request_id: int, failed: Failed) -> None:
+        if failed.code is FailureCode.OVERLOADED and request_id in (self._join_id, HELLO_ID):
+            self._full = failed.message  # and hello is said again
+            return
         if request_id == self._join_id:
             refusal = refusal_of(failed)
             if isinstance(refusal, SessionLostError):
                 self._lose_session(failed.message)
-            elif failed.code is not FailureCode.OVERLOADED:
+            else:
                 self._refuse(refusal or failure_to_error(failed, request_id))
         elif request_id == HELLO_ID:
             if failed.code is FailureCode.VERSION:
                 self._refuse(VersionMismatchError(failed.message))
-            elif failed.code is not FailureCode.OVERLOADED:  # else it is said again
+            else:
                 self._refuse(ProtocolError(f"the bridge refuses this client: {failed.message}"))
 
     def _lose_session(self, message: str) -> None:
@@ -351,9 +357,12 @@ class Conversation:
         for call in list(self.calls.values()):
             self._end(call, self.refused)
 
-    def _state(self) -> str:
+    def state(self) -> str:
+        """Return why the bridge has not answered, as far as is known here, for people."""
         if self.ready:
             return "it does not look at its sockets: does its owner poll?"
+        if self._full:
+            return f"it has no room for this client: {self._full}"
         return "is it running, and is the address right?"
 
 

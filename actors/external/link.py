@@ -119,21 +119,21 @@ class Link:
                     raise talk.refused
                 now = time.monotonic()
                 if now >= deadline:
-                    why = self._transport.trouble() or "is it running, and is the address right?"
+                    why = self._transport.trouble() or talk.state()
                     raise RequestTimeoutError(
-                        f"no bridge answered at {self._address} within {timeout:g} s; {why}",
+                        f"no bridge was joined at {self._address} within {timeout:g} s; {why}",
                         request_id=0,
                         peer="bridge",
                     )
                 if not told and now - begun >= PROGRESS_AFTER:
                     told = True
                     logger.warning(
-                        "no bridge has answered at %s for %g s, and is waited for until %g s are "
+                        "no bridge was joined at %s for %g s, and is waited for until %g s are "
                         "over; %s",
                         self._address,
                         PROGRESS_AFTER,
                         timeout,
-                        self._transport.trouble() or "is it running, and is the address right?",
+                        self._transport.trouble() or talk.state(),
                     )
                 self._turn(min(deadline - now, _SLICE / 5), nobody)
         finally:

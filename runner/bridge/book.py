@@ -198,7 +198,7 @@ class Book:
         if lost:
             return EpisodeLostError(
                 f"Episode {episode_id} has been given up: its client was gone for over "
-                f"{self.limits.lease:g} s."
+                f"{self.limits.lease:g} s, or joined anew."
             )
         return EpisodeFinishedError(f"Episode {episode_id} has already completed.")
 

@@ -186,33 +186,53 @@ class Episodes:
 
     # --- clients --------------------------------------------------------------------------
 
-    def _on_join(self, event: Join, now: float) -> list[Effect]:
+    def _on_join(self, event: Join, _now: float) -> list[Effect]:
         book = self._book
-        peer = event.peer
-        present = book.sessions.find(peer)
-        if event.resume and (present is None or present.secret != event.resume):
-            session = book.sessions.by_secret(event.resume)
+        peer, sessions = event.peer, book.sessions
+        session = sessions.held_by(peer)
+        if event.resume and (session is None or session.secret != event.resume):
+            held, session = session, sessions.by_secret(event.resume)
             if session is None:
                 text = (
                     "the session to be resumed is not there any more: its lease of "
                     f"{book.limits.lease:g} s is over, or the bridge was started again"
                 )
                 return book.refuse(peer, event.request_id, SessionLostError(text))
-            if present is not None:  # it gives up what it has: nobody can come back to that
-                book.sessions.lose(peer, now)
-            if event.request_id <= session.highest:
+            if held is not None:
+                sessions.end(peer)
+                self._give_up_episodes(held, FaultCause.LOST, "its client took another session")
+        if session is None:
+            if (full := self._no_room(event.user)) is not None:
+                return book.fail(peer, event.request_id, FailureCode.OVERLOADED, full)
+            session = sessions.open(peer, event.name, event.user)
+        elif session.peer != peer:
+            # Otherwise a connection that comes and goes would fill the bridge with what it left.
+            is_anew = not event.resume
+            number = -1 if is_anew else event.request_id
+            if number <= session.highest:
                 book.forget_waiting(session)  # its requests' ids will stand for others
-            book.sessions.move(session, peer, event.request_id)
-            book.counts.resumed += 1
-            present = session
-        if present is None:
-            if len(book.sessions) >= book.limits.max_sessions:
-                book.sessions.make_room()
-            if len(book.sessions) >= book.limits.max_sessions:
-                text = f"{len(book.sessions)} clients are known, which is the limit"
-                return book.fail(peer, event.request_id, FailureCode.OVERLOADED, text)
-            present = book.sessions.open(peer, event.name)
-        return [Welcome(peer, event.request_id, present.secret, list(present.episodes))]
+            if is_anew:
+                why = f"its client {session.name} has joined anew"
+                self._give_up_episodes(session, FaultCause.LOST, why)
+                session.name = event.name
+            sessions.move(session, peer, number)
+            book.counts.resumed += not is_anew
+        return [Welcome(peer, event.request_id, session.secret, list(session.episodes))]
+
+    def _no_room(self, user: str) -> str | None:
+        """Return which limit leaves no place for a new session; None: there is one."""
+        sessions, limits = self._book.sessions, self._book.limits
+        most = limits.max_key_sessions
+        if user and sessions.count(user) >= most and not sessions.make_room(user):
+            self._book.counts.over_budget += 1
+            return (
+                f"{most} clients with this public key are known, which is the limit "
+                f"(EpisodeLimits.max_key_sessions={most})"
+            )
+        most = limits.max_sessions
+        if len(sessions) >= most and not sessions.make_room():
+            return f"{most} clients are known, which is the limit (EpisodeLimits.max_sessions)"
+        return None
 
     def _on_client_lost(self, event: ClientLost, now: float) -> list[Effect]:
         if event.cause is None:
@@ -220,7 +240,7 @@ class Episodes:
             return []
         session = self._book.sessions.end(event.peer)
         if session is not None:
-            self._give_up_session(session, event.cause, event.reason)
+            self._give_up_episodes(session, event.cause, event.reason)
         return []
 
     # --- the runner and the clock -----------------------------------------------------------
@@ -286,10 +306,10 @@ class Episodes:
             book.counts.timeouts += 1
         for session in book.sessions.expire(now):
             why = f"its client {session.name} was gone for over {book.limits.lease:g} s"
-            self._give_up_session(session, FaultCause.LOST, why)
+            self._give_up_episodes(session, FaultCause.LOST, why)
         return effects
 
-    def _give_up_session(self, session: Session, cause: FaultCause, why: str) -> None:
+    def _give_up_episodes(self, session: Session, cause: FaultCause, why: str) -> None:
         book = self._book
         for episode in list(session.episodes.values()):
             episode_id = episode.episode_id

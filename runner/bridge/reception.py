@@ -28,7 +28,7 @@ from envbus.actors.external.protocol import (
 )
 from envbus.bus.brief import brief, cut
 from envbus.bus.broker import Broker, Outcome
-from envbus.bus.broker_vocabulary import Notify, PeerLeft
+from envbus.bus.broker_vocabulary import Notify, PeerLeft, PeerReady
 from envbus.bus.codec import decode
 from envbus.bus.complaints import Complaints, Lines
 from envbus.bus.errors import EncodeError, ProtocolError, TransportError
@@ -124,6 +124,8 @@ class Reception:
         #: Peers that know no ext types.
         self._plain: set[bytes] = set()
         self._names: dict[bytes, str] = {}
+        #: Public keys of peers, where there are keys.
+        self._users: dict[bytes, str] = {}
         #: Those of whom the log has told.
         self._greeted: set[bytes] = set()
         #: What the broker has taken and this has not.
@@ -254,7 +256,11 @@ class Reception:
         if isinstance(outcome, Notify):
             if outcome.header.kind is _REQUEST:
                 self._on_request(outcome.peer, outcome.header, outcome.frames)
+        elif isinstance(outcome, PeerReady):
+            if outcome.user:
+                self._users[outcome.peer] = outcome.user
         elif isinstance(outcome, PeerLeft):
+            self._users.pop(outcome.peer, None)
             self._plain.discard(outcome.peer)
             self._greeted.discard(outcome.peer)
             if (name := self._names.pop(outcome.peer, None)) is not None:
@@ -331,7 +337,8 @@ class Reception:
             raise SpaceMismatchError("the bridge has no spaces yet: tell yours")
         (self._plain.add if payload.plain else self._plain.discard)(peer)
         self._names[peer] = payload.client
-        return Join(peer, header.request_id, payload.client, payload.resume)
+        user = self._users.get(peer, "")
+        return Join(peer, header.request_id, payload.client, payload.resume, user)
 
     def _is_open(self) -> bool:
         """Return whether other spaces may be told than a former client's: nobody uses those."""

@@ -21,6 +21,8 @@ class Session(msgspec.Struct, eq=False):
     name: str
     #: Its present connection; b"": it has none.
     peer: bytes
+    #: Public key of who began it; "" without keys.
+    user: str = ""
     #: Its last connection, if it has none.
     left: bytes = b""
     #: When it is given up, if it has none.
@@ -46,7 +48,7 @@ class Session(msgspec.Struct, eq=False):
 
 
 class Sessions:
-    """The sessions of one bridge, by peer and by secret."""
+    """The sessions of one bridge, by peer and by secret. A connection has one, or has left one."""
 
     def __init__(self, make_secret: Callable[[], str], lease: float, max_answers: int) -> None:
         self._make_secret = make_secret
@@ -54,8 +56,8 @@ class Sessions:
         self._max_answers = max_answers
         self._by_secret: dict[str, Session] = {}
         self._by_peer: dict[bytes, Session] = {}
-        #: Those without a connection, the one that expires first comes first.
-        self._lost: dict[str, Session] = {}
+        #: Those without a connection, by the one they had; that which expires first comes first.
+        self._lost: dict[bytes, Session] = {}
         #: Look-ups by peer and by secret, without the cost of a method.
         self.find = self._by_peer.get
         self.by_secret = self._by_secret.get
@@ -71,19 +73,32 @@ class Sessions:
         """Sessions whose client is gone and may come back."""
         return len(self._lost)
 
-    def open(self, peer: bytes, name: str) -> Session:
+    def held_by(self, peer: bytes) -> Session | None:
+        """Return the session that a connection has, or has left."""
+        return self._by_peer.get(peer) or self._lost.get(peer)
+
+    def count(self, user: str) -> int:
+        """Return how many sessions one public key has begun."""
+        return sum(session.user == user for session in self._by_secret.values())
+
+    def open(self, peer: bytes, name: str, user: str = "") -> Session:
         """Begin a session; the peer must have none."""
-        expect(peer not in self._by_peer, "the peer has a session")
-        session = Session(self._make_secret(), name, peer)
+        expect(self.held_by(peer) is None, "the peer has a session")
+        session = Session(self._make_secret(), name, peer, user)
         self._by_secret[session.secret] = self._by_peer[peer] = session
         return session
 
-    def make_room(self) -> None:
-        """Forget the oldest session whose client is gone and has left no episode, if any."""
+    def make_room(self, user: str = "") -> bool:
+        """Forget the oldest session whose client is gone and has left no episode, if any.
+
+        Args:
+            user: Only one of this public key; "": any.
+        """
         for session in self._lost.values():
-            if not session.episodes:
-                del self._lost[session.secret], self._by_secret[session.secret]
-                return
+            if not session.episodes and user in ("", session.user):
+                del self._lost[session.left], self._by_secret[session.secret]
+                return True
+        return False
 
     def queued_bytes(self) -> tuple[int, int]:
         """Return the bytes that wait for the runner: of all, and of the one that has most."""
@@ -99,7 +114,7 @@ class Sessions:
         if session.peer:
             del self._by_peer[session.peer]
         else:
-            del self._lost[session.secret]
+            del self._lost[session.left]
         session.peer = peer
         self._by_peer[peer] = session
         if request_id <= session.highest:
@@ -114,20 +129,16 @@ class Sessions:
             return
         session.peer, session.left = b"", peer
         session.expires_at = now + self._lease
-        self._lost[session.secret] = session
+        self._lost[peer] = session
 
     def end(self, peer: bytes) -> Session | None:
         """Forget and return the session of a peer that will not come back, if it has one.
 
         Its connection may have been lost before.
         """
-        session = self._by_peer.pop(peer, None)
-        if session is None:
-            session = next((one for one in self._lost.values() if one.left == peer), None)
-            if session is None:
-                return None
-            del self._lost[session.secret]
-        del self._by_secret[session.secret]
+        session = self._by_peer.pop(peer, None) or self._lost.pop(peer, None)
+        if session is not None:
+            del self._by_secret[session.secret]
         return session
 
     def expire(self, now: float) -> list[Session]:
@@ -138,8 +149,7 @@ class Sessions:
                 break
             expired.append(session)
         for session in expired:
-            del self._lost[session.secret]
-            del self._by_secret[session.secret]
+            del self._lost[session.left], self._by_secret[session.secret]
         return expired
 
     def next_expiry(self) -> float | None:
@@ -169,10 +179,14 @@ class Sessions:
     def check_invariants(self) -> None:
         """Raise AssertionError if the indices disagree."""
         there = {s.secret for s in self._by_peer.values()}
-        expect(not there & self._lost.keys(), "a session is lost and there")
-        expect(there | self._lost.keys() == self._by_secret.keys(), "a session is nowhere")
+        lost = {s.secret for s in self._lost.values()}
+        expect(not there & lost, "a session is lost and there")
+        expect(there | lost == self._by_secret.keys(), "a session is nowhere")
+        expect(not self._by_peer.keys() & self._lost.keys(), "a connection has two sessions")
         for peer, session in self._by_peer.items():
             expect(peer == session.peer, f"{session.name} is filed under another peer")
+        for peer, session in self._lost.items():
+            expect(peer == session.left, f"{session.name} was left by another peer")
         for session in self._by_secret.values():
             expect(len(session.answers) <= self._max_answers, "too many answers are kept")
             expect(session.answers.keys() == session.digests.keys(), "an answer has no digest")

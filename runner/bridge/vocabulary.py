@@ -60,6 +60,8 @@ class Join(msgspec.Struct, frozen=True, gc=False):
     name: str
     #: Secret of the session to go on with; "": a new one.
     resume: str = ""
+    #: Public key of the peer; "" without keys.
+    user: str = ""
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
@@ -326,6 +328,8 @@ class EpisodeLimits:
     max_client_finished: int = 10_000
     #: Sessions that may be known at one time.
     max_sessions: int = 4096
+    #: The same, of those that one public key has begun, where there are keys.
+    max_key_sessions: int = 2048
     #: Logged steps of one episode that may wait for the runner before its client has to wait.
     max_queued: int = 256
     #: Answers of one session that are remembered, for requests that are sent again.
@@ -342,6 +346,7 @@ class EpisodeLimits:
             "max_finished",
             "max_client_finished",
             "max_sessions",
+            "max_key_sessions",
             "max_queued",
             "max_answers",
         ):

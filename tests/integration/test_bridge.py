@@ -538,7 +538,9 @@ def test_x_16_a_client_waits_for_a_bridge_that_is_not_there_yet() -> None:
 
 def test_x_16_a_bridge_that_never_comes_is_a_clear_error() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
-    with pytest.raises(RequestTimeoutError, match=rf"no bridge answered at {address} within 0.3 s"):
+    with pytest.raises(
+        RequestTimeoutError, match=rf"no bridge was joined at {address} within 0.3 s"
+    ):
         ExternalEnvClient(address, timeouts=ClientTimeouts(connect=0.3))
 
 

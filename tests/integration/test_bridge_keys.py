@@ -13,7 +13,7 @@ from envbus.actors.external.protocol import GetAction, StartEpisode
 from envbus.bus.errors import RequestTimeoutError
 from envbus.bus.gateway import GatewayConfig
 from envbus.bus.keys import new_keys
-from envbus.runner import ExternalEnvBridge
+from envbus.runner import EpisodeLimits, ExternalEnvBridge
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
 from tests.integration.test_gateway_hangs import joined
 
@@ -85,6 +85,32 @@ def test_the_gateway_of_a_bridge_with_keys_comes_in_without_them(tmp_path: Path)
             talk.ask(StartEpisode(episode_id="e"))
             assert talk.ask(GetAction(episode_id="e", observation=[7, 0])).action == 7
             talk.close()
+
+        with in_thread(simulate) as sim:
+            Runner(bridge).serve(sim.over)
+
+
+def test_one_key_has_its_part_of_the_sessions_and_is_told_so(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    _, other = new_keys(keys.allow, "other")
+    limits = EpisodeLimits(max_key_sessions=1)
+    with ExternalEnvBridge(
+        OBSERVATION, ACTION, limits=limits, keys=keys.secret, allow=keys.allow
+    ) as bridge:
+
+        def simulate() -> None:
+            def join(secret: Path, patience: float = 30.0) -> ExternalEnvClient:
+                timeouts = ClientTimeouts(connect=patience)
+                return ExternalEnvClient(
+                    bridge.address, keys=secret, server_key=keys.public, timeouts=timeouts
+                )
+
+            with join(keys.friend) as first:
+                with pytest.raises(RequestTimeoutError, match=r"EpisodeLimits\.max_key_sessions=1"):
+                    join(keys.friend, patience=5.0)
+                with join(other) as second:
+                    second.start_episode("other")
+                play(first)
 
         with in_thread(simulate) as sim:
             Runner(bridge).serve(sim.over)

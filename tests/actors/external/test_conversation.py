@@ -336,7 +336,16 @@ def test_a_crowded_broker_is_asked_again() -> None:
     talk.tick()
     talk.hear(HELLO_ID, Failed(code=FailureCode.OVERLOADED, message="full"))
     assert talk.core.refused is None
-    talk.join()
+    assert talk.core.state() == "it has no room for this client: full"
+    talk.tick(10.0)
+    talk.hear(HELLO_ID, WELCOME)
+    ((_, join),) = talk.sent()[-1:]
+    talk.hear(join, Failed(code=FailureCode.OVERLOADED, message="no session"))
+    assert talk.core.state() == "it has no room for this client: no session"
+    talk.tick(10.0)
+    talk.hear(HELLO_ID, WELCOME)
+    ((_, join),) = talk.sent()[-1:]
+    talk.hear(join, joined())
     assert talk.core.ready
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from envbus.bus.messages import FailureCode
@@ -9,12 +10,15 @@ from envbus.runner.bridge.vocabulary import (
     Answer,
     Ask,
     ClientLost,
+    Effect,
     End,
+    Join,
     LogReward,
     LogStep,
     Refuse,
     Start,
     Tick,
+    Welcome,
 )
 from tests.runner.bridge.scenes import A, Scene, refusal
 
@@ -140,6 +144,65 @@ def test_clients_that_left_nothing_make_room_for_new_ones() -> None:
         assert scene.sessions.get(peer) or scene.episodes.statistics().clients_now == 1
         scene.do(ClientLost(peer, "gone"))
     assert scene.join(b"again", resume=scene.sessions[A]) == scene.sessions[A]
+
+
+def test_a_connection_that_joins_anew_gives_up_the_session_that_it_had_left() -> None:
+    scene = Scene(B, max_sessions=3)
+    start(scene, B, "honest")
+    scene.do(ClientLost(B, "gone"))
+    for number in range(10):
+        start(scene, A, f"e{number}")
+        step(scene, A, f"e{number}", 10)
+        queued = scene.episodes.statistics().queued_bytes_now
+        assert queued == 1024 * (number + 1), "what it left counts against the same budget"
+        scene.do(ClientLost(A, "gone"))
+        scene.join(A)
+    statistics = scene.episodes.statistics()
+    assert (statistics.clients_now, statistics.lost_clients_now) == (1, 1)
+    assert (statistics.episodes_now, statistics.faulty) == (1, 10)
+    assert "joined anew" in refusal(end(scene, A, "e9", 10))
+    faults = [record.fault for _ in range(2) for record in scene.take().values()]
+    told = [fault.message for fault in faults if fault is not None]
+    assert told == [f"episode e{number}: its client a has joined anew" for number in range(10)]
+    assert scene.join(b"back", resume=scene.sessions[B]) == scene.sessions[B]
+
+
+def test_connections_that_take_each_others_sessions_over_have_one_each() -> None:
+    scene = Scene(B, max_sessions=3)
+    secret = scene.sessions[B]
+    for number in range(10):
+        start(scene, B, f"e{number}")
+        if number % 2:
+            scene.do(ClientLost(A, "gone"))
+        assert scene.join(A, resume=secret) == secret
+        secret = scene.join(B)
+    statistics = scene.episodes.statistics()
+    assert (statistics.clients_now, statistics.lost_clients_now) == (2, 0)
+    assert (statistics.episodes_now, statistics.faulty) == (1, 9)
+
+
+def test_one_key_does_not_take_all_sessions() -> None:
+    scene = Scene(max_sessions=6, max_key_sessions=3)
+
+    def join(peer: bytes, user: str, resume: str = "") -> Effect | None:
+        scene.numbers[peer] = itertools.count(1)
+        return scene.do(Join(peer, scene.number(peer), "sim", resume, user))
+
+    for peer in (b"1", b"2", b"3"):
+        assert isinstance(join(peer, "k"), Welcome)
+        start(scene, peer, peer.decode())
+        scene.do(ClientLost(peer, "gone"))
+    assert "EpisodeLimits.max_key_sessions=3" in over_budget(join(b"4", "k"))
+    assert isinstance(join(b"5", "other"), Welcome)
+    assert isinstance(join(b"6", ""), Welcome)
+    back = join(b"4", "k", scene.book.open["1"].session)
+    assert isinstance(back, Welcome)
+    assert back.episodes == ["1"]
+    end(scene, b"4", "1", 10)
+    assert "max_key_sessions" in over_budget(join(b"7", "k"))
+    scene.do(ClientLost(b"4", "gone"))
+    assert isinstance(join(b"7", "k"), Welcome)
+    assert "EpisodeLimits.max_sessions" in over_budget(join(b"8", "new"))
 
 
 def test_rewards_do_not_add_up_to_infinity() -> None:
