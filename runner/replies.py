@@ -15,7 +15,7 @@ import numpy.typing as npt
 from envbus.actors.packing import unpack_records
 from envbus.actors.protocol import CallResult, CloseEnvs, Rebuild, Step, StepResult
 from envbus.bus.brief import brief
-from envbus.bus.messages import Payload, Request
+from envbus.bus.messages import Failed, Payload, Request
 
 __all__ = ["misfit"]
 
@@ -30,7 +30,7 @@ def misfit(
 
     Args:
         request: What was asked.
-        reply: As it was decoded; or why it cannot be.
+        reply: As it was decoded; or why it cannot be; or the failure that came instead.
         num_slots: Of the actor that was asked.
         leaves: Where observations of a fixed size go, one array per leaf, one row per env; None:
             they have no fixed size.
@@ -40,6 +40,9 @@ def misfit(
     expected = get_args(bases[0])[0]
     if isinstance(reply, Exception):  # a call's result is between the caller and the env
         return None if expected is CallResult else f"what cannot be read ({reply})"
+    if isinstance(reply, Failed):  # what an env raises stands in a reply, or is a call's
+        told = f"{reply.remote_type or reply.code.value}: {reply.message}\n{reply.remote_traceback}"
+        return f"a failure ({told.rstrip()})" if expected is StepResult else None
     if type(reply) is not expected:
         return f"a {type(reply).__name__} to a {type(request).__name__}"
     if isinstance(reply, StepResult | CallResult) and not isinstance(request, CloseEnvs):

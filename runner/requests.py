@@ -92,13 +92,8 @@ class Requests(Generic[M]):
         except (DecodeError, TransportError) as exc:
             # E.g. an object whose class cannot be imported here; other requests' ends follow.
             reply = exc
-        if actor.check is not None and request is not None:
-            wrong = actor.check(request, reply)
-            if wrong is not None:
-                text = f"{actor.describe()} is let go, as it has answered {wrong}"
-                self._links.kill(actor, reason=text)
-                failed = Failed(code=FailureCode.PEER_LOST, message=text)
-                return Lost(actor, tag, failed, actor.cause)
+        if (misfit := self._judge(actor, request, reply)) is not None:
+            return Lost(actor, tag, misfit, actor.cause)
         if isinstance(reply, Exception):
             failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {reply}")
             return Lost(actor, tag, failed, actor.cause)
@@ -109,7 +104,7 @@ class Requests(Generic[M]):
         call = self._calls.pop(outcome.wire_id, None)
         if call is None:
             return None
-        actor, tag, _ = call
+        actor, tag, request = call
         failed = outcome.failed
         if failed.code is FailureCode.PEER_LOST:
             self._links.end(actor)
@@ -118,4 +113,19 @@ class Requests(Generic[M]):
                 failed = msgspec.structs.replace(failed, message=told)
         elif failed.code is FailureCode.TIMEOUT:
             actor.abandoned = outcome.wire_id
+        elif failed.code is not FailureCode.NO_PEER:
+            failed = self._judge(actor, request, failed) or failed
         return Lost(actor, tag, failed, actor.cause)
+
+    def _judge(
+        self, actor: M, request: Request[Any] | None, answer: Payload | Exception
+    ) -> Failed | None:
+        """Let an actor go that has answered what it cannot; None: it has not."""
+        if actor.check is None or request is None:
+            return None
+        wrong = actor.check(request, answer)
+        if wrong is None:
+            return None
+        text = f"{actor.describe()} is let go, as it has answered {wrong}"
+        self._links.kill(actor, reason=text)
+        return Failed(code=FailureCode.PEER_LOST, message=text)

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from envbus.actors.packing import pack_records
 from envbus.actors.protocol import (
+    Build,
     Call,
     CallResult,
     CloseEnvs,
@@ -22,7 +23,7 @@ from envbus.actors.protocol import (
     StepResult,
 )
 from envbus.bus.errors import DecodeError
-from envbus.bus.messages import Request, Tree
+from envbus.bus.messages import Failed, FailureCode, Request, Tree
 from envbus.runner.replies import misfit
 
 LEAVES = [np.zeros((6, 4), np.float32), np.zeros((6,), np.int64)]
@@ -161,3 +162,10 @@ def test_what_cannot_be_read_does_not_fit_a_step_but_is_the_callers_where_it_is_
     error = DecodeError("no map")
     assert misfit(Step(), error, 3, LEAVES) == "what cannot be read (no map)"
     assert misfit(CALL, error, 3, LEAVES) is None
+
+
+def test_a_failure_does_not_fit_a_step_but_may_be_the_end_of_a_call_or_a_build() -> None:
+    failed = Failed(code=FailureCode.REMOTE, message="no", remote_type="E", remote_traceback="at\n")
+    assert misfit(Step(), failed, 3, LEAVES) == "a failure (E: no\nat)"
+    for request in (CALL, Build(sources=Tree([]), autoreset_mode="NextStep")):
+        assert misfit(request, failed, 3, LEAVES) is None

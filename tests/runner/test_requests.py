@@ -130,6 +130,21 @@ def test_who_answers_what_cannot_be_read_is_let_go_where_replies_are_checked() -
     assert links.killed == [actor]
 
 
+def test_who_fails_what_does_not_fail_is_let_go_where_replies_are_checked() -> None:
+    links, requests, actor = scene()
+    told: list[str | None] = ["nonsense", None]
+    actor.check = lambda _request, _reply: told.pop(0)
+    codes = (FailureCode.REMOTE, FailureCode.PROTOCOL, FailureCode.TIMEOUT, FailureCode.NO_PEER)
+    found = []
+    for code in codes:
+        request_id = requests.ask(actor, REQUEST, timeout=1.0, tag="mine")
+        lost = requests.on_failure(failure(request_id, code))
+        assert lost is not None
+        found.append(lost.failed.code)
+    assert found == [FailureCode.PEER_LOST, *codes[1:]]
+    assert links.killed == [actor]
+
+
 def test_a_reply_that_cannot_be_read_is_a_loss() -> None:
     _, requests, actor = scene()
     request_id = requests.ask(actor, REQUEST, timeout=1.0, tag="mine")
