@@ -246,12 +246,7 @@ class Link:
         silent = not transport.wait(patience)
         now = time.monotonic()
         with uninterrupted():  # what a handler raises while ZeroMQ frees a frame is swallowed
-            while waiter.outcome is None and (frames := transport.receive(0.0)) is not None:
-                try:
-                    talk.received(frames, now)
-                except ProtocolError as exc:
-                    logger.warning("%s sent what cannot be read: %s", self._address, exc)
-                del frames
+            self._receive(waiter, now)
         if self._rung:
             self._take_orders(now)
         if self._unknown:
@@ -261,6 +256,15 @@ class Link:
             lost_for = transport.lost_for()
             talk.tick(now, lost_for, transport.trouble())
         self._flush()
+
+    def _receive(self, waiter: _Waiter, now: float) -> None:
+        """Take the messages that are there, up to this one's answer."""
+        while waiter.outcome is None and (frames := self._transport.receive(0.0)) is not None:
+            try:
+                self._conversation.received(frames, now)
+            except ProtocolError as exc:
+                logger.warning("%s sent what cannot be read: %s", self._address, exc)
+            del frames
 
     def _take_orders(self, now: float) -> None:
         with self._mutex:

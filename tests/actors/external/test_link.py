@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import logging
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -94,6 +95,7 @@ def test_ctrl_c_at_any_line_of_a_call_stalls_no_later_one(address: str, with_oth
                 assert interrupt.at < 1000
             over.set()
         assert interrupt.at > 20
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_client_to_nobody_says_so_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
