@@ -100,7 +100,7 @@ class PoolCore(msgspec.Struct, eq=False):
             if now >= batch_ends_at:
                 break
             self.engine.take_news(max(min(deadline, batch_ends_at) - now, 0.0))
-            waits = self._must_wait(wanted)
+            waits = len(states.ready) < wanted and self._must_wait(wanted)
             late = waits and now >= deadline
         self.faults.raise_next()
         return states.late() if late else []

@@ -15,9 +15,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.error import ClosedEnvironmentError
 
 from envbus.actors.testing import CountingEnv
+from envbus.bus.errors import ClosedError
 from envbus.bus.words import WORDS_EXIST
 from envbus.runner import ActorPool, BusVectorEnv, RecycleAfter, Timeouts
 from tests.integration.row_model import LifeEnv
@@ -428,7 +428,7 @@ def test_a_forked_copy_gets_no_rows_of_a_step_under_way(make: Any) -> None:
         signal.alarm(30)
         try:
             pool.recv(NUM_ENVS)
-        except ClosedEnvironmentError:
+        except ClosedError:
             os._exit(0)
         finally:
             os._exit(1)
