@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy.typing as npt
+import gymnasium
 from gymnasium.error import ClosedEnvironmentError
+from gymnasium.vector import AutoresetMode
 
+from envbus.actors.blocks import Blocks
 from envbus.actors.protocol import Finish, Rebuild, Reset, Step
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import EnvbusError, NoPeerError
@@ -27,6 +29,7 @@ from envbus.runner.env_faults import EnvFaults
 from envbus.runner.env_results import EnvResults
 from envbus.runner.env_roster import EnvRoster
 from envbus.runner.env_states import EnvState, EnvStates
+from envbus.runner.fault_log import FaultLog
 from envbus.runner.faults import FaultCause
 from envbus.runner.local_fleet import AnyFleet
 from envbus.runner.news import STRAY, Answer, Gone, Lost, News, Ready
@@ -76,15 +79,19 @@ class Engine:
     Args:
         owner: Class name of whose engine it is, for messages.
         fleet: Whose actors, once started.
+        space: The observation space of one env.
+        blocks: Arrays of all envs.
+        log: Told of faults.
+        mode: What happens at the end of an episode.
+        all_or_nothing: Raise when an env is given up, also where faults are not raised.
+        as_they_come: Each actor's envs are served by themselves: asked to step by a word of its
+            own, and held back for each other where it is to be recycled.
+
+    Attributes:
         roster: Who is hosted where.
         states: What envs are doing.
         results: What they have brought.
         faults: What has failed.
-        action_blocks: Where the actions of all envs are; None: in requests only.
-        words: By which single actors are asked to step; None: by messages.
-        holds: Whether envs are held back for others of their actor that is to be recycled.
-
-    Attributes:
         recycling: Whose turn it is to be exchanged; None: never anybody's.
         waits: Envs whose next life does not begin before `begin_lives` is called, since their
             caller is to be told first.
@@ -96,33 +103,45 @@ class Engine:
         self,
         owner: str,
         fleet: AnyFleet,
-        roster: EnvRoster,
-        states: EnvStates,
-        results: EnvResults,
-        faults: EnvFaults,
-        action_blocks: Sequence[npt.NDArray[Any]] | None,
+        space: gymnasium.Space[Any],
+        blocks: Blocks,
+        log: FaultLog,
+        mode: AutoresetMode,
         *,
-        words: StepWords | None,
-        holds: bool,
+        all_or_nothing: bool,
+        as_they_come: bool,
     ) -> None:
+        policy = fleet.config.restart
+        self.roster = EnvRoster(fleet.actors)
+        self.states = EnvStates(fleet.num_envs)
+        # Pools tell of the exchange of an actor by a row of its own.
+        has_cuts = policy is not None or (fleet.recycling is not None and not as_they_come)
+        self.results = EnvResults(
+            space,
+            fleet.num_envs,
+            blocks,
+            tells_cuts=has_cuts and mode is AutoresetMode.SAME_STEP,
+            remembers=policy is not None,
+        )
+        self.faults = EnvFaults(
+            self.roster, self.states, self.results, log, policy, all_or_nothing=all_or_nothing
+        )
+        if fleet.words is not None:
+            self.results.read_records(fleet.words.infos)
         self._owner = owner
-        self._action_blocks = action_blocks
-        self._holds = holds
+        self._action_blocks = blocks.actions
+        self._holds = as_they_come
         self.waits: Collection[int] = ()
         self.failed_wait = False
         self.given = Given({}, None)
         self._fleet = fleet
         self._timeouts = fleet.config.timeouts
         self.recycling = fleet.recycling
-        self._roster = roster
-        self._states = states
-        self._results = results
-        self._faults = faults
         #: Number of the current reset; results that were asked for before it are dropped.
         self._round = 0
         #: Steps that were asked by words, and have not become requests: by index of the actor, the
         #: number, and the envs.
-        self._words = words
+        self._words = fleet.words if as_they_come else None
         self._by_word: dict[int, int] = {}
         self._by_word_envs: dict[int, list[int]] = {}
         self._look_at = 0.0
@@ -165,7 +184,7 @@ class Engine:
             singles: Their actions; None: those that stand in the blocks.
             pack: Makes of those of an actor's envs what is sent.
         """
-        for actor, members in self._roster.by_actor(env_ids):
+        for actor, members in self.roster.by_actor(env_ids):
             slots = _slots_of(actor, members)
             if singles is not None:
                 picked = pack([singles[env_id] for env_id in members])
@@ -188,7 +207,7 @@ class Engine:
         if self._fleet.closed:
             self.ask(actor, STEP_ALL, members, self._timeouts.step)
             return
-        self._states.ask(members)
+        self.states.ask(members)
         self._by_word_envs[actor.index] = members
         self._by_word[actor.index] = words.ask_one(actor)
 
@@ -197,7 +216,7 @@ class Engine:
         numbers, self._by_word = self._by_word, {}
         for index, number in numbers.items():
             members = self._by_word_envs[index]
-            self._states.settle(members)
+            self.states.settle(members)
             finish = Finish(number=number)
             self._ask(self._fleet.actors[index], finish, members, self._timeouts.step)
 
@@ -220,10 +239,10 @@ class Engine:
         try:
             request_id = self._fleet.ask(actor, request, timeout=timeout, tag=tag)
         except NoPeerError:  # it left, and its exit has not been told yet
-            self._faults.end_lives(members, self._fleet.why_gone(actor))
+            self.faults.end_lives(members, self._fleet.why_gone(actor))
             return
         self._requests[members[0]] = (request_id, tag)
-        self._states.ask(members)
+        self.states.ask(members)
 
     def ask_beside(self, actor: Actor, request: Request[Any], timeout: float | None) -> Ticket:
         """Ask an actor something beside the steps and resets of its envs.
@@ -258,12 +277,12 @@ class Engine:
             else:  # all stands in the rows and records
                 if self.recycling is not None:
                     self._count(self.recycling, actor.index, members)
-                self._results.put_rows(members)
-                self._states.offer(members)
+                self.results.put_rows(members)
+                self.states.offer(members)
 
     def _count(self, recycling: Recycling, index: int, members: list[int]) -> None:
         """Take in that envs of an actor have stepped."""
-        recycling.count(index, len(members), self._results.count_ended(members))
+        recycling.count(index, len(members), self.results.count_ended(members))
 
     def step_all(self, members: list[int]) -> bool:
         """Have all envs of this process step at once, by the actions in the blocks.
@@ -276,14 +295,14 @@ class Engine:
             is_settled = self._fleet.step_all(_Tag(self._round, members, Step))
         finally:
             if not is_settled:
-                self._states.ask(members)
+                self.states.ask(members)
         return is_settled
 
     def reset(
         self, env_ids: Sequence[int], seeds: Sequence[int | None], options: dict[str, Any] | None
     ) -> None:
         """Ask envs to begin new episodes; `seeds` are by env id, of all envs."""
-        for actor, members in self._roster.by_actor(env_ids):
+        for actor, members in self.roster.by_actor(env_ids):
             own = [seeds[env_id] for env_id in members]
             request = Reset(
                 slots=_slots_of(actor, members),
@@ -294,8 +313,8 @@ class Engine:
 
     def remake(self, units: Sequence[range]) -> None:
         """Ask for envs that failed to be made anew."""
-        due = [i for unit in units for i in unit if self._states[i] is EnvState.RECOVERING]
-        for actor, members in self._roster.by_actor(due):
+        due = [i for unit in units for i in unit if self.states[i] is EnvState.RECOVERING]
+        for actor, members in self.roster.by_actor(due):
             if actor.state is ActorState.READY:  # else they are made anew with it
                 request = Rebuild(
                     slots=[env_id - actor.env_ids.start for env_id in members],
@@ -305,11 +324,11 @@ class Engine:
 
     def begin_lives(self, env_ids: Sequence[int]) -> None:
         """Ask those of some envs that were made anew, and not reset, for their first episodes."""
-        states, waits = self._states, self.waits
+        states, waits = self.states, self.waits
         fresh = [i for i in env_ids if states[i] is EnvState.FRESH and i not in waits]
-        for actor, members in self._roster.by_actor(fresh):
+        for actor, members in self.roster.by_actor(fresh):
             given = self.given
-            seeds = self._faults.lives.seeds(members) or [None] * len(members)
+            seeds = self.faults.lives.seeds(members) or [None] * len(members)
             own = [
                 derived if (seed := given.seeds.get(env_id)) is None else seed
                 for env_id, derived in zip(members, seeds, strict=True)
@@ -326,12 +345,12 @@ class Engine:
         """Begin a new round: what envs were asked before is forgotten."""
         self.finish_words()
         self._round += 1
-        self._faults.drop_errors()
+        self.faults.drop_errors()
         for request_id, _ in self._requests.values():
             self._fleet.cancel(request_id)
         self._requests.clear()
-        self._results.drop_infos()
-        self._states.drop()
+        self.results.drop_infos()
+        self.states.drop()
 
     def give_up(self, *, lives: bool) -> None:
         """Forget the steps and resets that are under way; who is made anew goes on.
@@ -344,9 +363,9 @@ class Engine:
                 continue
             del self._requests[first]
             self._fleet.cancel(request_id)
-            self._states.settle(tag.members)
+            self.states.settle(tag.members)
             if tag.begins_life:
-                self._states.freshen(tag.members)
+                self.states.freshen(tag.members)
 
     def has_asked(self) -> bool:
         """Return whether anything is under way but what makes envs anew."""
@@ -356,7 +375,7 @@ class Engine:
 
     def missing(self) -> list[Actor]:
         """Return the actors some of whose envs have not answered, or are being made anew."""
-        found = [actor for actor, _ in self._roster.by_actor(self._states.late())]
+        found = [actor for actor, _ in self.roster.by_actor(self.states.late())]
         return found
 
     # --- what came ---------------------------------------------------------------------------
@@ -394,11 +413,11 @@ class Engine:
             if self.recycling is not None:
                 self._count(self.recycling, index, members)
             if words.infos.layout.forms:
-                self._results.put_rows(members)
-            self._states.bring(members)
+                self.results.put_rows(members)
+            self.states.bring(members)
         if not found:  # whoever only looks finds what there is
             return timeout <= 0.0
-        return not self._faults.recovery
+        return not self.faults.recovery
 
     def _take_news(self, timeout: float) -> None:
         if self._by_word:
@@ -407,7 +426,7 @@ class Engine:
                     self.recycle()
                 return
             self.finish_words()
-        recovery = self._faults.recovery
+        recovery = self.faults.recovery
         if recovery:
             wake_at = recovery.wake_at()
             if wake_at is not None:
@@ -429,7 +448,7 @@ class Engine:
         """Return the requests whose ends were lost, as in `Lockstep`."""
         failed = Failed(code=FailureCode.TIMEOUT, message=STRAY)
         asked = [
-            (self._roster.actor_of(tag.members[0]), tag, request_id)
+            (self.roster.actor_of(tag.members[0]), tag, request_id)
             for request_id, tag in self._requests.values()
         ]
         asked += [(it.actor, _Tag(it, [], Request), it.request_id) for it in self._tickets]
@@ -445,7 +464,7 @@ class Engine:
         elif type(news) is Lost:
             self._on_lost(news)
         elif type(news) is Gone:
-            self._faults.on_gone(news)
+            self.faults.on_gone(news)
         elif type(news) is Ready:
             self._on_ready(news.actor)
 
@@ -461,7 +480,7 @@ class Engine:
         if tag.of != self._round:
             return None
         self._requests.pop(tag.members[0], None)
-        self._states.settle(tag.members)
+        self.states.settle(tag.members)
         return tag.members
 
     def _on_answer(self, news: Answer[Actor]) -> None:
@@ -474,8 +493,8 @@ class Engine:
             failed = {actor.env_ids.start + error.slot for error in result.errors}
         good = [i for i in members if i not in failed] if failed else members
         if kind is not Rebuild:
-            self._results.put(members, result, is_step=kind is Step, failed=failed)
-            self._states.offer(good)
+            self.results.put(members, result, is_step=kind is Step, failed=failed)
+            self.states.offer(good)
         if kind is Step:
             if self._words is not None and result.infos is not None:
                 self._words.learn(dict(zip(members, result.infos.value, strict=True)))
@@ -485,12 +504,12 @@ class Engine:
             for env_id in members:
                 self.given.seeds.pop(env_id, None)
         if failed:
-            self._faults.on_env_errors(actor, result)
+            self.faults.on_env_errors(actor, result)
             if self.failed_wait:
-                states = self._states
+                states = self.states
                 self.waits = {*self.waits, *(i for i in members if states[i] is not EnvState.READY)}
         elif kind is Reset:
-            self._faults.works(members)
+            self.faults.works(members)
         if kind is Rebuild:
             self._on_made(good)
 
@@ -499,34 +518,34 @@ class Engine:
         if members is None:
             return
         if news.failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER):
-            self._faults.end_lives(members, news.failed.message, news.cause)
+            self.faults.end_lives(members, news.failed.message, news.cause)
         elif news.failed.code is not FailureCode.TIMEOUT:
-            self._faults.add_error(failure_to_error(news.failed, 0))
-        elif self._faults.recovery is not None:
+            self.faults.add_error(failure_to_error(news.failed, 0))
+        elif self.faults.recovery is not None:
             reason = f"{news.actor.describe()} did not answer in time: {news.failed.message}"
             # Nothing else ends a step that never returns.
             self._fleet.kill(news.actor, FaultCause.TIMEOUT, news.failed.message)
-            self._faults.end_lives(members, reason, FaultCause.TIMEOUT)
+            self.faults.end_lives(members, reason, FaultCause.TIMEOUT)
         else:
             names = ", ".join(map(str, members))
             error = multiprocessing.TimeoutError(
                 f"env(s) {names} did not answer in time: {news.failed.message}"
             )
-            self._faults.add_error(error, late=news.actor)
+            self.faults.add_error(error, late=news.actor)
             if news.tag.begins_life:
-                self._states.freshen(members)
+                self.states.freshen(members)
 
     def _on_ready(self, actor: Actor) -> None:
         """An actor runs again: its envs begin new episodes."""
-        members = [i for i in actor.env_ids if self._states[i] is not EnvState.LOST]
-        if self._faults.recovery is not None:
-            self._faults.recovery.works(members, time.monotonic())
+        members = [i for i in actor.env_ids if self.states[i] is not EnvState.LOST]
+        if self.faults.recovery is not None:
+            self.faults.recovery.works(members, time.monotonic())
         self._on_made(members)
 
     def _on_made(self, members: list[int]) -> None:
         """Envs were made anew: their lives begin, if their caller knows of the end of the last."""
-        self._states.freshen(members)
-        self._faults.runs_again(members)
+        self.states.freshen(members)
+        self.faults.runs_again(members)
         self.begin_lives(members)
 
     # --- recycling ---------------------------------------------------------------------------
@@ -549,7 +568,7 @@ class Engine:
         if now >= recycling.hold_ends_at():
             self.stop_holding()
             return
-        states, has_ended = self._states, self._results.has_ended
+        states, has_ended = self.states, self.results.has_ended
         for unit in actor.units():
             if all(states[i] is EnvState.IDLE and has_ended(i) for i in unit):
                 states.hold(unit)
@@ -560,10 +579,10 @@ class Engine:
 
     def exchange(self, actor: Actor) -> None:
         """Have an actor that is asked nothing leave for a fresh one, whose envs begin episodes."""
-        members = [i for i in actor.env_ids if self._states[i] is not EnvState.LOST]
+        members = [i for i in actor.env_ids if self.states[i] is not EnvState.LOST]
         for env_id in members:
-            self._states.recover(env_id)
-        self._faults.lives.begin(members)
+            self.states.recover(env_id)
+        self.faults.lives.begin(members)
         self._fleet.recycle(actor)
 
     def stop_holding(self) -> None:
@@ -571,7 +590,7 @@ class Engine:
         recycling = self.recycling
         assert recycling is not None
         recycling.pass_turn(time.monotonic())
-        for actor, members in self._roster.by_actor(self._states.those(EnvState.HELD)):
+        for actor, members in self.roster.by_actor(self.states.those(EnvState.HELD)):
             self.ask(actor, Reset(slots=_slots_of(actor, members)), members, self._timeouts.reset)
 
 

@@ -20,8 +20,7 @@ from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.messages import Failed, FailureCode, Request
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.engine import Engine, Ticket
-from envbus.runner.env_faults import ADVICE, EnvFaults
-from envbus.runner.env_roster import EnvRoster
+from envbus.runner.env_faults import ADVICE
 from envbus.runner.faults import (
     ActorLostError,
     EnvError,
@@ -60,17 +59,13 @@ class EnvCalls:
     Args:
         fleet: Whose actors.
         engine: Takes what comes.
-        roster: Who is hosted where.
-        faults: What has failed.
     """
 
-    def __init__(
-        self, fleet: AnyFleet, engine: Engine, roster: EnvRoster, faults: EnvFaults
-    ) -> None:
+    def __init__(self, fleet: AnyFleet, engine: Engine) -> None:
         self._fleet = fleet
         self._engine = engine
-        self._roster = roster
-        self._faults = faults
+        self._roster = engine.roster
+        self._faults = engine.faults
         self._timeouts = fleet.config.timeouts
 
     def ask(self, env_ids: Sequence[int], make: Make, *, wait: bool) -> Asked:

@@ -82,17 +82,24 @@ class CutEpisodes:
         observations: Of the pool.
         blocks: Of the pool; has rewards and flags.
         num_envs: How many there are.
+        remembers: Keep the last observations, which faults may have to tell.
     """
 
-    def __init__(self, observations: ObservationStore, blocks: Blocks, num_envs: int) -> None:
+    def __init__(
+        self,
+        observations: ObservationStore,
+        blocks: Blocks,
+        num_envs: int,
+        *,
+        remembers: bool = True,
+    ) -> None:
         self._observations = observations
         self._flags = blocks.rewards, blocks.terminations, blocks.truncations
         #: Whether the caller has an observation of the env's present episode.
         self._shown = np.zeros(num_envs, np.bool_)
         #: Whether an action was sent since, so that the row may hold another one.
         self._asked = np.zeros(num_envs, np.bool_)
-        #: Whether the last observations are kept that faults may have to tell.
-        self.remembers = True
+        self._remembers = remembers
         #: By env: its info, and its reward and flags.
         self._cut: dict[int, tuple[dict[str, Any], tuple[Any, ...]]] = {}
         #: The same, of those that had ended by themselves, as long as the row of that is owed.
@@ -100,7 +107,7 @@ class CutEpisodes:
 
     def on_send(self, env_ids: list[int]) -> None:
         """Actions are about to be sent to these envs."""
-        if self.remembers:
+        if self._remembers:
             self._observations.remember(None if len(env_ids) == len(self._asked) else env_ids)
             self._asked[env_ids] = True
 
@@ -170,6 +177,7 @@ class EnvResults:
         num_envs: How many there are.
         blocks: Arrays of all envs; those of shared memory are written by the actors.
         tells_cuts: Rows tell of an episode before them that a fault cut off.
+        remembers: As of `CutEpisodes`.
 
     Attributes:
         cut: Those episodes; None: rows do not tell of them.
@@ -186,10 +194,13 @@ class EnvResults:
         blocks: Blocks,
         *,
         tells_cuts: bool = False,
+        remembers: bool = True,
     ) -> None:
         self.blocks = blocks
         self.observations = ObservationStore(observation_space, num_envs, blocks.observations)
-        self.cut = CutEpisodes(self.observations, blocks, num_envs) if tells_cuts else None
+        self.cut: CutEpisodes | None = None
+        if tells_cuts:
+            self.cut = CutEpisodes(self.observations, blocks, num_envs, remembers=remembers)
         self.rows: Rows | None = None
         if blocks.observations is not None:
             self.rows = Rows(

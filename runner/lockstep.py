@@ -29,10 +29,9 @@ from envbus.runner.actions import ActionStore
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.engine import Engine, Given
 from envbus.runner.env_calls import Asked, EnvCalls
-from envbus.runner.env_faults import EnvFaults, Trouble
-from envbus.runner.env_results import EnvResults, Infos
-from envbus.runner.env_roster import EnvRoster
-from envbus.runner.env_states import EnvState, EnvStates
+from envbus.runner.env_faults import Trouble
+from envbus.runner.env_results import Infos
+from envbus.runner.env_states import EnvState
 from envbus.runner.faults import EnvError, Fault, as_cause, raise_env_errors
 from envbus.runner.local_fleet import AnyFleet
 from envbus.runner.lockstep_recycling import LockstepRecycling
@@ -68,10 +67,6 @@ class Lockstep:
         owner: Class name of the vector env, for messages.
         fleet: Whose actors.
         engine: Asks them.
-        roster: Who is hosted where.
-        states: What envs are doing.
-        results: What they have brought.
-        faults: What has failed.
         calls: Asks what is no step or reset.
         actions: Where batches of actions go.
         recycling: Exchanges actors between episodes; None: nobody does.
@@ -90,10 +85,6 @@ class Lockstep:
         owner: str,
         fleet: AnyFleet,
         engine: Engine,
-        roster: EnvRoster,
-        states: EnvStates,
-        results: EnvResults,
-        faults: EnvFaults,
         calls: EnvCalls,
         actions: ActionStore,
         recycling: LockstepRecycling | None,
@@ -107,10 +98,10 @@ class Lockstep:
         self._owner = owner
         self._fleet = fleet
         self._engine = engine
-        self._roster = roster
-        self._states = states
-        self._results = results
-        self._faults = faults
+        self._roster = engine.roster
+        self._states = engine.states
+        self._results = engine.results
+        self._faults = engine.faults
         self._calls = calls
         self._actions = actions
         self._recycling = recycling
@@ -119,7 +110,7 @@ class Lockstep:
         self._everyone = list(range(fleet.num_envs))
         self._all = frozenset(self._everyone)
         #: Whether envs that fail begin anew at once, and their rows tell of the episode before.
-        self._begins_at_once = mode is AutoresetMode.SAME_STEP or faults.recovery is None
+        self._begins_at_once = mode is AutoresetMode.SAME_STEP or fleet.config.restart is None
         #: Envs that were asked to step in the present round.
         self._acting: frozenset[int] = frozenset()
         #: Seconds that each of its requests has.

@@ -17,8 +17,8 @@ from gymnasium.vector import AutoresetMode
 
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.engine import Engine
-from envbus.runner.env_results import EnvResults, Infos
-from envbus.runner.env_states import EnvState, EnvStates
+from envbus.runner.env_results import Infos
+from envbus.runner.env_states import EnvState
 from envbus.runner.recycling import Recycling
 
 __all__ = ["LockstepRecycling"]
@@ -34,8 +34,6 @@ class LockstepRecycling:
         recycling: Who is due.
         actors: All.
         engine: Exchanges them.
-        states: What envs are doing.
-        results: Of the last step.
         mode: What happens at the end of an episode.
     """
 
@@ -44,22 +42,20 @@ class LockstepRecycling:
         recycling: Recycling,
         actors: Sequence[Actor],
         engine: Engine,
-        states: EnvStates,
-        results: EnvResults,
         mode: AutoresetMode,
     ) -> None:
         self._recycling = recycling
         self._actors = actors
         self._engine = engine
-        self._states = states
-        self._results = results
+        self._states = engine.states
+        self._results = engine.results
         self._mode = mode
         #: Whether the present step has exchanged an actor.
         self._has_exchanged = False
         #: By index and life of actors that are due: since when, as far as was seen.
         self._due_since: dict[tuple[int, int], float] = {}
         #: Whose episodes had ended before the present step, `(num_envs,)`.
-        self._ended_before = np.zeros(len(states), np.bool_)
+        self._ended_before = np.zeros(len(engine.states), np.bool_)
 
     def before_step(self) -> Sequence[int]:
         """NEXT_STEP: exchange an actor all of whose envs this step resets; return these."""

@@ -40,10 +40,7 @@ from envbus.runner.config import (
 )
 from envbus.runner.engine import Engine
 from envbus.runner.env_calls import EnvCalls, MakeOne
-from envbus.runner.env_faults import EnvFaults
-from envbus.runner.env_results import Batch, EnvResults, Rows
-from envbus.runner.env_roster import EnvRoster
-from envbus.runner.env_states import EnvStates
+from envbus.runner.env_results import Batch, Rows
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.local_fleet import make_fleet
 from envbus.runner.polling import DictSide
@@ -199,12 +196,12 @@ class ActorPool(StaysHere):
         self._finalizer = weakref.finalize(self, self._fleet.abandon)
         try:
             self._fleet.start()
-            self._set_up(policy, all_or_nothing=all_or_nothing)
+            self._set_up(all_or_nothing=all_or_nothing)
         except BaseException:
             self.close(terminate=True)
             raise
 
-    def _set_up(self, policy: RestartPolicy | None, *, all_or_nothing: bool) -> None:
+    def _set_up(self, *, all_or_nothing: bool) -> None:
         fleet = self._fleet
         self.num_envs = fleet.num_envs
         check_equal_spaces(fleet.env_spaces())
@@ -218,43 +215,26 @@ class ActorPool(StaysHere):
         self.action_space = spaces.action_space
         blocks = fleet.map_blocks(self.single_observation_space, self.single_action_space)
         self._actions = ActionStore(self.action_space, self.num_envs, blocks.actions)
-        self._states = EnvStates(self.num_envs)
         self._everyone = list(range(self.num_envs))
         #: Whether the envs are in this process, and share rows with it.
         self.steps_in_place = fleet.steps_in_place
-        self._roster = EnvRoster(fleet.actors)
-        self._results = EnvResults(
-            self.single_observation_space,
-            self.num_envs,
-            blocks,
-            tells_cuts=policy is not None and self.autoreset_mode is AutoresetMode.SAME_STEP,
-        )
-        self._faults = EnvFaults(
-            self._roster,
-            self._states,
-            self._results,
-            self._log,
-            policy,
-            all_or_nothing=all_or_nothing,
-        )
-        self._engine = Engine(
+        self._engine = engine = Engine(
             type(self).__name__,
             fleet,
-            self._roster,
-            self._states,
-            self._results,
-            self._faults,
-            blocks.actions,
-            words=fleet.words,
-            holds=True,
+            self.single_observation_space,
+            blocks,
+            self._log,
+            self.autoreset_mode,
+            all_or_nothing=all_or_nothing,
+            as_they_come=True,
         )
-        if fleet.words is not None:
-            self._results.read_records(fleet.words.infos)
+        self._roster, self._states = engine.roster, engine.states
+        self._results, self._faults = engine.results, engine.faults
         self._core = PoolCore(self._engine, self._roster, self._states, self._results, self._faults)
         self._dict_side = DictSide(
             self._core, self.single_observation_space, self.single_action_space
         )
-        self._calls = EnvCalls(fleet, self._engine, self._roster, self._faults)
+        self._calls = EnvCalls(fleet, self._engine)
         if self.is_multi_agent:  # nobody batches dicts by agent
             self.observation_space = self.single_observation_space
             self.action_space = self.single_action_space

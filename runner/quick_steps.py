@@ -13,9 +13,7 @@ from typing import Any, Final
 from envbus.runner.actions import ActionStore
 from envbus.runner.actor import ActorState
 from envbus.runner.engine import Engine
-from envbus.runner.env_faults import EnvFaults
-from envbus.runner.env_results import EnvResults, Infos
-from envbus.runner.env_states import EnvStates
+from envbus.runner.env_results import Infos
 from envbus.runner.local_fleet import AnyFleet
 from envbus.runner.lockstep import Lockstep, Pending
 from envbus.runner.lockstep_recycling import LockstepRecycling
@@ -36,9 +34,6 @@ class QuickSteps:
         words: By which actors are asked.
         fleet: Theirs.
         engine: Goes on by messages.
-        states: What envs are doing.
-        results: Where the rows are.
-        faults: What has failed.
         actions: Where the batch of actions goes.
         lockstep: What is pending.
         recycling: Exchanges actors, for which steps go by message; None: nobody does.
@@ -54,9 +49,6 @@ class QuickSteps:
         words: StepWords,
         fleet: AnyFleet,
         engine: Engine,
-        states: EnvStates,
-        results: EnvResults,
-        faults: EnvFaults,
         actions: ActionStore,
         lockstep: Lockstep,
         recycling: LockstepRecycling | None,
@@ -64,13 +56,13 @@ class QuickSteps:
         self._words = words
         self._fleet = fleet
         self._engine = engine
-        self._states = states
-        self._results = results
-        self._faults = faults
+        self._states = engine.states
+        self._results = engine.results
+        self._faults = engine.faults
         self._actions = actions
         self._lockstep = lockstep
         self._recycling = recycling
-        self._everyone = list(range(len(states)))
+        self._everyone = list(range(fleet.num_envs))
         self.asked = 0
         #: Number of the last step that was begun.
         self.begun = 0

@@ -33,10 +33,7 @@ from envbus.runner.config import (
 )
 from envbus.runner.engine import Engine
 from envbus.runner.env_calls import EnvCalls
-from envbus.runner.env_faults import EnvFaults
-from envbus.runner.env_results import EnvResults, Infos, merge_infos
-from envbus.runner.env_roster import EnvRoster
-from envbus.runner.env_states import EnvStates
+from envbus.runner.env_results import Infos, merge_infos
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.local_fleet import make_fleet
 from envbus.runner.lockstep import Lockstep, Pending
@@ -240,61 +237,26 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         self.action_space = chosen.action_space
         blocks = fleet.map_blocks(self.single_observation_space, self.single_action_space)
         actions = ActionStore(self.action_space, self.num_envs, blocks.actions)
-        policy, mode = fleet.config.restart, self.autoreset_mode
-        roster, states = EnvRoster(fleet.actors), EnvStates(self.num_envs)
-        recycles = fleet.recycling is not None
-        self._results = results = EnvResults(
-            self.single_observation_space,
-            self.num_envs,
-            blocks,
-            tells_cuts=mode is AutoresetMode.SAME_STEP and (policy is not None or recycles),
-        )
-        if results.cut is not None:
-            results.cut.remembers = policy is not None
-        self._faults = EnvFaults(roster, states, results, self._log, policy, all_or_nothing=True)
+        name, mode = type(self).__name__, self.autoreset_mode
         engine = Engine(
-            type(self).__name__,
+            name,
             fleet,
-            roster,
-            states,
-            results,
-            self._faults,
-            blocks.actions,
-            words=None,
-            holds=False,
+            self.single_observation_space,
+            blocks,
+            self._log,
+            mode,
+            all_or_nothing=True,
+            as_they_come=False,
         )
+        self._results, self._faults = engine.results, engine.faults
         recycling = None
         if fleet.recycling is not None:
-            recycling = LockstepRecycling(
-                fleet.recycling, fleet.actors, engine, states, results, mode
-            )
-        self._lockstep = Lockstep(
-            type(self).__name__,
-            fleet,
-            engine,
-            roster,
-            states,
-            results,
-            self._faults,
-            EnvCalls(fleet, engine, roster, self._faults),
-            actions,
-            recycling,
-            mode,
-        )
+            recycling = LockstepRecycling(fleet.recycling, fleet.actors, engine, mode)
+        calls = EnvCalls(fleet, engine)
+        self._lockstep = Lockstep(name, fleet, engine, calls, actions, recycling, mode)
         self._quick: QuickSteps | None = None
         if fleet.words is not None:
-            results.read_records(fleet.words.infos)
-            self._quick = QuickSteps(
-                fleet.words,
-                fleet,
-                engine,
-                states,
-                results,
-                self._faults,
-                actions,
-                self._lockstep,
-                recycling,
-            )
+            self._quick = QuickSteps(fleet.words, fleet, engine, actions, self._lockstep, recycling)
 
     # --- reset -------------------------------------------------------------------------------
 
