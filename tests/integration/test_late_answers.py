@@ -139,7 +139,7 @@ def test_a_pool_gives_each_result_once_and_in_order_however_short_its_waits(
         receive_all(pool, range(6))
         sent, given = np.zeros(6, np.int64), np.zeros(6, np.int64)
         ready, late = np.arange(6), 0
-        while sent.min() < 300:
+        while sent.min() < (300 if late > 20 else 3000):  # fewer are late on a busy machine
             sent[ready] += 1
             if len(ready):
                 pool.send(sent[ready] % 90, ready)
@@ -164,7 +164,7 @@ def test_poll_gives_each_result_once_and_in_order_however_short_its_waits(
         for env_id in range(6):
             pool.try_reset(env_id, seed=env_id)
         sent, given, empty = np.full(6, -1), np.full(6, -1), 0
-        while sent.min() < 300:
+        while sent.min() < (300 if empty > 20 else 3000):
             result = pool.poll(timeout=0.001)
             empty += not result.observations
             for env_id, agents in result.observations.items():
