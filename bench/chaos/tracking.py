@@ -71,7 +71,7 @@ class Tracker:
         """A row of the env came. A slow step is not late if the driver was away for longer."""
         found = self._open.get(env_id)
         if found is not None and found.kind is Kind.SLOW and not found.failed:
-            del self._open[env_id]
+            self._is_over(env_id)
 
     def failed(self, env_id: int, cause: str, message: str, now: float) -> None:
         """A fault was reported."""
@@ -94,9 +94,13 @@ class Tracker:
         found = self._open.get(env_id)
         if found is not None and found.failed:
             self.kinds[found.kind.name].recovered.append(now - found.at)
-            del self._open[env_id]
-            if env_id in self._behind:
-                self._open[env_id] = self._behind.pop(env_id)
+            self._is_over(env_id)
+
+    def _is_over(self, env_id: int) -> None:
+        """What was done to the env has had its consequence; what came behind it counts now."""
+        del self._open[env_id]
+        if env_id in self._behind:
+            self._open[env_id] = self._behind.pop(env_id)
 
     def unnoticed(self) -> list[str]:
         """Return the injections that had to end an episode, and of which nothing was reported."""

@@ -84,6 +84,17 @@ def test_a_slow_step_that_is_answered_while_the_driver_is_away_need_not_fail(
     assert tracker.is_free(0, 0.0)
 
 
+def test_what_reaches_an_env_in_a_slow_step_that_is_answered_explains_its_next_fault(
+    tracker: Tracker,
+) -> None:
+    tracker.injected(injection(Kind.SLOW), [], 0.0)
+    tracker.injected(injection(Kind.KILL, env_id=1), [0], 0.1)
+    tracker.answered(0)
+    tracker.failed(0, "crash", "killed", 0.2)
+    assert tracker.unexplained == []
+    assert tracker.kinds["KILL"].faults == {"crash": 1}
+
+
 def test_what_had_to_fail_and_did_not_is_told(tracker: Tracker) -> None:
     tracker.injected(injection(Kind.EXIT, env_id=2), [1], 0.0)
     tracker.injected(injection(Kind.LEAK, env_id=3), [], 0.0)
