@@ -20,13 +20,12 @@ from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.messages import Failed, FailureCode, Request
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.engine import Engine, Ticket
-from envbus.runner.env_faults import ADVICE
+from envbus.runner.env_faults import ADVICE, errors_of
 from envbus.runner.faults import (
     ActorLostError,
     EnvError,
     advise,
     raise_env_errors,
-    to_exception,
 )
 from envbus.runner.local_fleet import AnyFleet
 from envbus.runner.news import Lost
@@ -174,15 +173,7 @@ class EnvCalls:
         assert news is not None
         result: CallResult = news.reply
         asked.values.update(zip(members, result.values.value, strict=True))
-        asked.errors += [
-            to_exception(
-                error,
-                env_id=actor.env_ids[error.slot],
-                actor=actor.name,
-                incarnation=actor.incarnation,
-            )
-            for error in result.errors
-        ]
+        asked.errors += errors_of(actor, result.errors)
 
     def _wait_for(self, actor: Actor) -> None:
         """Wait for an actor that is being started again."""

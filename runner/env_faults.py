@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from envbus.actors.protocol import StepResult
+from envbus.actors.protocol import SlotError, StepResult
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actor import Actor, ActorState
@@ -32,7 +32,20 @@ from envbus.runner.faults import (
 from envbus.runner.news import Gone
 from envbus.runner.recovery import Lives, Recovery
 
-__all__ = ["ADVICE", "EnvFaults", "Trouble"]
+__all__ = ["ADVICE", "EnvFaults", "Trouble", "errors_of"]
+
+
+def errors_of(actor: Actor, errors: Sequence[SlotError]) -> list[tuple[EnvError, Exception | None]]:
+    """Return what envs of an actor raised, each with the exception that it was, if known."""
+    return [
+        to_exception(
+            error,
+            env_id=actor.env_ids[error.slot],
+            actor=actor.name,
+            incarnation=actor.incarnation,
+        )
+        for error in errors
+    ]
 
 
 #: What to do about an actor that is not started again.
@@ -107,15 +120,7 @@ class EnvFaults:
 
     def on_env_errors(self, actor: Actor, result: StepResult) -> None:
         """Envs raised: have them made anew, or the next call raise it."""
-        rebuilt = [
-            to_exception(
-                error,
-                env_id=actor.env_ids[error.slot],
-                actor=actor.name,
-                incarnation=actor.incarnation,
-            )
-            for error in result.errors
-        ]
+        rebuilt = errors_of(actor, result.errors)
         if self.recovery is not None:
             self._recover(self.recovery, [error for error, _ in rebuilt])
             return
