@@ -290,9 +290,10 @@ class Engine:
         Returns:
             Whether what came of it stands in the blocks; else an end of it follows, or a fault.
         """
-        is_settled = False
+        in_place, is_settled = self._fleet.in_place, False
+        assert in_place is not None
         try:
-            is_settled = self._fleet.step_all(_Tag(self._round, members, Step))
+            is_settled = in_place.step_all(_Tag(self._round, members, Step))
         finally:
             if not is_settled:
                 self.states.ask(members)

@@ -39,8 +39,8 @@ class Fleet(Crew[Actor]):
         config: How actors are started and watched.
     """
 
-    #: Whether envs are stepped by `step_all`, in this process.
-    steps_in_place = False
+    #: None of its envs is in this process: see `LocalFleet.in_place`.
+    in_place: None = None
 
     def __init__(
         self, env_sources: Sequence[object], autoreset_mode: AutoresetMode, config: FleetConfig
@@ -124,10 +124,6 @@ class Fleet(Crew[Actor]):
 
     def _ask_unawaited(self, actor: Actor, request: MapInfos) -> None:
         self.ask(actor, request, timeout=None, tag=None)
-
-    def step_all(self, tag: object) -> bool:
-        """Only envs in this process can do that."""
-        raise NotImplementedError(tag)
 
     def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
         """Return where the arrays are, for other processes: see `Building.shared_rows`."""

@@ -156,9 +156,9 @@ class LocalFleet:
         return self._rows.blocks
 
     @property
-    def steps_in_place(self) -> bool:
-        """Whether envs are stepped by `step_all`: they share their rows."""
-        return self.actors[0].reads_blocks
+    def in_place(self) -> LocalFleet | None:
+        """This one, if its envs share their rows, so that `step_all` may be called."""
+        return self if self.actors[0].reads_blocks else None
 
     def shared_rows(self) -> tuple[int, int, MapBlocks] | None:
         """Return where the arrays are, for other processes: see `RowMap.shared_rows`."""

@@ -217,7 +217,7 @@ class ActorPool(StaysHere):
         self._actions = ActionStore(self.action_space, self.num_envs, blocks.actions)
         self._everyone = list(range(self.num_envs))
         #: Whether the envs are in this process, and share rows with it.
-        self.steps_in_place = fleet.steps_in_place
+        self.steps_in_place = fleet.in_place is not None
         self._engine = engine = Engine(
             type(self).__name__,
             fleet,

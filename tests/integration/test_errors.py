@@ -273,7 +273,7 @@ class StrangeInfoEnv(CountingEnv):
             module = types.ModuleType("no_such_module")
             cls: Any = type("Stranger", (), {"__module__": module.__name__})
             sys.modules[module.__name__] = module
-            module.Stranger = cls  # type: ignore[attr-defined]
+            vars(module)["Stranger"] = cls
             info = {"stranger": cls()}
         return *row, info
 
