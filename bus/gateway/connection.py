@@ -22,7 +22,7 @@ from envbus.bus.gateway.session import Session
 from envbus.bus.messages import FailureCode
 from envbus.bus.transport import Frames
 
-__all__ = ["Connection", "Crowd"]
+__all__ = ["PIECE", "Connection", "Crowd"]
 
 logger = logging.getLogger("envbus.bus.gateway")
 
@@ -31,7 +31,7 @@ _LINGER: Final = 1.0
 #: What came is read in pieces of so many bytes, for so many seconds at one go; then others get
 #: their turn. A piece of nothing but pings takes 15 ms, and all connections have their turns before
 #: the owner is given a sign of life.
-_PIECE: Final = 4096
+PIECE: Final = 4096
 _TURN: Final = 0.005
 
 #: Ids of a connection's marks begin between this and twice it, less what it may use of them.
@@ -166,7 +166,7 @@ class Connection(asyncio.Protocol):
                 self._has_turn = True
                 self._loop.call_soon(self._read_on)
                 break
-            piece, self._unread = bytes(self._unread[:_PIECE]), self._unread[_PIECE:]
+            piece, self._unread = bytes(self._unread[:PIECE]), self._unread[PIECE:]
             messages = self._session.receive(piece)
             if messages:
                 self._told = self._heard
