@@ -7,7 +7,7 @@
 # Paths below are relative, so the clone may stand in any folder, also one with spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint typing format fuzz bench chaos examples clean install-run install-test \
+.PHONY: help run test lint typing format fuzz soak bench chaos examples clean install-run install-test \
   install-fuzz install-bench system-packages
 
 # Interpreter to make .venv with; empty: the first suitable one found.
@@ -16,6 +16,7 @@ PYTHON ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?= all --yes
 FUZZ_SECONDS ?= 60
+SOAK_HAND_OVERS ?= 10000000
 # Options of `envbus chaos`, `make chaos CHAOS_ARGS="--seconds 600 --seed 7"`.
 CHAOS_ARGS ?=
 
@@ -140,6 +141,9 @@ format: install-test ## Rewrite the sources as ruff would have them.
 fuzz: install-fuzz ## Fuzz a bridge, the codec and the broker, FUZZ_SECONDS each; the last two need atheris.
 	@$(BIN)/python -m tests.fuzz.bridge --seconds $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
+
+soak: install-test ## Count lost wake-ups of steps in shared memory, in SOAK_HAND_OVERS hand-overs.
+	@$(BIN)/python -m tests.soak.words --hand-overs $(SOAK_HAND_OVERS)
 
 bench: install-bench ## Measure; see bench/README.md. BENCH_ARGS are handed on.
 	@$(BIN)/python -m envbus.bench.entry bench $(BENCH_ARGS)

@@ -22,7 +22,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -46,6 +46,19 @@ _LOOKS: Final = 16
 _FEW: Final = 6
 
 
+class _Fence:
+    """Has all writes be seen before what is read after it. Call it; one thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        if not self._lock.acquire(False):  # a signal's handler raised between these two lines
+            self._lock = threading.Lock()
+            self._lock.acquire()
+        self._lock.release()
+
+
 class Asker:
     """The side that asks all doers at once. One thread.
 
@@ -60,7 +73,7 @@ class Asker:
         self._count = count
         self._asked, self._done = words[:, _ASKED], words[:, _DONE]
         self._doer_sleeps = words[:, _DOER_SLEEPS]
-        self._fence = threading.Lock()
+        self._fence: Callable[[], None] = _Fence()
         #: Number of the present question.
         self.number = 0
 
@@ -75,14 +88,14 @@ class Asker:
         if self._count <= _FEW:
             for at in range(_ASKED, self._count * _PER_DOER, _PER_DOER):
                 words[at] = number
-            self.fence()
+            self._fence()
             sleeping = []
             for at in range(_DOER_SLEEPS, self._count * _PER_DOER, _PER_DOER):
                 if words[at]:
                     sleeping.append(at // _PER_DOER)
             return sleeping
         self._asked[...] = number
-        self.fence()
+        self._fence()
         found: list[int] = self._doer_sleeps.nonzero()[0].tolist()
         return found
 
@@ -90,7 +103,7 @@ class Asker:
         """Ask one doer only; return whether it sleeps, and has to be rung."""
         words, at = self._words, index * _PER_DOER
         words[at + _ASKED] = number
-        self.fence()
+        self._fence()
         return bool(words[at + _DOER_SLEEPS])
 
     def answered(self, index: int, number: int) -> bool:
@@ -166,18 +179,11 @@ class Asker:
     def fall_asleep(self, index: int) -> None:
         """Say that this side waits for a doer's ring. It must look once more before it sleeps."""
         self._words[index * _PER_DOER + _ASKER_SLEEPS] = 1
-        self.fence()
+        self._fence()
 
     def wake_up(self, index: int) -> None:
         """Say that it does not any more."""
         self._words[index * _PER_DOER + _ASKER_SLEEPS] = 0
-
-    def fence(self) -> None:
-        """Have all writes be seen before what is read from here on."""
-        if not self._fence.acquire(False):  # a signal's handler raised between these two lines
-            self._fence = threading.Lock()
-            self._fence.acquire()
-        self._fence.release()
 
 
 class Doer:
@@ -187,7 +193,7 @@ class Doer:
         self._words: Any = [0] * _PER_DOER
         #: What was asked last and is done, or is being done.
         self._seen = 0
-        self._fence = threading.Lock()
+        self._fence: Callable[[], None] = _Fence()
 
     def attach(self, memory: memoryview) -> None:
         """Be asked by these `BYTES_PER_DOER` from now on; what they ask now is none of ours."""
@@ -220,16 +226,14 @@ class Doer:
         """
         words = self._words
         words[_DONE] = 2 * number + has_more
-        self._fence.acquire()
-        self._fence.release()
+        self._fence()
         return bool(words[_ASKER_SLEEPS])
 
     def fall_asleep(self) -> bool:
         """Say that this side has to be rung from now on; False if something is asked already."""
         words = self._words
         words[_DOER_SLEEPS] = 1
-        self._fence.acquire()
-        self._fence.release()
+        self._fence()
         return bool(words[_ASKED] == self._seen)
 
     def wake_up(self) -> None:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import random
-import select
-import signal
-
 import pytest
 
-from envbus.bus.lane import LaneEnd
-from envbus.bus.words import BYTES_PER_DOER, RING, WORDS_EXIST, Asker, Doer
+from envbus.bus.words import BYTES_PER_DOER, WORDS_EXIST, Asker, Doer, _Fence
+from tests.soak.words import hand_over
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -106,61 +100,15 @@ def test_one_of_several_is_asked() -> None:
     assert asker.answered(1, number)
 
 
-def serve(memory: mmap.mmap, end: LaneEnd, seed: int) -> None:
-    """Answer what is asked, until the other side hangs up; sleep now and then before."""
-    doer, rng = Doer(), random.Random(seed)
-    doer.attach(memoryview(memory))
-    poller = select.poll()
-    poller.register(end.fileno(), select.POLLIN)
-    end.write(RING)  # attached
-    while True:
-        for _ in range(rng.randrange(60)):
-            if doer.is_asked():
-                break
-        if doer.fall_asleep():
-            poller.poll()  # without a time-out: a lost wake-up hangs
-            if not end.take_ring():
-                return
-        doer.wake_up()
-        if doer.is_asked() and doer.answer(doer.take(), has_more=False):
-            end.ring()
-
-
 def test_no_wake_up_is_lost_between_two_processes() -> None:
-    memory = mmap.mmap(-1, BYTES_PER_DOER)
-    ours, theirs = LaneEnd.pair()
-    fd = os.dup(theirs.fileno())
-    child = os.fork()
-    if not child:
-        signal.alarm(100)
-        try:  # lanes close themselves in forked copies
-            serve(memory, LaneEnd.from_fd(fd), 1)
-        finally:
-            os._exit(0)
-    theirs.close()
-    os.close(fd)
-    poller = select.poll()
-    poller.register(ours.fileno(), select.POLLIN)
-    poller.poll()
-    assert ours.take_ring()
-    asker, rng = Asker(memoryview(memory), 1), random.Random(2)
-    slept = rung = 0
-    for _ in range(HAND_OVERS):
-        number = asker.begin()
-        for _ in asker.ask():
-            rung += 1
-            ours.ring()
-        for _ in range(rng.randrange(60)):
-            if asker.undone() < 0:
-                break
-        while asker.undone() == 0:
-            asker.fall_asleep(0)
-            if not asker.answered(0, number):
-                slept += 1
-                poller.poll()
-                ours.take_ring()
-            asker.wake_up(0)
-    ours.close()
-    os.waitpid(child, 0)
-    assert slept
-    assert rung
+    counts = hand_over(HAND_OVERS)
+    assert counts.slept
+    assert counts.rung
+    assert not counts.lost
+
+
+def test_a_fence_that_a_signal_broke_off_is_one_again() -> None:
+    fence = _Fence()
+    fence._lock.acquire()  # as if a handler had raised before it was given back
+    fence()
+    fence()
