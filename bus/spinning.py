@@ -29,11 +29,15 @@ class SpinBudget:
 
     Args:
         limit: Longest spin, in seconds; 0.0: never.
+
+    Attributes:
+        waited: Seconds of all waits.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._typical = _LONGEST * limit
+        self.waited = 0.0
 
     def seconds(self) -> float:
         """Return for how long to spin: 0.0 if that is not likely to help."""
@@ -41,4 +45,5 @@ class SpinBudget:
 
     def observe(self, waited: float) -> None:
         """Take in how many seconds a wait took."""
+        self.waited += waited
         self._typical += (min(waited, _LONGEST * self._limit) - self._typical) * _WEIGHT

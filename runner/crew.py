@@ -117,6 +117,8 @@ class Crew(Generic[M]):
         #: Requests that have passed their deadline and are told with the next news.
         self._late: list[Lost[M]] = []
         self._next_exit_check = 0.0
+        #: Seconds for which `poll` has waited.
+        self.waited = 0.0
         self._closed = False
         #: Whether all was let go of, too.
         self._finished = False
@@ -200,8 +202,10 @@ class Crew(Generic[M]):
             ClosedError: It was closed, or belongs to the process that this one was forked from.
         """
         self._check_usable()
+        began = time.monotonic()
         taken = self._take_outcomes(self._endings.until_due(timeout))
         now = time.monotonic()
+        self.waited += now - began
         if not taken or now >= self._next_exit_check:
             self._next_exit_check = now + _EXIT_CHECK_INTERVAL
             self._look_after_children(now)

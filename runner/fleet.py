@@ -7,7 +7,7 @@ What `BusVectorEnv` and `ActorPool` share: a crew (`crew.py`) whose processes ho
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -24,8 +24,10 @@ from envbus.runner.building import Building
 from envbus.runner.config import FleetConfig, choose_num_actors
 from envbus.runner.crew import Crew, raise_if_failed
 from envbus.runner.links import Links, usable_cores
+from envbus.runner.news import News
 from envbus.runner.requests import Requests
 from envbus.runner.step_words import StepWords
+from envbus.runner.waiting_note import WaitingNote
 
 __all__ = ["Fleet", "env_spaces"]
 
@@ -65,6 +67,8 @@ class Fleet(Crew[Actor]):
 
         #: By which all actors may be asked to step at once; None: by messages only.
         self.words: StepWords | None = None
+        #: Tells of envs that wait, once all are ready; None: it has nothing to say (any more).
+        self._note: WaitingNote | None = None
         super().__init__(actors, config, ENTRY, bring_up)
 
     def start(self) -> None:
@@ -120,7 +124,18 @@ class Fleet(Crew[Actor]):
         while any(actor.state is not ActorState.READY for actor in self.actors):
             for news in self.poll(1.0):
                 raise_if_failed(news)
+        if len(self.actors) < self.num_envs and not self.config.remote_actors:
+            self._note = WaitingNote(self.num_envs)
         return rows.blocks
+
+    def poll(self, timeout: float) -> Iterator[News[Actor]]:
+        """Wait for news, as `Crew.poll`."""
+        news = super().poll(timeout)
+        if self._note is not None:
+            waited = self.waited if self.words is None else self.waited + self.words.waited
+            if self._note.look(waited, [it.child.pid for it in self.actors if it.child]):
+                self._note = None
+        return news
 
     def _ask_unawaited(self, actor: Actor, request: MapInfos) -> None:
         self.ask(actor, request, timeout=None, tag=None)

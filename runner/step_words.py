@@ -74,6 +74,11 @@ class StepWords:
         """How often an actor was asked by a word."""
         return self._asked
 
+    @property
+    def waited(self) -> float:
+        """Seconds for which it has waited for actors."""
+        return self._spinning.waited
+
     def begin(self) -> int:
         """Return the number of a new step, which nobody has been asked for yet."""
         return self._asker.begin()

@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
-import psutil
 from gymnasium.vector.utils import create_empty_array
 
 from envbus.actors.env_cost import env_cost
@@ -26,6 +24,7 @@ from envbus.runner.opening import open_envs
 from envbus.runner.policies import PolicyFactory, parse_policy
 from envbus.runner.stepping import Limits, OnProgress, Stepping
 from envbus.runner.vector_env import BusVectorEnv
+from envbus.runner.waiting_note import cpu_seconds
 
 __all__ = ["Cost", "Trial", "TuneConfig", "TuneResult", "best_of", "numbers_to_try", "run_tuning"]
 
@@ -229,12 +228,4 @@ def _memory_mb(envs: BusVectorEnv) -> float:
 
 def _cpu_seconds(envs: BusVectorEnv) -> float:
     """Return the CPU time of this process, and of the actors and all that they started."""
-    total = time.process_time()
-    for pid in envs.actor_pids():
-        with suppress(psutil.NoSuchProcess):
-            actor = psutil.Process(pid)
-            for process in (actor, *actor.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    times = process.cpu_times()
-                    total += times.user + times.system
-    return total
+    return time.process_time() + cpu_seconds(envs.actor_pids())

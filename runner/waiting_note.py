@@ -1,0 +1,80 @@
+"""Tells once that envs wait for most of their steps, and the argument that helps.
+
+An env that waits (for a program, a network, a device) leaves its core idle, and all that stand
+behind it in the same actor wait with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import psutil
+
+__all__ = ["WaitingNote", "cpu_seconds"]
+
+logger = logging.getLogger("envbus.runner")
+
+#: Seconds for which a runner has waited for its actors before it judges what they did meanwhile.
+_SECONDS: Final = 3.0
+#: An actor that computes for less than this share of the time waits.
+_COMPUTES: Final = 0.1
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """Return the CPU time of processes in seconds, each with all below it that lives."""
+    total = 0.0
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            root = psutil.Process(pid)
+            for process in (root, *root.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    total += times.user + times.system
+    return total
+
+
+class WaitingNote:
+    """Compares what actors compute with how long their runner waits for them.
+
+    Args:
+        num_envs: Of all actors.
+        cpu: As `cpu_seconds`.
+    """
+
+    def __init__(self, num_envs: int, cpu: Callable[[Sequence[int]], float] = cpu_seconds) -> None:
+        self._num_envs = num_envs
+        self._cpu = cpu
+        self._began: tuple[float, dict[int, float]] | None = None
+
+    def look(self, waited: float, pids: Sequence[int]) -> bool:
+        """Look whether it is time to judge; tell if so. Return whether it was.
+
+        Args:
+            waited: Seconds for which the runner has waited for actors until now.
+            pids: Of the actors that run now.
+        """
+        if self._began is None:
+            self._began = waited, {pid: self._cpu([pid]) for pid in pids}
+            return False
+        began, before = self._began
+        seconds = waited - began
+        if seconds < _SECONDS:
+            return False
+        if before.keys() != set(pids):  # some were started anew meanwhile
+            self._began = None
+            return False
+        busiest = max(self._cpu([pid]) - used for pid, used in before.items()) / seconds
+        if busiest < _COMPUTES:
+            logger.warning(
+                "these envs wait for %d %% of their steps, and %d of them wait in %d "
+                "actors one after another: with `num_actors=%d` all wait side by side. "
+                "`envbus tune` measures what that brings",
+                100 * (1.0 - busiest),
+                self._num_envs,
+                len(pids),
+                self._num_envs,
+            )
+        return True
