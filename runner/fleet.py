@@ -133,8 +133,9 @@ class Fleet(Crew[Actor]):
         news = super().poll(timeout)
         if self._note is not None:
             waited = self.waited if self.words is None else self.waited + self.words.waited
-            if self._note.look(waited, [it.child.pid for it in self.actors if it.child]):
-                self._note = None
+            if waited >= self._note.due:
+                pids = [actor.child.pid for actor in self.actors if actor.child]
+                self._note = None if self._note.look(waited, pids) else self._note
         return news
 
     def _ask_unawaited(self, actor: Actor, request: MapInfos) -> None:

@@ -42,12 +42,16 @@ class WaitingNote:
     Args:
         num_envs: Of all actors.
         cpu: As `cpu_seconds`.
+
+    Attributes:
+        due: Seconds for which the runner has to have waited until `look` does anything.
     """
 
     def __init__(self, num_envs: int, cpu: Callable[[Sequence[int]], float] = cpu_seconds) -> None:
         self._num_envs = num_envs
         self._cpu = cpu
         self._began: tuple[float, dict[int, float]] | None = None
+        self.due = 0.0
 
     def look(self, waited: float, pids: Sequence[int]) -> bool:
         """Look whether it is time to judge; tell if so. Return whether it was.
@@ -58,15 +62,16 @@ class WaitingNote:
         """
         if self._began is None:
             self._began = waited, {pid: self._cpu([pid]) for pid in pids}
+            self.due = waited + _SECONDS
             return False
         began, before = self._began
-        seconds = waited - began
-        if seconds < _SECONDS:
+        if waited < self.due:
             return False
         if before.keys() != set(pids):  # some were started anew meanwhile
             self._began = None
-            return False
-        busiest = max(self._cpu([pid]) - used for pid, used in before.items()) / seconds
+            return self.look(waited, pids)
+        spent = max(self._cpu([pid]) - used for pid, used in before.items())
+        busiest = spent / (waited - began)
         if busiest < _COMPUTES:
             logger.warning(
                 "these envs wait for %d %% of their steps, and %d of them wait in %d "
