@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from envbus.bus.attention import GRACE
 from envbus.bus.errors import StartError
 from envbus.bus.messages import Failed, FailureCode
 from envbus.bus.process import Child, ExitStatus
@@ -93,6 +94,9 @@ class Endings(Generic[M]):
         weighs = self.recycling is not None and self.recycling.weighs
         self._memory = MemoryWatch() if weighs or config.memory_limit_mb is not None else None
         self._stacks = StackReports(links.nursery)
+        #: By index, actors that were started again and have not said hello: by when they are to,
+        #: and whether they were late already.
+        self._silent: dict[int, tuple[float, bool]] = {}
         #: Ends of children that are not acted upon yet.
         self._exits: list[tuple[Child, ExitStatus]] = []
         self.restarts = 0
@@ -106,6 +110,9 @@ class Endings(Generic[M]):
                 timeout = min(timeout, max(wake_at - time.monotonic(), 0.0))
         if self._leaving is not None:
             timeout = min(timeout, max(self._leave_by - time.monotonic(), 0.0))
+        if self._silent:
+            due = min(hello_by for hello_by, _ in self._silent.values())
+            timeout = min(timeout, max(due - time.monotonic(), 0.0))
         if self._memory is not None:
             timeout = min(timeout, max(self._memory.look_at - time.monotonic(), 0.0))
         return timeout
@@ -154,7 +161,7 @@ class Endings(Generic[M]):
                 self._news.remove(gone)
 
     def tick(self, now: float) -> None:
-        """Do what is due: kill who does not leave, start again who has paused."""
+        """Do what is due: kill who does not leave or come up, start again who has paused."""
         if self._leaving is not None and now >= self._leave_by:
             logger.warning(
                 "%s did not leave in %.3g s, to be recycled, and was killed",
@@ -164,8 +171,26 @@ class Endings(Generic[M]):
             self._leave_by = math.inf
             if self._leaving.child is not None:
                 self._links.nursery.kill(self._leaving.child)
+        if self._silent:
+            self._judge_silent(now)
         if self._supervision is not None and self._supervision.wake_at() is not None:
             self._perform(self._supervision.handle(SupervisionTick(), now))
+
+    def _judge_silent(self, now: float) -> None:
+        """Kill who was started again and has not said hello in time: nothing else ends it."""
+        for index, (hello_by, was_late) in list(self._silent.items()):
+            actor = self._actors[index]
+            if actor.state is not ActorState.STARTING:
+                del self._silent[index]
+            elif now >= hello_by and not was_late:
+                self._silent[index] = now + GRACE, True  # a driver that was away looks on first
+            elif now >= hello_by:
+                del self._silent[index]
+                reason = (
+                    f"it did not say hello within {self._config.timeouts.start:g} s of its start, "
+                    "which is Timeouts.start"
+                )
+                self._links.kill(actor, FaultCause.TIMEOUT, reason)
 
     def look_at_memory(self, now: float) -> None:
         """Kill who uses too much memory, where that is watched and a look is due."""
@@ -243,6 +268,9 @@ class Endings(Generic[M]):
     def _start_again(self, actor: M) -> None:
         try:
             self._starter.start(actor)
+            timeout = self._config.timeouts.start
+            if timeout is not None and not actor.remote:
+                self._silent[actor.index] = time.monotonic() + timeout, False
         except StartError as exc:  # no process, no memory: another failure of this actor
             actor.child = None
             self._links.broker.peer_gone(actor.identity, str(exc))

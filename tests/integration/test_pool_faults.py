@@ -204,6 +204,21 @@ def test_a_reset_or_constructor_that_hangs_is_a_fault(make: Make, tmp_path: Path
     assert [fault.cause.value for fault in faults] == ["error", "timeout"]
 
 
+def test_a_process_that_is_stopped_as_it_is_started_again_is_replaced(make: Make) -> None:
+    pool = make([CountingEnv], num_actors=1, timeouts=Timeouts(start=2.0, reset=2.0))
+    pool.reset(seed=0)
+    receive_all(pool, range(1))
+    dead = pool.actor_pids()
+    os.kill(dead[0], signal.SIGKILL)
+    pool.send(np.array([1]))
+    while pool.actor_pids() == dead:
+        pool.recv(timeout=0.01)
+    os.kill(pool.actor_pids()[0], signal.SIGSTOP)
+    rows, _ = collect(pool)
+    assert rows[0][0][1] == 0
+    assert pool.statistics().restarts >= 2
+
+
 # --- the others go on (T-12) ------------------------------------------------------------------
 
 

@@ -43,8 +43,8 @@ class Machine:
         ended, self.ended = self.ended, []
         return ended
 
-    def kill(self, child: object) -> None:
-        self.did.append(("kill", child))
+    def kill(self, whom: object, *_why: object) -> None:
+        self.did.append(("kill", whom))
 
     def shut_down(self, identity: bytes) -> None:
         self.did.append(("shut down", identity))
@@ -104,6 +104,28 @@ def test_its_last_end_is_told_once_with_the_number_of_restarts() -> None:
     [gone] = scene.news
     assert isinstance(gone, Gone)
     assert "failed again after 1 restarts" in gone.reason
+
+
+def test_one_that_is_started_again_and_says_nothing_is_killed_once() -> None:
+    scene = Scene(restart=ONCE)
+    scene.end("it died")
+    assert 0.0 < scene.endings.until_due(3600.0) <= 300.0
+    scene.endings.tick(0.0)
+    scene.endings.tick(1e12)  # the driver may have been away
+    assert ("kill", scene.actor) not in scene.machine.did
+    scene.endings.tick(1e12 + 1.0)
+    scene.endings.tick(1e12 + 2.0)
+    assert scene.machine.did.count(("kill", scene.actor)) == 1
+
+
+def test_one_that_says_hello_after_its_start_is_not_killed() -> None:
+    scene = Scene(restart=ONCE)
+    scene.end("it died")
+    scene.endings.tick(1e12)
+    scene.actor.state = ActorState.BUILDING
+    scene.endings.tick(1e12 + 1.0)
+    assert scene.machine.did == [("start", 1)]
+    assert scene.endings.until_due(3600.0) == 3600.0
 
 
 def test_a_start_that_fails_counts_as_an_end() -> None:
