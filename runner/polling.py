@@ -166,23 +166,6 @@ class DictSide:
 
     # --- private -----------------------------------------------------------------------------
 
-    def _wait_for_first(self, env_ids: Sequence[int], timeout: float | None) -> None:
-        """Wait for the first observations of these envs' new episodes."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        if any(self._states[i] is EnvState.HELD for i in env_ids):
-            self._core.engine.stop_holding()  # others cannot go on while the caller waits
-        while True:
-            self._faults.raise_next()
-            late = [i for i in self._states.late() if i in env_ids]
-            if not late:
-                return
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise multiprocessing.TimeoutError(
-                    f"envs {late} were not reset within {timeout} s; `poll` returns them later"
-                )
-            self._core.engine.take_news(left)
-
     def _result(self, env_ids: Sequence[int], faults: list[Fault], late: list[int]) -> PollResult:
         """Return what envs have brought."""
         lives = self._faults.lives.numbers
