@@ -225,7 +225,8 @@ class Links(Generic[M]):
             return None
         for actor in self._actors:
             if actor.remote and actor.state is ActorState.STARTING and not actor.identity:
-                actor.identity, actor.peer_name = self._spares.popitem()
+                actor.identity = next(iter(self._spares))  # who has waited for longest
+                actor.peer_name = self._spares.pop(actor.identity)
                 actor.codec = PlainCodec(writable=True)
                 self._by_identity[actor.identity] = actor
                 return actor
