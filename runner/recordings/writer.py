@@ -30,7 +30,9 @@ import pyarrow.parquet as pq
 
 from envbus.bus.errors import ClosedError, ConfigError
 from envbus.bus.interrupts import without_interrupts
+from envbus.bus.settings import check_number
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.config import check_kind
 from envbus.runner.recordings.reader import JOURNAL, SHARD, read_journal
 from envbus.runner.recordings.tables import to_table, with_policies
 
@@ -73,11 +75,9 @@ class EpisodeWriter:
         shard_seconds: float = 300.0,
         durable: bool = False,
     ) -> None:
-        if shard_rows < 1 or shard_seconds <= 0:
-            raise ConfigError(
-                f"shard_rows must be at least 1 and shard_seconds over 0, not {shard_rows} and "
-                f"{shard_seconds}"
-            )
+        check_kind("folder", folder, str, os.PathLike, example='"episodes"')
+        check_number("shard_rows", shard_rows, whole=True, least=1)
+        check_number("shard_seconds", shard_seconds, over=0.0)
         self.folder = Path(folder)
         self._shard_rows, self._shard_seconds = shard_rows, shard_seconds
         self._durable = durable
@@ -111,20 +111,29 @@ class EpisodeWriter:
 
         Raises:
             ClosedError: After `close`.
+            ConfigError: It is no such batch, or lacks `eps_id`, by which episodes are read back.
             OSError: The disk is full, for example. What was written before is kept, nothing of
                 this batch is, and the next call may succeed. Where rows of a call that failed
                 cannot be cut off again, all calls raise until they can be.
         """
         if self._closed:
             raise ClosedError(f"the writer of {self.folder} was closed")
+        example = "runner.sample(num_episodes=10)"
+        check_kind("what is written", batch, SampleBatch, MultiAgentBatch, example=example)
         policies: Mapping[str, SampleBatch]
         policies = {"default": batch} if isinstance(batch, SampleBatch) else batch.policy_batches
-        parts = _parts({name: rows for name, rows in policies.items() if len(rows)})
+        policies = {name: rows for name, rows in policies.items() if len(rows)}
+        for name, rows in policies.items():
+            if "eps_id" not in rows:
+                raise ConfigError(
+                    f"rows of {name!r} cannot be recorded without a column 'eps_id': which "
+                    f"episode each is of; there are {sorted(rows.columns)}"
+                )
+        parts = _parts(policies)
         tables = {key: with_policies(to_table(rows), key[1]) for key, rows in parts.items()}
         episodes: set[int] = set()
         for rows in parts.values():
-            if "eps_id" in rows:
-                episodes |= set(rows["eps_id"].tolist())
+            episodes |= set(rows["eps_id"].tolist())
         if len(self._ids) >= _MAX_IDS or not self._ids.isdisjoint(episodes):
             self._rename()
         self._append(tables)
@@ -230,7 +239,7 @@ class EpisodeWriter:
 
 def _parts(policies: Mapping[str, SampleBatch]) -> dict[_Key, SampleBatch]:
     """Return rows by policy, and by which policies their episodes have rows of."""
-    if len(policies) < 2 or not all("eps_id" in rows for rows in policies.values()):
+    if len(policies) < 2:
         return {(policy_id, ()): rows for policy_id, rows in policies.items()}
     of_episode: dict[int, tuple[str, ...]] = {}
     for policy_id, rows in sorted(policies.items()):

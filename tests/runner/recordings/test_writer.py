@@ -52,6 +52,19 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first["obs"], episode(1, 3)["obs"])
 
 
+def test_rows_that_could_not_be_read_back_as_episodes_are_refused(tmp_path: Path) -> None:
+    nameless = SampleBatch(
+        {name: column for name, column in episode(2, 3).columns.items() if name != "eps_id"}
+    )
+    with EpisodeWriter(tmp_path) as writer:
+        writer.write(episode(1, 3))
+        with pytest.raises(ConfigError, match=r"'default' cannot be recorded without.*'eps_id'"):
+            writer.write(nameless)
+        with pytest.raises(ConfigError, match="must be SampleBatch or MultiAgentBatch"):
+            writer.write(episode(3, 1).columns)  # type: ignore[arg-type]
+    assert lengths(tmp_path) == {1: 3}
+
+
 def test_shards_are_completed_by_rows_and_by_age(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path / "rows", shard_rows=4) as writer:
         for eps_id in range(5):
