@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from envbus.bus.errors import ConfigError
 
 __all__ = ["Buffer", "Frames", "PeerTransport", "RouterTransport", "check_endpoint", "is_local"]
+
+_HIGHEST_PORT: Final = 65535
 
 #: One frame: bytes, or anything with the buffer protocol (a memoryview, a `zmq.Frame`). One that
 #: was received, and whose type is not Python's or NumPy's own, is its receiver's to write into.
@@ -129,7 +131,7 @@ def is_local(endpoint: str) -> bool:
     """Whether only this host can reach `endpoint`: ipc, inproc or a loopback address.
 
     Raises:
-        ConfigError: The endpoint's syntax is unknown.
+        ConfigError: The endpoint's syntax is unknown, or there is no such port.
     """
     scheme, separator, address = endpoint.partition("://")
     if not separator or not address or scheme not in ("ipc", "tcp", "inproc"):
@@ -141,6 +143,8 @@ def is_local(endpoint: str) -> bool:
     host, separator, port = address.rpartition(":")
     if not separator or not host or not (port == "*" or port.isdigit()):
         raise ConfigError(f"endpoint {endpoint!r} has no port; use 'tcp://host:port' or ':*'")
+    if port != "*" and int(port) > _HIGHEST_PORT:  # ZeroMQ would take another one
+        raise ConfigError(f"endpoint {endpoint!r}: ports are from 0 to {_HIGHEST_PORT}")
     host = host.strip("[]")
     if host == "localhost":
         return True
