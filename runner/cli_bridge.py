@@ -221,5 +221,5 @@ def _means(
         if address.tls or ca is not None:
             tls = ssl.create_default_context(cafile=None if ca is None else str(ca))
     except (OSError, ssl.SSLError) as exc:
-        raise ConfigError(f"{exc}") from exc
+        raise ConfigError(f"no certificates can be read from {ca}: {exc}") from exc
     return Means(read_token(token_file), PeerKeys.load(keys, server_key), tls)

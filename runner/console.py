@@ -88,7 +88,7 @@ def spaces_of(env: str | None) -> tuple[Any, Any] | None:
 
     try:
         made = gymnasium.make(env)
-    except Exception as exc:  # whatever the env's own module raises
+    except (Exception, SystemExit) as exc:  # whatever the env's own module raises
         raise ConfigError(f"--env {env}: {str(exc) or type(exc).__name__}") from exc
     spaces = made.observation_space, made.action_space
     made.close()

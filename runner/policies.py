@@ -321,7 +321,7 @@ def import_function(text: str) -> Callable[..., Any]:
         raise ConfigError(f"policy must be random, zero or module:function, not {text!r}")
     try:
         target: Any = importlib.import_module(module_name)
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:  # a script without a guard ends at its import
         raise ConfigError(
             f"cannot import the policy's module {module_name!r}: {type(exc).__name__}: {exc}"
         ) from exc

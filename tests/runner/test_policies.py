@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,12 @@ def test_setting_weights_counts_the_version() -> None:
 def test_what_is_no_policy_is_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_policy(text)
+
+
+def test_a_script_that_ends_when_it_is_imported_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script_without_a_guard.py").write_text("raise SystemExit(3)", "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="'script_without_a_guard': SystemExit: 3"):
+        parse_policy("script_without_a_guard:act")
