@@ -49,6 +49,7 @@ class GroupConfig:
         check_number("memory_limit_mb", self.memory_limit_mb, over=0.0, optional=True)
         if self.restart is not None:
             check_kind("restart", self.restart, RestartPolicy, example="RestartPolicy()")
+        list_of("preload", self.preload, '("torch",)')
         check_kind("timeouts", self.timeouts, Timeouts, example="Timeouts(call=10.0)")
         check_kind("pool_settings", self.pool_settings, Mapping, example='{"num_actors": 2}')
 

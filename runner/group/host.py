@@ -10,9 +10,11 @@ from typing import Any, Final
 
 from envbus.actors import spaces
 from envbus.actors.hosting import HANDOVER_TIMEOUT, host
+from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Tree
 from envbus.bus.pipe import Pipe
 from envbus.bus.serve import Handlers
+from envbus.runner.config import check_kind
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.group.protocol import (
     Applied,
@@ -88,7 +90,9 @@ class HostedRunner:
         parts: Parts = request.parts.value
         self._parts = parts
         if callable(parts.envs):
-            self._pool = parts.envs(request.index)
+            pool = parts.envs(request.index)
+            check_kind("what envs(index) returns", pool, ActorPool, example="ActorPool([...])")
+            self._pool = pool
         else:
             self._pool = ActorPool(parts.envs, **parts.pool_settings)
         return EnvsMade(num_envs=self._pool.num_envs)
@@ -97,7 +101,7 @@ class HostedRunner:
         """Make the runner.
 
         Raises:
-            ConfigError: As `EnvRunner`.
+            ConfigError: As `EnvRunner`; or there are no policies.
         """
         assert self._parts is not None
         assert self._pool is not None
@@ -108,6 +112,8 @@ class HostedRunner:
         policies = parts.policies
         if parts.make_policies is not None:
             policies = parts.make_policies(pool, request.worker_index)
+            if policies is None:
+                raise ConfigError("make_policies has returned None; does it lack a `return`?")
         assert policies is not None
         runner = EnvRunner(pool, policies, config, make_column=self._memory.make)
         self._made = runner
