@@ -9,6 +9,7 @@ import numpy as np
 
 from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
+from envbus.bus.settings import check_number
 from envbus.runner.config import check_kind
 from envbus.runner.episode import DEFAULT_POLICY_ID
 from envbus.runner.policies import FunctionPolicy, Policy, Weights, check_is_no_module
@@ -77,7 +78,7 @@ class PolicyMap:
         Raises:
             ConfigError: There is no such policy. Nothing was set.
         """
-        check_weights(weights)
+        check_weights(weights, version)
         found = [(self[name], values) for name, values in weights.items()]
         for policy, values in found:
             policy.set_weights(values, version)
@@ -108,8 +109,9 @@ class PolicyMap:
             raise
 
 
-def check_weights(weights: object) -> None:
-    """Raise `ConfigError` unless weights are by policy id."""
+def check_weights(weights: object, version: object) -> None:
+    """Raise `ConfigError` unless weights are by policy id, and their version a number or None."""
+    check_number("version", version, whole=True, optional=True)
     check_kind("weights", weights, Mapping, example='{"default_policy": policy.get_weights()}')
 
 

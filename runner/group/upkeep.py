@@ -139,14 +139,14 @@ class Upkeep:
             ConfigError: There is no such policy, or it is in policy workers. Nothing was sent.
         """
         self._assert_open()
-        check_weights(weights)
+        check_weights(weights, version)
         if elsewhere := sorted(weights.keys() & self._elsewhere):
             raise ConfigError(
                 f"weights of {elsewhere[0]!r} are in policy workers: PolicyWorkers.set_weights "
                 "changes them for all runners"
             )
         self._rounds.take_news(0.0)
-        self._rounds.set_weights(weights, version)
+        self._rounds.set_weights(weights, None if version is None else int(version))
 
     @uninterrupted_call
     def foreach(

@@ -249,6 +249,13 @@ def test_weights_are_copied_when_they_are_set_and_when_they_are_got(make: Make) 
     assert group.sample(4, timeout=PATIENCE).single()["actions"].tolist() == [1] * 4
 
 
+def test_a_version_of_weights_that_is_no_number_is_refused(shared: EnvRunnerGroup) -> None:
+    before = shared.policy_versions
+    with pytest.raises(ConfigError, match="version must be a whole number or None, not '3'"):
+        shared.set_weights(shared.get_weights(), "3")  # type: ignore[arg-type]
+    assert shared.policy_versions == before
+
+
 def test_foreach_calls_a_function_beside_each_runner(shared: EnvRunnerGroup) -> None:
     group = shared
     offset = 10

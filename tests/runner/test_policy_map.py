@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from envbus.bus.errors import ConfigError
@@ -43,6 +44,15 @@ def test_who_kept_the_policies_keeps_those_that_there_were() -> None:
         policies.remove("a")
     with pytest.raises(ConfigError, match="'b' is the last one"):
         policies.remove("b")
+
+
+def test_a_version_of_weights_that_is_no_number_is_refused() -> None:
+    policies = PolicyMap({"a": Keeps(1)})
+    for odd in ("3", 1.5, True):
+        with pytest.raises(ConfigError, match="version must be a whole number or None"):
+            policies.set_weights({"a": {"w": 2}}, odd)  # type: ignore[arg-type]
+    policies.set_weights({"a": {"w": 2}}, np.int64(3))  # type: ignore[arg-type]
+    assert policies["a"].policy_version == 3
 
 
 def test_policies_that_replace_others_have_the_next_version() -> None:
