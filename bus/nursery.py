@@ -490,7 +490,7 @@ def _descriptors(children: int) -> str:
     more = "" if most in (resource.RLIM_INFINITY, allowed) else f" (up to {most})"
     return (
         f"each takes {_DESCRIPTORS} descriptors of this process, which has {used} and may have "
-        f"{allowed}. Start fewer (num_actors=), or allow {needed} at least: `ulimit -n` in the "
+        f"{allowed}. Start fewer, or allow {needed} at least: `ulimit -n` in the "
         f"shell before{more}"
     )
 

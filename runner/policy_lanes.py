@@ -179,10 +179,14 @@ class PolicyLanes:
         if self._closed:
             raise ClosedError("this was closed, or belongs to the process this was forked from")
 
+    def _unsettled(self) -> int:
+        return len(self._asked) + len(self._held)
+
     def _ask(self, to: str, request: Request[Any], timeout: float) -> Asking:
         self._check_usable()
-        unsettled = len(self._asked) + len(self._held)
-        if unsettled >= self._max_in_flight:
+        if self._unsettled() >= self._max_in_flight:
+            self._poll(0.0)  # some may have ended that nobody waits for
+        if (unsettled := self._unsettled()) >= self._max_in_flight:
             raise OverloadedError(
                 f"{unsettled} requests are in flight, which is the limit; collect some, or raise "
                 "max_in_flight",

@@ -27,6 +27,7 @@ from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.nursery import Nursery
 from envbus.bus.process import ExitStatus
 from envbus.bus.restart import Exit, RestartPolicy
+from envbus.bus.settings import check_number
 from envbus.bus.supervision import (
     ChildExited,
     ChildReady,
@@ -128,10 +129,12 @@ class PolicyProcesses:
         """Start all workers and wait until they are up.
 
         Raises:
-            StartError: One ended, or was not up within `timeout` seconds; says why.
+            StartError: One ended, or was not up within `timeout` seconds; or there may not
+                be as many descriptors. Says why.
         """
         deadline = time.monotonic() + timeout
         with self._lock:
+            self._nursery.check_room(len(self._members))
             for member in self._members:
                 member.launch(self._weights())
             self._tell()
@@ -158,12 +161,13 @@ class PolicyProcesses:
 
         Who has many pushes to look at gets the latest once it has looked at some.
         """
+        check_number("version", version, whole=True, optional=True)
         with self._lock:
             self._check_open()
             former, _ = self._latest.get(policy_id, (Pushed(policy_id, 0, 0, None), b""))
             if version is None:
                 version = former.version + 1
-            pushed = Pushed(policy_id, former.push + 1, version, weights)
+            pushed = Pushed(policy_id, former.push + 1, int(version), weights)
             data = pickle.dumps(tuple(pushed), pickle.HIGHEST_PROTOCOL)
             pushed = pushed._replace(weights=None)
             self._latest[policy_id] = pushed, data

@@ -21,7 +21,7 @@ from envbus.bus.interrupts import uninterrupted_call, without_interrupts
 from envbus.bus.restart import RestartPolicy
 from envbus.bus.settings import check_number
 from envbus.bus.threads import ThreadsPerProcess, check_threads
-from envbus.runner.config import check_kind
+from envbus.runner.config import check_kind, list_of
 from envbus.runner.links import usable_cores
 from envbus.runner.policies import Policy, Weights
 from envbus.runner.policy_batching import BatchingConfig
@@ -117,6 +117,8 @@ class PolicyWorkers(StaysHere):
             raise ConfigError(
                 f"hang_timeout must be positive and finite, or None, not {hang_timeout!r} s"
             )
+        check_number("close_timeout", close_timeout, least=0.0)
+        preload = list_of("preload", preload, '["torch"]')
         check_threads(threads_per_process)
         check_number("max_version_lag", max_version_lag, whole=True, least=0, optional=True)
         check_number("share_from", share_from, whole=True, least=0)
@@ -124,6 +126,7 @@ class PolicyWorkers(StaysHere):
         if not by_id:
             raise ConfigError("no policy: name at least one")
         for name, maker in by_id.items():
+            check_kind("the id of a policy", name, str, example='"default"')
             if (
                 not callable(maker)
                 and not isinstance(maker, str)

@@ -308,7 +308,12 @@ class RemotePolicy(TwoStepPolicy):
     def _describe(self, *, with_weights: bool) -> PolicyDescribed:
         lanes = self._connected()
         request = DescribePolicy(policy_id=self.policy_id, with_weights=with_weights)
-        reply = lanes.wait_for(lanes.ask(self._service, request, self._handle.timeout))
+        asking = lanes.ask(self._service, request, self._handle.timeout)
+        try:
+            reply = lanes.wait_for(asking)
+        except BaseException:  # Ctrl-C: nobody will take it
+            lanes.forget(asking)
+            raise
         assert isinstance(reply, PolicyDescribed)
         if reply.push >= self._newest_push:
             self._newest_push, self.policy_version = reply.push, reply.version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import resource
 from collections.abc import Iterator
 from typing import Any
 
@@ -229,6 +230,12 @@ def test_weights_are_pushed_without_stopping_inference() -> None:
         assert policy.get_weights() == {"offset": 3.0}
 
 
+def test_a_version_of_weights_that_is_no_number_is_refused(pair: PolicyWorkers) -> None:
+    with pytest.raises(ConfigError, match="version must be a whole number or None, not '3'"):
+        pair.set_weights({}, "3", policy_id="probe")  # type: ignore[arg-type]
+    assert pair.policy("probe").compute_actions(rows(1), None).actions.tolist() == [1]
+
+
 def test_weights_that_were_pushed_are_those_that_are_got() -> None:
     with PolicyWorkers(make_probe, 2) as workers:
         policy = workers.policy()
@@ -283,13 +290,28 @@ def test_no_answer_is_better_than_one_that_is_too_old() -> None:
 
 
 def test_more_requests_than_allowed_are_refused_at_once() -> None:
-    with PolicyWorkers(make_probe, max_in_flight=2) as workers:
-        policy = workers.policy()
-        tickets = [policy.submit_actions(hold(i, 0.1), None) for i in range(2)]
+    with PolicyWorkers(make_probe, max_batch=3, max_wait=NEVER, max_in_flight=2) as workers:
+        policy, other = workers.policy(), workers.policy()
+        tickets = [policy.submit_actions(rows(i), None) for i in range(2)]
         with pytest.raises(OverloadedError, match="raise max_in_flight"):
             policy.submit_actions(rows(2), None)
+        assert other.compute_actions(rows(2), None).actions.tolist() == [2]
         assert [policy.collect_actions(one).actions.tolist() for one in tickets] == [[0], [1]]
-        assert policy.compute_actions(rows(2), None).actions.tolist() == [2]
+        assert policy.compute_actions(rows(3, 4, 5), None).actions.tolist() == [3, 4, 5]
+
+
+def test_requests_that_nobody_collects_are_in_flight_only_until_they_have_ended() -> None:
+    with PolicyWorkers(make_probe, max_in_flight=1) as workers:
+        policy = workers.policy()
+        policy.submit_actions(rows(1), None)  # whoever asked has failed meanwhile
+
+        def is_answered() -> bool:
+            try:
+                return policy.compute_actions(rows(2), None).actions.tolist() == [2]
+            except OverloadedError:
+                return False
+
+        wait_until(is_answered, "an answer")
 
 
 def test_more_rows_than_a_worker_holds_are_refused_at_once() -> None:
@@ -425,13 +447,26 @@ def test_what_cannot_be_pickled_is_told() -> None:
         {"timeout": 0.0},
         {"max_version_lag": -1},
         {"share_from": -1},
+        {"close_timeout": None},
+        {"preload": "torch"},
         {"policies": {}},
+        {"policies": {1: make_probe}},
     ],
     ids=lambda setting: next(iter(setting)),
 )
 def test_unusable_settings_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         PolicyWorkers(**{"policies": make_probe, **setting})
+
+
+def test_fewer_descriptors_than_workers_take_are_told_before_any_is_started() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+    try:
+        with pytest.raises(StartError, match=r"500 processes cannot be started.*`ulimit -n`"):
+            PolicyWorkers(make_probe, 500)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_closing_twice_does_nothing_and_later_requests_fail_clearly() -> None:
