@@ -97,6 +97,8 @@ class Engine:
             caller is to be told first.
         failed_wait: Whether those that fail in a reset join them.
         given: What a caller wants the next resets of envs to be.
+        unasked: Envs whose episodes have begun by themselves, until they are asked again: what
+            is sent to them before their first rows are received came too late.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Engine:
         self.waits: Collection[int] = ()
         self.failed_wait = False
         self.given = Given({}, None)
+        self.unasked: set[int] = set()
         self._fleet = fleet
         self._timeouts = fleet.config.timeouts
         self.recycling = fleet.recycling
@@ -184,6 +187,8 @@ class Engine:
             singles: Their actions; None: those that stand in the blocks.
             pack: Makes of those of an actor's envs what is sent.
         """
+        if self.unasked:
+            self.unasked.difference_update(env_ids)
         for actor, members in self.roster.by_actor(env_ids):
             slots = _slots_of(actor, members)
             if singles is not None:
@@ -291,6 +296,7 @@ class Engine:
             Whether what came of it stands in the blocks; else an end of it follows, or a fault.
         """
         in_place, is_settled = self._fleet.in_place, False
+        self.unasked.clear()
         assert in_place is not None
         try:
             is_settled = in_place.step_all(_Tag(self._round, members, Step))
@@ -303,6 +309,7 @@ class Engine:
         self, env_ids: Sequence[int], seeds: Sequence[int | None], options: dict[str, Any] | None
     ) -> None:
         """Ask envs to begin new episodes; `seeds` are by env id, of all envs."""
+        self.unasked.difference_update(env_ids)
         for actor, members in self.roster.by_actor(env_ids):
             own = [seeds[env_id] for env_id in members]
             request = Reset(
@@ -340,6 +347,7 @@ class Engine:
                 seeds=None if all(s is None for s in own) else Tree(own),
                 options=Tree(given.options) if is_asked else None,
             )
+            self.unasked.update(members)
             self._ask(actor, request, members, self._timeouts.reset, begins_life=True)
 
     def drop_everything(self) -> None:
@@ -592,6 +600,7 @@ class Engine:
         assert recycling is not None
         recycling.pass_turn(time.monotonic())
         for actor, members in self.roster.by_actor(self.states.those(EnvState.HELD)):
+            self.unasked.update(members)
             self.ask(actor, Reset(slots=_slots_of(actor, members)), members, self._timeouts.reset)
 
 

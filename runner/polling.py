@@ -129,7 +129,7 @@ class DictSide:
         core = self._core
         asked = range(len(self._states)) if env_id is None else [env_id]
         chosen = core.check_env_ids(
-            sorted({j for i in asked for j in core.roster.company.get(i, [i])})
+            sorted({j for i in asked for j in core.roster.company.get(i, [i])}), is_restart=True
         )
         # Those that recover are being made anew already.
         chosen = [i for i in chosen if self._states[i] is not EnvState.RECOVERING]

@@ -122,15 +122,26 @@ class PoolCore(msgspec.Struct, eq=False):
             raise NoAsyncCallError(f"Nothing to receive: call {send} first.", verb)
         self.engine.stop_holding()  # the caller waits for those who wait for others
 
-    def check_env_ids(self, env_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> list[int]:
-        """Return env ids as ints, of envs that can be asked, or recover."""
+    def check_env_ids(
+        self,
+        env_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+        *,
+        is_restart: bool = False,
+    ) -> list[int]:
+        """Return env ids as ints, of envs that can be asked, or whose next episodes come unasked.
+
+        Args:
+            env_ids: Which.
+            is_restart: Envs are to be made anew, which cannot be skipped where one is at work.
+        """
         chosen = self.roster.check_ids(env_ids)
         if self.kept or self.unpolled:
             self._check_handed_out(chosen)
         if self.states.idle(chosen) is chosen:  # the usual case
             return chosen
-        states = self.states
-        if busy := [i for i in chosen if states[i] in (EnvState.PENDING, EnvState.READY)]:
+        states, unasked = self.states, self.engine.unasked
+        busy = [i for i in chosen if states[i] in (EnvState.PENDING, EnvState.READY)]
+        if busy := [i for i in busy if i not in unasked or is_restart]:
             raise AlreadyPendingCallError(
                 f"envs {busy} have a result that was not received yet; call `recv` first", "recv"
             )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envbus.actors.testing import CountingEnv
@@ -217,6 +218,35 @@ def test_a_process_that_is_stopped_as_it_is_started_again_is_replaced(make: Make
     rows, _ = collect(pool)
     assert rows[0][0][1] == 0
     assert pool.statistics().restarts >= 2
+
+
+@pytest.mark.parametrize("verb", ["send", "reset"])
+def test_what_is_sent_to_an_env_whose_episode_begins_by_itself_is_dropped(
+    make: Make, verb: str, tmp_path: Path
+) -> None:
+    pool = make([partial(FaultyEnv, tmp_path), CountingEnv], num_actors=2)
+    pool.reset(seed=0)
+    receive_all(pool, range(2))
+    os.kill(pool.actor_pids()[0], signal.SIGKILL)
+    with held(tmp_path, "reset"):
+        pool.send(np.array([1, 1]))
+        seen: list[int] = []
+        while 1 not in seen or any(tmp_path.glob("reset-*[0-9]")):  # until its reset has begun
+            seen += pool.recv(timeout=0.01).env_ids.tolist()
+        assert 0 not in seen
+        if verb == "send":
+            pool.send(np.array([1, 1]))
+        else:
+            pool.reset(env_ids=[0, 1])
+        while seen.count(1) < 2:
+            seen += pool.recv(timeout=PATIENCE).env_ids.tolist()
+        pool.send(np.array([1, 1]))
+        with pytest.raises(AlreadyPendingCallError, match=r"envs \[1\]"):
+            pool.send(np.array([1, 1]))
+    batch = pool.recv(min_envs=2, timeout=PATIENCE)
+    first = batch.observations[batch.env_ids.tolist().index(0)]
+    assert first[1] == 0
+    assert act(pool, 1, 1) == []
 
 
 # --- the others go on (T-12) ------------------------------------------------------------------

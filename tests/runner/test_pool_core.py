@@ -31,6 +31,7 @@ class Scene:
         self.waits: list[float] = []
         self.news: list[Callable[[], object]] = []
         self.reset_ids: list[list[int]] = []
+        self.unasked: set[int] = set()
         this: Any = self
         roster = EnvRoster(actors)
         faults = EnvFaults(roster, self.states, this, FaultLog(None), None, all_or_nothing=False)
@@ -116,3 +117,15 @@ def test_envs_whose_result_was_kept_cannot_be_asked_until_all_are_reset() -> Non
     assert scene.core.check_env_ids([0, 1]) == [0, 1]
     scene.core.reset()
     assert scene.core.check_env_ids([2]) == [2]
+
+
+def test_what_is_sent_to_an_env_that_was_not_asked_for_its_row_is_no_error() -> None:
+    scene = Scene()
+    scene.states.ask([0, 1, 2])
+    scene.states.bring([1])
+    scene.unasked = {1, 2}
+    assert scene.core.check_env_ids([1, 2]) == [1, 2]
+    with pytest.raises(AlreadyPendingCallError, match=r"envs \[0\]"):
+        scene.core.check_env_ids([0, 1, 2])
+    with pytest.raises(AlreadyPendingCallError, match=r"envs \[1\]"):
+        scene.core.check_env_ids([1], is_restart=True)
