@@ -190,7 +190,9 @@ def _serve() -> int:
 
 def _play(address: str, name: str, over: threading.Event, many: bool) -> None:
     timeouts = ClientTimeouts(connect=PATIENCE, action=PATIENCE, other=PATIENCE)
-    with ExternalEnvClient(address, name=name, timeouts=timeouts) as client:
+    # The strangers share this process, which is silent while it makes their messages.
+    beat = PATIENCE / 4
+    with ExternalEnvClient(address, name=name, timeouts=timeouts, heartbeat=beat) as client:
         base = count = 0
         while not over.is_set():
             base = base % 800 + 100
