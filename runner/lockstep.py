@@ -503,19 +503,23 @@ class Lockstep:
         """
         allowed = self._timeouts.close if timeout is None else timeout
         deadline = time.monotonic() + allowed
-        if self.pending is not Pending.NOTHING and not self._fleet.closed:
-            gymnasium.logger.warn(
-                "Calling `close` while waiting for a pending call to "
-                f"`{self.pending.value}` to complete."
-            )
-            pending, self.pending = self.pending, Pending.NOTHING
-            try:
+        pending, self.pending = self.pending, Pending.NOTHING
+        try:
+            if pending is not Pending.NOTHING and not self._fleet.closed:
+                gymnasium.logger.warn(
+                    "Calling `close` while waiting for a pending call to "
+                    f"`{pending.value}` to complete."
+                )
                 self.on_collect()
                 terminate = terminate or not self._comes_to_an_end(pending, deadline)
-            except EnvbusError as error:  # an actor that has ended needs no closing
-                logger.info("closed while a call was pending: %s", error)
-        self._fleet.close(timeout=deadline - time.monotonic(), terminate=terminate)
-        self.closed = True
+        except EnvbusError as error:  # an actor that has ended needs no closing
+            logger.info("closed while a call was pending: %s", error)
+        except BaseException:  # Ctrl-C, a hook: they are at work, and would not leave
+            terminate = True
+            raise
+        finally:
+            self.closed = True
+            self._fleet.close(timeout=deadline - time.monotonic(), terminate=terminate)
 
     def _comes_to_an_end(self, pending: Pending, deadline: float) -> bool:
         """Wait for what is pending, whose results nobody wants; return whether it has ended."""

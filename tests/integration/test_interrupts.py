@@ -736,6 +736,21 @@ def test_a_call_during_which_a_handler_closes_all_says_so(
     wait_until(lambda: not any(map(is_alive, pids)), "their ends")
 
 
+@pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting")
+def test_a_close_that_ctrl_c_broke_off_while_a_step_is_pending_ends_all(on_signal: Any) -> None:
+    on_signal(lambda: None)
+    envs = BusVectorEnv([partial(Telling, os.getpid())], num_actors=1, timeouts=PATIENCE)
+    envs.reset()
+    pids = envs.actor_pids()
+    envs.step_async(np.zeros(1, np.int64))
+    with pytest.raises(KeyboardInterrupt), CtrlC(80):  # kept until it waits for that step
+        envs.close()
+    wait_until(lambda: not any(map(is_alive, pids)), "their ends")
+    with pytest.raises(ClosedEnvironmentError):
+        envs.step(np.zeros(1, np.int64))
+    envs.close()
+
+
 def choose(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
