@@ -255,12 +255,19 @@ class EnvFaults:
             raise self._losses.popleft()
 
     def raise_next(self) -> None:
-        """Tell the hooks what is new; raise an error if there is one, each once."""
+        """Tell the hooks what is new; raise an error if there is one, until it `was_raised`."""
         self._log.tell()
         if self._troubles:
-            raise self._troubles.popleft().error
+            raise self._troubles[0].error
         if self._losses:
-            raise self._losses.popleft()
+            raise self._losses[0]
+
+    def was_raised(self, error: BaseException) -> None:
+        """The caller gets this; if it is what `raise_next` raised, and not Ctrl-C, it was told."""
+        if self._troubles and self._troubles[0].error is error:
+            self._troubles.popleft()
+        elif self._losses and self._losses[0] is error:
+            self._losses.popleft()
 
     def loss(self, env_id: int) -> ActorLostError | RestartLimitError:
         """Return the error that says that an env is gone for good."""

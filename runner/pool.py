@@ -334,7 +334,8 @@ class ActorPool(StaysHere):
         Each error is raised once, and takes nothing away: what other envs returned can be
         received by the next call. Only when no actor is left does each call raise its loss.
 
-        After Ctrl-C the next call returns what this one would have, or goes on waiting for it.
+        After Ctrl-C the next call returns, or raises, what this one would have, or goes on waiting
+        for it.
         """
         self._assert_open()
         if type(min_envs) is not int:  # asked for at each step
@@ -347,10 +348,14 @@ class ActorPool(StaysHere):
             raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
         if max_envs is not None and max_envs < min_envs:
             raise ValueError(f"max_envs={max_envs} is less than min_envs={min_envs}")
-        return hand_out(
-            lambda: self._receive(min_envs, max_envs, timeout, copy=copy, infos=infos),
-            self._core.kept.append,
-        )
+        try:
+            return hand_out(
+                lambda: self._receive(min_envs, max_envs, timeout, copy=copy, infos=infos),
+                self._core.kept.append,
+            )
+        except BaseException as exc:
+            self._faults.was_raised(exc)
+            raise
 
     def _receive(
         self,
@@ -448,9 +453,13 @@ class ActorPool(StaysHere):
             Exception: What an env raised, or what became of its actor, as `recv` raises it.
         """
         side = self._by_agent()
-        return hand_out(
-            lambda: side.poll(timeout, min_envs, batch_wait), self._core.unpolled.append
-        )
+        try:
+            return hand_out(
+                lambda: side.poll(timeout, min_envs, batch_wait), self._core.unpolled.append
+            )
+        except BaseException as exc:
+            self._faults.was_raised(exc)
+            raise
 
     def send_actions(self, actions: Mapping[int, Mapping[Any, Any]]) -> None:
         """Ask envs to step by `{env_id: {agent_id: action}}`; `poll` returns what comes of it.
@@ -499,9 +508,14 @@ class ActorPool(StaysHere):
         self._core.reset(seed if named is None else [seed], options, named)
         if not wait:
             return ASYNC_RESET, ASYNC_RESET
-        first = hand_out(
-            lambda: side.take_first(named or self._everyone, timeout), self._core.unpolled.append
-        )
+        try:
+            first = hand_out(
+                lambda: side.take_first(named or self._everyone, timeout),
+                self._core.unpolled.append,
+            )
+        except BaseException as exc:
+            self._faults.was_raised(exc)
+            raise
         return first.observations, first.infos
 
     def try_restart(self, env_id: int | None = None) -> None:

@@ -46,7 +46,7 @@ from envbus.runner.policy_lanes import PolicyLanes
 from envbus.runner.policy_workers import PolicyWorkers
 from tests.integration.nursery_children import is_alive, wait_until
 from tests.integration.policies_under_test import hold, make_probe, rows
-from tests.integration.row_model import LifeEnv
+from tests.integration.row_model import RAISE, LifeEnv
 from tests.runner.test_env_runner_group import Steps
 from tests.waiting import pass_time
 
@@ -362,6 +362,36 @@ def test_envs_whose_result_ctrl_c_kept_back_wait_for_recv(make_pool: Any) -> Non
         pool.send(actions(1), batch.env_ids)
 
     at_every_line(receive, after, every=3)
+
+
+def test_an_error_in_whose_place_ctrl_c_came_is_raised_by_the_next_recv() -> None:
+    with ActorPool([partial(LifeEnv, 10**6)], num_actors=1, timeouts=PATIENCE) as pool:
+        interrupted = missed = 0
+
+        def begin() -> None:
+            pool.reset()
+            pool.recv()
+            pool.send(np.array([RAISE]))
+
+        def receive() -> bool:
+            with pytest.raises(ValueError, match="on purpose"):
+                pool.recv()
+            return True
+
+        def after(raised: Any) -> None:
+            nonlocal interrupted, missed
+            if raised is None:
+                interrupted += 1
+                try:
+                    receive()
+                except NoAsyncCallError:  # it came when the error was on its way to the caller
+                    missed += 1
+            begin()
+
+        begin()
+        at_every_line(receive, after, every=4)
+        assert interrupted > 20
+        assert missed <= 1
 
 
 def test_recv_goes_on_where_a_time_limit_broke_it_off(make_pool: Any, limit: int) -> None:

@@ -56,8 +56,9 @@ def test_without_restart_the_loss_is_raised_once_and_is_no_fault() -> None:
     scene.die(ActorState.LOST)
     assert scene.states.those(EnvState.LOST) == [0, 1]
     assert scene.faults.take() == []
-    with pytest.raises(ActorLostError, match=r"it died.*restart_failed_sub_environments"):
+    with pytest.raises(ActorLostError, match=r"it died.*restart_failed_sub_environments") as told:
         scene.faults.raise_next()
+    scene.faults.was_raised(told.value)
     scene.faults.raise_next()
     assert not scene.faults.any()
     with pytest.raises(ActorLostError):
@@ -99,3 +100,20 @@ def test_what_is_dropped_with_its_round_is_not_raised() -> None:
     scene.faults.add_error(ValueError("of this round"))
     scene.faults.drop_errors()
     scene.faults.raise_next()
+
+
+def test_an_error_in_whose_place_ctrl_c_was_raised_is_raised_again() -> None:
+    scene = Scene(None)
+    scene.faults.add_error(ValueError("first"))
+    scene.faults.add_error(ValueError("second"))
+    scene.die(ActorState.LOST)
+    told = []
+    for _ in range(3):
+        for raised in (KeyboardInterrupt(), None):
+            with pytest.raises((ValueError, ActorLostError)) as found:
+                scene.faults.raise_next()
+            scene.faults.was_raised(raised or found.value)
+            told.append(str(found.value)[:6])
+    assert told[:4] == ["first", "first", "second", "second"]
+    assert told[4] == told[5]
+    assert not scene.faults.any()
