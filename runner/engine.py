@@ -133,6 +133,8 @@ class Engine:
         self._owner = owner
         self._action_blocks = blocks.actions
         self._holds = as_they_come
+        #: Whether the last row of an episode shows the first observation of the next.
+        self._shows_next = mode is AutoresetMode.SAME_STEP
         self.waits: Collection[int] = ()
         self.failed_wait = False
         self.given = Given({}, None)
@@ -599,8 +601,11 @@ class Engine:
         recycling = self.recycling
         assert recycling is not None
         recycling.pass_turn(time.monotonic())
-        for actor, members in self.roster.by_actor(self.states.those(EnvState.HELD)):
-            self.unasked.update(members)
+        held = self.states.those(EnvState.HELD)
+        if self._shows_next:  # an episode that is not played: their next row is no step of it
+            self.faults.lives.begin(held)
+        self.unasked.update(held)
+        for actor, members in self.roster.by_actor(held):
             self.ask(actor, Reset(slots=_slots_of(actor, members)), members, self._timeouts.reset)
 
 

@@ -202,6 +202,25 @@ def test_who_waits_for_a_held_env_alone_gets_it(tmp_path: Path) -> None:
         assert pool.statistics().recycled == 0
 
 
+def test_a_held_env_that_goes_on_under_same_step_is_in_another_life() -> None:
+    """Its last row has shown the first observation of an episode that is not played."""
+    with ActorPool(
+        [partial(CountingEnv, 3), partial(CountingEnv, NEVER)],
+        num_actors=1,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        recycle_after=RecycleAfter(steps=1, max_hold=1000.0),
+    ) as pool:
+        pool.reset(seed=0)
+        receive_all(pool, range(2))
+        for place, life in (([1, 1], 0), ([1, 2], 0), ([2, 0], 0), ([3, 0], 1)):
+            pool.send(np.zeros(1, np.int64), [0])
+            row = receive_all(pool, [0])[0]
+            assert row["observation"].tolist()[:2] == place
+            assert row["incarnation"] == life
+            assert row["terminated"] == (place == [2, 0])
+        assert pool.statistics().recycled == 0
+
+
 def test_a_new_life_is_seeded_as_after_a_fault(tmp_path: Path) -> None:
     with ActorPool(
         [partial(CountingEnv, 3)] * 2, num_actors=2, recycle_after=RecycleAfter(episodes=1)
