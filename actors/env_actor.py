@@ -126,6 +126,8 @@ class EnvActor:
         self._last_word = 0
         #: What came of it, told when it is asked for, which it is if not all stands in the arena.
         self._unsaid: StepResult | Exception | None = None
+        #: Infos of it that were left in records.
+        self._left: list[dict[str, Any]] | None = None
 
     def build(self, request: Build) -> Built:
         """Create the envs; if one fails, report it and close those that exist.
@@ -232,12 +234,9 @@ class EnvActor:
             ValueError: Unknown slots, not one action per slot, or only some envs of a vector env.
             RuntimeError: There are no envs, or no blocks yet.
         """
-        self._num_steps += 1
         if request == _STEP_ALL and self._direct is not None:  # the usual step, by the short way
-            outcome = self._direct.step(None, None, None)
-            if outcome.says_nothing and (self._finite is None or self._finite.is_fine()):
-                return _NOTHING_TO_SAY
-            return self._result(self._slots.num_slots, None, [(None, outcome)], with_rewards=True)
+            return self._step_directly(self._direct, None)
+        self._num_steps += 1
         addressed = self._slots.addressed(request.slots)
         items = None if request.actions is None else unpack_by_agent(request.actions.value)
         leaves = None if items is not None else request.action_arrays
@@ -260,13 +259,38 @@ class EnvActor:
         if words is None or not words.is_asked():
             return False
         self._last_word = number = words.take()
+        direct = self._direct
         result: StepResult | Exception
         try:
-            result = self.step(_STEP_ALL)
+            if direct is not None:
+                result = self._step_directly(direct, self._infos)
+            else:
+                result = self.step(_STEP_ALL)
         except Exception as exc:  # the border: as in a worker, it fails this request only
             result = exc
         self._unsaid = result
-        return words.answer(number, has_more=not self._is_told(result))
+        is_told = result is _NOTHING_TO_SAY or self._is_told(result)
+        return words.answer(number, has_more=not is_told)
+
+    def _step_directly(self, group: SlotGroup, records: InfoWriter | None) -> StepResult:
+        """Step the only group, whose results are all in the arena.
+
+        Args:
+            group: That group.
+            records: Where infos are left that fit; None: the reply has them.
+        """
+        self._num_steps += 1
+        outcome = group.step(None, None, None)
+        infos = outcome.infos
+        if (
+            not outcome.errors
+            and outcome.observations is None
+            and (self._finite is None or self._finite.is_fine(infos))
+            and (infos is None if records is None else records.write(infos))
+        ):
+            self._left = infos
+            return _NOTHING_TO_SAY
+        return self._result(self._slots.num_slots, None, [(None, outcome)], with_rewards=True)
 
     def _is_told(self, result: StepResult | Exception) -> bool:
         """Return whether all that a step gave stands in the arena, having left its infos there."""
@@ -290,6 +314,8 @@ class EnvActor:
         unsaid, self._unsaid = self._unsaid, None
         if isinstance(unsaid, Exception):
             raise unsaid
+        if unsaid is _NOTHING_TO_SAY and self._left is not None:
+            return StepResult(infos=Tree(self._left))
         return unsaid
 
     def call(self, request: Call) -> CallResult:
@@ -461,13 +487,13 @@ class EnvActor:
         The row of one that has failed by that is cleared, and its info too. `elements` are
         observations without a place in the blocks.
         """
+        if not elements and check.is_fine(infos):
+            return []
         finals = {
             slot: info["final_obs"]
             for slot, info in zip(slots, infos or (), strict=False)
             if "final_obs" in info
         }
-        if not finals and not elements and check.is_fine():
-            return []
         by_slot = dict(zip(slots, elements or (), strict=False))
         failed = {error.slot for error in errors}
         found: dict[int, SlotError] = {}

@@ -6,6 +6,7 @@ import builtins
 import os
 import sys
 import traceback
+from types import ModuleType
 from typing import Any
 
 from envbus.actors.protocol import SlotError
@@ -91,7 +92,8 @@ def _find_class(module_name: str, qualified_name: str) -> type[Exception] | None
     # from a message never makes this process import a module.
     found: object = builtins if module_name == "builtins" else sys.modules.get(module_name)
     for part in qualified_name.split("."):
-        found = getattr(found, part, None)
+        # Not `getattr`, by which objects run code: `ctypes.cdll.x` loads a library.
+        found = vars(found).get(part) if isinstance(found, type | ModuleType) else None
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 

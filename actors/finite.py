@@ -61,12 +61,25 @@ class FiniteCheck:
                 for leaf, array in zip(leaves(space), blocks.observations, strict=True)
                 if leaf.dtype.kind in "fc"
             ]
+        #: The same, and those whose items lie side by side and are few, as vectors.
+        self._large = [array for _, array in self._leaves if not _is_small(array)]
+        self._small = [array.reshape(-1) for _, array in self._leaves if _is_small(array)]
 
-    def is_fine(self) -> bool:
-        """Return whether no row of the blocks has anything wrong; False: `wrong` knows."""
-        if not np.vdot(self._rewards, self._rewards) <= _MOST * _MOST:  # NaN is not, either
+    def is_fine(self, infos: Sequence[Mapping[str, Any]] | None = None) -> bool:
+        """Return whether no row of the blocks has anything wrong; False: `wrong` knows.
+
+        Args:
+            infos: Of all slots: last observations in them have to be looked at, too.
+        """
+        if infos is not None and any("final_obs" in info for info in infos):
             return False
-        for _, array in self._leaves:  # noqa: SIM110 (`any` takes as long as the look itself)
+        if not self._rewards.dot(self._rewards) <= _MOST * _MOST:  # NaN is not, either
+            return False
+        for array in self._small:
+            squares = array.dot(array)
+            if squares != squares:  # NaN
+                return False
+        for array in self._large:  # noqa: SIM110 (`any` takes as long as the look itself)
             if _has_nan(array):
                 return False
         return True
@@ -132,13 +145,18 @@ def without_nan(element: Element) -> Element:
     return element
 
 
+def _is_small(array: npt.NDArray[Any]) -> bool:
+    """Return whether an array is multiplied with itself sooner than its least element is found."""
+    return array.size <= _SMALL and array.dtype.kind == "f" and array.flags.c_contiguous
+
+
 def _has_nan(array: npt.NDArray[Any]) -> bool:
     """Return whether an array of floats holds NaN.
 
     Then NaN is its product with itself, a sum of squares, which no infinity makes NaN; and its
     least element, which takes longer to find in a small array, and no threads in a large one.
     """
-    if array.size <= _SMALL and array.dtype.kind == "f":
+    if _is_small(array):
         return bool(np.isnan(np.vdot(array, array)))
     return bool(array.size and np.isnan(array.min()))
 

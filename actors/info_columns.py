@@ -9,7 +9,8 @@ in a message. Merged they are equal to what Gymnasium's `VectorEnv._add_info` ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -27,6 +28,11 @@ _MAX_FORMS: Final = 8
 _HEAD: Final = np.dtype(np.int64)
 #: Python's types of which Gymnasium makes arrays of numbers.
 _PLAIN: Final = {int: np.dtype(int), float: np.dtype(float), bool: np.dtype(bool)}
+#: How `struct` calls numbers of a dtype.
+_CODES: Final = {
+    "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
+    "f2": "e", "f4": "f", "f8": "d", "b1": "?",
+}  # fmt: skip
 #: The last observation of an episode, which Gymnasium merges into an array of objects.
 _FINAL_OBS: Final = "final_obs"
 #: Stands as the last key of a dict without keys.
@@ -145,12 +151,20 @@ class InfoWriter:
         self._heads = records.view(_HEAD)[:, 0]
         self._heads[...] = 0
         self._is_clear = True
+        self._memory = records.data.cast("B")
         self._forms: list[_Writing] = []
+        #: By keys and types of an info of numbers: its form, and what writes all of it in one go.
+        self._packings: dict[tuple[Any, ...], tuple[int, Callable[..., None]]] = {}
 
     def learn(self, layout: InfoLayout) -> None:
         """Write infos of these forms from now on."""
         views = layout.views(self._records)
         self._forms = [_writing(layout, form, views) for form in layout.forms]
+        self._packings = {
+            what: (number, into)
+            for number, form in enumerate(layout.forms, 1)
+            for what, into in _packing(layout, form)
+        }
 
     def write(self, infos: Sequence[Info] | None) -> bool:
         """Write one info per env; None: all are empty. Return whether all fit; else none counts."""
@@ -160,9 +174,18 @@ class InfoWriter:
         if infos is None:
             return True
         self._is_clear = False
+        packings, memory = self._packings, self._memory
         for slot, info in enumerate(infos):
             if not info:
                 continue
+            packing = packings.get((*info, *map(type, info.values())))
+            if packing is not None:
+                number, pack_into = packing
+                try:
+                    pack_into(memory, slot * RECORD_BYTES, number, *info.values())
+                    continue
+                except struct.error:  # an integer of more than 64 bits
+                    pass
             for number, form in enumerate(self._forms, 1):
                 if _write(form, slot, info):
                     self._heads[slot] = number
@@ -185,11 +208,19 @@ class InfoReader:
         self._heads = records.view(_HEAD)[:, 0]
         self.layout = InfoLayout()
         self._forms: list[list[tuple[InfoColumn, npt.NDArray[Any]]]] = []
+        #: Of each form without dicts in it and last observations: keys, their masks' keys, columns.
+        self._flat: list[list[tuple[str, str, npt.NDArray[Any]]]] = []
 
     def learn(self, layout: InfoLayout) -> None:
         """Read infos of these forms from now on."""
         views = layout.views(self._records)
         self._forms = [[(layout.columns[i], views[i]) for i in form] for form in layout.forms]
+        self._flat = [
+            [(column.path[0], f"_{column.path[0]}", view) for column, view in form]
+            if all(len(c.path) == 1 and c.kind not in ("empty", _FINAL_OBS) for c, _ in form)
+            else []
+            for form in self._forms
+        ]
         self.layout = layout
 
     def merged(self, rows: npt.NDArray[np.int64] | None = None) -> Info:
@@ -202,11 +233,17 @@ class InfoReader:
         if not self._forms:
             return merged
         heads = self._heads if rows is None else self._heads[rows]
-        for number in dict.fromkeys(heads.tolist()):
+        numbers = dict.fromkeys(heads.tolist())
+        whole = len(numbers) == 1
+        for number in numbers:
             if not number:
                 continue
             mask = heads == number
-            whole = bool(mask.all())
+            if whole and rows is None and (flat := self._flat[number - 1]):
+                for key, mask_key, view in flat:
+                    merged[key] = view.copy()
+                    merged[mask_key] = mask.copy()
+                continue
             for column, view in self._forms[number - 1]:
                 values = view if rows is None else view[rows]
                 _merge(merged, column, values, mask, whole=whole)
@@ -283,6 +320,24 @@ def _writing(layout: InfoLayout, form: Form, views: Sequence[npt.NDArray[Any]]) 
         if column.kind != "empty":
             inner[column.path[-1]] = (_type_of(column), column.dtype, column.shape, views[number])
     return tree
+
+
+def _packing(
+    layout: InfoLayout, form: Form
+) -> Iterator[tuple[tuple[Any, ...], Callable[..., None]]]:
+    """Give the keys and types of a form of numbers, and what writes form and numbers in one go."""
+    columns = [layout.columns[number] for number in form]
+    code, end = "=q", _HEAD.itemsize
+    for column, number in zip(columns, form, strict=True):
+        gap, number_code = layout.offsets[number] - end, _CODES.get(column.dtype.str[1:])
+        # Arrays are of one type, whatever their dtype and shape.
+        is_number = len(column.path) == 1 and column.kind not in ("ndarray", _FINAL_OBS)
+        if not is_number or number_code is None or gap < 0:
+            return
+        code += f"{gap}x{number_code}"
+        end += gap + column.size
+    keys = (column.path[0] for column in columns)
+    yield (*keys, *map(_type_of, columns)), struct.Struct(code).pack_into
 
 
 def _write(form: _Writing, slot: int, info: Info) -> bool:

@@ -27,8 +27,7 @@ from envbus.actors.external.protocol import BRIDGE, GetAction, JoinBridge, Start
 from envbus.bench.bridge_servers import BridgeCase, case_named
 from envbus.bus.codec import encode
 from envbus.bus.headers import decode_header, encode_header
-from envbus.bus.lane_address import INTRODUCTION
-from envbus.bus.lane_listener import address_of
+from envbus.bus.lane_listener import INTRODUCTION, address_of
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Hello, Kind
 from envbus.bus.packets import Assembler, pack
 
@@ -70,8 +69,7 @@ def ask_envbus(case: BridgeCase, address: str, *, lanes: bool = True) -> Ask:
 def ask_gateway(case: BridgeCase, address: str) -> Ask:
     """A plain socket, or a WebSocket: messages made and read, and nothing else done."""
     from envbus.runner.diagnosis.address import Address
-    from envbus.runner.diagnosis.links import open_link
-    from envbus.runner.diagnosis.talk import Talk
+    from envbus.runner.diagnosis.talk import Talk, open_link
 
     talk = Talk(open_link(Address.parse(address)), TIMEOUT)
     talk.say_hello(f"bench-{secrets.token_hex(4)}")

@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 
 from envbus.bus.anonymous import anonymous_file
-from envbus.bus.cgroup import memory_left
 from envbus.bus.errors import ClosedError, ConfigError
+from envbus.bus.memory import memory_left
 
 __all__ = ["Arena"]
 

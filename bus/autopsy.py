@@ -1,7 +1,7 @@
-"""What a dead child died of, as far as numbers and its last words tell.
+"""What a dead child died of, as far as numbers and last words tell, and where one hangs.
 
-Pure: no file, clock or process in this file. Where the numbers come from: `cgroup.py`,
-`reaping.py`.
+Pure: no file, clock or process in this file. Where the numbers come from: `memory.py`,
+`forkserver.py`; who is asked for stacks: `stacks.py`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from envbus.bus.thread_dump import tidy
-
-__all__ = ["OomWatch", "StderrTail", "explain_kill", "last_words"]
+__all__ = ["OomWatch", "StderrTail", "explain_kill", "is_complete", "last_words", "tidy"]
 
 #: Seconds for which a rise of the kernel's counter explains a SIGKILL. The kernel counts before
 #: the process, which may have gigabytes to give back, is gone.
@@ -108,3 +106,51 @@ def _lines(text: str) -> list[str]:
 def _size(count: int) -> str:
     mebibytes = count / 2**20
     return f"{mebibytes / 1024:.1f} GiB" if mebibytes >= 1024 else f"{mebibytes:.0f} MiB"
+
+
+# --- what `faulthandler` writes: the stacks of threads, innermost frame first ----------------
+
+#: What each thread's section begins with, and that of the thread in the signal's handler.
+_THREAD, _CURRENT = "Thread 0x", "Current thread 0x"
+#: The outermost frame of a child that is its own business, and its watchdog's only one.
+_ENTRY: Final = re.compile(r'bus/child\.py", line \d+ in _run$')
+_WATCHDOG: Final = re.compile(r'bus/child\.py", line \d+ in _watch$')
+#: What follows the sections of a crash, and is long.
+_EXTENSIONS: Final = "Extension modules:"
+
+
+def is_complete(text: str) -> bool:
+    """Return whether all threads seem to be in `text`.
+
+    The thread in the handler is the main thread, whose stack is written last.
+    """
+    _, current, frames = text.partition(_CURRENT)
+    return bool(current) and frames.count("\n") > 1 and text.endswith("\n")
+
+
+def tidy(text: str) -> list[str]:
+    """Return the lines of a dump that are worth reading, the current thread's first.
+
+    Without empty lines, envbus' own watchdog thread, and the frames outside a child's entry.
+    """
+    head: list[str] = []
+    sections = [head]
+    for line in text.splitlines():
+        if line.startswith((_THREAD, _CURRENT)):
+            sections.append([line])
+        elif line.strip() and not line.startswith(_EXTENSIONS):
+            sections[-1].append(line.rstrip())
+    threads = [_without_entry(lines) for lines in sections[1:] if not _is_watchdog(lines)]
+    threads.sort(key=lambda lines: not lines[0].startswith(_CURRENT))
+    return head + [line for lines in threads for line in lines]
+
+
+def _is_watchdog(lines: list[str]) -> bool:
+    return any(_WATCHDOG.search(line) for line in lines)
+
+
+def _without_entry(lines: list[str]) -> list[str]:
+    for number, line in enumerate(lines):
+        if _ENTRY.search(line):
+            return lines[:number]
+    return lines

@@ -47,7 +47,7 @@ from envbus.bus.broker_vocabulary import (
     Tick,
     Unsendable,
 )
-from envbus.bus.control import NOBODY, answer, failure, read_heartbeat, read_hello
+from envbus.bus.control import NOBODY, answer, failure, read
 from envbus.bus.dispatch import Dispatcher
 from envbus.bus.errors import DecodeError
 from envbus.bus.invariants import expect
@@ -55,6 +55,8 @@ from envbus.bus.messages import (
     PROTOCOL_VERSION,
     FailureCode,
     Header,
+    Heartbeat,
+    Hello,
     Kind,
     Welcome,
 )
@@ -335,7 +337,7 @@ class BrokerCore:
     def _on_heartbeat(self, event: Received, now: float) -> list[Effect]:
         """A sign of life, mostly over a socket of its own, which says no hello."""
         try:
-            heartbeat = read_heartbeat(event.frames)
+            heartbeat = read(Heartbeat, event.frames)
         except DecodeError as error:
             return self._refuse(event.peer, 0, str(error))
         peer = self._find(heartbeat.identity or event.peer)
@@ -359,7 +361,7 @@ class BrokerCore:
         if header.version != PROTOCOL_VERSION:
             return self._refuse_version(event)
         try:
-            hello = read_hello(event.frames)
+            hello = read(Hello, event.frames)
         except DecodeError as error:
             return self._refuse(identity, header.request_id, str(error))
         problem = objection(

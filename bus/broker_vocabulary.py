@@ -14,6 +14,7 @@ import msgspec
 
 from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Failed, FailureCode, Header, Hello
+from envbus.bus.settings import positive_int
 from envbus.bus.transport import Frames
 
 __all__ = [
@@ -252,9 +253,7 @@ class BrokerConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_in_flight_per_peer", "max_backlog", "max_peers", "max_message_bytes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a positive integer, not {value!r}")
+            object.__setattr__(self, name, positive_int(name, getattr(self, name)))
         if not self.max_heartbeat > 0:
             raise ConfigError(f"max_heartbeat must be positive, not {self.max_heartbeat!r}")
         if not 1.0 < self.liveness < math.inf:

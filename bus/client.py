@@ -1,36 +1,94 @@
 """The asking side of the bus: a client of a standalone broker.
 
-Leaves out the thread that owns the socket (`client_loop.py`).
+A thread of its own has the socket and a `PeerSession`, which decides what is said; this file
+performs it, and is where callers' threads meet that one.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 import secrets
 import socket
+import threading
 import time
 import weakref
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Final, TypeAlias
 
-from envbus.bus.client_loop import ClientLoop, ClientStatistics
-from envbus.bus.client_orders import Question, Telling
-from envbus.bus.errors import ClosedError, ConfigError, EncodeError, RequestTimeoutError
+import msgspec
+
+from envbus.bus.brief import brief
+from envbus.bus.broker import failure_to_error
+from envbus.bus.codec import decode_header, encode_header
+from envbus.bus.complaints import Complaints
+from envbus.bus.errors import (
+    ClosedError,
+    ConfigError,
+    EncodeError,
+    EnvbusError,
+    OverloadedError,
+    ProtocolError,
+    QueueFullError,
+    RequestTimeoutError,
+)
 from envbus.bus.interrupts import uninterrupted, uninterrupted_call
 from envbus.bus.keys import PathLike, PeerKeys
-from envbus.bus.messages import Hello, Notice, Payload, R, Request
+from envbus.bus.messages import (
+    PROTOCOL_VERSION,
+    Failed,
+    Header,
+    Hello,
+    Kind,
+    Notice,
+    Payload,
+    R,
+    Reply,
+    Request,
+)
+from envbus.bus.peer_session import Call, Outcome, PeerSession
 from envbus.bus.serve import Codec, PlainCodec
-from envbus.bus.transport import Frames
+from envbus.bus.transport import AT_ONE_GO, Frames
+from envbus.bus.unix_sockets import Bell
 from envbus.bus.zmq_peer import ZmqPeer
 
 __all__ = ["Client"]
 
+logger = logging.getLogger("envbus.bus.client")
+
 #: Seconds for the client's thread to end; it closes a socket with bounded linger.
-_END_TIMEOUT = 5.0
+_END_TIMEOUT: Final = 5.0
+#: Seconds between two looks at the connection, at most.
+_LONGEST_WAIT: Final = 1.0
+
+
+class ClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one client. Those without `now` only grow."""
+
+    #: Requests whose future is not done.
+    pending_now: int
+    #: Requests asked, and how they ended.
+    asked: int
+    replies: int
+    failures: int
+    timeouts: int
+    cancelled: int
+    #: Asked a second time, after their holder was lost.
+    resent: int
+    #: Replies to requests that had ended already.
+    late_replies: int
+    #: Notices told, and those of them that were dropped as the broker did not read.
+    told: int
+    dropped_notices: int
+    #: Times that the broker, started again or out of patience, had to be told who this is.
+    rejoined: int
 
 
 class Client:
@@ -83,14 +141,21 @@ class Client:
         identity = f"client.{secrets.token_hex(8)}".encode()
         hello = Hello(name=self.name, pid=os.getpid(), heartbeat=heartbeat)
         with uninterrupted():
-            self._loop = ClientLoop(
-                lambda: ZmqPeer(endpoint, identity, keys=peer_keys), hello, self._codec, max_pending
+            self._loop = _Loop(
+                lambda: ZmqPeer(endpoint, identity, keys=peer_keys),
+                PeerSession(
+                    hello,
+                    identity=identity,
+                    decode=self._codec.decode,
+                    complain=Complaints(logger).add,
+                ),
+                Orders(max_pending),
             )
             self._loop.start()
             # The thread must not keep this object alive, nor outlive it.
             self._finalizer = weakref.finalize(self, _stop, self._loop, self._owner)
         try:
-            welcome = self._loop.joined.result(timeout)
+            self._loop.joined.result(timeout)
         except FutureTimeoutError:
             self._finalizer()
             why = self._loop.trouble or "is it running, and is the endpoint right?"
@@ -102,7 +167,6 @@ class Client:
         except BaseException:
             self._finalizer()
             raise
-        self._max_message_bytes = welcome.max_message_bytes
 
     def ask(self, to: str, request: Request[R], *, timeout: float) -> Future[R]:
         """Send `request` to a peer or service and return a future for its reply.
@@ -143,19 +207,22 @@ class Client:
         """
         self._assert_usable()
         _check_seconds("timeout", timeout)
-        future: Future[Any] = Future()
-        self._loop.submit(
-            Question(
-                request_id=next(self._numbers),
-                to=_checked_name(to),
-                payload_type=type(request).__name__,
-                frames=self._encode(request),
-                deadline=time.monotonic() + timeout,
-                timeout=timeout,
-                idempotent=type(request).idempotent,
-                future=future,
-            )
+        future: Future[R] = Future()
+        number, now = next(self._numbers), time.monotonic()
+        loop = self._loop
+        call = Call(
+            request,
+            self._encode(request),
+            None,
+            now,
+            now + timeout,
+            partial(loop.settle, future, number),
+            _checked_name(to),
+            number,
         )
+        loop.orders.submit(call)
+        # Without the call: its frames would stay until a garbage collection.
+        future.add_done_callback(partial(loop.orders.on_done, number))
         return future
 
     def tell(self, to: str, notice: Notice) -> None:
@@ -169,7 +236,9 @@ class Client:
             EncodeError: The notice cannot cross a socket, or is larger than the broker takes.
         """
         self._assert_usable()
-        self._loop.submit(Telling(_checked_name(to), type(notice).__name__, self._encode(notice)))
+        name = type(notice).__name__
+        header = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, name, to=_checked_name(to))
+        self._loop.orders.submit(Telling(to, [encode_header(header), *self._encode(notice)]))
 
     def statistics(self) -> ClientStatistics:
         """Return counts since the start, as a frozen struct."""
@@ -198,10 +267,10 @@ class Client:
     def _encode(self, payload: Payload) -> Frames:
         frames = self._codec.encode(payload)
         size = sum(memoryview(frame).nbytes for frame in frames)
-        if size > self._max_message_bytes:
+        welcome = self._loop.session.welcome
+        if welcome is not None and size > (most := welcome.max_message_bytes):
             raise EncodeError(
-                f"{type(payload).__name__} has {size} bytes; the broker takes at most "
-                f"{self._max_message_bytes}"
+                f"{type(payload).__name__} has {size} bytes; the broker takes at most {most}"
             )
         return frames
 
@@ -210,9 +279,291 @@ class Client:
             raise ClosedError(f"this client belongs to process {self._owner}; make a new one here")
 
 
-def _stop(loop: ClientLoop, owner: int) -> None:
+class Telling(msgspec.Struct, frozen=True):
+    """A notice of a caller: all its frames."""
+
+    to: str
+    frames: Frames
+    request_id: int = 0
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """A caller has cancelled the future of a request."""
+
+    request_id: int
+
+
+Order: TypeAlias = Call | Telling | Cancelled
+
+
+class Orders:
+    """What callers hand over: a queue from any thread to one that waits for a descriptor.
+
+    Args:
+        max_pending: Most requests and notices that may be unsettled at one time.
+    """
+
+    def __init__(self, max_pending: int) -> None:
+        self._max_pending = max_pending
+        self._lock = threading.Lock()
+        self._orders: deque[Order] = deque()
+        self._unsettled = 0
+        self._closing: Exception | None = None
+        #: Rung with the lock held, so that `take` finds it rung.
+        self._bell = Bell()
+
+    # --- any thread --------------------------------------------------------------------------
+
+    @property
+    def closing(self) -> Exception | None:
+        """Why nothing is taken any more; None: it is."""
+        return self._closing
+
+    @property
+    def unsettled(self) -> int:
+        """Requests and notices that were submitted and not released."""
+        with self._lock:
+            return self._unsettled
+
+    def submit(self, order: Call | Telling) -> None:
+        """Hand over something to be sent.
+
+        Raises:
+            OverloadedError: Too much is unsettled. Nothing will be sent.
+            Exception: As `close` was told.
+        """
+        with self._lock:
+            if self._closing is not None:
+                raise self._closing
+            if self._unsettled >= self._max_pending:
+                raise OverloadedError(
+                    f"{self._unsettled} requests of this client are unsettled, which is the "
+                    "limit; wait for some, or raise max_pending",
+                    request_id=order.request_id,
+                    peer=order.to,
+                )
+            self._unsettled += 1
+            self._orders.append(order)
+            self._bell.ring()
+
+    def on_done(self, request_id: int, future: Future[Any]) -> None:
+        """A future is done: if by its caller, its request is to be forgotten."""
+        if future.cancelled():
+            with self._lock:
+                self._orders.append(Cancelled(request_id))
+                self._bell.ring()
+
+    def close(self, reason: Exception) -> None:
+        """Take nothing any more, and let the thread know. Idempotent."""
+        with self._lock:
+            self._closing = self._closing or reason
+            self._bell.ring()
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `take` is worth a call."""
+        return self._bell.fileno()
+
+    def take(self) -> deque[Order]:
+        """Return what was handed over since the last call, in order."""
+        with self._lock:
+            orders, self._orders = self._orders, deque()
+            self._bell.silence()
+        return orders
+
+    def release(self) -> None:
+        """One that was submitted is settled."""
+        with self._lock:
+            self._unsettled -= 1
+
+    def end(self, reason: Exception) -> tuple[Exception, deque[Order]]:
+        """Take nothing any more; return why, `reason` unless `close` was told, and what is left."""
+        with self._lock:
+            self._closing = error = self._closing or reason
+            orders, self._orders = self._orders, deque()
+        self._bell.close()
+        return error, orders
+
+
+class _Counts(msgspec.Struct):
+    asked: int = 0
+    replies: int = 0
+    failures: int = 0
+    timeouts: int = 0
+    cancelled: int = 0
+    told: int = 0
+    dropped_notices: int = 0
+
+
+class _Loop:
+    """The thread of one client, which alone uses its socket and session.
+
+    Args:
+        connect: Makes the transport; called in the thread.
+        session: What is said.
+        orders: What callers hand over.
+    """
+
+    def __init__(
+        self, connect: Callable[[], ZmqPeer], session: PeerSession, orders: Orders
+    ) -> None:
+        self._connect = connect
+        self.session = session
+        self.orders = orders
+        #: Done when the broker has answered the first hello.
+        self.joined: Future[None] = Future()
+        #: Why there is no connection, for people, as last seen by the thread; "" if unknown.
+        self.trouble = ""
+        #: Wait for the broker.
+        self._notices: deque[Telling] = deque()
+        self._counts = _Counts()
+        self._complaints = Complaints(logger)
+        self._thread = threading.Thread(target=self._run, name="envbus-client", daemon=True)
+
+    # --- any thread --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Wait until the thread has ended."""
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def statistics(self) -> ClientStatistics:
+        """Return the counts so far."""
+        return ClientStatistics(
+            pending_now=self.orders.unsettled,
+            resent=self.session.resent,
+            late_replies=self.session.late,
+            rejoined=self.session.rejoined,
+            **msgspec.structs.asdict(self._counts),
+        )
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        reason: Exception | None = None
+        try:
+            transport = self._connect()
+            try:
+                transport.watch(self.orders.fileno())
+                self._serve(transport)
+            finally:
+                transport.close()
+        except Exception as exc:  # whatever it is, no future may be left waiting
+            reason = exc
+            if not isinstance(exc, EnvbusError):
+                logger.exception("the client's thread ended")
+        finally:
+            self._end(reason)
+
+    def _serve(self, transport: ZmqPeer) -> None:
+        """Do what there is to do until the client is closed, or refused."""
+        session, joined = self.session, self.joined
+        while (closing := self.orders.closing) is None:
+            patience = session.wake_at() - time.monotonic()
+            transport.wait(min(max(patience, 0.0), _LONGEST_WAIT))
+            now = time.monotonic()
+            self._receive(transport, now)
+            self._flush(transport)  # before `tick`, which drops it where the connection is lost
+            lost_for, self.trouble = transport.lost_for(), transport.trouble()
+            session.tick(now, lost_for, self.trouble)
+            self._take_orders(now)
+            self._flush(transport)
+            if session.refused is not None:
+                raise session.refused
+            if session.ready and not joined.done():
+                joined.set_result(None)
+        session.end(closing)
+        self._flush(transport)
+
+    def _receive(self, transport: ZmqPeer, now: float) -> None:
+        for _ in range(AT_ONE_GO):
+            if (frames := transport.receive(0.0)) is None:
+                return
+            try:
+                self.session.received(frames, now)
+            except (ProtocolError, IndexError) as exc:
+                text = f"a message was dropped: {type(exc).__name__}: {brief(str(exc))}"
+                self._complaints.add("message", text)
+
+    def _take_orders(self, now: float) -> None:
+        session = self.session
+        self._tell()  # what has waited goes first
+        for order in self.orders.take():
+            match order:
+                case Call():
+                    self._counts.asked += 1
+                    session.submit(order, now)
+                case Telling():
+                    self._notices.append(order)
+                    self._tell()
+                case Cancelled(request_id) if request_id in session.calls:
+                    session.abandon(session.calls[request_id])
+                    self._counts.cancelled += 1
+                    self.orders.release()
+
+    def _tell(self) -> None:
+        while self.session.ready and self._notices:
+            self.session.outgoing.append(self._notices.popleft().frames)
+            self._counts.told += 1
+            self.orders.release()
+
+    def _flush(self, transport: ZmqPeer) -> None:
+        outgoing = self.session.outgoing
+        for frames in outgoing:
+            try:
+                transport.send(frames)
+            except QueueFullError as exc:
+                self._on_full(decode_header(frames[0]), exc)
+        outgoing.clear()
+
+    def _on_full(self, header: Header, why: QueueFullError) -> None:
+        """The broker does not read: fail the request that was to be sent, or drop the notice."""
+        call = self.session.calls.get(header.request_id)
+        if header.kind is Kind.REQUEST and call is not None:
+            self.session.abandon(call)
+            call.settle(OverloadedError(str(why), request_id=call.request_id, peer=call.to))
+        elif header.kind is Kind.NOTICE and header.to:
+            self._counts.dropped_notices += 1
+            logger.warning("%s to %s was dropped: %s", header.payload_type, header.to, why)
+
+    def settle(self, future: Future[Any], request_id: int, outcome: Outcome) -> None:
+        """A request has ended."""
+        if isinstance(outcome, Failed):
+            outcome = failure_to_error(outcome, request_id)
+        counts = self._counts
+        if isinstance(outcome, Reply):
+            counts.replies += 1
+        elif isinstance(outcome, RequestTimeoutError):
+            counts.timeouts += 1
+        else:
+            counts.failures += 1
+        self.orders.release()
+        if not future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, Reply):
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
+
+    def _end(self, reason: Exception | None) -> None:
+        """Refuse what comes from now on, and fail what is unsettled."""
+        error, orders = self.orders.end(reason or ClosedError("the client has ended"))
+        self.session.end(error)
+        for order in orders:
+            if isinstance(order, Call):
+                self.session.submit(order, time.monotonic())
+        if not self.joined.done():
+            self.joined.set_exception(error)
+
+
+def _stop(loop: _Loop, owner: int) -> None:
     if os.getpid() == owner:  # a forked copy has neither the thread nor the socket
-        loop.stop(ClosedError("this client was closed"))
+        loop.orders.close(ClosedError("this client was closed"))
         loop.join(_END_TIMEOUT)
 
 

@@ -16,11 +16,18 @@ import numpy as np
 
 from envbus.bus.arrays import SCALAR_TYPES
 from envbus.bus.errors import DecodeError, EncodeError, EnvbusError
-from envbus.bus.ext import PLACEHOLDERS, Ext, Inbox, Outbox, Placeholder, Placeholders
+from envbus.bus.ext import (
+    PLACEHOLDERS,
+    Ext,
+    Inbox,
+    Outbox,
+    Placeholder,
+    Placeholders,
+    register_struct,
+)
 from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.limits import DEFAULT_LIMITS, CodecLimits
-from envbus.bus.messages import Payload, Tree
-from envbus.bus.registry import register_struct
+from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Payload, Tree
 from envbus.bus.transport import Buffer
 from envbus.bus.tree import OUT_OF_BAND_BYTES, Value
 from envbus.bus.tree_decoder import TreeDecoder
@@ -41,6 +48,7 @@ __all__ = [
     "decode_header",
     "encode",
     "encode_header",
+    "message",
     "register_struct",
 ]
 
@@ -110,6 +118,21 @@ def encode(
     if len(data) > limits.max_frame_bytes:
         raise _too_large(payload, len(data), "max_frame_bytes", limits.max_frame_bytes)
     return [data]
+
+
+def message(
+    kind: Kind,
+    payload: Payload,
+    request_id: int = 0,
+    *,
+    ttl: float = 0.0,
+    incarnation: int = 0,
+    to: str = "",
+) -> list[Buffer]:
+    """Return all frames of a message, the header's first. Errors as `encode`, `encode_header`."""
+    name = type(payload).__name__
+    header = Header(PROTOCOL_VERSION, kind, request_id, name, ttl, incarnation, to)
+    return [encode_header(header), *encode(payload)]
 
 
 def _encode_with_hooks(

@@ -6,6 +6,8 @@ msgspec alone can read them and the pure core needs no codec. Any other payload 
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import msgspec
 
 from envbus.bus.broker_vocabulary import Send
@@ -20,56 +22,37 @@ from envbus.bus.messages import (
     Kind,
     Payload,
 )
-from envbus.bus.transport import Buffer, Frames
+from envbus.bus.transport import Frames
 
-__all__ = ["NOBODY", "answer", "failure", "read_failed", "read_heartbeat", "read_hello"]
+__all__ = ["NOBODY", "answer", "failure", "read"]
 
 #: No peer or service has this name. A request to it asks whether the broker has come this far.
 NOBODY = "\0"
 
 _ENCODER = msgspec.msgpack.Encoder()
-_HELLO = msgspec.msgpack.Decoder(Hello)
-_HEARTBEAT = msgspec.msgpack.Decoder(Heartbeat)
-_FAILED = msgspec.msgpack.Decoder(Failed)
+#: What is read here, and what it is called in messages for people.
+_READ: dict[type[Payload], tuple[msgspec.msgpack.Decoder[Any], str]] = {
+    Hello: (msgspec.msgpack.Decoder(Hello), "hello"),
+    Heartbeat: (msgspec.msgpack.Decoder(Heartbeat), "heartbeat"),
+    Failed: (msgspec.msgpack.Decoder(Failed), "failure"),
+}
+P = TypeVar("P", bound=Payload)
 
 
-def read_hello(frames: Frames) -> Hello:
-    """Return the hello.
-
-    Raises:
-        DecodeError: The frames hold none.
-    """
-    try:
-        hello: Hello = _HELLO.decode(_only(frames))
-    except Exception as error:  # whatever msgspec makes of somebody else's bytes
-        raise DecodeError(f"the hello is unreadable: {error}") from error
-    return hello
-
-
-def read_heartbeat(frames: Frames) -> Heartbeat:
-    """Return the heartbeat.
+def read(payload_type: type[P], frames: Frames) -> P:
+    """Return the hello, heartbeat or failure that the frames hold.
 
     Raises:
-        DecodeError: The frames hold none.
+        DecodeError: They hold none.
     """
+    decoder, what = _READ[payload_type]
     try:
-        heartbeat: Heartbeat = _HEARTBEAT.decode(_only(frames))
+        if len(frames) != 1:
+            raise ValueError(f"a control message has 1 frame behind its header, not {len(frames)}")
+        payload: P = decoder.decode(frames[0])
     except Exception as error:  # whatever msgspec makes of somebody else's bytes
-        raise DecodeError(f"the heartbeat is unreadable: {error}") from error
-    return heartbeat
-
-
-def read_failed(frames: Frames) -> Failed:
-    """Return the failure.
-
-    Raises:
-        DecodeError: The frames hold none.
-    """
-    try:
-        failed: Failed = _FAILED.decode(_only(frames))
-    except Exception as error:  # whatever msgspec makes of somebody else's bytes
-        raise DecodeError(f"the failure is unreadable: {error}") from error
-    return failed
+        raise DecodeError(f"the {what} is unreadable: {error}") from error
+    return payload
 
 
 def answer(peer: bytes, kind: Kind, request_id: int, payload: Payload) -> Send:
@@ -81,9 +64,3 @@ def answer(peer: bytes, kind: Kind, request_id: int, payload: Payload) -> Send:
 def failure(peer: bytes, request_id: int, code: FailureCode, message: str) -> Send:
     """Return the effect that fails a peer's request; 0: no request in particular."""
     return answer(peer, Kind.FAILURE, request_id, Failed(code=code, message=message))
-
-
-def _only(frames: Frames) -> Buffer:
-    if len(frames) != 1:
-        raise ValueError(f"a control message has 1 frame behind its header, not {len(frames)}")
-    return frames[0]

@@ -19,7 +19,7 @@ from envbus.bus.broker_vocabulary import (
     Refused,
     Send,
 )
-from envbus.bus.control import answer, read_failed
+from envbus.bus.control import answer, read
 from envbus.bus.errors import DecodeError
 from envbus.bus.invariants import expect
 from envbus.bus.messages import PROTOCOL_VERSION, Failed, FailureCode, Header, Kind
@@ -237,7 +237,7 @@ class Dispatcher:
             effect = _forward(pending, header, frames)
         else:
             try:
-                failed = read_failed(frames)
+                failed = read(Failed, frames)
             except DecodeError as error:
                 failed = Failed(
                     code=FailureCode.PROTOCOL, message=f"{pending.payload_type} failed; {error}"

@@ -25,9 +25,10 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any, Final, NamedTuple, NoReturn
 
+from envbus.bus.autopsy import OomWatch, explain_kill
 from envbus.bus.channel import (
     Attach,
     Attached,
@@ -45,13 +46,20 @@ from envbus.bus.channel import (
 from envbus.bus.child import ChildPlace, become_child
 from envbus.bus.descendants import MARK_VARIABLE, Orphan, adopt_orphans, kill_marked, orphans
 from envbus.bus.errors import EnvbusError
-from envbus.bus.lookout import lookout
-from envbus.bus.reaping import KillExplainer, kill, reap_one
+from envbus.bus.memory import memory_limit, oom_kills
 from envbus.bus.stacks import STACK_SIGNAL
 from envbus.bus.stderr_relay import StderrRelay
 from envbus.bus.threads import granted_threads
 
-__all__ = ["ForkServer", "interpreter_command", "main"]
+__all__ = [
+    "ForkServer",
+    "KillExplainer",
+    "Reaped",
+    "interpreter_command",
+    "kill",
+    "main",
+    "reap_one",
+]
 
 #: First code of a fresh interpreter: `argv[1]` is an open file that says where to look for
 #: modules, so that envbus is found wherever the driver found it. `{module}` is filled in.
@@ -78,6 +86,8 @@ _LOADING_TIMEOUT: Final = 0.25
 _END_TIMEOUT: Final = 5.0
 #: Seconds for the last that they wrote to find room in the driver's stderr.
 _FLUSH_TIMEOUT: Final = 1.0
+#: Seconds between looks at the kernel's counter of out-of-memory kills.
+_OOM_INTERVAL: Final = 1.0
 
 
 def main(config: dict[str, Any]) -> NoReturn:
@@ -182,7 +192,7 @@ class ForkServer:
         watched = {self._main.fileno(): 0}
         if self._driver_fd >= 0:
             watched[self._driver_fd] = select.POLLIN
-        with lookout(watched, self._end_importing):
+        with _lookout(watched, self._end_importing):
             for module in modules:
                 try:
                     importlib.import_module(module)
@@ -504,3 +514,133 @@ def _remove(directory: bytes) -> None:
         found = os.lstat(directory)
         if directory and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
             shutil.rmtree(directory, ignore_errors=True)
+
+
+# --- the lookout while this process imports --------------------------------------------------
+
+
+@contextlib.contextmanager
+def _lookout(watched: Mapping[int, int], act: Callable[[], object]) -> Iterator[None]:
+    """Within the context, have a forked process call `act` once a descriptor has an event.
+
+    Another process, as no thread gets to run beside a call that holds the interpreter's lock.
+    For a process that has one thread when the context is entered. On leaving the context the
+    other process is gone; if it has begun to act, that is waited for.
+
+    Args:
+        watched: Events of `select.poll` by descriptor; hang-ups are always looked out for.
+        act: Called in the other process, which then ends. May kill this one.
+
+    Raises:
+        OSError: There is no room for another process.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                _look_out(watched, theirs.fileno(), act)
+            except BaseException:  # nothing may return into what this process was forked from
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        try:
+            yield
+        finally:
+            # Not only closed: what happened meanwhile may have forked processes that hold a copy.
+            ours.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(ChildProcessError):  # reaped by what happened meanwhile
+                os.waitpid(pid, 0)
+
+
+def _look_out(watched: Mapping[int, int], over_fd: int, act: Callable[[], object]) -> None:
+    poller = select.poll()
+    poller.register(over_fd, 0)
+    for fd, events in watched.items():
+        poller.register(fd, events)
+    seen = {fd for fd, _ in poller.poll()}
+    if over_fd not in seen:
+        act()
+
+
+# --- how children are killed, and how they ended ---------------------------------------------
+
+
+class Reaped(NamedTuple):
+    """A child that has ended."""
+
+    pid: int
+    #: Its exit code, or minus the signal's number.
+    status: int
+    #: The most memory that it ever had, in bytes.
+    peak: int
+
+
+def reap_one(leaders: Container[int]) -> Reaped | None:
+    """Reap a child that has ended, if any; kill its process group if it is one of `leaders`."""
+    try:
+        if hasattr(os, "waitid"):
+            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if info is None:
+                return None
+            if info.si_pid in leaders:
+                _kill_group(info.si_pid)  # while the id is certain to be still its own
+            pid, status, usage = os.wait4(info.si_pid, 0)
+        else:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if pid in leaders:
+                _kill_group(pid)
+    except ChildProcessError:
+        return None
+    if not pid:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return Reaped(pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * unit)
+
+
+def kill(pid: int) -> None:
+    """Kill a child that is not reaped yet, and its process group."""
+    _kill_group(pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+class KillExplainer:
+    """Knows what the kernel has lately killed for want of memory.
+
+    Args:
+        count_kills: Returns how many processes it has killed so far; None where that is not known.
+        limit: Returns how many bytes there may be in use; None: no limit is known.
+    """
+
+    def __init__(
+        self,
+        count_kills: Callable[[], int | None] = oom_kills,
+        limit: Callable[[], int | None] = memory_limit,
+    ) -> None:
+        self._count_kills = count_kills
+        self._limit = limit
+        self._watch = OomWatch(count_kills())
+        self._next_look = 0.0
+
+    def look(self) -> None:
+        """Read the kernel's counter, once per second at most; to be called again and again."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _OOM_INTERVAL
+            self._watch.observe(self._count_kills(), now)
+
+    def explain(self, ended: Reaped) -> str:
+        """Return what is to be said of a SIGKILL that was not ours; empty if nothing."""
+        if ended.status != -signal.SIGKILL:
+            return ""
+        now = time.monotonic()
+        self._watch.observe(self._count_kills(), now)
+        rose = self._watch.rose_lately(now)
+        return explain_kill(rose=rose, peak=ended.peak, limit=self._limit())
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

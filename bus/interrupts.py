@@ -61,7 +61,7 @@ _set: Callable[[int, Any], Any] = _signal.signal
 class _Keeper:
     """Stands in for handlers of signals, and keeps what comes for them."""
 
-    __slots__ = ("depth", "handlers", "is_open", "kept", "kept_at")
+    __slots__ = ("depth", "handlers", "is_open", "kept", "kept_at", "raised")
 
     def __init__(self) -> None:
         #: By signal: whom it stands in for.
@@ -70,6 +70,8 @@ class _Keeper:
         self.depth = 1
         #: Whether the code waits, or is the user's: then nothing is kept.
         self.is_open = False
+        #: What a handler has raised since it was opened last.
+        self.raised: BaseException | None = None
         #: By signal that came, and that its handler has not been told of: where.
         self.kept: dict[int, FrameType | None] = {}
         #: When the first of these came (monotonic).
@@ -79,7 +81,11 @@ class _Keeper:
         if self.is_open:
             # If the handler raises, what waits is over, and its end may be broken off once more.
             self.is_open = False
-            self.handlers[number](number, frame)
+            try:
+                self.handlers[number](number, frame)
+            except BaseException as exc:
+                self.raised = exc
+                raise
             self.open()
         elif not self.depth:  # a debugger has put it back after its context
             self.handlers[number](number, frame)
@@ -192,22 +198,30 @@ class uninterrupted:
 
 
 class interruptible:
-    """Within `uninterrupted`: a wait, or code of the user's, that Ctrl-C may break off."""
+    """Within `uninterrupted`: a wait, or code of the user's, that Ctrl-C may break off.
 
-    __slots__ = ("_keeper",)
+    Attributes:
+        raised: Afterwards: what a signal's handler has raised in it, also if that was caught there.
+    """
 
-    def __enter__(self) -> None:
+    __slots__ = ("_keeper", "raised")
+
+    def __enter__(self) -> interruptible:
         self._keeper: _Keeper | None = None
-        if _thread.get_ident() != _main_thread:
-            return
-        keeper = _present()
-        if keeper is not None and not keeper.is_open:
-            self._keeper = keeper
-            keeper.open()
+        self.raised: BaseException | None = None
+        if _thread.get_ident() == _main_thread:
+            keeper = _present()
+            if keeper is not None and not keeper.is_open:
+                self._keeper = keeper
+                keeper.raised = None
+                keeper.open()
+        return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._keeper is not None:
-            self._keeper.is_open = False
+        keeper = self._keeper
+        if keeper is not None:
+            self.raised = keeper.raised
+            keeper.is_open = False
 
 
 def uninterrupted_call(function: Callable[P, R]) -> Callable[P, R]:
@@ -221,21 +235,28 @@ def uninterrupted_call(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def hand_out(make: Callable[[], R], keep: Callable[[R], object]) -> R:
+def hand_out(
+    make: Callable[[], R],
+    keep: Callable[[R], object],
+    was_raised: Callable[[BaseException], object] = lambda _: None,
+) -> R:
     """Return what `make` returns, which is `uninterrupted`.
 
     Args:
         make: Makes a result that is gone if the caller does not get it.
         keep: Called with it, before Ctrl-C that came meanwhile is raised.
+        was_raised: Called with what is raised: an error of `make` was told if it is that one, and
+            not if Ctrl-C came in its place.
     """
     made: list[R] = []
     try:
         with uninterrupted():
             made.append(make())
         return made[0]
-    except BaseException:
+    except BaseException as exc:
         if made:
             keep(made[0])
+        was_raised(exc)
         raise
 
 

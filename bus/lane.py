@@ -18,9 +18,9 @@ import time
 from typing import Final
 
 from envbus.bus.anonymous import content_of, file_of
-from envbus.bus.errors import ClosedError, DecodeError, QueueFullError, TransportError
+from envbus.bus.errors import ClosedError, QueueFullError, TransportError
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.packets import pack, table_of
+from envbus.bus.packets import pack, unpack
 from envbus.bus.spinning import CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.transport import Buffer, Frames
 from envbus.bus.unix_sockets import receive_with_descriptors, rights
@@ -33,16 +33,12 @@ LANES_EXIST: Final = hasattr(socket, "SOCK_SEQPACKET") and hasattr(select, "epol
 #: Do not wait in `LaneEnd.read`.
 DONT_WAIT: Final = getattr(socket, "MSG_DONTWAIT", 0)
 _PEEK: Final = DONT_WAIT | getattr(socket, "MSG_PEEK", 0)
-#: Looks at a word between two looks at the socket.
-_LOOKS_AT_WORD: Final = 32
 #: Largest packet that goes through the socket; a larger one is handed over as a file. A socket's
 #: buffer holds some 200 kB, and copying 32 kB costs less than a file does.
 INLINE_BYTES: Final = 32 * 1024
 #: Says that the next packet may be a file, and is what comes with the file. To look for files at
 #: each packet would cost some microseconds.
 FILE_FOLLOWS: Final = bytes(4)
-#: Number of frames.
-_COUNT: Final = struct.Struct("<I")
 
 
 class LaneEnd:
@@ -82,30 +78,9 @@ class LaneEnd:
         """Return the descriptor to poll, or to hand a duplicate of it to a child."""
         return self._socket.fileno()
 
-    def pack(self, frames: Frames) -> bytes:
-        """Return the packet that carries `frames`."""
-        return pack(frames)
-
-    @staticmethod
-    def unpack(packet: bytes) -> list[Buffer]:
-        """Return the frames that a packet carries.
-
-        Raises:
-            DecodeError: It is not one of `pack`.
-        """
-        try:
-            (count,) = _COUNT.unpack_from(packet)
-            table = table_of(count)
-            _, *lengths = table.unpack_from(packet)
-        except struct.error as exc:
-            raise DecodeError(f"a packet of {len(packet)} bytes has no readable table") from exc
-        view, start, frames = memoryview(packet), table.size, []
-        for length in lengths:
-            frames.append(view[start : start + length])
-            start += length
-        if start != len(packet):
-            raise DecodeError(f"a packet has {len(packet)} bytes, its table says {start}")
-        return frames
+    #: A packet from frames, and back.
+    pack = staticmethod(pack)
+    unpack = staticmethod(unpack)
 
     def write(self, packet: bytes) -> bool:
         """Send a packet; False if there is no room now.
@@ -269,15 +244,17 @@ class LanePeer:
         """
         self._set_timeout(timeout)
         end, words = self._end, self._words
+        spin = self._spinning.seconds()
+        if spin and words.look():  # so short a wait tells nothing new about spinning
+            return None
         start = time.perf_counter()
         packet = None
-        if spin := self._spinning.seconds():
+        if spin:
             give_up = start + spin
             while (packet := end.read(DONT_WAIT)) is None and time.perf_counter() < give_up:
-                for _ in range(_LOOKS_AT_WORD):
-                    if words.is_asked():
-                        self._spinning.observe(time.perf_counter() - start)
-                        return None
+                if words.look():
+                    self._spinning.observe(time.perf_counter() - start)
+                    return None
                 os.sched_yield()
         if packet is None and words.fall_asleep():
             packet = end.read()

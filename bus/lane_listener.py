@@ -1,27 +1,44 @@
-"""Where peers of this user and host come in without ZeroMQ: the broker's side.
+"""Where peers of this user and host come in without ZeroMQ, and the broker's side of it.
 
-Leaves out where that is (`lane_address.py`) and what is said once they are in.
+A lane's address follows from that of the broker. It is an abstract one: no file, and none is left
+behind; it belongs to the network namespace, as a loopback port does. Leaves out what is said once
+they are in.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import select
 import socket
+import sys
 from collections.abc import Iterable
 from typing import Final
 
 from envbus.bus.errors import ClosedError, DecodeError
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.lane_address import ADDRESSES_EXIST, introduced, lane_address, path_of
 from envbus.bus.stream_end import StreamEnd
 
-__all__ = ["LaneListener", "address_of"]
+__all__ = [
+    "ADDRESSES_EXIST",
+    "INTRODUCTION",
+    "LaneListener",
+    "address_of",
+    "introduced",
+    "lane_address",
+    "path_of",
+]
 
 logger = logging.getLogger("envbus.bus.lane_listener")
 
+#: Whether this platform has sockets without a file.
+ADDRESSES_EXIST: Final = sys.platform == "linux"
+#: First frame of the first packet; the second is the identity.
+INTRODUCTION: Final = b"envbus lane 1"
+#: Longest identity, as ZeroMQ has it.
+_MAX_IDENTITY_BYTES: Final = 255
 #: Connections that have not said who they are; the oldest is cut off for a newer one.
 _MAX_STRANGERS: Final = 64
 #: Connections waiting to be accepted.
@@ -146,3 +163,44 @@ def address_of(endpoint: str) -> bytes | None:
             return None
         file = status.st_dev, status.st_ino
     return lane_address(endpoint, file)
+
+
+def path_of(endpoint: str) -> str | None:
+    """Return the file of an `ipc://` endpoint, which `lane_address` asks about; else None."""
+    scheme, _, path = endpoint.partition("://")
+    return path if scheme == "ipc" and path and not path.startswith("@") else None
+
+
+def lane_address(endpoint: str, file: tuple[int, int] | None = None) -> bytes | None:
+    """Return the address of the lane beside `endpoint`, or None if there can be none.
+
+    Args:
+        endpoint: What the broker is bound to.
+        file: Device and inode of an `ipc://` endpoint's file, which tell it from one of that
+            path in another container; None: there is none.
+    """
+    scheme, _, address = endpoint.partition("://")
+    if path_of(endpoint) is not None:
+        return None if file is None else b"\0envbus.lane.ipc.%x.%x" % file
+    if scheme != "tcp":
+        return None
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        ip = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+        number = int(port)
+    except ValueError:
+        return None  # a name, or a wildcard
+    if not ip.is_loopback or not 0 < number < 1 << 16:
+        return None
+    return f"\0envbus.lane.tcp.{ip}.{number}".encode()
+
+
+def introduced(frames: list[bytes]) -> bytes | None:
+    """Return the identity of who begins with these frames; None: that is nobody."""
+    if len(frames) != 2 or frames[0] != INTRODUCTION:
+        return None
+    identity = frames[1]
+    if not 0 < len(identity) <= _MAX_IDENTITY_BYTES or identity[0] == 0:
+        return None
+    return identity

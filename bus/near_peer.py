@@ -1,6 +1,6 @@
 """A peer that takes the shortest way to its broker: a lane if both are on one host, else ZeroMQ.
 
-Leaves out where lanes are (`lane_address.py`) and what is said.
+Leaves out where lanes are (`lane_listener.py`) and what is said.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Final
 from envbus.bus.errors import ClosedError, DecodeError, QueueFullError
 from envbus.bus.keys import PeerKeys
 from envbus.bus.lane import usable_cores
-from envbus.bus.lane_address import ADDRESSES_EXIST, INTRODUCTION
-from envbus.bus.lane_listener import address_of
+from envbus.bus.lane_listener import ADDRESSES_EXIST, INTRODUCTION, address_of
 from envbus.bus.packets import pack
 from envbus.bus.spinning import CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.stream_end import StreamEnd

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -25,6 +25,7 @@ import msgspec
 from envbus.bus.autopsy import last_words
 from envbus.bus.channel import (
     Attached,
+    Channel,
     DumpStacks,
     Exited,
     Kill,
@@ -36,12 +37,12 @@ from envbus.bus.channel import (
     Started,
 )
 from envbus.bus.descendants import kill_marked, wait_until_gone
-from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
+from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError, TransportError
 from envbus.bus.folders import FOLDER_VARIABLE
 from envbus.bus.interrupts import interruptible, uninterrupted_call
 from envbus.bus.lane import usable_cores
-from envbus.bus.nursery_links import NurseryLinks, standard_streams
 from envbus.bus.pipe import Pipe
+from envbus.bus.probing import Probing, Verdict
 from envbus.bus.process import Child, ExitStatus
 from envbus.bus.server_process import ServerProcess, current_directory, module_path, server_for
 from envbus.bus.stacks import LEFT_TO_WRITERS, StackFile, describe_stacks, native_stacks
@@ -65,8 +66,8 @@ _KILL_TIMEOUT: Final = 2.2
 #: Seconds for one that was killed without the server to be gone. Only what the kernel holds (a dead
 #: network disk, a broken driver) takes longer. `close` promises the sum of both, with some air.
 _DIRECT_KILL_TIMEOUT: Final = 0.5
-#: Seconds for a server that is not importing to take a message.
-_SEND_TIMEOUT: Final = 10.0
+#: Seconds for a server that is not importing to take a message, and to answer one.
+_ANSWER_TIMEOUT: Final = 10.0
 
 
 class NurseryStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +79,7 @@ class NurseryStatistics(msgspec.Struct, frozen=True, kw_only=True):
     exited: int
     #: Killed by `kill` or `close`.
     killed: int
-    #: Times that the fork server died under it.
+    #: Times that the fork server died under it, or was replaced, as it did not answer.
     lost_servers: int
 
 
@@ -125,7 +126,8 @@ class Nursery:
         self._exited = 0
         self._lost_servers = 0
         self._closed = False
-        self._server_was_up = False
+        #: While ends are awaited: whether the server is there to tell them.
+        self._probing: Probing | None = None
         self._links = NurseryLinks()
         self._server: ServerProcess | None = None
         self._finalizer = weakref.finalize(self, _abandon, self._links, self._children, self._owner)
@@ -191,10 +193,13 @@ class Nursery:
         )
         try:
             return self._start(name, message, deadline)
-        except StartError:
-            if not self._server_was_up or not self._links.control.ended:
+        except StartError as error:
+            served = self._server is not None and self._server.serves
+            unanswered = isinstance(error.__cause__, TransportError)
+            if not (served and unanswered) or time.monotonic() >= deadline:
                 raise
-        # The server served before and ended under this start, and its children with it.
+        # The server served before and ended under this start, or is stopped or stuck.
+        self._lose_server()
         return self._start(name, message, deadline)
 
     # --- watch -------------------------------------------------------------------------------
@@ -220,6 +225,10 @@ class Nursery:
         if allowed != resource.RLIM_INFINITY and needed > allowed:
             raise StartError(f"{children} processes cannot be started: {_descriptors(children)}")
 
+    def wake_at(self) -> float | None:
+        """Return by when `exits` is due, also without news, in seconds of `time.monotonic`."""
+        return None if self._probing is None else self._probing.wake_at()
+
     @property
     def is_ending(self) -> bool:
         """Whether this interpreter ends, and all children with it."""
@@ -228,11 +237,12 @@ class Nursery:
     def exits(self) -> list[tuple[Child, ExitStatus]]:
         """Return the children that have ended since the last call, without waiting.
 
-        When a child is reported, nothing that it started is left either.
+        When a child is reported, nothing that it started is left either. A fork server that gives
+        no sign of life while an end is awaited is replaced, as one that died is.
         """
         self._check_usable()
         ended = [self._on_exit(message) for message, _ in self._links.news.read()]
-        if self._links.news.ended:
+        if self._links.news.ended or self._server_hangs():
             self._lose_server()
             ended += [self._on_exit(message) for message, _ in self._links.news.read()]
         return [child_and_status for child_and_status in ended if child_and_status is not None]
@@ -282,7 +292,7 @@ class Nursery:
         if child.number in self._children:
             self._killed.add(child.number)
             with contextlib.suppress(EnvbusError):  # a dead server's children are dead
-                self._links.control.send(Kill(child.number), timeout=_SEND_TIMEOUT)
+                self._links.control.send(Kill(child.number), timeout=_ANSWER_TIMEOUT)
 
     @uninterrupted_call
     def close(self, timeout: float = 5.0) -> list[Child]:
@@ -345,6 +355,9 @@ class Nursery:
         if self._server is None or not self._server.is_alive() or self._links.control.ended:
             self._lose_server()
             self._attach()
+        assert self._server is not None
+        if self._server.serves:
+            deadline = min(deadline, time.monotonic() + _ANSWER_TIMEOUT)
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             pipe = Pipe(ours)
@@ -369,11 +382,11 @@ class Nursery:
             raise
         child = Child(name, started, pipe, stacks)
         self._children[message.number] = child
+        self._probing = None  # the server has just answered
         return child
 
     def _attach(self) -> None:
         """Give the far ends of new links to a server that lives."""
-        self._server_was_up = False
         self._server = server_for(self._preload, one_thread=bool(self._variables))
         self._server.attach(*self._links.far_ends(), self._directory)
         self._links.drop_far_ends()
@@ -396,7 +409,8 @@ class Nursery:
                 case NotStarted(answered, text) if answered == number:
                     raise StartError(f"the fork server could not start a child: {text}")
                 case Attached(failures):
-                    self._server_was_up = True
+                    assert self._server is not None
+                    self._server.serves = True
                     for failure in failures:
                         logger.warning("the fork server could not import %s", failure)
                 case _:
@@ -423,6 +437,26 @@ class Nursery:
         self._exited += 1
         return child, status
 
+    def _server_hangs(self) -> bool:
+        """Return whether the server gives no sign of life while the end of a child is awaited."""
+        poller = select.poll()
+        for child in self._children.values():
+            if child.pipe.fileno() >= 0:
+                poller.register(child.pipe, 0)  # a hang-up is always reported
+        if self._killed.isdisjoint(self._children) and not poller.poll(0):
+            self._probing = None
+            return False
+        now = time.monotonic()
+        if self._probing is None:
+            self._probing = Probing(_ANSWER_TIMEOUT, now)
+        if self._links.control.read():
+            self._probing.alive(now)
+        verdict = self._probing.look(now)
+        if verdict is Verdict.ASK:
+            with contextlib.suppress(EnvbusError):  # it is dead, or has no room for a message
+                self._links.control.send(Ping(), timeout=0.0)
+        return verdict is Verdict.HUNG
+
     def _lose_server(self) -> None:
         """Take note that the server is gone; the ends of all children are then news."""
         if self._server is None:
@@ -430,7 +464,7 @@ class Nursery:
         stopped, note = self._server.stopped, self._server.describe_end().splitlines()[0]
         self._server.bury()
         wait_until_gone([child.pid for child in self._children.values()], _KILL_TIMEOUT)
-        self._server = None
+        self._server = self._probing = None
         self._lost_servers += 1
         if not stopped:
             logger.warning("%s; its children are killed", note)
@@ -501,3 +535,82 @@ def _abandon(links: NurseryLinks, children: dict[int, Child], owner: int) -> Non
     for child in children.values():
         child.pipe.close()
         child.stacks.close()
+
+
+# --- what connects a nursery with its server, and what it hands on to children ---------------
+
+
+class NurseryLinks:
+    """A nursery's two sockets to its server.
+
+    Commands and their answers have one, news has another: an end that is reported while an
+    answer is waited for stays visible on the descriptor of the news, which a caller polls.
+    """
+
+    def __init__(self) -> None:
+        self.control, self._far_control = _channel_pair()
+        self.news, self._far_news = _channel_pair()
+        #: Stands for the news socket, whichever that is: a caller's epoll would forget a socket
+        #: that is replaced, also by one of the same number. None: there is no epoll here.
+        self._watched = select.epoll() if hasattr(select, "epoll") else None
+        self._watch()
+
+    def fileno(self) -> int:
+        """Return a descriptor, always the same, that is readable when there is news."""
+        return self.news.fileno() if self._watched is None else self._watched.fileno()
+
+    def renew(self, news: Sequence[Message]) -> None:
+        """Replace both sockets.
+
+        Args:
+            news: What is to be read from the new socket first, as if the server had sent it.
+        """
+        self.control.close()
+        self.drop_far_ends()
+        self.control, self._far_control = _channel_pair()
+        near, self._far_news = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        if self._watched is not None:
+            self._watched.unregister(self.news.fileno())
+        self.news.replace(near)
+        self._watch()
+        Channel(self._far_news).queue(*news)
+
+    def far_ends(self) -> tuple[int, int]:
+        """Return the descriptors that are the server's to be."""
+        return self._far_control.fileno(), self._far_news.fileno()
+
+    def drop_far_ends(self) -> None:
+        """Close this process' copies of the server's ends."""
+        self._far_control.close()
+        self._far_news.close()
+
+    def close(self, *, hang_up: bool) -> None:
+        """Close both sockets; `hang_up` as in `Channel.close`."""
+        self.control.close(hang_up=hang_up)
+        self.news.close(hang_up=hang_up)
+        if self._watched is not None:
+            self._watched.close()
+        self.drop_far_ends()
+
+    def _watch(self) -> None:
+        if self._watched is not None:
+            self._watched.register(self.news.fileno(), select.EPOLLIN)
+
+
+def _channel_pair() -> tuple[Channel, socket.socket]:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return Channel(near), far
+
+
+@contextlib.contextmanager
+def standard_streams() -> Iterator[list[int]]:
+    """Yield what becomes of a child's stdout and stderr: the driver's, or the null device."""
+    with open(os.devnull, "wb", buffering=0) as null:
+        streams = []
+        for fd in (1, 2):
+            try:
+                os.fstat(fd)
+                streams.append(fd)
+            except OSError:  # closed, as in a daemon
+                streams.append(null.fileno())
+        yield streams

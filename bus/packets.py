@@ -8,13 +8,14 @@ count: uint32, length of each: count x uint32 (all little-endian), frames
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 from envbus.bus.errors import DecodeError
 from envbus.bus.limits import DEFAULT_LIMITS
 from envbus.bus.transport import Buffer, Frames
 
-__all__ = ["Assembler", "lengths_of", "pack", "table_of"]
+__all__ = ["Assembler", "lengths_of", "pack", "table_of", "unpack"]
 
 _COUNT: Final = struct.Struct("<I")
 #: Layouts of the usual counts; two is a message without arrays.
@@ -44,6 +45,23 @@ def pack(frames: Frames) -> bytes:
     """Return the packet that carries `frames`."""
     lengths = lengths_of(frames)
     return b"".join((table_of(len(frames)).pack(len(frames), *lengths), *frames))
+
+
+def unpack(packet: bytes) -> list[Buffer]:
+    """Return the frames that one packet carries, as views of it.
+
+    Raises:
+        DecodeError: It is not one of `pack`.
+    """
+    try:
+        table = table_of(_COUNT.unpack_from(packet)[0])
+        lengths = table.unpack_from(packet)[1:]
+    except struct.error as exc:
+        raise DecodeError(f"a packet of {len(packet)} bytes has no readable table") from exc
+    frames, end = _cut(memoryview(packet), table.size, lengths)
+    if end != len(packet):
+        raise DecodeError(f"a packet has {len(packet)} bytes, its table says {end}")
+    return frames
 
 
 class Assembler:
@@ -103,9 +121,14 @@ class Assembler:
             raise DecodeError(f"a packet of {needed} bytes is larger than {self._limit}")
         if there < needed:
             return needed, None
-        start, frames = begin + table.size, []
-        for length in lengths:
-            end = start + length
-            frames.append(view[start:end])
-            start = end
-        return needed, frames
+        return needed, _cut(view, begin + table.size, lengths)[0]
+
+
+def _cut(view: memoryview, start: int, lengths: Iterable[int]) -> tuple[list[Buffer], int]:
+    """Return frames of these lengths, and where the last one ends."""
+    frames: list[Buffer] = []
+    for length in lengths:
+        end = start + length
+        frames.append(view[start:end])
+        start = end
+    return frames, start

@@ -2,8 +2,9 @@
 
 A parcel is a file descriptor with a number. What it holds (an arena, or the bytes of pickled
 objects) is in memory that both sides share, so a parcel of any size costs 16 bytes on the
-socket and never waits for the other side to read it. Nobody but the two processes can reach the
-pipe, which is why pickles may go here and nowhere else.
+socket and never waits for the other side to read it. A few bytes, such as a sign of life, lie in
+the socket itself: they arrive also when a process may open no more files. Nobody but the two
+processes can reach the pipe, which is why pickles may go here and nowhere else.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from envbus.bus.unix_sockets import receive_with_descriptors, rights, wait_for
 
 __all__ = ["Pipe", "PipeInbox", "PipeOutbox"]
 
-#: Magic, kind, number of the parcel.
-_HEADER: Final = struct.Struct("<4sIQ")
+#: Magic, kind, number of bytes that follow, number of the parcel.
+_HEADER: Final = struct.Struct("<4sHHQ")
 _MAGIC: Final = b"EBP1"
-_BYTES, _DESCRIPTOR = 1, 2
+_BYTES, _DESCRIPTOR, _FEW_BYTES = 1, 2, 3
+#: Most bytes that need no descriptor.
+_FEW: Final = 128
 #: Undelivered parcels kept per side. Each is a descriptor, of which a process may have 1024 by
 #: default on Linux.
 MAX_UNDELIVERED: Final = 64
@@ -61,8 +64,8 @@ class Pipe:
         self._hung_up = False
         self._partial = b""
         self._partial_fds: list[int] = []
-        #: Number -> (kind, descriptor), in order of arrival.
-        self._stash: dict[int, tuple[int, int]] = {}
+        #: Number -> (kind, descriptor or few bytes), in order of arrival.
+        self._stash: dict[int, tuple[int, int | bytes]] = {}
         self._oldest_wanted = 0
 
     @classmethod
@@ -101,6 +104,9 @@ class Pipe:
             QueueFullError: The other side has not read for so long.
             TransportError: There is no memory or descriptor left for it.
         """
+        if len(few := bytes(data[: _FEW + 1])) <= _FEW:
+            self._send(number, _FEW_BYTES, None, timeout, few)
+            return
         fd = file_of(data, "envbus-parcel")
         try:
             self._send(number, _BYTES, fd, timeout)
@@ -129,7 +135,9 @@ class Pipe:
             ClosedError: The other side is gone and the parcel did not come before.
             TransportError: It did not come in time, or is not a parcel of bytes.
         """
-        fd = self._take(number, _BYTES, timeout)
+        fd = self._take(number, (_BYTES, _FEW_BYTES), timeout)
+        if isinstance(fd, bytes):
+            return fd
         try:
             return content_of(fd)
         finally:
@@ -140,7 +148,9 @@ class Pipe:
 
         Raises as `receive_bytes` does.
         """
-        return self._take(number, _DESCRIPTOR, timeout)
+        fd = self._take(number, (_DESCRIPTOR,), timeout)
+        assert isinstance(fd, int)
+        return fd
 
     def drain(self) -> None:
         """Take in what has come, without waiting, so that the other side never has to.
@@ -155,8 +165,8 @@ class Pipe:
     def close(self) -> None:
         """Close this end; the other side sees a hang-up. Idempotent."""
         self._sock.close()
-        for _, fd in self._stash.values():
-            os.close(fd)
+        for _, held in self._stash.values():
+            _let_go(held)
         for fd in self._partial_fds:
             os.close(fd)
         self._stash.clear()
@@ -183,11 +193,18 @@ class Pipe:
         if self._sock.fileno() < 0:
             raise ClosedError("this pipe was closed")
 
-    def _send(self, number: int, kind: int, fd: int, timeout: float = SEND_TIMEOUT) -> None:
+    def _send(
+        self,
+        number: int,
+        kind: int,
+        fd: int | None,
+        timeout: float = SEND_TIMEOUT,
+        few: bytes = b"",
+    ) -> None:
         self._check_open()
         self._numbers = max(self._numbers, number)
-        data = _HEADER.pack(_MAGIC, kind, number)
-        ancillary = rights([fd])
+        data = _HEADER.pack(_MAGIC, kind, len(few), number) + few
+        ancillary = rights([] if fd is None else [fd])
         begun = time.monotonic()
         while data:
             try:
@@ -214,7 +231,7 @@ class Pipe:
             # Both sides may be sending: taking in what came keeps that from being a deadlock.
             self.drain()
 
-    def _take(self, number: int, kind: int, timeout: float) -> int:
+    def _take(self, number: int, kinds: tuple[int, ...], timeout: float) -> int | bytes:
         self._check_open()
         deadline = time.monotonic() + timeout
         self._oldest_wanted = max(self._oldest_wanted, number - _WINDOW)
@@ -230,19 +247,21 @@ class Pipe:
             if time.monotonic() >= deadline:
                 raise TransportError(f"parcel {number} did not come within {timeout} s")
             wait_for(self._sock, select.POLLIN, deadline)
-        found, fd = self._stash.pop(number)
-        if found != kind:
-            os.close(fd)
-            raise TransportError(f"parcel {number} is of kind {found}, {kind} was expected")
-        return fd
+        found, held = self._stash.pop(number)
+        if found not in kinds:
+            _let_go(held)
+            raise TransportError(f"parcel {number} is of kind {found}, {kinds[0]} was expected")
+        return held
 
     def _read_one(self) -> bool:
         """Take one parcel from the socket; False if there is none now."""
         if self._hung_up:
             return False
-        missing = _HEADER.size - len(self._partial)
+        size = _HEADER.size
+        if len(self._partial) >= size:
+            size += _HEADER.unpack_from(self._partial)[2]
         try:
-            data, fds, lost = receive_with_descriptors(self._sock, missing)
+            data, fds, lost = receive_with_descriptors(self._sock, size - len(self._partial))
         except BlockingIOError:
             return False
         self._partial_fds += fds
@@ -254,27 +273,30 @@ class Pipe:
         self._partial += data
         if len(self._partial) < _HEADER.size:
             return True  # the rest follows at once
-        magic, kind, number = _HEADER.unpack(self._partial)
+        magic, kind, length, number = _HEADER.unpack_from(self._partial)
+        few = self._partial[_HEADER.size :]
+        if magic == _MAGIC and len(few) < length:
+            return True
         self._partial = b""
         fds, self._partial_fds = self._partial_fds, []
-        if magic != _MAGIC or len(fds) != 1:
+        if magic != _MAGIC or len(fds) != (kind != _FEW_BYTES):
             for fd in fds:
                 os.close(fd)
             raise TransportError("something else than a parcel came over the pipe")
-        self._keep(number, kind, fds[0])
+        self._keep(number, kind, fds[0] if fds else few)
         return True
 
-    def _keep(self, number: int, kind: int, fd: int) -> None:
+    def _keep(self, number: int, kind: int, held: int | bytes) -> None:
         if number < self._oldest_wanted or number in self._stash:
-            os.close(fd)
+            _let_go(held)
             self.dropped += 1
             return
-        self._stash[number] = (kind, fd)
+        self._stash[number] = (kind, held)
         if len(self._stash) > MAX_UNDELIVERED:
             self._drop(next(iter(self._stash)))
 
     def _drop(self, number: int) -> None:
-        os.close(self._stash.pop(number)[1])
+        _let_go(self._stash.pop(number)[1])
         self.dropped += 1
 
 
@@ -368,6 +390,11 @@ class PipeInbox:
     def forget(self) -> None:
         """Free the last parcel; it is kept until another one is asked for."""
         self._number, self._pickles = 0, []
+
+
+def _let_go(held: int | bytes) -> None:
+    if isinstance(held, int):
+        os.close(held)
 
 
 def _split(data: bytes) -> list[memoryview]:

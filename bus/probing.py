@@ -1,7 +1,7 @@
 """Whether a child process hangs: it is asked for a sign of life, which it gives when it can.
 
 Pure: times are handed in, in seconds of a clock that never goes back. Leaves out how it is asked
-and killed: `gateway/gateway.py`, `runner/policy_member.py`.
+and killed: `gateway/gateway.py`, `runner/policy_processes.py`.
 """
 
 from __future__ import annotations

@@ -142,8 +142,10 @@ class RestartPolicy:
             policy: None: the default one, where restart is on.
 
         Raises:
-            ConfigError: `policy` is no `RestartPolicy`.
+            ConfigError: `policy` is no `RestartPolicy`, or `restart` is one.
         """
+        if isinstance(restart, RestartPolicy):
+            raise ConfigError("restart_failed_sub_environments is a bool: pass restart_policy=...")
         if policy is not None and not isinstance(policy, RestartPolicy):
             raise ConfigError(f"restart_policy must be a RestartPolicy, not {policy!r}")
         if restart is None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from envbus.bus.brief import brief
-from envbus.bus.codec import Placeholders, decode, decode_header, encode, encode_header
+from envbus.bus.codec import Placeholders, decode, decode_header, encode, encode_header, message
 from envbus.bus.complaints import Complaints
 from envbus.bus.errors import (
     ClosedError,
@@ -25,7 +25,6 @@ from envbus.bus.errors import (
     QueueFullError,
     RequestTimeoutError,
     TransportError,
-    VersionMismatchError,
 )
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
@@ -43,18 +42,16 @@ from envbus.bus.messages import (
     Shutdown,
     Welcome,
 )
-from envbus.bus.transport import Frames, PeerTransport
+from envbus.bus.peer_session import HELLO_ID, PeerSession
+from envbus.bus.transport import AT_ONE_GO, Frames, PeerTransport
 
-__all__ = ["HELLO_ID", "Codec", "Handlers", "Heartbeats", "PlainCodec", "Worker", "describe"]
+__all__ = ["Codec", "Handlers", "Heartbeats", "PlainCodec", "Worker", "describe"]
 
 logger = logging.getLogger("envbus.bus.serve")
 
 P = TypeVar("P", bound=Payload)
 Handlers = Mapping[type[Request[Any]], Callable[[Any], Reply]]
 
-#: Request id of a hello; requests, counted from 1, never get that far. So its refusal is told
-#: from complaints, which have the id 0, and from failures of requests.
-HELLO_ID = 2**62
 #: Seconds between looks at whether the worker was told to stop.
 _IDLE_WAIT = 1.0
 #: Seconds without an answer after which a worker says whom it waits for.
@@ -176,11 +173,17 @@ class Worker:
             VersionMismatchError: The broker speaks another protocol version.
             ProtocolError: The broker refuses this peer; the message says why.
         """
-        self._send(Kind.REQUEST, HELLO_ID, self._hello, ttl=timeout)
-        deadline, told = time.monotonic() + timeout, False
-        turned_away = False
-        while (left := deadline - time.monotonic()) > 0:
-            if not told and timeout - left >= _TOLD_AFTER:
+        transport, begun, told = self._transport, time.monotonic(), False
+        session = PeerSession(self._hello, incarnation=self._incarnation)
+        while session.welcome is None:
+            now = time.monotonic()
+            session.tick(now, transport.lost_for(), transport.trouble())
+            why = transport.trouble() or _ASKED
+            if now - begun >= timeout:
+                raise RequestTimeoutError(
+                    f"no broker answered within {timeout} s; {why}", request_id=0, peer="broker"
+                )
+            if not told and now - begun >= _TOLD_AFTER:
                 told = True
                 logger.warning(
                     "%s: no broker has answered for %g s, and is waited for until %g s are over; "
@@ -188,36 +191,21 @@ class Worker:
                     self._hello.name,
                     _TOLD_AFTER,
                     timeout,
-                    self._transport.trouble() or _ASKED,
+                    why,
                 )
-            frames = self._transport.receive(min(left, _IDLE_WAIT))
-            if frames is None:
-                if self._transport.trouble():
-                    turned_away = True  # and the hello is lost with the connection
-                elif turned_away:
-                    turned_away = False
-                    self._send(Kind.REQUEST, HELLO_ID, self._hello, ttl=left)
-                continue
-            try:
-                header = decode_header(frames[0])
-                if header.kind is Kind.REPLY and header.payload_type == "Welcome":
-                    return decode(Welcome, frames[1:])
-                failed = decode(Failed, frames[1:]) if header.kind is Kind.FAILURE else None
-            except VersionMismatchError:
-                raise
-            except (ProtocolError, IndexError) as exc:
-                self._drop(exc)
-                continue
-            if failed is not None:
-                if failed.code is FailureCode.VERSION:
-                    raise VersionMismatchError(failed.message)
-                raise ProtocolError(f"the broker refuses {self._hello.name}: {failed.message}")
-        why = self._transport.trouble() or _ASKED
-        raise RequestTimeoutError(
-            f"no broker answered within {timeout} s; {why}",
-            request_id=0,
-            peer="broker",
-        )
+            while session.outgoing:
+                transport.send(session.outgoing.pop(0))
+            told_at = begun + (timeout if told else min(_TOLD_AFTER, timeout))
+            patience = min(session.wake_at(), told_at) - now
+            frames = transport.receive(min(max(patience, 0.0), _IDLE_WAIT))
+            if frames is not None:
+                try:
+                    session.received(frames, now)
+                except (ProtocolError, IndexError) as exc:
+                    self._drop(exc)
+            if session.refused is not None:
+                raise session.refused
+        return session.welcome
 
     def run(self) -> None:
         """Serve until `stop`, a `Shutdown`, or the loss of the transport; then say goodbye."""
@@ -384,8 +372,7 @@ class Heartbeats:
             self._thread.join(timeout=self._interval + _IDLE_WAIT)
 
     def _run(self) -> None:
-        header = encode_header(Header(PROTOCOL_VERSION, Kind.NOTICE, 0, Heartbeat.__name__))
-        frames = [header, *encode(Heartbeat(identity=self._identity))]
+        frames = message(Kind.NOTICE, Heartbeat(identity=self._identity))
         try:
             transport = self._connect()
         except EnvbusError as exc:
@@ -397,7 +384,9 @@ class Heartbeats:
                     transport.send(frames)
                 except QueueFullError:
                     logger.debug("heartbeat skipped: the broker does not read")
-                while (answer := transport.receive(0.0)) is not None:
+                for _ in range(AT_ONE_GO):
+                    if (answer := transport.receive(0.0)) is None:
+                        break
                     self._take(answer)
         finally:
             transport.close()

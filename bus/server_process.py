@@ -45,6 +45,7 @@ class ServerProcess:
 
     Attributes:
         pid: Its process id.
+        serves: It has done its imports, and answers at once from then on.
         stopped: It was told to end, as this interpreter ends. Who is still there when that
             happens, finalizers for example, has nothing to report.
     """
@@ -69,7 +70,7 @@ class ServerProcess:
         self._lock = threading.Lock()
         self._buried = False
         self._retired = False
-        self.stopped = False
+        self.serves = self.stopped = False
         #: What the server writes itself, most of it while importing; children write to the
         #: driver's own streams.
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `bury`)

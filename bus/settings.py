@@ -9,7 +9,7 @@ from typing import Any
 from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 
-__all__ = ["check_number"]
+__all__ = ["check_number", "positive_int"]
 
 
 def check_number(
@@ -46,3 +46,19 @@ def check_number(
         raise ConfigError(f"{name} must be at least {least:g}{none}, not {brief(value)}")
     if not (number > over or over == -math.inf):
         raise ConfigError(f"{name} must be over {over:g}{none}, not {brief(value)}")
+
+
+def positive_int(name: str, value: object, *, wanted: str = "a positive integer") -> int:
+    """Return a count that somebody sets, also one of NumPy's integers, as an int.
+
+    Args:
+        name: Of the argument.
+        value: Given for it.
+        wanted: What it may be.
+
+    Raises:
+        ConfigError: It is something else; a bool is no number.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
+        raise ConfigError(f"{name} must be {wanted}, not {brief(value)}")
+    return int(value)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Final
 
 from envbus.bus.anonymous import anonymous_file
+from envbus.bus.autopsy import is_complete, tidy
 from envbus.bus.descendants import process_state
-from envbus.bus.thread_dump import is_complete, tidy
 
 __all__ = [
     "LEFT_TO_WRITERS",

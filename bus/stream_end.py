@@ -16,7 +16,7 @@ from envbus.bus.errors import ClosedError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.limits import DEFAULT_LIMITS
 from envbus.bus.packets import Assembler, pack
-from envbus.bus.transport import Buffer, Frames
+from envbus.bus.transport import Buffer
 
 __all__ = ["StreamEnd"]
 
@@ -59,9 +59,8 @@ class StreamEnd:
         """Whether the other end is in this process."""
         return self._owner()[0] == os.getpid()
 
-    def pack(self, frames: Frames) -> bytes:
-        """Return the packet that carries `frames`."""
-        return pack(frames)
+    #: A packet from frames.
+    pack = staticmethod(pack)
 
     def write(self, packet: bytes) -> bool:
         """Send a packet; False if there is no room now. See `finish`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
-from envbus.bus.errors import ConfigError
+from envbus.bus.settings import positive_int
 
 __all__ = [
     "GRANT_VARIABLE",
@@ -49,11 +49,8 @@ def check_threads(requested: object) -> None:
     """
     if requested is None or requested == "auto":
         return
-    if type(requested) is not int or requested < 1:
-        raise ConfigError(
-            "threads_per_process must be 'auto', a positive integer, or None (as the libraries "
-            f"choose), not {requested!r:.80}"
-        )
+    wanted = "'auto', a positive integer, or None (as the libraries choose)"
+    positive_int("threads_per_process", requested, wanted=wanted)
 
 
 def parse_threads(text: str) -> ThreadsPerProcess:

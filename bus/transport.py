@@ -1,6 +1,6 @@
 """How frames move between a broker and its peers: the interface, and endpoint syntax.
 
-Vocabulary only; `zmq_router.py`, `zmq_peer.py`, lanes and `memory_transport.py` implement it.
+Vocabulary only; `zmq_router.py`, `zmq_peer.py` and lanes implement it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,18 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from envbus.bus.errors import ConfigError
 
-__all__ = ["Buffer", "Frames", "PeerTransport", "RouterTransport", "check_endpoint", "is_local"]
+__all__ = [
+    "AT_ONE_GO",
+    "Buffer",
+    "Frames",
+    "PeerTransport",
+    "RouterTransport",
+    "check_endpoint",
+    "is_local",
+]
+
+#: Most messages that a peer takes until it looks at its clock: its broker may send without end.
+AT_ONE_GO: Final = 1000
 
 _HIGHEST_PORT: Final = 65535
 

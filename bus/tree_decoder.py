@@ -17,9 +17,8 @@ import numpy as np
 
 from envbus.bus import arrays
 from envbus.bus.errors import DecodeError
-from envbus.bus.ext import Ext, Inbox, Placeholder
+from envbus.bus.ext import Ext, Inbox, Placeholder, struct_by_name
 from envbus.bus.limits import CodecLimits
-from envbus.bus.registry import struct_by_name
 from envbus.bus.transport import Buffer
 from envbus.bus.tree import NUMPY_KINDS, SCALAR_HEADS, Mark, Value, survey
 

@@ -6,21 +6,22 @@ pickled here, nor by msgpack-numpy, which only sees plain dtypes.
 
 from __future__ import annotations
 
+import reprlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import msgpack
 import msgpack_numpy
+import msgspec
 import numpy as np
 
 from envbus.bus import arrays
 from envbus.bus.errors import EncodeError
-from envbus.bus.ext import Ext, Outbox, Placeholder, Placeholders
+from envbus.bus.ext import Ext, Outbox, Placeholder, Placeholders, struct_by_class
 from envbus.bus.limits import CodecLimits
-from envbus.bus.places import place_of, short_repr
-from envbus.bus.registry import struct_by_class
+from envbus.bus.messages import Tree
 from envbus.bus.transport import Buffer
 from envbus.bus.tree import (
     CONTAINERS,
@@ -32,7 +33,7 @@ from envbus.bus.tree import (
     survey,
 )
 
-__all__ = ["TreeEncoder"]
+__all__ = ["TreeEncoder", "place_of", "short_repr"]
 
 #: Like calling `ExtType`, without its checks: 0.2 instead of 0.4 us.
 _ext = partial(tuple.__new__, msgpack.ExtType)
@@ -269,3 +270,50 @@ def _unfit(array: np.ndarray[Any, Any]) -> str:
 
 def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+# --- where a value stands; slow, and asked only when something cannot be sent ----------------
+
+
+def place_of(root: object, target: object) -> str | None:
+    """Return the path from `root` to `target`, found by identity, or None: `infos[3]['env']`.
+
+    Args:
+        root: A struct, `Tree`, dict, list or tuple; other objects are not looked into.
+        target: What to look for.
+    """
+    pending: list[tuple[str, object]] = [("", root)]
+    seen: set[int] = set()
+    while pending:
+        path, value = pending.pop()
+        if value is target:
+            return path.lstrip(".")
+        if id(value) in seen:  # a value may contain itself
+            continue
+        seen.add(id(value))
+        pending += [(path + step, child) for step, child in _children(value)]
+    return None
+
+
+def _children(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Tree):
+        yield "", value.value
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            yield f".{name}", getattr(value, name)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield f"[{short_repr(key)}]", item
+            yield f", in the key {short_repr(key)}", key
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield f"[{index}]", item
+
+
+def short_repr(value: object) -> str:
+    """Return the beginning of `repr(value)`, valid as UTF-8; never fails."""
+    try:
+        text = reprlib.repr(value)
+    except Exception as exc:  # its `__repr__` is anybody's code; big ints refuse, too
+        return f"<repr failed: {type(exc).__name__}>"
+    return text.encode("utf-8", "backslashreplace").decode()[:200]

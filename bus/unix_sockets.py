@@ -1,4 +1,4 @@
-"""Descriptors over Unix sockets, and waiting for such sockets.
+"""Descriptors over Unix sockets, waiting for such sockets, and being woken up by one.
 
 Leaves out what is said over them (`channel.py`, `pipe.py`).
 """
@@ -6,6 +6,7 @@ Leaves out what is said over them (`channel.py`, `pipe.py`).
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import select
 import socket
@@ -13,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-__all__ = ["receive_with_descriptors", "rights", "wait_for"]
+__all__ = ["Bell", "receive_with_descriptors", "rights", "wait_for"]
 
 #: Most descriptors that one `receive_with_descriptors` takes in; Linux sends up to 253 at once.
 _MAX_DESCRIPTORS: Final = 64
@@ -72,3 +73,41 @@ def wait_for(file: _HasFileno, events: int, deadline: float) -> int:
     left = min(max(deadline - time.monotonic(), 0.0), _LONGEST_WAIT)
     found = poller.poll(left * 1000)
     return found[0][1] if found else 0
+
+
+class Bell:
+    """Wakes a thread that waits for a descriptor, from any other. Rung twice, it rings once.
+
+    Used under a lock of its owner, so that who comes for what the bell tells of finds it rung.
+
+    Attributes:
+        rung: Whether it rings.
+    """
+
+    def __init__(self) -> None:
+        self.rung = False
+        self._waker, self._ear = socket.socketpair()
+        self._ear.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable while it rings."""
+        return self._ear.fileno()
+
+    def ring(self) -> None:
+        """Ring until `silence`."""
+        if not self.rung:
+            self.rung = True
+            with contextlib.suppress(OSError):  # it was closed: nobody waits any more
+                self._waker.send(b".")
+
+    def silence(self) -> None:
+        """Ring no more. By who waits."""
+        if self.rung:
+            self.rung = False
+            with contextlib.suppress(BlockingIOError):
+                self._ear.recv(64)
+
+    def close(self) -> None:
+        """Close both ends. Idempotent."""
+        self._waker.close()
+        self._ear.close()

@@ -59,8 +59,8 @@ class ActionStore:
             nothing was written then.
 
         Raises:
-            ValueError: There is not one action per env.
-            TypeError: `actions` is not a batch at all, e.g. a scalar.
+            ValueError: There is not one action per env, or a part is missing.
+            TypeError: `actions` is not a batch at all, e.g. a scalar, or a list for a Dict.
         """
         count = self._num_envs if rows is None else len(rows)
         where = slice(None) if rows is None else rows
@@ -87,8 +87,11 @@ class ActionStore:
                 return None
         try:
             singles = list(iterate(self._space, actions))
-        except ValueError as exc:  # parts of different lengths
-            raise ValueError(f"expected {count} actions, one per env: {exc}") from exc
+        except (ValueError, TypeError, LookupError) as exc:  # not of this form, or parts too short
+            kind = TypeError if isinstance(exc, TypeError) else ValueError
+            raise kind(
+                f"expected {count} actions, one per env, as a batch of {self._space}: {exc}"
+            ) from exc
         if len(singles) != count:
             raise ValueError(f"expected {count} actions, one per env, but got {len(singles)}")
         # Copies: what is sent must not change under the sender's hands.

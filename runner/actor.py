@@ -1,20 +1,41 @@
-"""What is known of one process of a crew, and of one that hosts envs. No I/O."""
+"""What is known of one process of a crew, and of one that hosts envs; and what is told of them.
+
+No I/O; what follows from news is for those who poll.
+"""
 
 from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
 
 from envbus.actors.protocol import Built
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import Payload, Request
+from envbus.bus.messages import Failed, Payload, Request
 from envbus.bus.process import Child
 from envbus.bus.serve import Codec
 from envbus.runner.faults import FaultCause
 
-__all__ = ["Actor", "ActorState", "Member", "share_out"]
+__all__ = [
+    "STRAY",
+    "Actor",
+    "ActorState",
+    "Answer",
+    "Gone",
+    "Lost",
+    "Member",
+    "News",
+    "Ready",
+    "share_out",
+    "taken_from",
+]
+
+#: What is said of a request whose end got lost on its way to who waits for it.
+STRAY = "an exception, e.g. of a signal's handler, has broken off the taking of its answer"
 
 
 class ActorState(enum.Enum):
@@ -164,3 +185,50 @@ def share_out(
         )
         for index, (first, last) in enumerate(itertools.pairwise(bounds))
     ]
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Answer(msgspec.Struct, Generic[M], frozen=True, gc=False):
+    """A request got its reply."""
+
+    actor: M
+    #: What the caller gave to `ask`.
+    tag: Any
+    reply: Any
+
+
+class Lost(msgspec.Struct, Generic[M], frozen=True, gc=False):
+    """A request ended without a reply."""
+
+    actor: M
+    tag: Any
+    failed: Failed
+    #: Why, if the actor was killed or died.
+    cause: FaultCause = FaultCause.CRASH
+
+
+class Gone(msgspec.Struct, Generic[M], frozen=True, gc=False):
+    """An actor's process ended. What it held is reported as `Lost` besides."""
+
+    actor: M
+    reason: str
+    cause: FaultCause
+    #: Which life of it ended.
+    incarnation: int
+
+
+class Ready(msgspec.Struct, Generic[M], frozen=True, gc=False):
+    """An actor that had ended, or was recycled, runs again; its envs are built and not reset."""
+
+    actor: M
+
+
+News: TypeAlias = Answer[M] | Lost[M] | Gone[M] | Ready[M]
+
+
+def taken_from(waiting: deque[News[M]]) -> Iterator[News[M]]:
+    """Take one after the other out of `waiting`: what is not asked for stays in it."""
+    while waiting:
+        yield waiting.popleft()

@@ -8,16 +8,22 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from importlib.metadata import version
-from typing import Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO, TypeVar
 
 import typer
+from rich.console import Console
 
 from envbus.bus.errors import ConfigError, EnvbusError, TransportError
 from envbus.runner import cli_bridge, cli_bus, cli_serve
-from envbus.runner.console import log_to, open_console, refuse
+from envbus.runner.console import find_modules_here, log_to, open_console, refuse
+
+if TYPE_CHECKING:
+    from envbus.runner.job import JobResult
+    from envbus.runner.report import ProgressLine
+    from envbus.runner.tuning import TuneResult
 
 __all__ = ["app", "main"]
 
@@ -29,6 +35,8 @@ CLOSED_PIPE = 141
 MOST_ENVS = 100_000
 #: Length of a job that was given no end.
 DEFAULT_SECONDS = 10.0
+
+_Result = TypeVar("_Result", "JobResult", "TuneResult")
 
 #: Options that several commands share.
 _Env = Annotated[
@@ -204,13 +212,10 @@ def run(
     as_json: _AsJson = False,
 ) -> None:
     """Step ENV_ID in actor processes and measure it."""
-    import msgspec
-
     from envbus.bus.threads import parse_threads
     from envbus.runner.job import JobConfig, run_job
-    from envbus.runner.report import ProgressLine, print_result
+    from envbus.runner.report import print_result
 
-    _find_modules_here()
     if steps is None and seconds is None:
         seconds = DEFAULT_SECONDS
     num_actors: int | Literal["auto"] = "auto" if actors is None else actors
@@ -226,19 +231,14 @@ def run(
         kill_one=kill_one,
         compare=compare,
     )
-    with _result_stream(exclusive=as_json) as out:
-        console = open_console(stderr=True)
-        log_to(console)
-        with ProgressLine(console) as line:
-            result = run_job(config, line)
-        if as_json:
-            out.write(msgspec.json.encode(result).decode() + "\n")
-        elif result.measured:
-            print_result(open_console(out), result)
+
+    def show(console: Console, result: JobResult) -> None:
+        if result.measured:
+            print_result(console, result)
         elif result.interrupted:
-            console.print("interrupted before the first step")
-    if result.interrupted:
-        raise typer.Exit(INTERRUPTED)
+            open_console(stderr=True).print("interrupted before the first step")
+
+    _measure(lambda line: run_job(config, line), show, as_json=as_json)
 
 
 @app.command()
@@ -254,13 +254,10 @@ def tune(
     as_json: _AsJson = False,
 ) -> None:
     """Measure ENV_ID, try numbers of actors, and say which line to write."""
-    import msgspec
-
     from envbus.bus.threads import parse_threads
-    from envbus.runner.report import ProgressLine, print_tuning
+    from envbus.runner.report import print_tuning
     from envbus.runner.tuning import TuneConfig, run_tuning
 
-    _find_modules_here()
     config = TuneConfig(
         env=env_id,
         num_envs=num_envs,
@@ -269,17 +266,7 @@ def tune(
         seed=seed,
         threads_per_process=parse_threads(threads),
     )
-    with _result_stream(exclusive=as_json) as out:
-        console = open_console(stderr=True)
-        log_to(console)
-        with ProgressLine(console) as line:
-            result = run_tuning(config, line)
-        if as_json:
-            out.write(msgspec.json.encode(result).decode() + "\n")
-        else:
-            print_tuning(open_console(out), result)
-    if result.interrupted:
-        raise typer.Exit(INTERRUPTED)
+    _measure(lambda line: run_tuning(config, line), print_tuning, as_json=as_json)
 
 
 @app.command(
@@ -309,11 +296,29 @@ def chaos(context: typer.Context) -> None:
     raise typer.Exit(chaos_main(context.args))
 
 
-def _find_modules_here() -> None:
-    """Let `module:function` name a file of the current folder, as `python -m` would."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+def _measure(
+    run: Callable[[ProgressLine], _Result],
+    show: Callable[[Console, _Result], None],
+    *,
+    as_json: bool,
+) -> None:
+    """Have something measured, with its progress on standard error, and show what came of it."""
+    import msgspec
+
+    from envbus.runner.report import ProgressLine
+
+    find_modules_here()
+    with _result_stream(exclusive=as_json) as out:
+        console = open_console(stderr=True)
+        log_to(console)
+        with ProgressLine(console) as line:
+            result = run(line)
+        if as_json:
+            out.write(msgspec.json.encode(result).decode() + "\n")
+        else:
+            show(open_console(out), result)
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 @contextmanager

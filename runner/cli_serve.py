@@ -6,7 +6,6 @@ Secrets are given as files, never as arguments, which every user of a machine ca
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import time
@@ -19,7 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.console import log_to, open_console, read_token, spaces_of
+from envbus.runner.console import (
+    find_modules_here,
+    log_to,
+    open_console,
+    read_token,
+    say,
+    spaces_of,
+)
 from envbus.runner.extras import how_to_install
 
 if TYPE_CHECKING:
@@ -135,9 +141,7 @@ def serve(
     from envbus.runner.policy_server.server import PolicyServer
     from envbus.runner.policy_server.table import ServerTable
 
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    find_modules_here()
     make = policy_maker(policy)
     limits = {"max_connections": max_connections, "max_message_bytes": max_message_bytes}
     gateway = _gateway(tcp, ws, origin, token_file, tls_cert, tls_key, limits, insecure=insecure)
@@ -160,7 +164,7 @@ def serve(
         )
         server = PolicyServer(bridge, make, writer=writer, explore=explore)
         for address in bridge.addresses:
-            console.print(f"serving at {address}", markup=False, soft_wrap=True)
+            say(console, f"serving at {address}")
         sys.stdout.flush()
         table = ServerTable(console)
         with _Signals() as signals, table:

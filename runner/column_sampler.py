@@ -2,13 +2,13 @@
 
 The fast one of two ways that give equal batches; `dict_sampler.py` is the general one. There is
 no Python loop over envs here, only over episodes that end. Leaves out where the rows go
-and which of them leave (`column_fragments.py`).
+and which of them leave (`columns.py`).
 """
 
 from __future__ import annotations
 
 import time
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,27 +18,120 @@ from envbus.actors.clipping import clip_of
 from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.callbacks import naming
-from envbus.runner.column_fragments import ColumnFragments
-from envbus.runner.column_policy import Asked, ColumnPolicy
-from envbus.runner.columns import Make
+from envbus.runner.columns import ColumnFragments, Make
 from envbus.runner.endless import EndlessEpisodes
 from envbus.runner.env_results import Batch
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.nested import Tree, map_tree
-from envbus.runner.policies import Policy, RowReader, zero_action
-from envbus.runner.policy_output import check_shapes
+from envbus.runner.policies import Policy, RowReader, TwoStepPolicy, zero_action
+from envbus.runner.policy_output import Answer, ask, check_shapes
 from envbus.runner.pool import ActorPool
-from envbus.runner.running_episodes import EpisodeIds
 from envbus.runner.sampling import Demand, Phase, RunnerConfig, Sample
 
-__all__ = ["ColumnSampler"]
+__all__ = ["ColumnPolicy", "ColumnSampler"]
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
 
-
 # As plain numbers: NumPy compares with these many times faster than with an enum's members.
 _ENDED, _RESETTING, _WAITING, _ASKED, _STEPPING, _ = map(int, Phase)
+
+
+class Asked(NamedTuple):
+    """Rows that a policy was asked about."""
+
+    env_ids: _Ints
+    #: What the policy was told, and has no part in: it may write to its own.
+    states: Tree
+    #: What it says, or of a policy that works elsewhere, its ticket.
+    answer: Any
+
+
+class ColumnPolicy:
+    """A policy, and its state in each env.
+
+    Args:
+        policy: Whose.
+        num_envs: How many there are.
+        unchanged: Observations are what the pool's envs returned, untouched by connectors.
+    """
+
+    def __init__(self, policy: Policy, num_envs: int, *, unchanged: bool) -> None:
+        self._policy = policy
+        self._two_step = policy if isinstance(policy, TwoStepPolicy) else None
+        self._num_envs = num_envs
+        self._unchanged = unchanged
+        #: Of all envs, `(N, ...)`; None before the first question, and without.
+        self._states: Tree = None
+        #: `(N,)` whose next question is an episode's first: their state is the policy's first one,
+        #: as it is then.
+        self._fresh: _Bools = np.ones(num_envs, np.bool_)
+        #: Known from the first question on.
+        self._is_stateless = False
+
+    @property
+    def works_elsewhere(self) -> bool:
+        """Whether something else can be done between question and answer."""
+        return self._two_step is not None
+
+    def ask(self, env_ids: _Ints, observations: Tree, *, explore: bool) -> Asked:
+        """Have the policy begin with the rows of these envs."""
+        states = self._states_of(env_ids)
+        answer: Any
+        if self._two_step is None:
+            answer = ask(self._policy, observations, states, len(env_ids), explore=explore)
+        else:
+            answer = self._two_step.submit_actions(
+                observations,
+                states,
+                explore=explore,
+                env_ids=env_ids if self._unchanged else None,
+            )
+        return Asked(env_ids, states, answer)
+
+    def answer(self, asked: Asked) -> Answer:
+        """Return what the policy says, waiting for it if it works elsewhere.
+
+        Raises:
+            ValueError: It is not one row per env: see `Answer.of`.
+        """
+        if self._two_step is None:
+            answer: Answer = asked.answer
+            return answer
+        out = self._two_step.collect_actions(asked.answer)
+        return Answer.of(out, len(asked.env_ids), self._policy.policy_version, asked.states)
+
+    def keep_states(self, env_ids: _Ints, states: Tree) -> None:
+        """Remember the states that the rows of these envs have come to."""
+        if self._states is not None:
+            map_tree(lambda kept, new: kept.__setitem__(env_ids, new), self._states, states)
+
+    def begin(self, env_ids: _Ints) -> None:
+        """Episodes begin: their states are the first ones."""
+        self._fresh[env_ids] = True
+
+    def forget(self, asked: Asked) -> None:
+        """Do without an answer."""
+        if self._two_step is not None:
+            self._two_step.discard_actions(asked.answer)
+
+    def _states_of(self, env_ids: _Ints) -> Tree:
+        if self._is_stateless:
+            return None
+        fresh = env_ids[self._fresh[env_ids]]
+        if len(fresh):
+            first = self._policy.initial_state()
+            if first is None:
+                self._is_stateless = True
+                return None
+            if self._states is None:
+                self._states = map_tree(
+                    lambda leaf: np.repeat(np.asarray(leaf)[np.newaxis], self._num_envs, axis=0),
+                    first,
+                )
+            map_tree(lambda kept, new: kept.__setitem__(fresh, new), self._states, first)
+            self._fresh[fresh] = False
+        return map_tree(lambda leaf: leaf[env_ids], self._states)
 
 
 class ColumnSampler:
@@ -48,6 +141,9 @@ class ColumnSampler:
         pool: Its envs reset themselves (NEXT_STEP) or are reset here (DISABLED).
         policy_id: The one policy's, and `policy` itself.
         make: Asked for the memory of columns; None: fresh one.
+
+    Attributes:
+        ids: Of the episodes.
     """
 
     def __init__(
@@ -81,6 +177,7 @@ class ColumnSampler:
             zero_action(pool.single_action_space),
         )
         self._rows = ColumnFragments(config, policy_id, count, metrics, make)
+        self.ids = self._rows.episodes.ids
         self._phase = self._rows.phase
         #: Where they wait for an action, `(N, ...)`; None before the first observation.
         self._last: Tree = None
@@ -108,11 +205,6 @@ class ColumnSampler:
         if self._config.run_ahead:  # it can wait
             stepping[:] = False
         return stepping
-
-    @property
-    def ids(self) -> EpisodeIds:
-        """Of the episodes."""
-        return self._rows.episodes.ids
 
     def reset(self, seed: int | None) -> None:
         """Give up what runs, and begin a new episode in each env."""
@@ -255,13 +347,14 @@ class ColumnSampler:
         """Open a row of each env asked about that has not failed since; return what to send."""
         clock = time.perf_counter
         begin = clock()
-        answers = self._policy.answer(asked)
+        ids, answer = asked.env_ids, self._policy.answer(asked)
         answered = clock()
-        if self._defers and not (still := self._phase[asked.env_ids] == _ASKED).all():
-            answers = answers.of(still)
-        self._policy.keep_states(answers)
-        ids, actions, extras = answers.env_ids, answers.actions, answers.extras
-        self._rows.columns.act(ids, actions, answers.versions, extras)
+        if self._defers and not (still := self._phase[ids] == _ASKED).all():
+            ids, answer = ids[still], answer.select(still)
+        self._policy.keep_states(ids, answer.states)
+        actions = answer.actions
+        versions = answer.version if answer.versions is None else answer.versions
+        self._rows.columns.act(ids, actions, versions, answer.columns())
         if self._convert is not None:
             actions = self._convert(actions, [self._keys[i] for i in ids.tolist()])
         check_shapes(actions, self._pool.single_action_space, rows=True)
@@ -278,38 +371,30 @@ class ColumnSampler:
             self._rows.take_fault(fault)
             with naming("on_fault"):
                 self._config.callbacks.on_fault(fault=fault)
-        ids, observations = batch.env_ids, batch.observations
-        rewards, terminated, truncated = batch.rewards, batch.terminations, batch.truncations
-        incarnations = batch.incarnations
+        ids, incarnations = batch.env_ids, batch.incarnations
+        rows = batch.observations, batch.rewards, batch.terminations, batch.truncations
         if not len(ids):
             if self._groups:
                 self._take_turns(explore)
             return
         if _some(ids[1:] < ids[:-1]):  # from several actors: in whichever order they came
             order = np.argsort(ids)
-            ids, observations = ids[order], map_tree(lambda leaf: leaf[order], observations)
-            rewards, terminated, truncated = rewards[order], terminated[order], truncated[order]
-            incarnations = incarnations[order]
+            ids, incarnations, rows = map_tree(lambda leaf: leaf[order], (ids, incarnations, rows))
         stepped = self._phase[ids] == _STEPPING
         everyone = _all(stepped)
         if not everyone:
             self._begin_episodes(ids[~stepped], incarnations[~stepped])
+        observations, *others = rows
         if self._observe is not None:
             observations = self._observe(observations, [self._keys[i] for i in ids.tolist()])
         self._phase[ids] = _WAITING
         if self._rows.failed_some:
             self._rows.recovering[ids] = False
-        ended = False
-        if everyone:
-            ended = self._rows.take_steps(ids, observations, rewards, terminated, truncated)
-        elif _some(stepped):
-            ended = self._rows.take_steps(
-                ids[stepped],
-                map_tree(lambda leaf: leaf[stepped], observations),
-                rewards[stepped],
-                terminated[stepped],
-                truncated[stepped],
-            )
+        steps = ids, observations, *others
+        if not everyone:
+            seen = map_tree(lambda leaf: leaf[stepped], observations)
+            steps = ids[stepped], seen, *(one[stepped] for one in others)
+        ended = _some(stepped) and self._rows.take_steps(*steps)
         self._timers.add("raw_obs_processing", time.perf_counter() - begin)
         if self._groups:
             self._keep(ids, observations)

@@ -1,23 +1,31 @@
-"""Rows of many envs side by side, `(N, T)`, written by batches of envs. Pure.
+"""Rows of many envs side by side, `(N, T)`, cut into fragments. Pure.
 
-What `trajectory.py` is for one agent, for N envs with one agent each, without a Python object per
-row. Leaves out where rows come from (`column_sampler.py`).
+What `trajectory.py` and `episode.py` are for one env, for N envs with one agent each, without a
+Python object per row: their rows (`Columns`), the episodes that run, and where each env is and
+which rows leave when (`ColumnFragments`). Leaves out who is stepped, by which actions, and when
+(`column_sampler.py`).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.batch import SampleBatch
+from envbus.runner.episode import EpisodeIds
+from envbus.runner.faults import Fault
+from envbus.runner.metrics import EpisodeResult, SampleMetrics
 from envbus.runner.nested import Tree, leaves_of, map_tree
+from envbus.runner.row_memory import LARGE, RowMemory
+from envbus.runner.sampling import Demand, Phase, RunnerConfig, Sample
 from envbus.runner.trajectory import AgentID, agent_id_column
 
-__all__ = ["Columns", "Make"]
+__all__ = ["ColumnFragments", "Columns", "Make", "RunningEpisodes"]
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -25,6 +33,10 @@ _Bools: TypeAlias = npt.NDArray[np.bool_]
 _Places: TypeAlias = "_Ints | slice"
 #: `(shape, dtype) -> array` of arbitrary content where a column is wanted; None: nowhere special.
 Make: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any] | None"]
+
+_MARKS = ("eps_id", "incarnation", "t")
+# As plain numbers: NumPy compares with these many times faster than with an enum's members.
+_ENDED, _RESETTING, _WAITING, _, _STEPPING, _LOST = map(int, Phase)
 
 
 class Columns:
@@ -51,9 +63,7 @@ class Columns:
         #: `(N * T, ...)` each.
         self._trees: dict[str, Tree] = {}
         self._extras: frozenset[str] | None = None
-        #: Large arrays of earlier fragments; those that nobody else has a reference to are used
-        #: again: the system takes longer to hand out fresh memory than to copy as much.
-        self._spares: list[npt.NDArray[Any]] = []
+        self._memory = RowMemory()
         for name, dtype in (("rewards", np.float32), ("terminateds", bool), ("truncateds", bool)):
             self._allocate(name, np.zeros((0,), dtype))
         #: What holds from a row on, for the rest of its episode, where `marked` is set.
@@ -196,7 +206,10 @@ class Columns:
         taken = kept + opened
         columns = Columns(self._num_envs, max(capacity, int(taken.max(initial=0))), self._make)
         columns._extras = self._extras
-        columns._spares = self._spares
+        # Of three fragments, as the caller may still have the last.
+        large = sum(leaf.nbytes >= LARGE for _, leaf in leaves_of(self._trees))
+        self._memory.most_kept = 3 * large
+        columns._memory = self._memory
         for name, tree in self._trees.items():
             columns._trees[name] = map_tree(columns._like, tree)
         for env_id in np.flatnonzero(taken).tolist():
@@ -224,7 +237,6 @@ class Columns:
                 columns._marks["t"][env_id, 0] += first - begun
         columns.num_rows[:] = kept
         columns._most_rows = int(kept.max())
-        columns._spare(self._trees)
         return columns
 
     def _next_rows(self, env_ids: _Ints) -> _Places:
@@ -269,30 +281,7 @@ class Columns:
     def _like(self, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
         shape = (self._num_envs * self._capacity, *leaf.shape[1:])
         made = None if self._make is None else self._make(shape, leaf.dtype)
-        if made is not None:
-            return made
-        spares = self._spares
-        for index in range(len(spares)):
-            # Two: the list's, and the argument.
-            if (
-                spares[index].shape == shape
-                and spares[index].dtype == leaf.dtype
-                and sys.getrefcount(spares[index]) <= 2
-            ):
-                return spares.pop(index)
-        return np.empty(shape, leaf.dtype)
-
-    def _spare(self, trees: Mapping[str, Tree]) -> None:
-        """Keep what may be used again: of two fragments, as the caller may still have the last."""
-        found = [
-            leaf
-            for tree in trees.values()
-            for _, leaf in leaves_of(tree)
-            if leaf.nbytes >= _LARGE and leaf.flags.owndata
-        ]
-        self._spares += found
-        most = 2 * len(found)
-        del self._spares[: max(len(self._spares) - most, 0)]
+        return self._memory.empty(shape, leaf.dtype) if made is None else made
 
     def _allocate(self, name: str, rows: Tree) -> None:
         self._trees[name] = map_tree(lambda leaf: self._like(np.asarray(leaf)), rows)
@@ -313,11 +302,6 @@ class Columns:
         )
 
 
-#: Bytes from which on an array is worth to be kept.
-_LARGE = 1 << 18
-_MARKS = ("eps_id", "incarnation", "t")
-
-
 def _put(
     name: str, leaf: npt.NDArray[Any], places: _Places, values: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
@@ -328,3 +312,308 @@ def _put(
         leaf = leaf.astype(np.result_type(values.dtype, leaf.dtype), copy=False)
     leaf[places] = values
     return leaf
+
+
+class RunningEpisodes:
+    """The running episodes: what `EpisodeRecorder` knows of one, for one per env.
+
+    Arrays are `(num_envs,)`; of an env between two episodes they tell of the last one.
+
+    Env ids are given in increasing order, each once: so `num_envs` of them are all envs.
+
+    Attributes:
+        ids: Of the episodes.
+        first_row: Row of this fragment that it begins with.
+        fragments: That it is in already, without this one.
+        length: Env steps.
+        incarnation: Life of the env.
+        ended: Episodes that the env has ended in this sample, faulty ones left out.
+    """
+
+    def __init__(self, config: RunnerConfig, policy_id: str, num_envs: int) -> None:
+        self._policy_id = policy_id
+        self.ids = EpisodeIds(config.unique(0), num_envs)
+        self.first_row: _Ints = np.zeros(num_envs, np.int64)
+        self.fragments: _Ints = np.zeros(num_envs, np.int64)
+        self.length: _Ints = np.zeros(num_envs, np.int64)
+        self.incarnation: _Ints = np.zeros(num_envs, np.int64)
+        self.ended: _Ints = np.zeros(num_envs, np.int64)
+        self._return = np.zeros(num_envs, np.float64)
+
+    def begin(self, env_ids: _Ints, incarnations: _Ints, first_rows: _Ints) -> None:
+        """The next episode of each env begins."""
+        self.incarnation[env_ids] = incarnations
+        self.ids.begin(env_ids)
+        self.first_row[env_ids] = first_rows
+        self.fragments[env_ids] = self.length[env_ids] = 0
+        self._return[env_ids] = 0.0
+
+    def step(self, env_ids: _Ints, rewards: npt.NDArray[np.float64]) -> None:
+        """Each env was stepped."""
+        if len(env_ids) == len(self._return):  # all: in a third of the time
+            self._return += rewards
+            self.length += 1
+            return
+        self._return[env_ids] += rewards
+        self.length[env_ids] += 1
+
+    def eps_ids(self, env_ids: _Ints) -> _Ints:
+        """Return the episodes' ids."""
+        ids: _Ints = self.ids.running[env_ids]
+        return ids
+
+    def result(
+        self, env_id: int, terminated: bool, truncated: bool, dropped: int | None, *, has_rows: bool
+    ) -> EpisodeResult:
+        """Return the summary of an episode that is over.
+
+        Args:
+            env_id: Its env.
+            terminated: By the env's word, as `truncated`.
+            truncated: Likewise.
+            dropped: It failed instead, and so many rows were forgotten for that; None: it did not.
+            has_rows: Whether this fragment has rows of it.
+        """
+        value, length = float(self._return[env_id]), int(self.length[env_id])
+        return EpisodeResult(
+            eps_id=int(self.ids.running[env_id]),
+            env_id=env_id,
+            incarnation=int(self.incarnation[env_id]),
+            episode_return=value,
+            length=length,
+            agent_returns={DUMMY_AGENT: value},
+            agent_steps={DUMMY_AGENT: length - (dropped or 0)},
+            agent_policies={DUMMY_AGENT: self._policy_id},
+            terminated=terminated,
+            truncated=truncated,
+            faulty=dropped is not None,
+            fragments=int(self.fragments[env_id]) + has_rows,
+            unrecorded_reward=0.0,
+            custom_metrics={},
+        )
+
+
+class _Over(NamedTuple):
+    """An episode that is over, and where its rows stand in this fragment."""
+
+    first_row: int
+    #: Behind its last one.
+    stop_row: int
+    result: EpisodeResult
+
+
+class ColumnFragments:
+    """One fragment after the other, and what stays for the next one.
+
+    Attributes:
+        phase: `(N,)` int8, values of `Phase`.
+        recovering: `(N,)` envs that failed, whose next episode will begin by itself.
+        failed_some: Whether any env has ever failed.
+        columns: Rows of this fragment, and those that are ahead of it.
+        episodes: Those that run.
+    """
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        policy_id: str,
+        num_envs: int,
+        metrics: SampleMetrics,
+        make: Make | None = None,
+    ) -> None:
+        self._config = config
+        self._policy_id = policy_id
+        self._metrics = metrics
+        self.phase = np.full(num_envs, _ENDED, np.int8)
+        self.recovering = np.zeros(num_envs, np.bool_)
+        self.failed_some = False
+        self.columns = Columns(num_envs, 1, make)
+        self.episodes = RunningEpisodes(config, policy_id, num_envs)
+        self._lost_some = False
+        self._demand = Demand(np.zeros(num_envs, np.int64), "env_steps", False)
+        #: `(N,)` how many rows of the last fragment have left; those behind stay for this one.
+        self._left: _Ints = np.zeros(num_envs, np.int64)
+        #: In the order in which they ended; not told before their last row leaves.
+        self._over: list[_Over] = []
+        self._faults: list[Fault] = []
+
+    # --- about it ----------------------------------------------------------------------------
+
+    @property
+    def live(self) -> _Bools:
+        """Which envs were not given up, `(N,)`."""
+        live: _Bools = self.phase != _LOST
+        return live
+
+    @property
+    def running(self) -> _Bools:
+        """Which envs are in an episode, `(N,)`."""
+        running: _Bools = (self.phase >= _WAITING) & (self.phase <= _STEPPING)
+        return running
+
+    def has_cut_episode(self) -> bool:
+        """Return whether an episode runs of which rows have left already."""
+        return bool((self.running & (self.episodes.fragments > 0)).any())
+
+    def unmet(self, ids: _Ints | slice = slice(None)) -> _Bools:
+        """Return which envs, of some, have still to contribute."""
+        demand = self._demand
+        phase, quotas = self.phase[ids], demand.quotas[ids]
+        counts = (
+            self.episodes.ended[ids] if demand.unit == "episodes" else self.columns.num_rows[ids]
+        )
+        unmet: _Bools = counts < quotas
+        if demand.complete:  # what runs; not what has begun by itself, and was asked nothing
+            has_begun = (phase > _WAITING) | (self.episodes.length[ids] > 0)
+            unmet |= (phase >= _WAITING) & has_begun & (quotas > 0)
+        if self._lost_some:
+            unmet &= phase != _LOST
+        return unmet
+
+    def going_on(self, ids: _Ints | slice = slice(None)) -> _Bools:
+        """Return which envs, of some, are to step: those that are unmet, or run ahead of others."""
+        ahead = self._config.run_ahead
+        if not (ahead and np.count_nonzero(self.unmet())):
+            return self.unmet(ids)
+        going_on: _Bools = self.columns.num_rows[ids] < self._demand.quotas[ids] + ahead
+        if self._lost_some:
+            going_on &= self.phase[ids] != _LOST
+        return going_on
+
+    def steps_together(self) -> int:
+        """Return by how many steps all envs can go on before one has contributed its part.
+
+        0 where parts are episodes, which end when they end.
+        """
+        demand = self._demand
+        if demand.complete:
+            return 0
+        return int((demand.quotas - self.columns.num_rows).min())
+
+    # --- what happens ------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """All envs begin new episodes; no row stays."""
+        if self._config.run_ahead:
+            self._metrics.add_dropped_rows(int((self.columns.num_rows - self._left).sum()))
+        self.phase[self.live] = _RESETTING
+        self.columns.num_rows[:] = self._left[:] = 0
+        self._over.clear()
+
+    def begin(self, demand: Demand) -> None:
+        """A fragment begins, with what the one before has left."""
+        self._demand = demand
+        episodes, old, left = self.episodes, self.columns, self._left
+        kept = old.num_rows - left
+        capacity = 0
+        if demand.unit != "episodes":
+            capacity = int(demand.quotas.max(initial=0)) + self._config.run_ahead
+        self.columns = old.following(capacity, kept, self.phase == _STEPPING)
+        episodes.first_row = np.maximum(episodes.first_row - left, 0)
+        self._left = np.zeros_like(left)
+        #: Of whose episodes no row stands here yet.
+        fresh = np.flatnonzero(self.running & (episodes.first_row == kept))
+        self.columns.begin(
+            fresh,
+            eps_id=episodes.eps_ids(fresh),
+            incarnation=episodes.incarnation[fresh],
+            t=episodes.length[fresh],
+        )
+        episodes.ended[:] = 0
+        self._faults = []
+
+    def begin_episodes(self, ids: _Ints, incarnations: _Ints) -> None:
+        """The first observations of these envs' next episodes are there."""
+        self.episodes.begin(ids, incarnations, self.columns.num_rows[ids])
+        self.columns.begin(ids, eps_id=self.episodes.eps_ids(ids), incarnation=incarnations)
+
+    def take_steps(
+        self,
+        ids: _Ints,
+        observations: Tree,
+        rewards: npt.NDArray[np.float64],
+        terminated: _Bools,
+        truncated: _Bools,
+    ) -> bool:
+        """These envs have stepped; return whether an episode has ended."""
+        self.columns.complete(ids, observations, rewards, terminated, truncated)
+        self.episodes.step(ids, rewards)
+        done = terminated | truncated
+        if not np.count_nonzero(done):
+            return False
+        over = ids[done]
+        self.phase[over] = _ENDED
+        self.episodes.ended[over] += 1
+        flags = zip(over.tolist(), terminated[done], truncated[done], strict=True)
+        for env_id, was_terminated, was_truncated in flags:
+            self._end_episode(env_id, bool(was_terminated), bool(was_truncated))
+        return True
+
+    def take_fault(self, fault: Fault) -> None:
+        """An env has failed, or was given up."""
+        env_id, columns = fault.env_id, self.columns
+        self._faults.append(fault)
+        if _WAITING <= self.phase[env_id] <= _STEPPING:
+            first_row = int(self.episodes.first_row[env_id])
+            kept = int(columns.num_rows[env_id]) - first_row
+            if self._config.faulty_episodes == "drop":
+                self._metrics.add_dropped_rows(kept)
+                columns.rewind(env_id, first_row)
+                self._end_episode(env_id, False, False, dropped=kept)
+            else:
+                if kept:
+                    columns.truncate(env_id)
+                columns.rewind(env_id, int(columns.num_rows[env_id]))
+                self._end_episode(env_id, False, False, dropped=0)
+        # The first observation of its next episode comes by itself.
+        self.phase[env_id] = _LOST if fault.given_up else _RESETTING
+        self.recovering[env_id] = not fault.given_up
+        self.failed_some = True
+        self._lost_some |= fault.given_up
+
+    def end(self, late: tuple[int, ...], unroll_id: int) -> Sample:
+        """The fragment ends, here and now; rows beyond what was asked for stay for the next one."""
+        counts, running, episodes = self.columns.num_rows, self.running, self.episodes
+        if self._demand.complete:  # those that run stay
+            counts = np.where(running, episodes.first_row, counts)
+        elif self._config.run_ahead:  # of those that were given up nothing follows
+            counts = np.where(self.live, np.minimum(counts, self._demand.quotas), counts)
+        episodes.fragments += running & (counts > episodes.first_row)
+        self._left = counts.copy()
+        batch = self.columns.batch(counts, DUMMY_AGENT, unroll_id)
+        policy_batches = {self._policy_id: batch} if len(batch) else {}
+        results = self._tell()
+        return Sample(
+            policy_batches,
+            len(batch),
+            late=late,
+            faults=tuple(self._faults),
+            episodes=tuple(results),
+        )
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _end_episode(
+        self, env_id: int, terminated: bool, truncated: bool, dropped: int | None = None
+    ) -> None:
+        first_row = int(self.episodes.first_row[env_id])
+        stop_row = int(self.columns.num_rows[env_id])
+        has_rows = stop_row > first_row
+        result = self.episodes.result(env_id, terminated, truncated, dropped, has_rows=has_rows)
+        self._over.append(_Over(first_row, stop_row, result))
+
+    def _tell(self) -> list[EpisodeResult]:
+        """Return the results of episodes whose rows have all left; the others stay."""
+        told: list[EpisodeResult] = []
+        staying: list[_Over] = []
+        for first_row, stop_row, result in self._over:
+            left = int(self._left[result.env_id])
+            if stop_row <= left:
+                self._metrics.add_episode(result)
+                told.append(result)
+                continue
+            if first_row < left:
+                result = msgspec.structs.replace(result, fragments=result.fragments + 1)
+            staying.append(_Over(max(first_row - left, 0), stop_row - left, result))
+        self._over = staying
+        return told

@@ -14,6 +14,7 @@ from envbus.actors.finite import CheckFinite, in_words
 from envbus.bus.errors import ConfigError
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
+from envbus.bus.settings import positive_int
 from envbus.bus.threads import ThreadsPerProcess, check_threads
 from envbus.runner.recycling import RecycleAfter
 
@@ -137,7 +138,7 @@ class FleetConfig:
     @property
     def is_local(self) -> bool:
         """Whether there are no actors."""
-        return type(self.num_actors) is int and self.num_actors == 0
+        return not isinstance(self.num_actors, bool) and self.num_actors == 0
 
     def _refuse_what_takes_processes(self) -> None:
         for name in ("remote_actors", "bind", "memory_limit_mb", "recycle", "context", "preload"):
@@ -174,17 +175,13 @@ def choose_num_actors(
     """
     if requested == "auto":
         chosen = min(cores + remote, num_sources)
-    elif isinstance(requested, bool) or not isinstance(requested, int) or requested < 1:
-        raise ConfigError(
-            f"num_actors must be 'auto' or a positive integer, not {requested!r}; or 0, for envs "
-            "in this process"
-        )
-    elif requested > num_sources:
-        raise ConfigError(
-            f"num_actors={requested} is more than the {num_sources} env(s); each actor needs one"
-        )
     else:
-        chosen = requested
+        wanted = "'auto' or a positive integer, or 0, for envs in this process"
+        chosen = positive_int("num_actors", requested, wanted=wanted)
+        if chosen > num_sources:
+            raise ConfigError(
+                f"num_actors={chosen} is more than the {num_sources} env(s); each actor needs one"
+            )
     if max_concurrency is not None:
         chosen = min(chosen, max_concurrency)
     if remote > chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,16 @@ from rich.logging import RichHandler
 
 from envbus.bus.errors import ConfigError
 
-__all__ = ["in_options", "log_to", "open_console", "read_token", "refuse", "spaces_of"]
+__all__ = [
+    "find_modules_here",
+    "in_options",
+    "log_to",
+    "open_console",
+    "read_token",
+    "refuse",
+    "say",
+    "spaces_of",
+]
 
 #: By argument of the classes behind the commands: the option that gives it.
 _OPTIONS = {
@@ -61,6 +71,18 @@ def open_console(file: IO[str] | None = None, *, stderr: bool = False) -> Consol
         if console.is_terminal
         else Console(file=file, stderr=stderr, highlight=False, width=_UNWRAPPED)
     )
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: `a:b:` is an import path, no emoji."""
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def find_modules_here() -> None:
+    """Let `module:function` name a file of the current folder, as `python -m` would."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def log_to(console: Console) -> None:

@@ -1,14 +1,15 @@
 """The processes of one owner: start, ask, watch, start again, stop.
 
 What pools of env actors (`fleet.py`), groups of runners and the like share. Leaves out what they
-are asked: it carries requests to them and returns what became of each. It only puts its parts
-together: `links.py`, `requests.py`, `endings.py`.
+are asked: it carries requests to them and returns what became of each. How they are reached is in
+`links.py`, what follows from their ends in `endings.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import logging
 import select
 import time
 from collections import deque
@@ -19,28 +20,144 @@ import msgspec
 
 from envbus.bus.broker import NO_DEADLINE, failure_to_error
 from envbus.bus.broker_vocabulary import Complete, FailLocal, Notify, PeerLeft, PeerReady
-from envbus.bus.errors import ClosedError, NoPeerError, StartError
+from envbus.bus.errors import ClosedError, DecodeError, NoPeerError, StartError, TransportError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted_call, without_interrupts
-from envbus.bus.messages import FailureCode, Request
+from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
 from envbus.bus.process import ExitStatus
 from envbus.bus.unix_sockets import wait_for
-from envbus.runner.actor import ActorState, Member
+from envbus.runner.actor import ActorState, Answer, Gone, Lost, Member, News, taken_from
 from envbus.runner.config import FleetConfig
-from envbus.runner.endings import Endings, Starter, why_it_ended
+from envbus.runner.endings import Endings, why_it_ended
 from envbus.runner.faults import FaultCause
 from envbus.runner.links import Links
-from envbus.runner.news import Answer, Gone, Lost, News, taken_from
 from envbus.runner.recycling import Recycling
-from envbus.runner.requests import Requests
 
-__all__ = ["BringUp", "Crew", "CrewStatistics", "Stage", "raise_if_failed"]
+__all__ = [
+    "BringUp",
+    "Crew",
+    "CrewStatistics",
+    "Requests",
+    "Stage",
+    "raise_if_failed",
+]
 
 M = TypeVar("M", bound=Member)
+logger = logging.getLogger("envbus.runner.fleet")
+
 #: Seconds between looks for exited processes while messages keep coming.
 _EXIT_CHECK_INTERVAL = 0.05
 #: Seconds for the exit of a process to be told whose socket has hung up.
 _EXIT_TIMEOUT = 1.0
+
+
+class Requests(Generic[M]):
+    """The requests of one crew. Each that was asked and not cancelled ends once.
+
+    Args:
+        links: Where the actors are.
+    """
+
+    def __init__(self, links: Links[M]) -> None:
+        self._links = links
+        self._broker = links.broker
+        #: By request id: who was asked, the caller's tag, and what, if the reply is checked.
+        self._calls: dict[int, tuple[M, Any, Request[Any] | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def ask(self, actor: M, request: Request[Any], *, timeout: float | None, tag: object) -> int:
+        """Encode and send a request; return its id.
+
+        Raises:
+            EncodeError: Something in it cannot be sent; nothing was.
+            NoPeerError: The actor is not running.
+        """
+        assert actor.codec is not None
+        try:
+            request_id = self._broker.ask(
+                actor.identity,
+                type(request).__name__,
+                actor.codec.encode(request),
+                timeout=NO_DEADLINE if timeout is None else timeout,
+            )
+        except NoPeerError:
+            self._links.end(actor)
+            raise
+        except ClosedError as exc:  # its pipe hangs up before anybody is told of its end
+            self._links.end(actor)
+            raise NoPeerError(str(exc), request_id=0, peer=actor.name) from exc
+        self._calls[request_id] = (actor, tag, None if actor.check is None else request)
+        return request_id
+
+    def is_asked(self, request_id: int) -> bool:
+        """Return whether a request has neither ended nor been cancelled."""
+        return request_id in self._calls and self._broker.is_pending(request_id)
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request; its reply will be dropped."""
+        call = self._calls.pop(request_id, None)
+        if call is not None:
+            call[0].abandoned = request_id
+            self._broker.cancel(request_id)
+
+    def on_reply(self, outcome: Complete) -> Answer[M] | Lost[M] | None:
+        """Return how a request ended; None: it was cancelled."""
+        call = self._calls.pop(outcome.wire_id, None)
+        if call is None:
+            return None
+        actor, tag, request = call
+        if actor.abandoned < outcome.wire_id:
+            actor.abandoned = 0
+        assert actor.codec is not None
+        reply_type = Payload.registry.get(outcome.header.payload_type, Reply)
+        try:
+            reply: Payload | Exception = actor.codec.decode(reply_type, outcome.frames)
+        except ClosedError as exc:  # it died between the message and what belongs to it
+            self._links.end(actor)
+            failed = Failed(code=FailureCode.PEER_LOST, message=f"{actor.describe()}: {exc}")
+            return Lost(actor, tag, failed, actor.cause)
+        except (DecodeError, TransportError) as exc:
+            # E.g. an object whose class cannot be imported here; other requests' ends follow.
+            reply = exc
+        if (misfit := self._judge(actor, request, reply)) is not None:
+            return Lost(actor, tag, misfit, actor.cause)
+        if isinstance(reply, Exception):
+            failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {reply}")
+            return Lost(actor, tag, failed, actor.cause)
+        return Answer(actor, tag, reply)
+
+    def on_failure(self, outcome: FailLocal) -> Lost[M] | None:
+        """Return how a request failed; None: it was cancelled."""
+        call = self._calls.pop(outcome.wire_id, None)
+        if call is None:
+            return None
+        actor, tag, request = call
+        failed = outcome.failed
+        if failed.code is FailureCode.PEER_LOST:
+            self._links.end(actor)
+            if actor.remote:  # the broker knows neither its envs nor its number
+                told = f"{actor.describe()} left: {failed.message}"
+                failed = msgspec.structs.replace(failed, message=told)
+        elif failed.code is FailureCode.TIMEOUT:
+            actor.abandoned = outcome.wire_id
+        elif failed.code is not FailureCode.NO_PEER:
+            failed = self._judge(actor, request, failed) or failed
+        return Lost(actor, tag, failed, actor.cause)
+
+    def _judge(
+        self, actor: M, request: Request[Any] | None, answer: Payload | Exception
+    ) -> Failed | None:
+        """Let an actor go that has answered what it cannot; None: it has not."""
+        if actor.check is None or request is None:
+            return None
+        wrong = actor.check(request, answer)
+        if wrong is None:
+            return None
+        text = f"{actor.describe()} is let go, as it has answered {wrong}"
+        self._links.kill(actor, reason=text)
+        return Failed(code=FailureCode.PEER_LOST, message=text)
 
 
 class Stage(enum.Enum):
@@ -50,8 +167,17 @@ class Stage(enum.Enum):
     MAP = "map"
 
 
-class BringUp(Starter[M], Protocol[M]):
+class BringUp(Protocol[M]):
     """How a process comes up, from its start to READY; at the first start and each later one."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the first start is over: until then what fails is the caller's."""
+        ...
+
+    def start(self, actor: M) -> None:
+        """Start one; raises `StartError` if there is no process or no memory for it."""
+        ...
 
     def on_hello(self, outcome: PeerReady) -> None:
         """A peer is there; raises `NoPeerError` if it is not any more."""
@@ -69,10 +195,6 @@ class BringUp(Starter[M], Protocol[M]):
         """
         ...
 
-    def on_lost(self, lost: Lost[M]) -> bool:
-        """A request with a `Stage` failed; return whether that is seen to, else it is news."""
-        ...
-
     def close(self) -> None:
         """Let go of what was made for all of them."""
         ...
@@ -81,16 +203,16 @@ class BringUp(Starter[M], Protocol[M]):
 class CrewStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts since the start."""
 
-    actors: int
-    actors_ready: int
+    actors: int = 0
+    actors_ready: int = 0
     #: Actor processes started again after they ended.
-    restarts: int
+    restarts: int = 0
     #: Actor processes that were exchanged for fresh ones while they worked (`RecycleAfter`).
-    recycled: int
+    recycled: int = 0
     #: Requests to actors that wait for their end now.
-    in_flight: int
+    in_flight: int = 0
     #: Replies dropped because their request had ended already.
-    late_replies: int
+    late_replies: int = 0
 
 
 class Crew(Generic[M]):
@@ -127,7 +249,7 @@ class Crew(Generic[M]):
             self._requests: Requests[M] = Requests(self._links)
             self._bring_up = bring_up(self._links, self._requests)
             self._endings: Endings[M] = Endings(
-                self.actors, self._links, self._bring_up, config, self._news
+                self.actors, self._links, self._bring_up.start, config, self._news
             )
         except BaseException:
             self._links.close(0.0, terminate=True)
@@ -321,14 +443,14 @@ class Crew(Generic[M]):
                 self._settle(self._requests.on_reply(outcome))
             elif type(outcome) is FailLocal:
                 self._on_failure(outcome)
-            elif type(outcome) is PeerReady:
-                with contextlib.suppress(NoPeerError):  # it said hello and died
-                    self._bring_up.on_hello(outcome)
             elif type(outcome) is Notify:
                 self._bring_up.on_notice(outcome)
         for outcome in outcomes:  # last: what a peer held ends in its life, not in the next one
             if type(outcome) is PeerLeft:
                 self._on_left(outcome)
+            elif type(outcome) is PeerReady:
+                with contextlib.suppress(NoPeerError):  # it said hello and died
+                    self._bring_up.on_hello(outcome)
         if self._late:
             self._tell_late()
         return bool(outcomes)
@@ -340,7 +462,10 @@ class Crew(Generic[M]):
         if type(end.tag) is not Stage:
             self._news.append(end)
         elif isinstance(end, Lost):
-            if not self._bring_up.on_lost(end):
+            if self._bring_up.is_up:
+                logger.error("%s did not come up: %s", end.actor.describe(), end.failed.message)
+                self._links.kill(end.actor)
+            else:
                 self._news.append(end)
         else:
             with contextlib.suppress(NoPeerError):  # it answered and died

@@ -11,14 +11,16 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from envbus.bus.attention import GRACE
 from envbus.bus.errors import StartError
+from envbus.bus.memory import tree_memory
 from envbus.bus.messages import Failed, FailureCode
+from envbus.bus.nursery import Nursery
 from envbus.bus.process import Child, ExitStatus
 from envbus.bus.restart import Exit
 from envbus.bus.supervision import (
@@ -29,28 +31,104 @@ from envbus.bus.supervision import (
     SupervisionEffect,
     SupervisionTick,
 )
-from envbus.runner.actor import ActorState, Member
+from envbus.runner.actor import ActorState, Gone, Lost, Member, News, Ready
 from envbus.runner.config import FleetConfig
 from envbus.runner.faults import FaultCause
-from envbus.runner.hangs import StackReports
 from envbus.runner.links import Links
-from envbus.runner.memory import MemoryWatch
-from envbus.runner.news import Gone, Lost, News, Ready
 from envbus.runner.recycling import Recycling
 
-__all__ = ["Endings", "Starter", "why_it_ended"]
+__all__ = [
+    "Endings",
+    "MemoryWatch",
+    "StackReports",
+    "why_it_ended",
+]
 
 M = TypeVar("M", bound=Member)
-M_contra = TypeVar("M_contra", bound=Member, contravariant=True)
 logger = logging.getLogger("envbus.runner.fleet")
 
+#: Seconds for all actors that are asked at one time. They need some ten milliseconds, unless they
+#: were stopped.
+_STACKS_TIMEOUT: Final = 0.3
+#: Seconds for which an answer is shown again instead of asking anew: whoever waits in short turns
+#: is not to be held up each time.
+_FRESH: Final = 1.0
+#: Seconds between two looks at how much memory is used.
+_MEMORY_INTERVAL = 1.0
+#: At most this fraction of the time is spent on looking: 1 s for 100 actors of usual envs.
+_MAX_MEMORY_SHARE = 0.01
+_MB = 2**20
+_WATCHED = (ActorState.STARTING, ActorState.BUILDING, ActorState.BUILT, ActorState.READY)
 
-class Starter(Protocol[M_contra]):
-    """Starts processes."""
 
-    def start(self, actor: M_contra) -> None:
-        """Start one; raises `StartError` if there is no process or no memory for it."""
-        ...
+class StackReports:
+    """Asks the actors of one nursery."""
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        #: By child: when it was asked last, and what came.
+        self._known: dict[Child, tuple[float, str]] = {}
+
+    def of(self, actors: Sequence[Member]) -> list[str]:
+        """Return for each actor the stacks of its threads with a headline, or why there are none.
+
+        Holds the caller up for 0.3 s at most; with py-spy installed for some seconds more.
+        """
+        now = time.monotonic()
+        children = {actor.child for actor in actors}
+        running = self._nursery.children
+        self._known = {child: known for child, known in self._known.items() if child in running}
+        fresh = {child for child, (asked_at, _) in self._known.items() if now - asked_at <= _FRESH}
+        asked = [child for child in running if child in children and child not in fresh]
+        if asked:
+            texts = self._nursery.stacks(asked, _STACKS_TIMEOUT)
+            self._known.update(
+                (child, (now, text)) for child, text in zip(asked, texts, strict=True)
+            )
+        return [self._describe(actor, now) for actor in actors]
+
+    def _describe(self, actor: Member, now: float) -> str:
+        if actor.child is None or actor.child not in self._known:
+            why = "it runs on another machine" if actor.remote else "its process has ended"
+            return f"No stack of {actor.describe()}: {why}."
+        asked_at, text = self._known[actor.child]
+        age = f", {now - asked_at:.1f} s ago" if now - asked_at >= _FRESH / 2 else ""
+        indented = text.replace("\n", "\n  ")
+        return f"Stack of {actor.describe()}{age}:\n  {indented}"
+
+
+class MemoryWatch:
+    """When to look next, and what was seen.
+
+    Args:
+        measure: Returns resident bytes by process id, for processes with all below them.
+        clock: Seconds.
+
+    Attributes:
+        look_at: When to look next.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[Iterable[int]], Mapping[int, int]] = tree_memory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._measure = measure
+        self._clock = clock
+        self.look_at = clock()
+
+    def look(self, actors: Sequence[M]) -> list[tuple[M, float]]:
+        """Return the actors that run here, and the MiB that each uses with all that it started."""
+        began = self._clock()
+        pids = {
+            actor.child.pid: actor
+            for actor in actors
+            if actor.child is not None and actor.state in _WATCHED
+        }
+        sizes = self._measure(pids)
+        ended = self._clock()
+        self.look_at = ended + max(_MEMORY_INTERVAL, (ended - began) / _MAX_MEMORY_SHARE)
+        return [(actor, sizes[pid] / _MB) for pid, actor in pids.items()]
 
 
 class Endings(Generic[M]):
@@ -59,7 +137,7 @@ class Endings(Generic[M]):
     Args:
         actors: All of the crew.
         links: Where they are.
-        starter: Starts an actor again.
+        start: Starts an actor again; raises `StartError` without a process or memory for it.
         config: The rules by which they are watched.
         news: Where ends and fresh starts are told.
 
@@ -73,18 +151,18 @@ class Endings(Generic[M]):
         self,
         actors: Sequence[M],
         links: Links[M],
-        starter: Starter[M],
+        start: Callable[[M], None],
         config: FleetConfig,
         news: deque[News[M]],
     ) -> None:
         self._actors = actors
         self._links = links
-        self._starter = starter
+        self._start = start
         self._config = config
         self._news = news
-        self._supervision: Supervision | None = None
+        #: Of those that are started again: of all, or of nobody.
+        self._supervision = Supervision(random.random)
         if config.restart is not None:
-            self._supervision = Supervision(random.random)
             for actor in actors:
                 self._supervision.add(actor.name, config.restart)
         self.recycling = None if config.recycle is None else Recycling(config.recycle, len(actors))
@@ -104,18 +182,12 @@ class Endings(Generic[M]):
 
     def until_due(self, timeout: float) -> float:
         """Return how many of `timeout` seconds may be waited before something is due here."""
-        if self._supervision is not None:
-            wake_at = self._supervision.wake_at()
-            if wake_at is not None:
-                timeout = min(timeout, max(wake_at - time.monotonic(), 0.0))
-        if self._leaving is not None:
-            timeout = min(timeout, max(self._leave_by - time.monotonic(), 0.0))
-        if self._silent:
-            due = min(hello_by for hello_by, _ in self._silent.values())
-            timeout = min(timeout, max(due - time.monotonic(), 0.0))
+        due = [self._leave_by, *(hello_by for hello_by, _ in self._silent.values())]
+        times = self._supervision.wake_at(), self._links.nursery.wake_at()
+        due += [wake_at for wake_at in times if wake_at is not None]
         if self._memory is not None:
-            timeout = min(timeout, max(self._memory.look_at - time.monotonic(), 0.0))
-        return timeout
+            due.append(self._memory.look_at)
+        return min(timeout, max(min(due) - time.monotonic(), 0.0))
 
     # --- what happened -----------------------------------------------------------------------
 
@@ -123,8 +195,7 @@ class Endings(Generic[M]):
         """An actor has become READY."""
         if self.recycling is not None and not actor.remote:
             self.recycling.begin(actor.index, time.monotonic())
-        if self._supervision is not None:
-            self._supervision.handle(ChildReady(actor.name, actor.incarnation), time.monotonic())
+        self._supervision.handle(ChildReady(actor.name, actor.incarnation), time.monotonic())
         if actor.incarnation > 0:
             logger.info("%s runs again", actor.describe())
             self._news.append(Ready(actor))
@@ -143,12 +214,13 @@ class Endings(Generic[M]):
 
     def on_end(self, actor: M, reason: str, detail: str, now: float) -> None:
         """An actor is gone and all that it held was told: start it again, or tell."""
-        actor.state = ActorState.DOWN if self._supervision is not None else ActorState.LOST
+        is_supervised = actor.name in self._supervision
+        actor.state = ActorState.DOWN if is_supervised else ActorState.LOST
         if self.recycling is not None:
             self.recycling.end(actor.index)
         gone = Gone(actor, reason, actor.cause, actor.incarnation)
         self._news.append(gone)
-        if self._supervision is not None:
+        if is_supervised:
             logger.warning("%s", reason)
             why, idle = Exit.CRASH, 0.0
             if actor.cause is FaultCause.TIMEOUT:
@@ -173,7 +245,7 @@ class Endings(Generic[M]):
                 self._links.nursery.kill(self._leaving.child)
         if self._silent:
             self._judge_silent(now)
-        if self._supervision is not None and self._supervision.wake_at() is not None:
+        if self._supervision.wake_at() is not None:
             self._perform(self._supervision.handle(SupervisionTick(), now))
 
     def _judge_silent(self, now: float) -> None:
@@ -259,7 +331,7 @@ class Endings(Generic[M]):
         logger.info("%s left, to be recycled", actor.describe())
         self._leaving, self._leave_by = None, math.inf
         self.recycled += 1
-        if self._supervision is not None:
+        if actor.name in self._supervision:
             actor.incarnation = self._supervision.renew(actor.name, time.monotonic())
         else:
             actor.incarnation += 1
@@ -267,7 +339,7 @@ class Endings(Generic[M]):
 
     def _start_again(self, actor: M) -> None:
         try:
-            self._starter.start(actor)
+            self._start(actor)
             timeout = self._config.timeouts.start
             if timeout is not None and not actor.remote:
                 self._silent[actor.index] = time.monotonic() + timeout, False

@@ -24,7 +24,7 @@ from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import interruptible
 from envbus.bus.messages import Failed, FailureCode, Request, Tree
 from envbus.runner.actions import STEP_ALL
-from envbus.runner.actor import Actor, ActorState
+from envbus.runner.actor import STRAY, Actor, ActorState, Answer, Gone, Lost, News, Ready
 from envbus.runner.env_faults import EnvFaults
 from envbus.runner.env_results import EnvResults
 from envbus.runner.env_roster import EnvRoster
@@ -32,7 +32,6 @@ from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog
 from envbus.runner.faults import FaultCause
 from envbus.runner.local_fleet import AnyFleet
-from envbus.runner.news import STRAY, Answer, Gone, Lost, News, Ready
 from envbus.runner.recycling import Recycling
 from envbus.runner.step_words import StepWords
 

@@ -1,6 +1,7 @@
 """Methods, attributes and functions of envs that are called beside their steps and resets.
 
-For vector envs and pools alike: one request per actor, and what came of it by env.
+For vector envs and pools alike: one request per actor, and what came of it by env; and, of a pool,
+for one env by itself, while others may be stepping.
 """
 
 from __future__ import annotations
@@ -13,29 +14,25 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from envbus.actors.protocol import CallResult
+from envbus.actors.copies import own
+from envbus.actors.protocol import Call, CallResult, Exec, SetAttr
 from envbus.bus.broker import failure_to_error
 from envbus.bus.errors import NoPeerError
 from envbus.bus.interrupts import uninterrupted_call
-from envbus.bus.messages import Failed, FailureCode, Request
-from envbus.runner.actor import Actor, ActorState
+from envbus.bus.messages import Failed, FailureCode, Request, Tree
+from envbus.runner.actor import Actor, ActorState, Lost
 from envbus.runner.engine import Engine, Ticket
 from envbus.runner.env_faults import ADVICE, errors_of
-from envbus.runner.faults import (
-    ActorLostError,
-    EnvError,
-    advise,
-    raise_env_errors,
-)
+from envbus.runner.faults import ActorLostError, EnvError, advise, raise_env_errors
 from envbus.runner.local_fleet import AnyFleet
-from envbus.runner.news import Lost
 
-__all__ = ["Asked", "EnvCalls", "MakeOne"]
+__all__ = ["Asked", "EnvCalls", "MakeOne", "SubEnvironment"]
 
 #: Makes the request to an actor, from it and the slots that are meant.
 Make: TypeAlias = Callable[[Actor, list[int]], Request[CallResult]]
 #: Makes the request about one env, from the slots that are meant: its own.
 MakeOne: TypeAlias = Callable[[list[int]], Request[CallResult]]
+_LOST = (FailureCode.PEER_LOST, FailureCode.NO_PEER)
 
 
 class Asked(msgspec.Struct):
@@ -195,4 +192,49 @@ class EnvCalls:
         raise ActorLostError(reason, env_ids=actor.env_ids, actor=actor.name)
 
 
-_LOST = (FailureCode.PEER_LOST, FailureCode.NO_PEER)
+class SubEnvironment:
+    """One env of a pool, in its actor.
+
+    Its methods wait for the answer, and for the end of a step of the same actor that is under
+    way. They raise what the env raises; `ActorLostError` if its actor is not there now;
+    `RequestTimeoutError` after `timeouts.call`.
+
+    Attributes:
+        env_id: Its number in the pool.
+    """
+
+    def __init__(self, ask: Callable[[int, MakeOne], Any], env_id: int) -> None:
+        self._ask = ask
+        self.env_id = env_id
+
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method, or read an attribute; looks through wrappers."""
+        positional, named = Tree(own(args)), Tree(own(kwargs))
+        return self._ask(
+            self.env_id,
+            lambda slots: Call(name=name, args=positional, kwargs=named, slots=slots),
+        )
+
+    def get_attr(self, name: str) -> Any:
+        """Return an attribute; one that is a method is called without arguments."""
+        return self.call(name)
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute."""
+        values = Tree([own(value)])
+        self._ask(self.env_id, lambda slots: SetAttr(name=name, values=values, slots=slots))
+
+    def exec_func(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return `func(env, *args, **kwargs)`, run beside the env; local actors only."""
+        what, positional, named = Tree(func), Tree(own(args)), Tree(own(kwargs))
+        return self._ask(
+            self.env_id,
+            lambda slots: Exec(function=what, args=positional, kwargs=named, slots=slots),
+        )
+
+    def render(self) -> Any:
+        """Return what the env draws."""
+        return self.call("render")
+
+    def __repr__(self) -> str:
+        return f"SubEnvironment({self.env_id})"

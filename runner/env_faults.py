@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from envbus.actors.protocol import SlotError, StepResult
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.actor import Actor, ActorState
+from envbus.runner.actor import Actor, ActorState, Gone
 from envbus.runner.env_results import EnvResults
 from envbus.runner.env_roster import EnvRoster
 from envbus.runner.env_states import EnvState, EnvStates
@@ -29,7 +29,6 @@ from envbus.runner.faults import (
     raise_env_errors,
     to_exception,
 )
-from envbus.runner.news import Gone
 from envbus.runner.recovery import Lives, Recovery
 
 __all__ = ["ADVICE", "EnvFaults", "Trouble", "errors_of"]

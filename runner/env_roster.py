@@ -15,7 +15,25 @@ import numpy.typing as npt
 
 from envbus.runner.actor import Actor
 
-__all__ = ["EnvRoster"]
+__all__ = ["EnvRoster", "as_ids"]
+
+
+def as_ids(name: str, given: object) -> list[int]:
+    """Return ids as ints. A mask is none: its bools would be taken for the ids 0 and 1.
+
+    Raises:
+        TypeError: They are something else; told by the argument's name.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{name} is a sequence of ids, [0, 3] for example; not {given!r}")
+    ids = list(given)
+    for one in ids:
+        if isinstance(one, bool | np.bool_) or not hasattr(one, "__index__"):
+            raise TypeError(
+                f"{name} has integers, [0, 3] for example, not {one!r}; those of a mask are "
+                "numpy.flatnonzero(mask)"
+            )
+    return [operator.index(one) for one in ids]
 
 
 class EnvRoster:
@@ -79,10 +97,7 @@ class EnvRoster:
         if isinstance(env_ids, np.ndarray) and env_ids.dtype.kind == "i" and env_ids.ndim == 1:
             chosen: list[int] = env_ids.tolist()
         else:
-            given: object = env_ids
-            if isinstance(given, str) or not isinstance(given, Iterable):
-                raise TypeError(f"env_ids is a sequence of ids, [0, 3] for example; not {given!r}")
-            chosen = [operator.index(env_id) for env_id in env_ids]
+            chosen = as_ids("env_ids", env_ids)
         distinct = len(set(chosen)) == len(chosen)
         if chosen and distinct and min(chosen) >= 0 and max(chosen) < num_envs:
             return chosen  # the usual case, without a look at each

@@ -5,14 +5,15 @@ Leaves out the two ways of doing so: `column_sampler.py` (fast) and `dict_sample
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 from gymnasium import Space
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
@@ -20,27 +21,80 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from envbus.actors.external.errors import SimulatorError
 from envbus.bus.errors import ConfigError, RestartLimitError
 from envbus.bus.forking import StaysHere
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.settings import check_number
 from envbus.runner.callbacks import naming
 from envbus.runner.column_sampler import ColumnSampler
 from envbus.runner.columns import Make
 from envbus.runner.config import check_kind
 from envbus.runner.dict_sampler import DictSampler
-from envbus.runner.env_set import Envs, EnvSet
+from envbus.runner.env_set import Envs, EnvSet, make_sampler
 from envbus.runner.metrics import PerfTimers, SampleMetrics
-from envbus.runner.policy_map import Policies, PolicyMap
-from envbus.runner.runner_renewal import Factories, RunnerRenewal
-from envbus.runner.samplers import make_sampler
-from envbus.runner.sampling import Demand, RunnerConfig, Sample
+from envbus.runner.policies import Policy, Weights
+from envbus.runner.policy_map import Policies, PolicyMap, check_state, checked_ids
+from envbus.runner.sampling import Demand, PolicyMapping, RunnerConfig, Sample
 from envbus.runner.seeding import restart_seed
-from envbus.runner.serving import ServingThread
 from envbus.runner.trajectory import AgentID
 from envbus.runner.video import VideoRecorder
 
 __all__ = ["EnvRunner"]
 
 
-class EnvRunner(RunnerRenewal, StaysHere):
+#: What makes envs, and what makes the policies for them.
+_Factories: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Policies]]
+
+
+class _ServingThread:
+    """Runs `serve(is_over)` in a thread, from `start` to `end`.
+
+    Sockets go over into that thread and come back: nothing that `serve` uses may be used meanwhile.
+
+    Args:
+        serve: Returns soon after `is_over()` has become true.
+    """
+
+    def __init__(self, serve: Callable[[Callable[[], bool]], None]) -> None:
+        self._serve = serve
+        self._over = threading.Event()
+        #: Not `Thread.join`: one that an exception breaks off takes the thread for ended (3.11).
+        self._ended = threading.Event()
+        self._is_started = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="envbus serving", daemon=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was to end; Ctrl-C may have broken off the wait for it."""
+        return self._over.is_set()
+
+    @uninterrupted_call
+    def start(self) -> None:
+        """Begin; after Ctrl-C, too, it runs."""
+        self._thread.start()
+        self._is_started = True
+
+    @uninterrupted_call
+    def end(self) -> None:
+        """Wait until nothing is used any more. Idempotent; `serve` itself may call it."""
+        self._over.set()
+        if self._is_started and self._thread is not threading.current_thread():
+            self._ended.wait()
+
+    def raise_error(self) -> None:
+        """Raise what `serve` raised."""
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._serve(self._over.is_set)
+        except BaseException as exc:
+            self._error = exc
+        finally:
+            self._ended.set()
+
+
+class EnvRunner(StaysHere):
     """Samples envs with policies.
 
         pool = ActorPool(["CartPole-v1"] * 64)
@@ -88,7 +142,7 @@ class EnvRunner(RunnerRenewal, StaysHere):
             example = "RunnerConfig(rollout_fragment_length=128)"
             check_kind("config", config, RunnerConfig, example=example)
         self.config = config or RunnerConfig()
-        self._factories: Factories | None = None
+        self._factories: _Factories | None = None
         self._policies = PolicyMap(policies)
         self.metrics = SampleMetrics()
         self.timers = PerfTimers(self.config.ema_coef)
@@ -102,7 +156,7 @@ class EnvRunner(RunnerRenewal, StaysHere):
         #: A sample has raised: nobody knows what the envs are at.
         self._lost_track = False
         #: Answers simulators, or did so last.
-        self._server: ServingThread | None = None
+        self._server: _ServingThread | None = None
 
     @classmethod
     def from_factories(
@@ -233,7 +287,7 @@ class EnvRunner(RunnerRenewal, StaysHere):
         """
         self._assert_open()
         self._bridged()
-        server = ServingThread(lambda is_over: self._serve(math.inf, explore, is_over))
+        server = _ServingThread(lambda is_over: self._serve(math.inf, explore, is_over))
         self._server = server
         try:
             server.start()
@@ -241,6 +295,172 @@ class EnvRunner(RunnerRenewal, StaysHere):
         finally:
             self._end_serving()
         server.raise_error()
+
+    # --- policies ----------------------------------------------------------------------------
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """The policies by id."""
+        return self._policies.by_id
+
+    @property
+    def policy_mapping_fn(self) -> PolicyMapping | None:
+        """Who says which policy is an agent's; if set, of episodes that begin from now on.
+
+        Raises:
+            ConfigError: The runner keeps columns; make it with `vectorized=False`.
+        """
+        return self._general("policy_mapping_fn").policy_mapping_fn
+
+    @policy_mapping_fn.setter
+    def policy_mapping_fn(self, policy_mapping_fn: PolicyMapping | None) -> None:
+        self._general("policy_mapping_fn").policy_mapping_fn = policy_mapping_fn
+
+    def add_policy(
+        self,
+        policy_id: str,
+        policy: Policy | Callable[[Any], Any],
+        policy_mapping_fn: PolicyMapping | None = None,
+    ) -> None:
+        """Add a policy, or put another in the place of one, for episodes that begin from now on.
+
+        Args:
+            policy_id: Its id.
+            policy: Itself.
+            policy_mapping_fn: Takes the place of the one that there is.
+
+        Raises:
+            ConfigError: The runner keeps columns; make it with `vectorized=False`.
+        """
+        sampler = self._general("add_policy")
+        self._policies.put(policy_id, policy)
+        self._tell_policies()
+        if policy_mapping_fn is not None:
+            sampler.policy_mapping_fn = policy_mapping_fn
+
+    def remove_policy(
+        self,
+        policy_id: str,
+        policy_mapping_fn: PolicyMapping | None = None,
+    ) -> None:
+        """Remove a policy; episodes that run with it keep it to their end.
+
+        Raises:
+            ConfigError: There is no such policy, or no other, or the runner keeps columns.
+        """
+        sampler = self._general("remove_policy")
+        self._policies.remove(policy_id)
+        self._tell_policies()
+        if policy_mapping_fn is not None:
+            sampler.policy_mapping_fn = policy_mapping_fn
+
+    def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
+        """Return weights by policy id, of all policies or of some."""
+        return self._policies.get_weights(policy_ids)
+
+    def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
+        """Set weights by policy id; actions from now on are theirs, and say so.
+
+        In a block of `serving` it waits until the policy has answered what it was just asked.
+
+        Raises:
+            ConfigError: There is no such policy. Nothing was set.
+        """
+        with self._asking:
+            self._policies.set_weights(weights, version)
+        self._tell_policies()
+
+    # --- beginning anew ----------------------------------------------------------------------
+
+    def make_env(self) -> None:
+        """Close the envs, whatever became of them, and make them anew; new episodes begin.
+
+        Policies, connectors, metrics and the numbers of episodes go on; seeds are derived from
+        the config's, so that no episode comes a second time.
+
+        Raises:
+            ConfigError: It does not know how: use `from_factories`.
+            Exception: What the factory raised; the runner is stopped then, and can try again.
+        """
+        make_env, _ = self._known_factories("make_env")
+        self.stop()
+        self.envs = make_env()
+        self._envs = EnvSet(self.envs)
+        try:
+            self._renew()
+        except BaseException:
+            self._envs.close(terminate=True)
+            raise
+
+    def make_module(self) -> None:
+        """Make the policies anew, with fresh weights of the next version; new episodes begin.
+
+        Raises:
+            ConfigError: It does not know how: use `from_factories`.
+            Exception: What the factory raised, or policies that do not fit; nothing has changed.
+        """
+        _, make_module = self._known_factories("make_module")
+        self._assert_open()
+        before = self._policies.by_id
+        self._policies.replace(make_module(self.envs))
+        try:
+            self._renew()
+        except BaseException:
+            self._policies.by_id = before
+            raise
+
+    def get_state(self) -> dict[str, Any]:
+        """Return weights, their versions, connectors' states and the counts of a lifetime.
+
+        Running episodes are no part of it: neither the envs' own state, nor their rows that have
+        not left, nor what policies and connectors keep of them. Who takes it over begins new
+        ones, under ids that were not used yet.
+        """
+        next_eps_id, num_samples = self.ids_reached()
+        return {
+            "policies": self._policies.get_state(),
+            "connectors": {name: one.get_state() for name, one in self.config.connectors().items()},
+            "metrics": self.metrics.get_state(),
+            "num_samples": num_samples,
+            "next_eps_id": next_eps_id,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned, of this runner or another; episodes go on.
+
+        All of it is taken over, or nothing. Episodes that run here keep their ids, which the other
+        runner may have used: where that matters, sample with `force_reset=True` next.
+
+        Raises:
+            ConfigError: It is no state, has a policy that is not here, or lacks a connector.
+            Exception: What a policy or a connector raises that does not take its part.
+        """
+        check_state(state, "policies", "connectors", "metrics", "num_samples", "next_eps_id")
+        connectors = self.config.connectors()
+        missing = sorted(connectors.keys() - state["connectors"].keys())
+        if missing:
+            raise ConfigError(f"the state has nothing of the connectors {missing}")
+        ids = checked_ids(state)
+        with contextlib.ExitStack() as undo:
+            before = self._policies.set_state(state["policies"])
+            undo.callback(self._policies.set_state, before)
+            for name, connector in connectors.items():
+                undo.callback(connector.set_state, connector.get_state())
+                connector.set_state(state["connectors"][name])
+            self.metrics.set_state(state["metrics"])
+            undo.pop_all()  # all is well
+        self._tell_policies()
+        self.go_on_from(*ids)
+
+    def ids_reached(self) -> tuple[int, int]:
+        """Return what no number of an episode, and of a sample, has reached yet here."""
+        return self._sampler.ids.following, self._num_samples
+
+    def go_on_from(self, next_eps_id: int, num_samples: int) -> None:
+        """Have later episodes and samples be numbered from these on, if they are not already."""
+        self._num_samples = max(self._num_samples, num_samples)
+        if self._sampler.ids.following < next_eps_id:
+            self._sampler.ids.go_on_from(next_eps_id)
 
     # --- about it ----------------------------------------------------------------------------
 
@@ -311,6 +531,9 @@ class EnvRunner(RunnerRenewal, StaysHere):
         for connector in self.config.connectors().values():
             connector.is_evaluated = not explore
 
+    def _tell_policies(self) -> None:
+        self._envs.tell_policies(self._policies.by_id, publish=self.config.publish)
+
     def _finish_videos(self) -> None:
         if self._recorder is not None:
             self._recorder.close()
@@ -352,10 +575,38 @@ class EnvRunner(RunnerRenewal, StaysHere):
             self._server.end()
             self._server = None
 
+    def _renew(self) -> None:
+        """Begin anew with other envs or policies, and go on counting."""
+        old = self._sampler
+        if isinstance(old, DictSampler):
+            old.abandon()
+        self._sampler = self._make_sampler()
+        self._sampler.ids.go_on_from(old.ids.following)
+        if isinstance(old, DictSampler):
+            self.policy_mapping_fn = old.policy_mapping_fn
+        self._begun = False
+        self._renewals += 1
+
+    def _known_factories(self, verb: str) -> _Factories:
+        if self._factories is None:
+            raise ConfigError(
+                f"{verb}: this runner was given its envs and policies ready-made; make it by "
+                "EnvRunner.from_factories(make_env, make_module)"
+            )
+        return self._factories
+
     def _bridged(self) -> DictSampler:
         if not self._envs.bridges:
             raise ConfigError("serve: there is no bridge whose simulators could be answered")
         return self._general("serve")
+
+    def _general(self, verb: str) -> DictSampler:
+        if isinstance(self._sampler, ColumnSampler):
+            raise ConfigError(
+                f"{verb}: rows are kept in columns for one policy; make the runner with "
+                'RunnerConfig(vectorized=False) and the pool with autoreset_mode="Disabled"'
+            )
+        return self._sampler
 
     def _assert_open(self) -> None:
         if self._envs.closed:

@@ -1,44 +1,60 @@
 """`EnvRunnerGroup`: several `EnvRunner`s, each in a process of its own, sampled as one.
 
-Leaves out what else is done with runners (`group/upkeep.py`), their processes
-(`group/runner_process.py`), what they are asked (`group/rounds.py`), how much each is asked for
+Leaves out their processes and what they are asked (`group/rounds.py`), how much each is asked for
 (`group/shares.py`), and how samples become one (`group/joining.py`).
 """
 
 from __future__ import annotations
 
+import copy
+import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal
 
-from gymnasium.error import NoAsyncCallError
+from gymnasium import Space
+from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
-from envbus.bus.errors import ConfigError
+from envbus.bus.errors import ConfigError, EnvbusError, RestartLimitError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.settings import check_number
-from envbus.runner.config import check_kind
+from envbus.runner.actor import ActorState
+from envbus.runner.config import FleetConfig, check_kind
+from envbus.runner.crew import CrewStatistics
+from envbus.runner.env_roster import as_ids
+from envbus.runner.env_runner import EnvRunner
 from envbus.runner.episode import DEFAULT_POLICY_ID
-from envbus.runner.group.config import GroupConfig, envs_of
+from envbus.runner.faults import FaultCause
+from envbus.runner.group.config import GroupConfig, RunnerStatus, envs_of
 from envbus.runner.group.joining import GroupSample, RunnerPart, join
-from envbus.runner.group.joint_memory import Asked
 from envbus.runner.group.protocol import AnyEnvs, MakePolicies, Parts
-from envbus.runner.group.shares import Share, share_out
-from envbus.runner.group.upkeep import Upkeep
+from envbus.runner.group.rounds import Rounds, RunnerCrew, RunnerProcess, Ticket
+from envbus.runner.group.sample_memory import Asked
 from envbus.runner.links import usable_cores
-from envbus.runner.metrics import PerfTimers
-from envbus.runner.policy_map import Policies
+from envbus.runner.metrics import PerfTimers, SampleMetrics
+from envbus.runner.policies import Weights
+from envbus.runner.policy_map import Policies, check_state, check_weights, checked_ids
 from envbus.runner.remote_policy import PolicyHandle, RemotePolicy
-from envbus.runner.sampling import RunnerConfig
+from envbus.runner.sampling import Quota, RunnerConfig, share_out
+from envbus.runner.trajectory import AgentID
 
 __all__ = ["EnvRunnerGroup"]
 
+#: Longest single wait, in seconds; without a time-out the group waits again.
+_LONGEST_WAIT = 3600.0
+#: Seconds without any runner until the log says who is waited for, and at most until the next time.
+_PROGRESS_AFTER, _MOST_PAUSE = 2.0, 60.0
 #: Of a time-out, what is left for the way back of what runners have by then: this part, and at
 #: most as many seconds.
 _RETURN_PART, _RETURN_SECONDS = 0.1, 1.0
 
+logger = logging.getLogger("envbus.runner.group")
 
-class EnvRunnerGroup(Upkeep, StaysHere):
+
+class EnvRunnerGroup(StaysHere):
     """Runs n `EnvRunner`s side by side.
 
         envs = ["CartPole-v1"] * 64
@@ -96,12 +112,45 @@ class EnvRunnerGroup(Upkeep, StaysHere):
             Parts(part, pool, policies, make_policies, config)
             for part, pool in envs_of(num_runners, envs, settings, cores=usable_cores())
         ]
-        super().__init__(parts, config, settings, _remote_ids(policies))
+        self.config = config
+        self.settings = settings
+        self.closed = False
+        self.metrics = SampleMetrics()
+        #: Policies whose weights are not the runners'.
+        self._elsewhere = _remote_ids(policies)
+        #: Envs that their runners have given up, by runner.
+        self._lost_envs: dict[int, set[int]] = {}
         #: Of each runner's present life: means in ms, of how many iterations.
         self._timers: dict[int, tuple[dict[str, float], int]] = {}
         self._num_samples = 0
         #: What Ctrl-C kept from the caller of `sample`, or `collect`.
         self._kept: list[GroupSample] = []
+        self._crew = RunnerCrew(
+            parts,
+            FleetConfig(
+                context=settings.context,
+                timeouts=settings.timeouts,
+                restart=settings.restart,
+                memory_limit_mb=settings.memory_limit_mb,
+                preload=settings.preload,
+                threads_per_process=settings.threads_per_process,
+            ),
+        )
+        # Not `__del__`: see `BusVectorEnv`.
+        self._finalizer = weakref.finalize(self, self._crew.abandon)
+        try:
+            self._crew.start()
+            self._rounds = Rounds(
+                self._crew,
+                config.connectors(),
+                self._crew.first_versions(),
+                settings.sample_timeout,
+            )
+        except BaseException:
+            self.stop(terminate=True)
+            raise
+
+    # --- samples -------------------------------------------------------------------------------
 
     def sample(
         self,
@@ -137,16 +186,17 @@ class EnvRunnerGroup(Upkeep, StaysHere):
 
         Ctrl-C takes nothing away: what runners were asked for comes with the next call.
         """
-        share = Share.of(num_env_steps, num_episodes)
+        quota = Quota.of(num_env_steps, num_episodes)
         check_number("timeout", timeout, optional=True)
         deadline = None if timeout is None else time.monotonic() + timeout
         return hand_out(
-            lambda: self._sample(share, deadline, force_reset=force_reset, explore=explore),
+            lambda: self._sample(quota, deadline, force_reset=force_reset, explore=explore),
             self._kept.append,
+            self._was_raised,
         )
 
     def _sample(
-        self, share: Share, deadline: float | None, *, force_reset: bool, explore: bool | None
+        self, quota: Quota, deadline: float | None, *, force_reset: bool, explore: bool | None
     ) -> GroupSample:
         self._begin()
         if self._kept:
@@ -157,10 +207,10 @@ class EnvRunnerGroup(Upkeep, StaysHere):
         actors = rounds.ready()
         owed = [rounds.standings[actor.index].owed for actor in actors]
         counts = [actor.num_envs for actor in actors]
-        shares = share_out(share, counts, owed, turn=self._num_samples)
+        quotas = share_out(quota, counts, owed, turn=self._num_samples)
         asked = {
             actor.index: part
-            for actor, part in zip(actors, shares, strict=True)
+            for actor, part in zip(actors, quotas, strict=True)
             if part is not None
         }
         rooms = rounds.joint.rooms(asked)
@@ -179,7 +229,6 @@ class EnvRunnerGroup(Upkeep, StaysHere):
         self._raise_errors()
         return self._collect(rounds.sampling(), asked)
 
-    @uninterrupted_call
     def sample_async(
         self,
         num_env_steps: int | None = None,
@@ -204,16 +253,21 @@ class EnvRunnerGroup(Upkeep, StaysHere):
         Raises:
             ValueError, RemoteError, RestartLimitError: As `sample`.
         """
-        share = Share.of(num_env_steps, num_episodes)
-        self._begin()
-        self._raise_if_none_left()
-        asked = []
-        for actor in self._rounds.ready():
-            if self._rounds.standings[actor.index].owed is None and self._rounds.ask_sample(
-                actor, share, timeout=timeout, force_reset=force_reset, explore=explore
-            ):
-                asked.append(actor.index)
-        return tuple(asked)
+        quota = Quota.of(num_env_steps, num_episodes)
+
+        def ask() -> tuple[int, ...]:
+            self._begin()
+            self._raise_if_none_left()
+            return tuple(
+                actor.index
+                for actor in self._rounds.ready()
+                if self._rounds.standings[actor.index].owed is None
+                and self._rounds.ask_sample(
+                    actor, quota, timeout=timeout, force_reset=force_reset, explore=explore
+                )
+            )
+
+        return hand_out(ask, lambda _: None, self._was_raised)
 
     def collect(self, min_runners: int = 1, timeout: float | None = None) -> GroupSample:
         """Wait until `min_runners` have delivered, and return what is there.
@@ -233,7 +287,9 @@ class EnvRunnerGroup(Upkeep, StaysHere):
         if not 1 <= min_runners <= self.num_runners:
             raise ValueError(f"min_runners must be from 1 to {self.num_runners}, not {min_runners}")
         deadline = None if timeout is None else time.monotonic() + timeout
-        return hand_out(lambda: self._collect_some(min_runners, deadline), self._kept.append)
+        return hand_out(
+            lambda: self._collect_some(min_runners, deadline), self._kept.append, self._was_raised
+        )
 
     def _collect_some(self, min_runners: int, deadline: float | None) -> GroupSample:
         self._begin()
@@ -259,6 +315,260 @@ class EnvRunnerGroup(Upkeep, StaysHere):
         As `EnvRunner.get_metrics`; the timers are means over all runners' iterations.
         """
         return {**self.metrics.read(), **self._mean_timers()}
+
+    # --- weights and functions ---------------------------------------------------------------
+
+    def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
+        """Return weights by policy id: those that were set last, else a runner's.
+
+        Raises:
+            ConfigError: There is no such policy.
+            RestartLimitError: No runner is left to be asked.
+            TimeoutError: None of them answers; each has `timeouts.call`.
+        """
+        self._assert_open()
+        known = self._rounds.versions
+        names = list(known) if policy_ids is None else list(policy_ids)
+        if unknown := sorted(set(names) - known.keys()):
+            raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(known)}")
+        found = {name: self._rounds.weights.get(name) for name in names}
+        missing = [name for name, weights in found.items() if weights is None]
+        silent: set[tuple[int, int]] = set()  # lives: who died, or may hang
+        while missing:
+            self._wait_for_someone(None)
+            self._raise_if_none_left()
+            busy = self._rounds.sampling()
+            _, _, index, life = min(
+                ((a.index, a.incarnation) in silent, a.index in busy, a.index, a.incarnation)
+                for a in self._rounds.ready()
+            )
+            if (index, life) in silent:
+                raise TimeoutError("no runner told its weights within `timeouts.call`")
+            if answer := self.foreach(EnvRunner.get_weights, missing, runners=[index]):
+                found |= answer[index]
+                break
+            silent.add((index, life))
+        # Copies, and writable ones, also of what has come in a message.
+        return {name: copy.deepcopy(found[name] or {}) for name in names}
+
+    @uninterrupted_call
+    def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
+        """Have all runners use weights, by policy id, from their next fragments on.
+
+        Waits for nobody: a runner that samples goes on, and takes them before it samples again.
+        Each row says by `policy_version` which weights chose its action.
+
+        Args:
+            weights: Copied.
+            version: None: per policy, the one after the present.
+
+        Raises:
+            ConfigError: There is no such policy, or it is in policy workers. Nothing was sent.
+        """
+        self._assert_open()
+        check_weights(weights, version)
+        if elsewhere := sorted(weights.keys() & self._elsewhere):
+            raise ConfigError(
+                f"weights of {elsewhere[0]!r} are in policy workers: PolicyWorkers.set_weights "
+                "changes them for all runners"
+            )
+        self._rounds.take_news(0.0)
+        self._rounds.set_weights(weights, None if version is None else int(version))
+
+    @uninterrupted_call
+    def foreach(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        runners: Sequence[int] | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> dict[int, Any]:
+        """Call `function(runner, *args, **kwargs)` in each runner's process.
+
+        A runner that samples does it afterwards. The function goes to the runner by cloudpickle,
+        over the pipe that it has inherited; so does what it returns, where MessagePack has no
+        form for it. Arrays in the results are read-only.
+
+        Args:
+            function: Any function; `runner` is the `EnvRunner`.
+            *args: Its further arguments.
+            runners: Which; None: all that run.
+            timeout: Seconds; None: `timeouts.call`.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            Results by index of the runner, without those that do not run, died, or were late.
+
+        Raises:
+            ValueError: There is no such runner.
+            RemoteError: It raised in a runner; of several the one with the lowest index is told.
+            EncodeError: Something cannot be pickled.
+        """
+        self._assert_open()
+        check_number("timeout", timeout, optional=True)
+        chosen = self._choose(runners)
+        limit = self.settings.timeouts.call if timeout is None else timeout
+        ticket = self._rounds.apply(chosen, function, args, kwargs, limit)
+        self._wait_for(ticket, limit)
+        if ticket.errors:
+            raise ticket.errors[min(ticket.errors)]
+        return dict(sorted(ticket.values.items()))
+
+    # --- about it ----------------------------------------------------------------------------
+
+    @property
+    def num_runners(self) -> int:
+        """Runners, also those that were given up."""
+        return len(self._crew.actors)
+
+    @property
+    def num_envs(self) -> int:
+        """Envs of all runners."""
+        return self._crew.num_envs
+
+    @property
+    def policy_versions(self) -> dict[str, int]:
+        """Which weights each policy has, or will have before its next fragment."""
+        return dict(self._rounds.versions)
+
+    def runner_pids(self) -> list[int]:
+        """Return the process ids of the runners that have a process."""
+        return [actor.child.pid for actor in self._crew.actors if actor.child is not None]
+
+    def get_spaces(self) -> dict[AgentID, tuple[Space[Any], Space[Any]]]:
+        """Return observation and action space by agent, as the envs have them."""
+        return self._crew.spaces()
+
+    def statistics(self) -> CrewStatistics:
+        """Return counts of processes since the start."""
+        return self._crew.statistics()
+
+    @uninterrupted_call
+    def assert_healthy(self) -> None:
+        """Raise if it cannot sample with all of its envs; runners that restart will be back.
+
+        Raises:
+            ClosedEnvironmentError: It was stopped.
+            RestartLimitError: Runners, or envs of runners, were given up; they are named.
+        """
+        self._assert_open()
+        self._rounds.take_news(0.0)
+        lost = [actor.index for actor in self._rounds.lost()]
+        if lost:
+            raise RestartLimitError(
+                f"runners {lost} of {self.num_runners} failed too often and were given up; the "
+                "log and `runner_faults` of samples say why"
+            )
+        envs = sorted(set().union(*self._lost_envs.values()))
+        if envs:
+            raise RestartLimitError(
+                f"envs {envs} of {self.num_envs} failed too often and were given up; the log and "
+                "`faults` of samples say why"
+            )
+
+    @uninterrupted_call
+    def probe(self, timeout: float = 5.0) -> list[RunnerStatus]:
+        """Look after all runners; those that have nothing to do are asked for a sign of life.
+
+        Args:
+            timeout: Seconds to wait for it.
+        """
+        self._assert_open()
+        check_number("timeout", timeout, optional=True)
+        self._rounds.take_news(0.0)
+        busy = set(self._rounds.sampling())
+        idle = [actor for actor in self._rounds.ready() if actor.index not in busy]
+        ticket = self._rounds.roll_call(idle, timeout)
+        asked = set(ticket.open)
+        self._wait_for(ticket, timeout)
+        silent = asked - ticket.values.keys()
+        return [self._status(actor, silent) for actor in self._crew.actors]
+
+    @uninterrupted_call
+    def restart(self, runner: int, reason: str = "it was asked to restart") -> None:
+        """Kill a runner, whatever it does, and start it again, if that is not too often.
+
+        It is told in `runner_faults`, and counts as a failure. Returns at once.
+
+        Raises:
+            ValueError: There is no such runner.
+        """
+        self._assert_open()
+        self._check_runners(as_ids("runner", [runner]))
+        actor = self._crew.actors[runner]
+        if actor.child is not None and actor.child.exit_status is None:
+            self._crew.kill(actor, FaultCause.REQUEST, reason)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return weights, their versions, connectors' merged states and counts of a lifetime.
+
+        Who takes it over uses no id of an episode, or of a sample, a second time.
+        """
+        next_eps_id, num_samples = self._rounds.ids_reached
+        return {
+            "weights": self.get_weights(),
+            "policy_versions": self.policy_versions,
+            "connectors": copy.deepcopy(self._rounds.connector_states),
+            "metrics": self.metrics.get_state(),
+            "num_samples": num_samples,
+            "next_eps_id": next_eps_id,
+        }
+
+    @uninterrupted_call
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned, of this group or another; episodes go on.
+
+        They keep their ids, as in `EnvRunner.set_state`. Samples under way come as they were asked,
+        with what connectors have learnt in them: collect these before.
+
+        Raises:
+            ConfigError: It has a policy that is not here, or lacks a connector that is. Nothing was
+                set.
+            Exception: What a connector raises that does not take its part. Nothing was set.
+        """
+        self._assert_open()
+        check_state(state, "weights", "policy_versions", "connectors", "metrics")
+        check_state(state, "num_samples", "next_eps_id")
+        rounds = self._rounds
+        rounds.take_news(0.0)
+        weights, connectors = state["weights"], state["connectors"]
+        if unknown := sorted(weights.keys() - rounds.versions.keys()):
+            raise ConfigError(
+                f"there is no policy {unknown[0]!r}; there are {list(rounds.versions)}"
+            )
+        if missing := sorted(rounds.connector_states.keys() - connectors.keys()):
+            raise ConfigError(f"the state has nothing of the connectors {missing}")
+        versions = {policy_id: int(state["policy_versions"][policy_id]) for policy_id in weights}
+        ids = checked_ids(state)
+        rounds.check_connectors(connectors)
+        self.metrics.set_state(state["metrics"])
+        rounds.go_on_from(*ids)
+        rounds.set_connectors({name: connectors[name] for name in rounds.connector_states})
+        rounds.set_weights(weights, versions)
+
+    def stop(self, *, terminate: bool = False) -> None:
+        """Have all runners close their envs and leave; kill those that do not. Idempotent.
+
+        Args:
+            terminate: Do not ask, kill. Otherwise they have `timeouts.close`.
+        """
+        self.closed = True
+        self._crew.close(terminate=terminate)
+        self._finalizer.detach()
+        if hasattr(self, "_rounds"):  # else no runner came up
+            self._rounds.let_go()
+
+    def __enter__(self) -> EnvRunnerGroup:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.stop(terminate=exc is not None)
 
     # --- private -----------------------------------------------------------------------------
 
@@ -293,6 +603,106 @@ class EnvRunnerGroup(Upkeep, StaysHere):
             name: sum(means[name] * count for means, count in self._timers.values()) / total
             for name in PerfTimers().read()
         }
+
+    def _begin(self) -> None:
+        """Begin a call: take what has come, and raise what has to be."""
+        self._assert_open()
+        self._rounds.take_news(0.0)
+        self._raise_errors()
+
+    def _wait(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until something holds; return whether it did before the deadline."""
+        while not done():
+            left = _LONGEST_WAIT if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return False
+            try:
+                self._rounds.take_news(min(left, _LONGEST_WAIT))
+            except EnvbusError:
+                self._assert_open()  # it was stopped, by a signal's handler
+                raise
+        return True
+
+    def _wait_for_someone(self, deadline: float | None) -> None:
+        """Wait until a runner can be asked, or none is left; tell at times who is waited for."""
+        pause = _PROGRESS_AFTER
+        begun = time.monotonic()
+        while True:
+            until = time.monotonic() + pause
+            if self._wait(self._someone, until if deadline is None else min(until, deadline)):
+                return
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return
+            starting = ", ".join(
+                f"runner {actor.index} (life {actor.incarnation + 1})"
+                for actor in self._crew.actors
+                if actor.state is not ActorState.LOST
+            )
+            logger.warning(
+                "no runner is there since %.0f s; being started again: %s", now - begun, starting
+            )
+            pause = min(2.0 * pause, _MOST_PAUSE)
+
+    def _wait_for(self, ticket: Ticket, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._wait(lambda: not ticket.open, deadline)
+
+    def _raise_errors(self) -> None:
+        """Raise an error if there is one, until it `_was_raised`."""
+        if self._rounds.errors:
+            raise self._rounds.errors[0]
+
+    def _was_raised(self, error: BaseException) -> None:
+        """The caller gets this; if it is what was to be raised, and not Ctrl-C, it was told."""
+        if self._rounds.errors and self._rounds.errors[0] is error:
+            del self._rounds.errors[0]
+
+    def _someone(self) -> bool:
+        """Whether there is a runner to ask, or none to wait for."""
+        return bool(self._rounds.ready()) or not self._any_left()
+
+    def _any_left(self) -> bool:
+        return len(self._rounds.lost()) < self.num_runners
+
+    def _raise_if_none_left(self) -> None:
+        if not self._any_left():
+            self.assert_healthy()
+
+    def _choose(self, runners: Sequence[int] | None) -> list[RunnerProcess]:
+        chosen = range(self.num_runners) if runners is None else as_ids("runners", runners)
+        self._check_runners(chosen)
+        self._rounds.take_news(0.0)
+        return [actor for actor in self._rounds.ready() if actor.index in chosen]
+
+    def _check_runners(self, runners: Iterable[int]) -> None:
+        for index in runners:
+            if not 0 <= index < self.num_runners:
+                last = self.num_runners - 1
+                raise ValueError(f"unknown runner {index}; there are runners 0 to {last}")
+
+    def _status(self, actor: RunnerProcess, silent: set[int]) -> RunnerStatus:
+        standing = self._rounds.standings[actor.index]
+        state: Literal["ready", "sampling", "silent", "starting", "lost"]
+        if actor.state is ActorState.LOST:
+            state = "lost"
+        elif actor.state is not ActorState.READY:
+            state = "starting"
+        elif standing.is_sampling:
+            state = "sampling"
+        else:
+            state = "silent" if actor.index in silent else "ready"
+        running = actor.child is not None and actor.child.exit_status is None
+        return RunnerStatus(
+            state=state,
+            incarnation=actor.incarnation,
+            pid=actor.child.pid if actor.child is not None and running else 0,
+            sampling_for=time.monotonic() - standing.asked_at if standing.is_sampling else 0.0,
+        )
+
+    def _assert_open(self) -> None:
+        if self.closed or self._crew.closed:
+            raise ClosedEnvironmentError("Trying to operate on `EnvRunnerGroup`, after `stop()`.")
 
 
 def _all_of(handle: PolicyHandle) -> Policies:

@@ -1,22 +1,35 @@
-"""The envs of an `EnvRunner`: a pool, bridges, or both, as one."""
+"""The envs of an `EnvRunner`: a pool, bridges, or both, as one; and which sampler they allow.
+
+Leaves out both samplers (`column_sampler.py`, `dict_sampler.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from gymnasium import Space
+from gymnasium.vector import AutoresetMode
 
 from envbus.actors.agent_spaces import AgentSpaces
+from envbus.actors.spaces import is_fixed_size
 from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.callbacks import wants_episodes
+from envbus.runner.column_sampler import ColumnSampler
+from envbus.runner.columns import Make
+from envbus.runner.dict_sampler import DictSampler
+from envbus.runner.env_calls import SubEnvironment
+from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.policies import Policy
 from envbus.runner.pool import ActorPool
-from envbus.runner.sub_environments import SubEnvironment
+from envbus.runner.sampling import RunnerConfig
+from envbus.runner.sources import BridgeSource, EnvNumbers, PoolSource, Source
 from envbus.runner.trajectory import AgentID
 
-__all__ = ["EnvSet", "Envs"]
+__all__ = ["EnvSet", "Envs", "make_sampler"]
 
 Envs: TypeAlias = "ActorPool | ExternalEnvBridge | Sequence[ActorPool | ExternalEnvBridge]"
 
@@ -111,3 +124,82 @@ def _spaces(
             yield agent_id, (space, action[agent_id])
     elif observation is not None and action is not None:
         yield DUMMY_AGENT, (observation, action)
+
+
+def make_sampler(
+    envs: EnvSet,
+    config: RunnerConfig,
+    policies: Callable[[], Mapping[str, Policy]],
+    metrics: SampleMetrics,
+    timers: PerfTimers,
+    make: Make | None,
+    asking: AbstractContextManager[Any],
+) -> ColumnSampler | DictSampler:
+    """Return the fast sampler where that is possible and not refused, else the general one.
+
+    Args:
+        envs: Whose.
+        config: Of the runner.
+        policies: By id, as they are at the time.
+        metrics: Of the runner, as `timers`.
+        timers: Likewise.
+        make: Asked for the memory of columns; only by the fast one.
+        asking: Held while a policy is asked; only by the general one, which answers simulators in
+            another thread.
+
+    Raises:
+        ConfigError: Neither is possible.
+    """
+    pool = envs.pool
+    reason = _why_not_columns(envs, config, policies())
+    for setting in ("vectorized", "pipelined", "run_ahead"):
+        value = getattr(config, setting)
+        if value and reason:
+            raise ConfigError(f"this cannot be sampled with {setting}={value}: {reason}")
+        if value and config.vectorized is False:
+            raise ConfigError(f"{setting}={value} needs columns, and vectorized=False refuses them")
+    if pool is not None and pool.autoreset_mode is AutoresetMode.SAME_STEP:
+        raise ConfigError('a runner takes a pool with autoreset_mode "NextStep" or "Disabled"')
+    if pool is not None and reason is None and config.vectorized is not False:
+        ((name, policy),) = policies().items()
+        return ColumnSampler(pool, config, name, policy, metrics, timers, make)
+    if pool is not None and pool.autoreset_mode is not AutoresetMode.DISABLED:
+        raise ConfigError(
+            'make the pool with autoreset_mode="Disabled": it cannot be sampled in columns, as '
+            + (reason or "vectorized=False was asked for")
+        )
+    sources: list[Source] = (
+        [] if pool is None else [PoolSource(pool, clip_actions=config.clip_actions)]
+    )
+    numbers, num_envs, width = EnvNumbers(envs.num_envs), envs.num_envs, config.envs_per_bridge
+    sources += [
+        BridgeSource(
+            bridge,
+            num_envs + index,
+            width,
+            numbers,
+            config.min_envs,
+            clip_actions=config.clip_actions,
+        )
+        for index, bridge in enumerate(envs.bridges)
+    ]
+    return DictSampler(sources, config, policies, metrics, timers, asking)
+
+
+def _why_not_columns(
+    envs: EnvSet, config: RunnerConfig, policies: Mapping[str, Policy]
+) -> str | None:
+    pool = envs.pool
+    if envs.bridges or pool is None:
+        return "episodes of a bridge come and go"
+    if pool.is_multi_agent:
+        return "the envs have several agents"
+    if not all(map(is_fixed_size, (pool.single_observation_space, pool.single_action_space))):
+        return "a space has no fixed size"
+    if len(policies) > 1 or config.policy_mapping_fn is not None:
+        return "there are several policies, or a policy_mapping_fn"
+    if wants_episodes(config.callbacks):
+        return "callbacks are told of single episodes"
+    if config.infos:
+        return "infos are kept"
+    return None

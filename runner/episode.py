@@ -7,17 +7,94 @@ chooses actions, and what becomes of the batches (the runner).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from envbus.actors.agents import ALL
-from envbus.runner.fragment import Fragment
+from envbus.runner.batch import SampleBatch
 from envbus.runner.metrics import EpisodeResult
 from envbus.runner.nested import Tree
 from envbus.runner.trajectory import AgentID, Trajectory
 
-__all__ = ["DEFAULT_POLICY_ID", "EpisodeRecorder"]
+__all__ = ["DEFAULT_POLICY_ID", "EpisodeIds", "EpisodeRecorder", "Fragment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """A piece of an episode: the rows that were completed since the piece before."""
+
+    #: Policy id and rows of each agent that completed some, in the order they were first seen; of
+    #: an agent several, if actions of it did not happen.
+    parts: list[tuple[str, SampleBatch]]
+    env_steps: int
+    #: The `t` of the first of its env steps.
+    begin: int = 0
+
+    @property
+    def agent_steps(self) -> int:
+        """Rows of all agents."""
+        return sum(len(batch) for _, batch in self.parts)
+
+    def split(self, env_steps: int) -> tuple[Fragment, Fragment]:
+        """Return its first env steps and the others, as views."""
+        end = self.begin + env_steps
+        both: tuple[list[tuple[str, SampleBatch]], list[tuple[str, SampleBatch]]] = ([], [])
+        for policy_id, batch in self.parts:
+            row = int(np.searchsorted(batch["t"], end))
+            for parts, rows in zip(both, (batch[:row], batch[row:]), strict=True):
+                if len(rows):
+                    parts.append((policy_id, rows))
+        return (
+            Fragment(both[0], env_steps, self.begin),
+            Fragment(both[1], self.env_steps - env_steps, end),
+        )
+
+    def env_steps_with(self, agent_steps: int) -> int:
+        """Return how many of its env steps have at least that many rows, or all of them."""
+        ts = np.sort(np.concatenate([batch["t"] for _, batch in self.parts]))
+        return (
+            int(ts[agent_steps - 1]) + 1 - self.begin if agent_steps <= len(ts) else self.env_steps
+        )
+
 
 DEFAULT_POLICY_ID = "default_policy"
+
+
+class EpisodeIds:
+    """Numbers episodes: by env and how many it has had, not by who was faster.
+
+    Args:
+        first: Of all ids that the runner may give.
+        num_envs: How many there are.
+
+    Attributes:
+        running: `(num_envs,)` id of each env's last episode that has begun.
+    """
+
+    def __init__(self, first: int, num_envs: int) -> None:
+        self._first = first
+        self._base = 0
+        self._begun = np.zeros(num_envs, np.int64)
+        self.running: npt.NDArray[np.int64] = np.full(num_envs, -1, np.int64)
+
+    def begin(self, env_ids: npt.NDArray[np.int64] | int) -> None:
+        """The next episode of each env begins."""
+        number = self._base + self._begun[env_ids] * len(self._begun) + env_ids
+        self.running[env_ids] = self._first + number
+        self._begun[env_ids] += 1
+
+    @property
+    def following(self) -> int:
+        """What no id has reached yet, without the part that is the runner's."""
+        return self._base + int(self._begun.max(initial=0)) * len(self._begun)
+
+    def go_on_from(self, following: int) -> None:
+        """Have all later ids be at least `following`; those of running episodes stay."""
+        self._base = max(self.following, following)
+        self._begun[:] = 0
 
 
 class EpisodeRecorder:

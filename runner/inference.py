@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envbus.runner.local_rows import fitted
+from envbus.bus.messages import Tree as Wrapped
 from envbus.runner.metrics import PerfTimers
 from envbus.runner.nested import Tree, leaves_of, map_tree
 from envbus.runner.policies import Policy, as_rows
-from envbus.runner.policy_output import checked_output, owned
+from envbus.runner.policy_output import ask, owned
 from envbus.runner.sampling import RunnerConfig
-from envbus.runner.slot import Slot
+from envbus.runner.shares import Slot
 from envbus.runner.trajectory import AgentID
 
-__all__ = ["Asked", "Inference", "by_form", "row_of", "stack"]
+__all__ = ["Asked", "Inference", "by_form", "fitted", "row_of", "stack"]
 
 logger = logging.getLogger("envbus.runner")
 
@@ -111,28 +111,25 @@ class Inference:
             first = policy.initial_state()
             if first is not None:
                 states = stack([one.slot.states.get(one.agent_id, first) for one in group])
-            out = policy.compute_actions(observations, owned(states), explore=explore)
-            latest = policy.policy_version
+            answer = ask(
+                policy, observations, states, len(group), explore=explore, listed=ragged
+            ).owned()
         asked = clock()
-        out = checked_output(out, len(group), states, listed=ragged)
-        extras: Mapping[str, Tree] = out.extras
-        if states is not None:  # its arrays may be other rows' with its next call
-            extras = {**extras, "state_in": states, "state_out": owned(out.states)}
-        chosen = out.actions if ragged else owned(out.actions)
-        sent = chosen
+        sent = chosen = answer.actions
         connector = self._config.connector("action", policy_id)
         if connector is not None:  # it may write to what it is given; the batch has the policy's
             given = copy.deepcopy(chosen) if ragged else owned(chosen)
             sent = connector(given, [(one.slot.env_id, one.agent_id) for one in group])
-        versions = out.versions
+        versions = answer.versions
         count = len(group)
         singles = _rows_of(chosen, count, ragged=ragged)
         sendable = singles if sent is chosen else _rows_of(sent, count, ragged=ragged)
-        columns = [(name, _rows_of(values, count)) for name, values in extras.items()]
+        extras = answer.columns().items()
+        columns = [(name, _rows_of(values, count)) for name, values in extras]
         for index, (slot, agent_id, _) in enumerate(group):
             action = singles[index]
             own = {name: rows[index] for name, rows in columns}
-            version = latest if versions is None else int(versions[index])
+            version = answer.version if versions is None else int(versions[index])
             slot.policy_version = version
             if states is not None:
                 slot.states[agent_id] = own["state_out"]
@@ -144,7 +141,7 @@ class Inference:
                     keys = [(slot.env_id, agent_id)]
                     before = connector.invert(stack([action], ragged=ragged), keys)
                     action = row_of(before, 0, ragged=ragged)
-                own |= {name: _nan_like(own[name]) for name in _OF_THE_ACTION if name in own}
+                own |= {name: _blank(own[name]) for name in _OF_THE_ACTION if name in own}
             assert slot.episode is not None
             slot.episode.act(agent_id, action, policy_version=version, extras=own)
             actions[slot.env_id][agent_id] = sendable[index]
@@ -189,14 +186,9 @@ class Inference:
             with self._asking:
                 first = policy.initial_state()
                 states = None if first is None else stack([first])
-                out = policy.compute_actions(rows, owned(states), explore=False)
-            out = checked_output(out, 1, states, listed=self._is_ragged())
-            extras = {name: row_of(owned(values), 0) for name, values in out.extras.items()}
-            if states is not None:
-                extras |= {
-                    "state_in": row_of(states, 0),
-                    "state_out": row_of(owned(out.states), 0),
-                }
+                answer = ask(policy, rows, states, 1, explore=False, listed=self._is_ragged())
+            columns = answer.owned().columns()
+            extras = {name: row_of(values, 0) for name, values in columns.items()}
             known = self._like[policy_id] = (policy, extras)
         return known[1]
 
@@ -245,11 +237,60 @@ def _rows_of(rows: Tree, count: int, *, ragged: bool = False) -> Sequence[Tree]:
     return [row_of(rows, index, ragged=ragged) for index in range(count)]
 
 
-def _nan_like(extra: Tree) -> Tree:
-    return map_tree(lambda leaf: np.full(np.shape(leaf), np.nan, np.result_type(leaf)), extra)
-
-
 def _form(tree: Tree) -> Any:
     if isinstance(tree, np.ndarray):
         return tree.shape, tree.dtype
     return tuple((path, np.shape(leaf)) for path, leaf in leaves_of(tree))
+
+
+def fitted(given: Mapping[str, Any], like: Mapping[str, Tree]) -> tuple[dict[str, Tree], list[str]]:
+    """Return columns of one row by name, and what is wrong with those that were given.
+
+    Args:
+        given: By name, as it came over the wire.
+        like: What the runner's policy gives for a row: names, structure, shapes and dtypes. What
+            is missing, or is otherwise, is NaN, or 0 where there is no NaN; what is more is left
+            out: all rows of a policy have the same columns.
+    """
+    row: dict[str, Tree] = {}
+    wrong = []
+    for name, expected in like.items():
+        try:
+            row[name] = _cast(given[name], expected)
+        except KeyError:
+            wrong.append(f"{name} is missing")
+            row[name] = _blank(expected)
+        except (ValueError, TypeError, OverflowError) as exc:
+            wrong.append(f"{name}: {exc}")
+            row[name] = _blank(expected)
+    return row, wrong
+
+
+def _cast(value: Any, expected: Tree) -> Tree:
+    if type(value) is Wrapped:
+        value = value.value
+    if isinstance(expected, dict):
+        if not isinstance(value, Mapping) or value.keys() != expected.keys():
+            raise ValueError(f"expected a map of {sorted(expected)}")
+        return {key: _cast(value[key], part) for key, part in expected.items()}
+    if isinstance(expected, tuple):
+        if not isinstance(value, list | tuple) or len(value) != len(expected):
+            raise ValueError(f"expected {len(expected)} values")
+        return tuple(_cast(one, part) for one, part in zip(value, expected, strict=True))
+    dtype = np.result_type(expected)
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc" or array.shape != np.shape(expected):
+        raise ValueError(
+            f"expected {dtype} of shape {np.shape(expected)}, got {array.dtype} of {array.shape}"
+        )
+    return array.astype(dtype)
+
+
+def _blank(like: Tree) -> Tree:
+    """Return NaN, or 0 where there is no NaN, in the form of a row's column."""
+
+    def blank(leaf: Any) -> Any:
+        dtype = np.result_type(leaf)
+        return np.full(np.shape(leaf), np.nan if dtype.kind in "fc" else 0, dtype)
+
+    return map_tree(blank, like)

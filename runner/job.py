@@ -1,23 +1,31 @@
 """One job: step an env in actor processes and measure it, beside Gymnasium's own if asked.
 
-Leaves out the command line and the printing (`cli.py`, `report.py`).
+Opens the envs that a command names, and sees that no actor outlives it. Leaves out the command line
+and the printing (`cli.py`, `report.py`).
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import signal
 import time
-from contextlib import closing, suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
+import gymnasium
 import msgspec
 
+from envbus.actors import env_source
 from envbus.bus.errors import ConfigError
 from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.comparison import compare
-from envbus.runner.opening import open_envs
+from envbus.runner.faults import EnvError
+from envbus.runner.make import make_vec
 from envbus.runner.policies import PolicyFactory, parse_policy
 from envbus.runner.stepping import Limits, Measured, OnProgress, Stepping
 from envbus.runner.vector_env import BusVectorEnv
@@ -26,32 +34,45 @@ __all__ = ["JobConfig", "JobResult", "run_job"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobConfig:
-    """What to step, with what, and for how long."""
+class MeasureConfig:
+    """Which envs to measure, and with what."""
 
     #: What `make_vec` takes as text: a Gymnasium id or `"module:function"`.
     env: str
     num_envs: int = 8
-    #: Processes; "auto": one per usable core.
-    num_actors: int | Literal["auto"] = "auto"
-    #: Threads that NumPy, PyTorch and their like start in each; see `BusVectorEnv`.
+    #: Threads that NumPy, PyTorch and their like start in each actor; see `BusVectorEnv`.
     threads_per_process: ThreadsPerProcess = "auto"
-    #: Env steps to take at least; None: no limit.
-    steps: int | None = None
-    #: Seconds to step for; None: no limit. Whichever limit is reached first ends the job.
-    seconds: float | None = None
     #: "random", "zero", or the import path `"module:function"`.
     policy: str = "random"
-    #: Env i gets seed + i, the random policy gets seed; None: all fresh.
+    #: Env i gets seed + i, the policy gets seed; None: all fresh.
     seed: int | None = None
+    #: Seconds to step for; None: no limit of time.
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_envs < 1:
+            raise ConfigError(f"the number of envs must be at least 1, not {self.num_envs}")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ConfigError(f"seconds must be positive, not {self.seconds}")
+        if self.seed is not None and self.seed < 0:
+            raise ConfigError(f"the seed must not be negative, got {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobConfig(MeasureConfig):
+    """What to step, with what, and for how long."""
+
+    #: Processes; "auto": one per usable core.
+    num_actors: int | Literal["auto"] = "auto"
+    #: Env steps to take at least; None: no limit. Whichever limit is reached first ends the job.
+    steps: int | None = None
     #: Kill one actor process half way, to see it come back.
     kill_one: bool = False
     #: Step the same envs for the same time in Gymnasium's vector envs afterwards.
     compare: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_envs < 1:
-            raise ConfigError(f"the number of envs must be at least 1, not {self.num_envs}")
+        MeasureConfig.__post_init__(self)
         if self.num_actors != "auto" and not 1 <= self.num_actors <= self.num_envs:
             raise ConfigError(
                 f"the number of actors must be from 1 to the number of envs, {self.num_envs}; "
@@ -61,10 +82,6 @@ class JobConfig:
             raise ConfigError("a job needs an end: give steps or seconds")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps must be at least 1, not {self.steps}")
-        if self.seconds is not None and not 0 < self.seconds < float("inf"):
-            raise ConfigError(f"seconds must be positive, not {self.seconds}")
-        if self.seed is not None and self.seed < 0:
-            raise ConfigError(f"the seed must not be negative, got {self.seed}")
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +121,57 @@ def run_job(config: JobConfig, on_progress: OnProgress = lambda _: None) -> JobR
     except KeyboardInterrupt:
         interrupted = True
     return job.result(interrupted)
+
+
+@contextmanager
+def open_envs(
+    env: str,
+    num_envs: int,
+    *,
+    num_actors: int | Literal["auto"],
+    threads_per_process: ThreadsPerProcess,
+    restart: bool = False,
+) -> Iterator[BusVectorEnv]:
+    """Make envs, and close them at the end; an exception ends their actors at once.
+
+    Raises:
+        ConfigError: There is no such env.
+    """
+    try:
+        envs = make_vec(
+            env,
+            num_envs,
+            num_actors=num_actors,
+            threads_per_process=threads_per_process,
+            vector_kwargs={"restart_failed_sub_environments": restart},
+        )
+    except Exception as exc:
+        if not _is_not_found(exc):
+            raise
+        raise ConfigError(f"cannot make {env!r}: {exc}") from exc
+    try:
+        yield envs
+    except BaseException:
+        _abort(envs)
+        raise
+    envs.close()
+
+
+def _is_not_found(exc: Exception) -> bool:
+    """Whether there is no such env, as opposed to one whose own code failed."""
+    if isinstance(exc, gymnasium.error.Error | ModuleNotFoundError):
+        return True
+    if not isinstance(exc.__cause__, EnvError):
+        return False
+    files = re.findall(r'^ *File "(.+?)", line', exc.__cause__.remote_traceback, re.MULTILINE)
+    return bool(files) and files[-1] == env_source.__file__
+
+
+def _abort(envs: BusVectorEnv) -> None:
+    """Kill the actors at once. A step may be pending, which is no news after Ctrl-C."""
+    with warnings.catch_warnings(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        envs.close(terminate=True)
 
 
 class _Job:

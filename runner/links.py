@@ -1,6 +1,6 @@
 """What a crew has its processes by: a nursery of processes, a broker, and who is who on the bus.
 
-Leaves out what is asked of actors (`requests.py`, `building.py`) and what follows from an actor's
+Leaves out what is asked of actors (`crew.py`, `fleet.py`) and what follows from an actor's
 end (`endings.py`).
 """
 

@@ -31,15 +31,12 @@ from envbus.bus.interrupts import interruptible, without_interrupts
 from envbus.bus.messages import Reply, Request, Tree
 from envbus.bus.serve import describe
 from envbus.runner.actions import STEP_ALL
-from envbus.runner.actor import Actor, ActorState
-from envbus.runner.building import raise_build_error
+from envbus.runner.actor import Actor, ActorState, Answer, Lost, News, taken_from
 from envbus.runner.config import FleetConfig
 from envbus.runner.crew import CrewStatistics
 from envbus.runner.faults import FaultCause
-from envbus.runner.fleet import Fleet, env_spaces
-from envbus.runner.news import Answer, Lost, News, taken_from
+from envbus.runner.fleet import Fleet, RowMap, env_spaces, raise_build_error
 from envbus.runner.recycling import Recycling
-from envbus.runner.row_map import RowMap
 from envbus.runner.step_words import StepWords
 
 __all__ = ["AnyFleet", "LocalFleet", "make_fleet"]
@@ -273,14 +270,7 @@ class LocalFleet:
 
     def statistics(self) -> CrewStatistics:
         """Return counts since the start; there is no actor in them."""
-        return CrewStatistics(
-            actors=0,
-            actors_ready=0,
-            restarts=0,
-            recycled=0,
-            in_flight=len(self._asked),
-            late_replies=0,
-        )
+        return CrewStatistics(in_flight=len(self._asked))
 
     # --- end ---------------------------------------------------------------------------------
 
@@ -330,12 +320,12 @@ class LocalFleet:
         tells = asked.is_awaited
         self._is_busy = True
         try:
-            with interruptible():  # an env may take long, or hang
+            with interruptible() as work:  # an env may take long, or hang
                 reply = self._env_actor.handlers[type(asked.request)](asked.request)
         except BaseException as exc:
             if asked.is_awaited:
                 self._news.append(Lost(actor, asked.tag, describe(exc)))
-            if not isinstance(exc, Exception):
+            if not isinstance(exc, Exception) or exc is work.raised:
                 raise
         else:
             if not tell_always and isinstance(reply, StepResult) and reply.stands_in_arena:
@@ -343,7 +333,7 @@ class LocalFleet:
             if tells:
                 self._news.append(Answer(actor, asked.tag, _own(reply)))
             if isinstance(reply, StepResult | CallResult) and reply.errors:
-                _raise_interrupt(reply.errors)
+                _raise_interrupt(reply.errors, work.raised)
         finally:
             self._is_busy = False
             if self._closed:
@@ -355,10 +345,11 @@ class LocalFleet:
         self._asked.clear()
         self._news.clear()
         try:
-            with interruptible():  # an env may take long, or hang
+            with interruptible() as work:  # an env may take long, or hang
                 errors = self._env_actor.close()
             for error in errors:
                 logger.warning("env %d: closing it raised\n%s", error.slot, error.traceback)
+            _raise_interrupt(errors, work.raised)
         finally:
             if self._rows is not None:
                 self._rows.close()
@@ -438,11 +429,16 @@ def _own(reply: Reply) -> Reply:
     )
 
 
-def _raise_interrupt(errors: Sequence[SlotError]) -> None:
+def _raise_interrupt(errors: Sequence[SlotError], raised: BaseException | None = None) -> None:
     """Raise the Ctrl-C that was meant for the program, and not for the env that was at work.
 
     Slots take whatever comes for their env's failure, which in an actor it is.
+
+    Args:
+        errors: What they took for it.
+        raised: What a signal's handler has raised, which is treated likewise.
     """
-    name = KeyboardInterrupt.__name__
-    if any(error.type_module == "builtins" and error.type_name == name for error in errors):
-        raise KeyboardInterrupt
+    interrupt = KeyboardInterrupt() if raised is None else raised
+    kind = type(interrupt)
+    if (kind.__module__, kind.__qualname__) in {(e.type_module, e.type_name) for e in errors}:
+        raise interrupt

@@ -13,7 +13,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import gymnasium
 import numpy as np
@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode
 from envbus.actors.copies import own
 from envbus.actors.protocol import CallResult
 from envbus.bus.errors import EnvbusError
+from envbus.bus.interrupts import hand_out
 from envbus.bus.messages import Request
 from envbus.bus.settings import check_number
 from envbus.runner.actions import ActionStore
@@ -39,6 +40,8 @@ from envbus.runner.seeding import spread_seeds
 from envbus.runner.vector_spaces import check_reset_mask
 
 __all__ = ["Lockstep", "Pending"]
+
+R = TypeVar("R")
 
 logger = logging.getLogger("envbus.runner.vector_env")
 
@@ -122,6 +125,8 @@ class Lockstep:
         #: By env: what it raised in that round, and what it told besides.
         self._raised: dict[int, tuple[EnvError, dict[str, Any]]] = {}
         self._kept: _Kept | None = None
+        #: What a round raised, until its caller got it.
+        self._untold: tuple[Pending, Exception] | None = None
         #: What was told last, as `_Kept` has it.
         self._told: tuple[list[Fault], Collection[int]] = ([], ())
         #: What is or was called, and of whom.
@@ -162,6 +167,7 @@ class Lockstep:
     def forget(self) -> None:
         """A round begins: what was not fetched of the last is dropped, but for its faults."""
         self.is_quiet = False
+        self._untold = None
         kept, self._kept = self._kept, None
         if kept is not None and kept[0] is not Pending.CALL:
             self._faults.untold[:0] = kept[2]
@@ -212,9 +218,9 @@ class Lockstep:
             raise
         self.pending = Pending.RESET
 
-    def end_reset(self, verb: str, asked: str, timeout: float | None) -> Infos:
+    def end_reset(self, verb: str, timeout: float | None) -> Infos:
         """Wait for the reset and return its infos; the rest is in the rows."""
-        return self._end(verb, asked, Pending.RESET, timeout)
+        return self._end(verb, Pending.RESET, timeout)
 
     def begin_step(self, verb: str, actions: Any) -> None:
         """Ask for a step; parameters and errors as in `BusVectorEnv.step_async`."""
@@ -258,20 +264,17 @@ class Lockstep:
         self._engine.waits = () if self._begins_at_once else waits
         self._engine.failed_wait = not self._begins_at_once
 
-    def end_step(self, verb: str, asked: str, timeout: float | None) -> Infos:
+    def end_step(self, verb: str, timeout: float | None) -> Infos:
         """Wait for the step and return its infos; the rest is in the rows."""
-        infos = self._end(verb, asked, Pending.STEP, timeout)
+        infos = self._end(verb, Pending.STEP, timeout)
         self.on_stepped(infos)
         return infos
 
     # --- what came ---------------------------------------------------------------------------
 
-    def _end(self, verb: str, asked: str, pending: Pending, timeout: float | None) -> Infos:
+    def _end(self, verb: str, pending: Pending, timeout: float | None) -> Infos:
         """Wait for a round's end and return its infos; called again after it raised, likewise."""
-        if timeout is not None:
-            check_number("timeout", timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        self._check_pending(verb, asked, pending)
         in_step = pending is Pending.STEP
         self._collect(verb, pending, timeout, deadline)
         self._settle(verb)
@@ -285,23 +288,49 @@ class Lockstep:
         self._fetchable = Pending.NOTHING
         return infos
 
-    def _check_pending(self, verb: str, asked: str, pending: Pending) -> None:
-        """See that there is something of that kind to be fetched."""
-        self.check_open()
-        if self.pending is pending or self._fetchable is pending:
-            return
-        raise NoAsyncCallError(
-            f"Calling `{verb}` without any prior call to `{asked}`.", pending.value
-        )
+    def hand_out(self, pending: Pending, make: Callable[[], R]) -> R:
+        """Return what `make` returns, which fetches a round; what Ctrl-C keeps is fetched again."""
+        return hand_out(make, lambda results: self.keep(pending, results), self._was_raised)
 
-    def take_kept(self, pending: Pending) -> Any:
-        """Return the results of a round that its caller did not get; None: there are none."""
+    def _was_raised(self, error: BaseException) -> None:
+        """The caller gets this; if it is what a round raised, and not Ctrl-C, it was told."""
+        if self._untold is not None and self._untold[1] is error:
+            self._untold = None
+
+    def fetch(
+        self,
+        verb: str,
+        asked: str,
+        pending: Pending,
+        timeout: float | None,
+        end: Callable[[str, float | None], R],
+    ) -> R:
+        """Return what `end` makes of a round, or what its caller did not get of the last.
+
+        Raises:
+            ClosedEnvironmentError: After `close`.
+            NoAsyncCallError: There is nothing of that kind to be fetched.
+            Exception: As `end`.
+        """
+        if timeout is not None:
+            check_number("timeout", timeout)
+        if self._untold is not None and self._untold[0] is pending:
+            raise self._untold[1]
         kept = self._kept
-        if kept is None or kept[0] is not pending or self.pending is not Pending.NOTHING:
-            return None
-        self._kept = None
-        self._told = kept[2:]
-        return kept[1]
+        if kept is not None and kept[0] is pending and self.pending is Pending.NOTHING:
+            self._kept = None
+            self._told = kept[2:]
+            return kept[1]  # type: ignore[no-any-return]
+        self.check_open()
+        if self.pending is not pending and self._fetchable is not pending:
+            raise NoAsyncCallError(
+                f"Calling `{verb}` without any prior call to `{asked}`.", pending.value
+            )
+        try:
+            return end(verb, timeout)
+        except Exception as exc:
+            self._untold = pending, exc
+            raise
 
     def _collect(
         self,
@@ -470,12 +499,9 @@ class Lockstep:
         self._asked = self._calls.ask(env_ids, make, wait=True)
         self.pending = Pending.CALL
 
-    def end_call(self, verb: str, asked: str, timeout: float | None) -> dict[int, Any]:
+    def end_call(self, verb: str, timeout: float | None) -> dict[int, Any]:
         """Wait for the calls and return what they returned, by env."""
-        if timeout is not None:
-            check_number("timeout", timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        self._check_pending(verb, asked, Pending.CALL)
         found = self._asked
         assert found is not None
         missing = self._calls.wait(found, deadline)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import gymnasium
 
 from envbus.actors.env_source import AnyEnv, EnvSource, GymId, make, parse_source
-from envbus.bus.errors import ConfigError
+from envbus.bus.settings import positive_int
 from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.vector_env import BusVectorEnv
 
@@ -45,7 +45,7 @@ def make_vec(
         ConfigError: A setting cannot be used.
         Exception: What the env's constructor raised, and what `BusVectorEnv` raises.
     """
-    _check_positive(num_envs)
+    num_envs = positive_int("num_envs", num_envs)
     source = parse_source(id_or_factory, env_kwargs)
     one = _wrapped(source, tuple(wrappers)) if wrappers else source
     settings = {"threads_per_process": threads_per_process, **dict(vector_kwargs or {})}
@@ -55,11 +55,6 @@ def make_vec(
         spec.kwargs = {**spec.kwargs, **env_kwargs}
         envs.spec = spec
     return envs
-
-
-def _check_positive(num_envs: object) -> None:
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-        raise ConfigError(f"num_envs must be a positive integer, not {num_envs!r}")
 
 
 def _wrapped(

@@ -37,11 +37,15 @@ class ObservationStore:
         self._leaves = leaves
         self._singles: list[Any] = [None] * num_envs
         self._batch: Any = None
+        #: The only array of a space that is one.
+        self._only: npt.NDArray[Any] | None = None
         #: What `remember` has kept: leaves, or single observations.
         self._kept: list[Any] | None = None
         if leaves is not None:
             self._structure = spaces.structurer(space)
             self._batch = self._structure(leaves)
+            if isinstance(self._batch, np.ndarray):
+                self._only = self._batch
 
     def put_arrays(self, rows: Any, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Write leaves that came in a message, each `(len(rows), *leaf_shape)`."""
@@ -65,6 +69,8 @@ class ObservationStore:
             return deepcopy(batch) if copy else batch
         if not copy:
             return self._batch
+        if self._only is not None:
+            return self._only.copy()
         return self._structure([leaf.copy() for leaf in self._leaves])
 
     def select(self, env_ids: npt.NDArray[np.int64], *, copy: bool = True) -> Any:

@@ -5,6 +5,7 @@ Leaves out policies with weights (`mlp.py`, `adapters/torch_policy.py`).
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
@@ -192,7 +193,9 @@ class RandomPolicy(Policy):
         if rows > self._num_rows or not self._fixed:
             self._grow(rows)
         actions = self._batched.sample()
-        if rows < self._num_rows:
+        if not self._fixed:
+            actions = list(actions)  # a tuple would be a batch of a Tuple space
+        elif rows < self._num_rows:
             actions = map_tree(lambda leaf: leaf[:rows], actions)
         return PolicyOutput(actions, states)
 
@@ -214,7 +217,10 @@ class RandomPolicy(Policy):
         if rows == self._num_rows:
             return
         self._num_rows = rows
-        self._batched = batch_space(self._space, rows)
+        if self._fixed:
+            self._batched = batch_space(self._space, rows)
+        else:  # one action after the other
+            self._batched = spaces.Tuple([copy.deepcopy(self._space) for _ in range(rows)])
         self._batched.seed(self._seed)
         if self._seed is not None:
             # Another size begins another stream; the first is the seed's own.
@@ -244,8 +250,11 @@ class ConstantPolicy(Policy):
         del explore
         rows = count_rows(observations)
         if rows not in self._batches:
-            out: Any = create_empty_array(self._space, rows)
-            self._batches = {rows: concatenate(self._space, [self._action] * rows, out)}
+            actions: Any = [self._action] * rows
+            if is_fixed_size(self._space):
+                out: Any = create_empty_array(self._space, rows)
+                actions = concatenate(self._space, actions, out)
+            self._batches = {rows: actions}
         return PolicyOutput(self._batches[rows], states)
 
 

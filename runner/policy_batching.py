@@ -18,7 +18,7 @@ import msgspec
 
 from envbus.bus.errors import ConfigError
 from envbus.bus.invariants import expect
-from envbus.bus.settings import check_number
+from envbus.bus.settings import check_number, positive_int
 
 __all__ = ["Batch", "Batcher", "BatchingConfig", "Piece"]
 
@@ -44,9 +44,7 @@ class BatchingConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_rows_waiting"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"{name} must be a positive integer, not {value!r}")
+            object.__setattr__(self, name, positive_int(name, getattr(self, name)))
         check_number("max_wait", self.max_wait)
         if not 0.0 <= self.max_wait < math.inf:
             raise ConfigError(f"max_wait must be finite and not negative, not {self.max_wait!r} s")

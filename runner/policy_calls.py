@@ -1,37 +1,39 @@
 """The requests that wait in a policy worker: computed in batches, each answered when it is whole.
 
-Leaves out how they come and how answers leave (`policy_worker.py`), when a batch goes
-(`policy_batching.py`) and how rows are put together (`policy_rows.py`).
+Leaves out how they come and how answers leave (`policy_worker.py`), and when a batch goes
+(`policy_batching.py`).
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
+from envbus.actors import spaces
+from envbus.actors.blocks import BlockLayout
+from envbus.actors.protocol import MapBlocks
+from envbus.bus.arena import Arena
+from envbus.bus.codec import decode
 from envbus.bus.errors import ProtocolError
 from envbus.bus.messages import Failed, FailureCode, Header, Payload, Tree
 from envbus.bus.serve import describe
 from envbus.runner.nested import Tree as Nested
+from envbus.runner.nested import leaves_of, map_tree
+from envbus.runner.policies import as_rows
 from envbus.runner.policy_batching import Batcher, BatchingConfig, Piece
-from envbus.runner.policy_output import owned
+from envbus.runner.policy_output import Answer, ask
 from envbus.runner.policy_protocol import ActionsChosen, ChooseActions
-from envbus.runner.policy_rows import (
-    Answer,
-    RowMemory,
-    SharedRows,
-    cut,
-    form_of,
-    gather,
-    join,
-    split,
-)
 from envbus.runner.policy_weights import HostedPolicy
+from envbus.runner.row_memory import LARGE, RowMemory
 
-__all__ = ["Calls", "End"]
+__all__ = ["Calls", "End", "SharedRows", "cut", "form_of", "gather"]
 
 #: How a request ends: who asked, the header it came with, and the answer or a failure.
 End = Callable[[bytes, Header, Payload], None]
@@ -49,6 +51,54 @@ class _Call(msgspec.Struct, eq=False):
     answers: list[Answer] = msgspec.field(default_factory=list)
     #: Nobody waits for its answer, or it has one: that it failed.
     is_over: bool = False
+
+
+class SharedRows:
+    """Observations of a pool's envs, in the memory that the envs write them to.
+
+    A row is still while its env waits for an action, so that it can be read until then.
+    """
+
+    def __init__(self, arena: Arena, layout: MapBlocks) -> None:
+        observation_space = spaces.from_plain(layout.observation_space.value)
+        action_space = spaces.from_plain(layout.action_space.value)
+        blocks = BlockLayout.of(observation_space, action_space, layout.num_envs)
+        leaves = blocks.views(arena.buffer).observations
+        if leaves is None:
+            raise ProtocolError("observations of no fixed size are not in shared memory")
+        self._arena = arena
+        self._num_rows = layout.num_envs
+        self._observations = spaces.structurer(observation_space)(leaves)
+        self.form = form_of(self._observations, layout.num_envs, "observations")
+
+    @classmethod
+    def attach(cls, arena_fd: int, size: int, layout_fd: int) -> SharedRows:
+        """Return the rows of somebody's arena; takes over both descriptors."""
+        arena = Arena.attach(arena_fd, size)
+        try:
+            with os.fdopen(layout_fd, "rb") as file:
+                file.seek(0)
+                frames = msgspec.msgpack.decode(file.read(), type=list[bytes])
+            return cls(arena, decode(MapBlocks, frames))
+        except BaseException:
+            arena.close()  # now: later the number of its descriptor may be another file's
+            raise
+
+    def check(self, rows: npt.NDArray[np.int64] | None) -> None:
+        """Raise ProtocolError for rows that are not there."""
+        if rows is None or rows.ndim != 1 or not len(rows):
+            raise ProtocolError("which of the shared rows?")
+        if rows.min() < 0 or rows.max() >= self._num_rows:
+            raise ProtocolError(f"there are {self._num_rows} shared rows, and not all of {rows}")
+
+    def rows(self, rows: Any) -> Nested:
+        """Return a copy of some rows."""
+        return map_tree(lambda leaf: leaf[rows], self._observations)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._observations = None
+        self._arena.close()
 
 
 class Calls:
@@ -178,7 +228,8 @@ class Calls:
         start = 0
         for piece in pieces:
             stop = start + piece.stop - piece.start
-            self._take(piece, split(answer, start, stop), crowded=crowded)
+            part = answer if len(pieces) == 1 else answer.select(slice(start, stop))
+            self._take(piece, part, crowded=crowded)
             start = stop
         # Counted when the answers are on their way: nobody waits for that.
         hosted.counting.add_batch(rows, seconds)
@@ -199,9 +250,8 @@ class Calls:
         )
         explore = pieces[0].request.request.explore
         begin = time.perf_counter()
-        out = policy.compute_actions(observations, owned(states), explore=explore)
-        seconds = time.perf_counter() - begin
-        return Answer.of(out, rows, policy.policy_version, states), seconds
+        answer = ask(policy, observations, states, rows, explore=explore, listed=None)
+        return answer.owned(), time.perf_counter() - begin
 
     def _observations(self, piece: Piece[_Call]) -> Nested:
         request = piece.request.request
@@ -220,12 +270,12 @@ class Calls:
             call.answers.append(answer)
             return
         if call.answers:
-            answer = join([*call.answers, answer])
+            answer = Answer.join([*call.answers, answer])
         self._end(
             call.asker,
             call.header,
             ActionsChosen(
-                actions=Tree(answer.actions),
+                actions=Tree(list(answer.actions) if answer.listed else answer.actions),
                 listed=answer.listed,
                 states=Tree(answer.states),
                 extras=Tree(answer.extras),
@@ -235,3 +285,62 @@ class Calls:
                 crowded=crowded,
             ),
         )
+
+
+def cut(tree: Nested, piece: Piece[Any]) -> Nested:
+    """Return the rows of a piece: of a batch, of a list of single observations, or None of None."""
+    if tree is None:
+        return None
+    start, stop = piece.start, piece.stop
+    if isinstance(tree, list | np.ndarray):
+        return tree[start:stop]
+    return map_tree(lambda leaf: leaf[start:stop], tree)
+
+
+def gather(parts: Sequence[Nested], memory: RowMemory) -> Nested:
+    """Return the rows of several parts as one, in memory that is nobody else's.
+
+    Parts are batches of one form, or lists of single observations, or None.
+    """
+    first = parts[0]
+    if first is None:
+        return None
+    if isinstance(first, list):
+        return as_rows([one for part in parts for one in part])
+
+    if type(first) is np.ndarray:  # the usual case
+        return _joined(parts, memory)
+    return map_tree(lambda *leaves: _joined(leaves, memory), *parts)
+
+
+def form_of(tree: Nested, rows: int, what: str) -> object:
+    """Return what a batch must have in common with others to be one with them.
+
+    Raises:
+        ProtocolError: It is no batch of `rows` rows.
+    """
+    if tree is None:
+        return None
+    if isinstance(tree, np.ndarray):
+        if tree.ndim and len(tree) == rows:
+            return tree.shape[1:], tree.dtype
+        raise ProtocolError(f"{what} have shape {tree.shape}, of {rows} rows")
+    form = []
+    for path, leaf in leaves_of(tree, what):
+        if not isinstance(leaf, np.ndarray) or not leaf.ndim or len(leaf) != rows:
+            found = getattr(leaf, "shape", type(leaf).__name__)
+            raise ProtocolError(f"{path} is {found}, no array of {rows} rows")
+        form.append((path, leaf.shape[1:], leaf.dtype))
+    return tuple(form)
+
+
+def _joined(leaves: Sequence[npt.NDArray[Any]], memory: RowMemory) -> npt.NDArray[Any]:
+    """Return the rows of several arrays as one that is nobody else's."""
+    leaf = leaves[0]
+    if len(leaves) == 1:
+        if leaf.flags.writeable:  # what was decoded is not
+            return leaf
+        if leaf.nbytes < LARGE:  # the usual case, in a tenth of the time
+            return np.array(leaf)
+    rows = sum(map(len, leaves))
+    return np.concatenate(leaves, out=memory.empty((rows, *leaf.shape[1:]), leaf.dtype))

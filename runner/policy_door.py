@@ -1,6 +1,8 @@
-"""How other processes of this host reach a policy worker: a socket at which descriptors are left.
+"""How other processes of this host find a policy worker, and reach it: by a board and a door.
 
-It is a Unix socket in a folder that only its user may enter. What comes over it is decoded, never
+The board is a small file in the workers' folder, which only their user may enter: it says who is
+up, and why others are not, and is replaced as a whole. When the folder is gone, so is the owner.
+The door is a Unix socket there, at which descriptors are left. What comes over it is decoded, never
 unpickled. Leaves out what the descriptors are used for (`policy_worker.py`, `policy_lanes.py`).
 """
 
@@ -15,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from envbus.bus.codec import decode, encode
 from envbus.bus.complaints import Complaints
 from envbus.bus.errors import ProtocolError
@@ -22,7 +26,20 @@ from envbus.bus.messages import Notice, Payload
 from envbus.bus.unix_sockets import receive_with_descriptors, rights
 from envbus.runner.policy_protocol import OpenLane, ShareRows
 
-__all__ = ["Door", "Knock", "close_all", "knock"]
+__all__ = [
+    "Board",
+    "BoardEntry",
+    "Door",
+    "Knock",
+    "board_exists",
+    "close_all",
+    "door_of",
+    "knock",
+    "read_board",
+    "write_board",
+]
+
+_NAME: Final = "board.json"
 
 logger = logging.getLogger("envbus.runner.policy_workers")
 
@@ -33,6 +50,60 @@ _BACKLOG: Final = 128
 #: Seconds to wait where too many knock.
 _KNOCK_TIMEOUT: Final = 1.0
 _KNOWN: Final = {known.__name__: known for known in (OpenLane, ShareRows)}
+
+
+class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker."""
+
+    name: str
+    incarnation: int
+    #: "starting", "up", "down" (it will be started again) or "lost" (it will not).
+    state: str
+    #: How its last life ended; empty: it is in its first.
+    reason: str = ""
+
+
+class Board(msgspec.Struct, frozen=True, kw_only=True):
+    """All workers."""
+
+    workers: list[BoardEntry]
+
+    def is_hopeless(self) -> bool:
+        """Return whether no worker is or will be there."""
+        return all(worker.state == "lost" for worker in self.workers)
+
+    def describe(self) -> str:
+        """Return who is not up, and why, for people."""
+        return "; ".join(
+            f"{worker.name}: {worker.reason or worker.state}"
+            for worker in self.workers
+            if worker.state != "up"
+        )
+
+
+def door_of(directory: Path, name: str, incarnation: int) -> Path:
+    """Return where a worker listens, in one of its lives."""
+    return directory / f"{name}.{incarnation}"
+
+
+def board_exists(directory: Path) -> bool:
+    """Return whether there is a board in the folder."""
+    return (directory / _NAME).exists()
+
+
+def write_board(directory: Path, board: Board) -> None:
+    """Replace the file."""
+    fresh = directory / f"{_NAME}.new"
+    fresh.write_bytes(msgspec.json.encode(board))
+    os.replace(fresh, directory / _NAME)
+
+
+def read_board(directory: Path) -> Board | None:
+    """Return what is on the board; None: the folder is gone."""
+    try:
+        return msgspec.json.decode((directory / _NAME).read_bytes(), type=Board)
+    except FileNotFoundError:
+        return None
 
 
 class Knock(NamedTuple):

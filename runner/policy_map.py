@@ -90,23 +90,25 @@ class PolicyMap:
             for name, policy in self.by_id.items()
         }
 
-    def set_state(self, state: Mapping[str, tuple[Weights, int]]) -> None:
-        """Take over what `get_state` returned, all of it or nothing.
+    def set_state(self, state: Mapping[str, tuple[Weights, int]]) -> dict[str, tuple[Weights, int]]:
+        """Take over what `get_state` returned, all of it or nothing; return the state before.
 
         Raises:
             ConfigError: There is no such policy.
             Exception: What a policy raises that does not take its weights.
         """
-        found = [(self[name], *both) for name, both in state.items()]
-        before = []
+        found = {name: self[name] for name in state}
+        before: dict[str, tuple[Weights, int]] = {}
         try:
-            for policy, weights, version in found:
-                before.append((policy, policy.get_weights(), policy.policy_version))
+            for name, policy in found.items():
+                before[name] = policy.get_weights(), policy.policy_version
+                weights, version = state[name]
                 policy.set_weights(weights, version)
         except BaseException:
-            for policy, weights, version in before:
-                policy.set_weights(weights, version)
+            for name, had in before.items():
+                found[name].set_weights(*had)
             raise
+        return before
 
 
 def check_weights(weights: object, version: object) -> None:

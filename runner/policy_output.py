@@ -1,21 +1,24 @@
-"""A look at what a policy has returned, the same wherever one is asked. Pure.
+"""A policy's call: what it is asked, and a look at what it says, the same for all. Pure.
 
 Leaves out who asks, and what becomes of the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 from gymnasium import Space, spaces
 
 from envbus.runner.batch import COLUMN_DTYPES
-from envbus.runner.nested import Tree, map_tree
-from envbus.runner.policies import PolicyOutput
+from envbus.runner.nested import Tree, concatenate_trees, map_tree
+from envbus.runner.policies import Policy, PolicyOutput
 
-__all__ = ["check_shapes", "checked_output", "owned"]
+__all__ = ["Answer", "ask", "check_shapes", "owned"]
 
 #: Columns that a batch has anyway: no extra may have such a name.
 _TAKEN: Final = frozenset(
@@ -25,49 +28,151 @@ _TAKEN: Final = frozenset(
 _SHAPED: Final = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
-def checked_output(
-    out: Any, rows: int, states: Tree = None, *, listed: bool = False
-) -> PolicyOutput:
-    """Return what a policy has returned, as arrays: one row, or one action, per observation.
+class Answer(msgspec.Struct, frozen=True, eq=False):
+    """What a policy has said, one row per observation; arrays may be the policy's own."""
 
-    Args:
-        out: What it returned.
-        rows: How many observations it was asked about.
-        states: What it was told; None: of a policy without a state.
-        listed: Actions are single ones, in a list or in an array of objects, and stay so.
+    #: A batch, or where `listed`, single ones in a list or in an array of objects.
+    actions: Any
+    #: For the rows' next calls; None of a policy without a state.
+    states: Tree
+    #: What it was told instead, and has no part in.
+    told: Tree
+    extras: Mapping[str, Tree]
+    rows: int
+    #: Which weights chose the rows; `(rows,)` where they are not the same for all.
+    version: int
+    versions: npt.NDArray[np.int64] | None = None
+    listed: bool = False
 
-    Raises:
-        ValueError: Something has another number of rows, an action is NaN, states are not as those
-            that it was told, or an extra has the name of another column.
-    """
-    if not isinstance(out, PolicyOutput):
-        raise ValueError(f"the policy returned {type(out).__name__}, not a PolicyOutput")
-    if listed:
-        if len(out.actions) != rows:
-            raise _wrong("actions", (len(out.actions),), rows)
+    @classmethod
+    def of(
+        cls, out: Any, rows: int, version: int, states: Tree = None, *, listed: bool | None = False
+    ) -> Answer:
+        """Return what a policy has returned, after a look at its form.
+
+        Args:
+            out: What it returned.
+            rows: How many observations it was asked about.
+            version: Of its weights.
+            states: What it was told; None: of a policy without a state.
+            listed: Actions are single ones, and stay so; None: where their type says so.
+
+        Raises:
+            ValueError: Something has another number of rows, an action is NaN, states are not as
+                those that it was told, or an extra has the name of another column.
+        """
+        if not isinstance(out, PolicyOutput):
+            raise ValueError(f"the policy returned {type(out).__name__}, not a PolicyOutput")
         actions = out.actions
-    else:
-        actions = _counted(out.actions, rows, "actions")
-    _check_are_numbers(actions)
-    extras = out.extras
-    if not isinstance(extras, Mapping):
-        raise ValueError(f"the policy returned extras of {type(extras).__name__}, not by name")
-    if extras:
-        if not _TAKEN.isdisjoint(extras):
-            taken = sorted(_TAKEN & extras.keys())
-            raise ValueError(f"the policy returned extras that are named as other columns: {taken}")
-        extras = {name: _counted(tree, rows, name) for name, tree in extras.items()}
-    after = out.states
-    if states is not None:
-        if after is None:
-            raise ValueError("the policy has an initial_state, and returned no states")
-        after = _like(after, states, rows, "states")
-    elif after is not None:
-        after = _counted(after, rows, "states")
-    versions = out.versions
-    if versions is not None and np.shape(versions) != (rows,):
-        raise _wrong("versions", np.shape(versions), rows)
-    return PolicyOutput(actions, after, extras, versions)
+        if listed is None:
+            is_array = isinstance(actions, np.ndarray)
+            listed = actions.dtype.hasobject if is_array else isinstance(actions, list)
+        if not listed:
+            actions = _counted(actions, rows, "actions")
+        elif len(actions) != rows:
+            raise _wrong("actions", (len(actions),), rows)
+        _check_are_numbers(actions)
+        extras = out.extras
+        if not isinstance(extras, Mapping):
+            raise ValueError(f"the policy returned extras of {type(extras).__name__}, not by name")
+        if extras:
+            if not _TAKEN.isdisjoint(extras):
+                taken = sorted(_TAKEN & extras.keys())
+                raise ValueError(
+                    f"the policy returned extras that are named as other columns: {taken}"
+                )
+            extras = {name: _counted(tree, rows, name) for name, tree in extras.items()}
+        after = out.states
+        if states is not None:
+            if after is None:
+                raise ValueError("the policy has an initial_state, and returned no states")
+            after = _like(after, states, rows, "states")
+        elif after is not None:
+            after = _counted(after, rows, "states")
+        versions = out.versions
+        if versions is not None and np.shape(versions) != (rows,):
+            raise _wrong("versions", np.shape(versions), rows)
+        return cls(actions, after, states, extras, rows, version, versions, listed)
+
+    def columns(self) -> Mapping[str, Tree]:
+        """Return what the policy adds to rows, with the states before and after, if it has any."""
+        if self.told is None:
+            return self.extras
+        return {**self.extras, "state_in": self.told, "state_out": self.states}
+
+    def owned(self) -> Answer:
+        """Return it in arrays that nobody else writes to: a policy may use its own again."""
+        return msgspec.structs.replace(
+            self,
+            actions=copy.copy(self.actions) if self.listed else owned(self.actions),
+            states=owned(self.states),
+            extras={name: owned(tree) for name, tree in self.extras.items()},
+        )
+
+    def select(self, rows: slice | npt.NDArray[np.bool_]) -> Answer:
+        """Return some rows; not of single actions by a mask."""
+
+        def some(tree: Tree) -> Tree:
+            return None if tree is None else map_tree(lambda leaf: leaf[rows], tree)
+
+        return Answer(
+            self.actions[rows] if self.listed else some(self.actions),
+            some(self.states),
+            some(self.told),
+            {name: some(tree) for name, tree in self.extras.items()},
+            len(np.empty(self.rows, np.bool_)[rows]),
+            self.version,
+            some(self.versions),
+            self.listed,
+        )
+
+    @staticmethod
+    def join(answers: Sequence[Answer]) -> Answer:
+        """Return the rows of several answers as one, without what the policy was told.
+
+        Raises:
+            ValueError: They differ in structure.
+        """
+        first = answers[0]
+        if first.listed:
+            actions: Any = [action for answer in answers for action in answer.actions]
+        else:
+            actions = concatenate_trees([answer.actions for answer in answers], "actions")
+        states = None
+        if first.states is not None:
+            states = concatenate_trees([answer.states for answer in answers], "states")
+        versions = None
+        if any(one.version != first.version or one.versions is not None for one in answers):
+            versions = np.concatenate(
+                [
+                    np.full(one.rows, one.version) if one.versions is None else one.versions
+                    for one in answers
+                ]
+            )
+        return Answer(
+            actions,
+            states,
+            None,
+            concatenate_trees([dict(answer.extras) for answer in answers], "extras"),
+            sum(answer.rows for answer in answers),
+            answers[-1].version,
+            versions,
+            first.listed,
+        )
+
+
+def ask(
+    policy: Policy,
+    observations: Tree,
+    states: Tree,
+    rows: int,
+    *,
+    explore: bool,
+    listed: bool | None = False,
+) -> Answer:
+    """Ask a policy about so many rows, and return what it says; raises as `Answer.of`."""
+    out = policy.compute_actions(observations, owned(states), explore=explore)
+    return Answer.of(out, rows, policy.policy_version, states, listed=listed)
 
 
 def check_shapes(actions: Any, space: Space[Any] | None, *, rows: bool = False) -> None:

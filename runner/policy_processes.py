@@ -1,14 +1,15 @@
 """The processes of policy workers: started, watched, started again, given weights, ended.
 
 A thread watches them, so that a worker is replaced also while its owner trains, or waits in
-another part of the program. Whether one is started again is decided by `bus/supervision.py`. Leaves
-out a single worker's life (`policy_member.py`).
+another part of the program. Whether one is started again is decided by `bus/supervision.py`, and
+whether it hangs by `bus/probing.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import pickle
 import random
@@ -17,7 +18,8 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
 from envbus.actors import host as env_host
 from envbus.bus.errors import ClosedError, EnvbusError, StartError
@@ -25,7 +27,8 @@ from envbus.bus.folders import make_folder, name_folder
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.nursery import Nursery
-from envbus.bus.process import ExitStatus
+from envbus.bus.probing import Probing, Verdict
+from envbus.bus.process import Child, ExitStatus
 from envbus.bus.restart import Exit, RestartPolicy
 from envbus.bus.settings import check_number
 from envbus.bus.supervision import (
@@ -37,14 +40,22 @@ from envbus.bus.supervision import (
     SupervisionTick,
 )
 from envbus.bus.threads import ThreadsPerProcess
-from envbus.runner.config import choose_start_method
 from envbus.runner.policy_batching import BatchingConfig
-from envbus.runner.policy_board import Board, board_exists, write_board
-from envbus.runner.policy_host import WorkerReport
-from envbus.runner.policy_member import Member, Outfit
-from envbus.runner.policy_weights import Pushed
+from envbus.runner.policy_door import Board, BoardEntry, board_exists, door_of, write_board
+from envbus.runner.policy_weights import PROBE, Pushed
+from envbus.runner.policy_worker import (
+    BOOTSTRAP_PARCEL,
+    ENTRY,
+    PolicyBootstrap,
+    WorkerReport,
+    read_report,
+)
 
-__all__ = ["PolicyProcesses"]
+__all__ = ["Member", "Outfit", "PolicyProcesses", "Pushes"]
+
+#: Pushes under way to one worker. Few, as each may be large; more than one, as a worker must
+#: know weights by the time that a request comes which was made after they were pushed.
+MAX_UNDER_WAY: Final = 8
 
 logger = logging.getLogger("envbus.runner.policy_workers")
 
@@ -54,20 +65,213 @@ _LONGEST_WAIT: Final = 60.0
 _FAILED_PAUSE: Final = 0.1
 
 
+class Pushes:
+    """What is under way to one life of one worker."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        #: Policies whose latest weights are still to be sent, in the order in which they changed.
+        self._held: dict[str, None] = {}
+
+    def offer(self, policy_id: str) -> bool:
+        """Return whether new weights of a policy are to be sent now; else `taken` tells when."""
+        if self._under_way >= MAX_UNDER_WAY:
+            self._held[policy_id] = None
+            return False
+        self._under_way += 1
+        return True
+
+    def taken(self) -> list[str]:
+        """The worker has looked at one; return the policies whose latest weights it is to get."""
+        self._under_way -= 1
+        if not self._held:
+            return []
+        policy_id = next(iter(self._held))
+        del self._held[policy_id]
+        self._under_way += 1
+        return [policy_id]
+
+
+class Outfit(NamedTuple):
+    """What each life of each worker is given."""
+
+    #: How its process is started: see `choose_start_method`.
+    method: Literal["fork", "spawn"] | None
+    #: How it gathers requests.
+    batching: BatchingConfig
+    #: By policy id, each pickled by cloudpickle.
+    factories: Mapping[str, bytes]
+    #: How many of them may spin in short waits.
+    spinning: int
+    #: Seconds for all to come up, and later for each that is started again, before it is killed.
+    start_timeout: float
+    #: Seconds without a sign of life after which one is killed; None: never.
+    hang_timeout: float | None
+
+
+class Member:
+    """One worker. Whoever calls holds its owner's lock.
+
+    Args:
+        index: Its number among the workers.
+        outfit: What it is given.
+        nursery: Of its processes.
+        directory: Of its doors.
+
+    Attributes:
+        state: "starting", "up", "down" or "lost", as on the board.
+        reason: Why it is not up, for people.
+        hung_up: Its pipe hung up: the end of its process will be told.
+        exit: How its present life ended, where that is known before its process ends.
+    """
+
+    def __init__(self, index: int, outfit: Outfit, nursery: Nursery, directory: Path) -> None:
+        self.name = f"policy-worker-{index}"
+        self.incarnation = 0
+        self.child: Child | None = None
+        self.state = "starting"
+        self.reason = ""
+        self.hung_up = False
+        self.exit = Exit.CRASH
+        #: Which weights it has been sent.
+        self.pushes = Pushes()
+        self._index = index
+        self._outfit = outfit
+        self._nursery = nursery
+        self._directory = directory
+        #: Why its present life did not come up, as it said itself.
+        self._problem = ""
+        #: Number of the next parcel from it.
+        self._next_parcel = 1
+        #: Of a life that may be found to hang, before it is up or after.
+        self._probing: Probing | None = None
+
+    def describe(self) -> str:
+        """Return its name and process, for messages to people."""
+        pid = self.child.pid if self.child is not None else "none"
+        return f"{self.name} (pid {pid}, incarnation {self.incarnation})"
+
+    def entry(self) -> BoardEntry:
+        """Return what the board says of it."""
+        return BoardEntry(
+            name=self.name, incarnation=self.incarnation, state=self.state, reason=self.reason
+        )
+
+    def wake_at(self) -> float | None:
+        """Return when `probe` has something to do; None: never."""
+        return None if self._probing is None else self._probing.wake_at()
+
+    def launch(self, weights: list[bytes], now: float) -> None:
+        """Start a process; that it is up it tells by its pipe.
+
+        Args:
+            weights: The latest `Pushed` of those policies that were given any, each pickled.
+            now: Since when it may take `start_timeout`.
+
+        Raises:
+            StartError: There is no process or no memory for it.
+        """
+        outfit = self._outfit
+        self.state, self._problem, self._next_parcel = "starting", "", 1
+        self.hung_up, self._probing, self.exit = False, None, Exit.CRASH
+        self.pushes = Pushes()
+        self.child = self._nursery.start(self.name, ENTRY, method=outfit.method)
+        self._probing = Probing(outfit.start_timeout, now)
+        bootstrap = PolicyBootstrap(
+            name=self.name,
+            worker_index=self._index,
+            incarnation=self.incarnation,
+            door=str(door_of(self._directory, self.name, self.incarnation)),
+            spin=self._index < outfit.spinning,
+            batching=outfit.batching,
+            factories=outfit.factories,
+            weights=weights,
+        )
+        number = self.child.pipe.next_number()
+        assert number == BOOTSTRAP_PARCEL
+        data = pickle.dumps(tuple(bootstrap), pickle.HIGHEST_PROTOCOL)
+        self.child.pipe.send_bytes(number, data)
+
+    def send(self, data: bytes) -> None:
+        """Send a pickled `Pushed`, a probe, or the end."""
+        assert self.child is not None
+        pipe = self.child.pipe
+        try:
+            pipe.send_bytes(pipe.next_number(), data)
+        except EnvbusError as exc:  # its end is told soon
+            logger.debug("%s got no weights: %s", self.describe(), exc)
+
+    def take_reports(self, now: float) -> list[WorkerReport]:
+        """Take in what it says of itself, and return it."""
+        reports: list[WorkerReport] = []
+        while self.child is not None:
+            try:
+                data = self.child.pipe.receive_bytes(self._next_parcel, 0.0)
+            except ClosedError:
+                self.hung_up = True
+                break
+            except EnvbusError:  # nothing more now
+                break
+            self._next_parcel += 1
+            report = read_report(data)
+            if self._probing is not None:
+                self._probing.alive(now)
+            if report.up:
+                self.state = "up"
+                timeout = self._outfit.hang_timeout
+                self._probing = None if timeout is None else Probing(timeout, now)
+            elif report.problem and not report.policy_id:
+                self._problem = report.problem
+            reports.append(report)
+        return reports
+
+    def probe(self, now: float) -> None:
+        """Ask for a sign of life at times; kill it if it gives none."""
+        if self._probing is None or self.child is None:
+            return
+        verdict = self._probing.look(now)
+        if verdict is Verdict.ASK:
+            self.send(PROBE)
+        elif verdict is Verdict.HUNG:
+            self._probing, self.exit = None, Exit.HANG
+            outfit = self._outfit
+            why = (
+                f"gave no sign of life for {outfit.hang_timeout:g} s (hang_timeout), in one call "
+                "of a policy, or stopped"
+                if self.state == "up"
+                else f"was not up within {outfit.start_timeout:g} s (start_timeout)"
+            )
+            self._problem = f"killed, as it {why}"
+            (stack,) = self._nursery.stacks([self.child])
+            logger.warning("%s hangs and is killed:\n%s", self.describe(), stack)
+            self._nursery.kill(self.child)
+
+    def on_exit(self, status: ExitStatus) -> str:
+        """Its process has ended, and `take_reports` was called since: return how."""
+        how = self._problem or status.report()
+        self.reason = f"{self.describe()} ended: {how}"
+        assert self.child is not None
+        self.child.pipe.close()
+        self.child = self._probing = None
+        with contextlib.suppress(OSError):
+            door_of(self._directory, self.name, self.incarnation).unlink()
+        self.state = "lost"
+        return how
+
+    def drop(self) -> None:
+        """All is closed: there is no process any more."""
+        self.child, self.state = None, "lost"
+
+
 class PolicyProcesses:
     """All workers of one owner. `start`, `push`, `close` and the rest may be called by any thread.
 
     Args:
         num_workers: How many.
-        factories: By policy id, each pickled by cloudpickle.
-        batching: How they gather requests.
+        outfit: What each life of each is given.
         restart: Whether, and how often, those that ended are started again.
-        context: None, "fork", "forkserver" or "spawn", as in `multiprocessing`.
         preload: Modules that the fork server imports beforehand.
         threads_per_process: As in `PolicyWorkers`.
-        spinning: How many of them may spin in short waits.
-        hang_timeout: Seconds without a sign of life after which one is killed, and started again
-            as any other that ended; None: never.
 
     Attributes:
         directory: Where their doors and the board are; only this user may enter.
@@ -76,22 +280,17 @@ class PolicyProcesses:
     def __init__(
         self,
         num_workers: int,
-        factories: Mapping[str, bytes],
-        batching: BatchingConfig,
+        outfit: Outfit,
         restart: RestartPolicy | None,
         *,
-        context: str | None,
         preload: Sequence[str],
         threads_per_process: ThreadsPerProcess,
-        spinning: int,
-        hang_timeout: float | None,
     ) -> None:
-        method = choose_start_method(context)
         #: Of each policy, the latest push, and the same pickled: arrays may be written to later.
         self._latest: dict[str, tuple[Pushed, bytes]] = {}
-        self._hang_timeout = hang_timeout
-        #: None: who ends is not started again.
-        self._supervision = None if restart is None else Supervision(random.random)
+        self._outfit = outfit
+        #: Of those that are started again: of all, or of nobody.
+        self._supervision = Supervision(random.random)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._started = self._closed = False
@@ -114,29 +313,29 @@ class PolicyProcesses:
             self._bell.close()
             self._waker.close()
             raise
-        outfit = Outfit(
-            self._nursery, method, self.directory, batching, factories, spinning, hang_timeout
-        )
-        self._members = [Member(index, outfit) for index in range(num_workers)]
-        if self._supervision is not None and restart is not None:
+        self._members = [
+            Member(index, outfit, self._nursery, self.directory) for index in range(num_workers)
+        ]
+        if restart is not None:
             for member in self._members:
                 self._supervision.add(member.name, restart)
         disown_in_forks(self)
 
     # --- any thread --------------------------------------------------------------------------
 
-    def start(self, timeout: float) -> None:
+    def start(self) -> None:
         """Start all workers and wait until they are up.
 
         Raises:
-            StartError: One ended, or was not up within `timeout` seconds; or there may not
+            StartError: One ended, or was not up within `start_timeout`; or there may not
                 be as many descriptors. Says why.
         """
+        timeout = self._outfit.start_timeout
         deadline = time.monotonic() + timeout
         with self._lock:
             self._nursery.check_room(len(self._members))
             for member in self._members:
-                member.launch(self._weights())
+                member.launch(self._weights(), time.monotonic())
             self._tell()
             self._thread.start()
             while waiting := [each for each in self._members if each.state != "up"]:
@@ -185,7 +384,7 @@ class PolicyProcesses:
     def restarts(self) -> int:
         """Return how many processes were started again."""
         with self._lock:
-            return 0 if self._supervision is None else self._supervision.statistics().restarts
+            return self._supervision.statistics().restarts
 
     def ready(self) -> int:
         """Return how many workers are up."""
@@ -258,12 +457,10 @@ class PolicyProcesses:
 
     def _patience(self) -> float:
         times = [at for each in self._members if (at := each.wake_at()) is not None]
-        restart_at = None if self._supervision is None else self._supervision.wake_at()
-        if restart_at is not None:
-            times.append(restart_at)
-        if not times:
-            return _LONGEST_WAIT
-        return min(max(min(times) - time.monotonic(), 0.0), _LONGEST_WAIT)
+        restart_at, exits_at = self._supervision.wake_at(), self._nursery.wake_at()
+        times += [at for at in (restart_at, exits_at) if at is not None]
+        due = min(times, default=math.inf)
+        return min(max(due - time.monotonic(), 0.0), _LONGEST_WAIT)
 
     def _look(self, now: float) -> None:
         # What cleans TMPDIR up may have removed it, and nobody would find those who come up next.
@@ -276,10 +473,9 @@ class PolicyProcesses:
                 if member.child is child:
                     self._on_exit(member, status, now)
                     changed = True
-        if self._supervision is not None and self._supervision.wake_at() is not None:
-            effects = self._supervision.handle(SupervisionTick(), now)
-            changed |= bool(effects)
-            self._perform(effects)
+        effects = self._supervision.handle(SupervisionTick(), now)
+        changed |= bool(effects)
+        self._perform(effects)
         if changed:
             self._tell()
 
@@ -299,8 +495,7 @@ class PolicyProcesses:
         for report in member.take_reports(now):
             if report.up:
                 came_up = True
-                if self._supervision is not None:
-                    self._supervision.handle(ChildReady(member.name, member.incarnation), now)
+                self._supervision.handle(ChildReady(member.name, member.incarnation), now)
                 if member.incarnation:
                     logger.info("%s runs again", member.describe())
             elif report.policy_id:
@@ -324,9 +519,9 @@ class PolicyProcesses:
         how = member.on_exit(status)
         if self._started:  # else `start` raises it
             logger.warning("%s", member.reason)
-        if self._supervision is not None:
+        if member.name in self._supervision:
             member.state = "down"
-            idle = (self._hang_timeout or 0.0) if member.exit is Exit.HANG else 0.0
+            idle = (self._outfit.hang_timeout or 0.0) if member.exit is Exit.HANG else 0.0
             exited = ChildExited(member.name, member.incarnation, member.exit, how, idle)
             self._perform(self._supervision.handle(exited, now))
 
@@ -343,14 +538,13 @@ class PolicyProcesses:
 
     def _start_again(self, member: Member) -> None:
         try:
-            member.launch(self._weights())
+            member.launch(self._weights(), time.monotonic())
         except (EnvbusError, OSError) as exc:  # no process, no memory, no descriptor: it has failed
             if member.child is not None:
                 self._nursery.kill(member.child)  # its exit follows
                 return
             member.state, member.reason = "down", f"{member.name} was not started again: {exc}"
             logger.warning("%s", member.reason)
-            assert self._supervision is not None
             exited = ChildExited(member.name, member.incarnation, Exit.CRASH, str(exc))
             self._perform(self._supervision.handle(exited, time.monotonic()))
 

@@ -1,6 +1,6 @@
 """The policies of one worker, and the weights that come for them over its owner's pipe.
 
-Leaves out who sends weights, and to whom (`policy_processes.py`, `policy_pushes.py`).
+Leaves out who sends weights, and to whom (`policy_processes.py`).
 """
 
 from __future__ import annotations

@@ -19,15 +19,15 @@ from envbus.bus.errors import ClosedError, ConfigError, RequestError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import uninterrupted_call, without_interrupts
 from envbus.bus.restart import RestartPolicy
-from envbus.bus.settings import check_number
+from envbus.bus.settings import check_number, positive_int
 from envbus.bus.threads import ThreadsPerProcess, check_threads
-from envbus.runner.config import check_kind, list_of
+from envbus.runner.config import check_kind, choose_start_method, list_of
 from envbus.runner.links import usable_cores
 from envbus.runner.policies import Policy, Weights
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_counts import PolicyWorkersStatistics, summed
 from envbus.runner.policy_lanes import PolicyLanes
-from envbus.runner.policy_processes import PolicyProcesses
+from envbus.runner.policy_processes import Outfit, PolicyProcesses
 from envbus.runner.policy_protocol import GetPolicyStatistics, PolicyCounts, PolicyWorkerCounts
 from envbus.runner.remote_policy import SHARE_FROM, PolicyHandle, RemotePolicy
 
@@ -67,7 +67,8 @@ class PolicyWorkers(StaysHere):
         share_from: Bytes of a request's observations from which workers read them in the pool's
             shared memory, where they can, instead of in the request; 0: always.
         timeout: Seconds that a request may take.
-        start_timeout: Seconds for all policies to be built.
+        start_timeout: Seconds for all policies to be built, at the beginning and by each worker
+            that is started again, or it is killed and replaced, too.
         hang_timeout: Seconds that a worker may take for one call of a policy, or be stopped, before
             it is killed and replaced; noticed within half as much more. None: for ever.
         close_timeout: Seconds for workers to leave at the end before they are killed.
@@ -103,9 +104,7 @@ class PolicyWorkers(StaysHere):
         preload: Sequence[str] = (),
         threads_per_process: ThreadsPerProcess = "auto",
     ) -> None:
-        for name, count in (("n", n), ("max_in_flight", max_in_flight)):
-            if type(count) is not int or count < 1:
-                raise ConfigError(f"{name} must be a positive integer, not {count!r}")
+        n, max_in_flight = positive_int("n", n), positive_int("max_in_flight", max_in_flight)
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
             check_number(name, seconds)
             if not 0.0 < seconds < math.inf:
@@ -139,17 +138,20 @@ class PolicyWorkers(StaysHere):
         self._close_timeout = close_timeout
         self._processes = PolicyProcesses(
             n,
-            {name: _pickled(name, maker) for name, maker in by_id.items()},
-            BatchingConfig(
-                max_batch=max_batch, max_wait=max_wait, max_rows_waiting=max_rows_waiting
+            Outfit(
+                factories={name: _pickled(name, maker) for name, maker in by_id.items()},
+                batching=BatchingConfig(
+                    max_batch=max_batch, max_wait=max_wait, max_rows_waiting=max_rows_waiting
+                ),
+                method=choose_start_method(context),
+                # One who spins per core, and the asker is one.
+                spinning=usable_cores() - 1,
+                start_timeout=start_timeout,
+                hang_timeout=hang_timeout,
             ),
             restart,
-            context=context,
             preload=preload,
             threads_per_process=threads_per_process,
-            # One who spins per core, and the asker is one.
-            spinning=usable_cores() - 1,
-            hang_timeout=hang_timeout,
         )
         self._num_workers = n
         self._handle = PolicyHandle(
@@ -165,7 +167,7 @@ class PolicyWorkers(StaysHere):
         # The thread that watches the processes must not keep this object alive, nor outlive it.
         self._finalizer = weakref.finalize(self, _abandon, self._processes)
         try:
-            self._processes.start(start_timeout)
+            self._processes.start()
         except BaseException:
             self._finalizer()
             raise

@@ -27,10 +27,10 @@ from envbus.runner.agent_results import (
     PollResult,
     single_record,
 )
+from envbus.runner.env_calls import SubEnvironment
 from envbus.runner.env_states import EnvState
 from envbus.runner.faults import Fault
 from envbus.runner.pool_core import PoolCore
-from envbus.runner.sub_environments import SubEnvironment
 
 __all__ = ["DictSide"]
 

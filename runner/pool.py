@@ -39,7 +39,7 @@ from envbus.runner.config import (
     list_of,
 )
 from envbus.runner.engine import Engine
-from envbus.runner.env_calls import EnvCalls, MakeOne
+from envbus.runner.env_calls import EnvCalls, MakeOne, SubEnvironment
 from envbus.runner.env_results import Batch, Rows
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.local_fleet import make_fleet
@@ -47,7 +47,6 @@ from envbus.runner.polling import DictSide
 from envbus.runner.pool_core import PoolCore
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.statistics import Statistics, gather
-from envbus.runner.sub_environments import SubEnvironment
 from envbus.runner.vector_spaces import check_equal_spaces, check_max_concurrency, choose_spaces
 
 __all__ = ["ActorPool"]
@@ -348,14 +347,11 @@ class ActorPool(StaysHere):
             raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
         if max_envs is not None and max_envs < min_envs:
             raise ValueError(f"max_envs={max_envs} is less than min_envs={min_envs}")
-        try:
-            return hand_out(
-                lambda: self._receive(min_envs, max_envs, timeout, copy=copy, infos=infos),
-                self._core.kept.append,
-            )
-        except BaseException as exc:
-            self._faults.was_raised(exc)
-            raise
+        return hand_out(
+            lambda: self._receive(min_envs, max_envs, timeout, copy=copy, infos=infos),
+            self._core.kept.append,
+            self._faults.was_raised,
+        )
 
     def _receive(
         self,
@@ -453,13 +449,11 @@ class ActorPool(StaysHere):
             Exception: What an env raised, or what became of its actor, as `recv` raises it.
         """
         side = self._by_agent()
-        try:
-            return hand_out(
-                lambda: side.poll(timeout, min_envs, batch_wait), self._core.unpolled.append
-            )
-        except BaseException as exc:
-            self._faults.was_raised(exc)
-            raise
+        return hand_out(
+            lambda: side.poll(timeout, min_envs, batch_wait),
+            self._core.unpolled.append,
+            self._faults.was_raised,
+        )
 
     def send_actions(self, actions: Mapping[int, Mapping[Any, Any]]) -> None:
         """Ask envs to step by `{env_id: {agent_id: action}}`; `poll` returns what comes of it.
@@ -508,14 +502,11 @@ class ActorPool(StaysHere):
         self._core.reset(seed if named is None else [seed], options, named)
         if not wait:
             return ASYNC_RESET, ASYNC_RESET
-        try:
-            first = hand_out(
-                lambda: side.take_first(named or self._everyone, timeout),
-                self._core.unpolled.append,
-            )
-        except BaseException as exc:
-            self._faults.was_raised(exc)
-            raise
+        first = hand_out(
+            lambda: side.take_first(named or self._everyone, timeout),
+            self._core.unpolled.append,
+            self._faults.was_raised,
+        )
         return first.observations, first.infos
 
     def try_restart(self, env_id: int | None = None) -> None:

@@ -116,8 +116,6 @@ class RemotePolicy(TwoStepPolicy):
         self._lanes: PolicyLanes | None = None
         self._newest_push = 0
         self._described: PolicyDescribed | None = None
-        self._versions = np.zeros(0, np.int64)
-        self._version_of_all = 0
         #: What requests call the observations of a pool that is shared.
         self._shared = ""
         self._pool: weakref.ref[Any] | None = None
@@ -216,7 +214,7 @@ class RemotePolicy(TwoStepPolicy):
             lanes.change_favourite()
         versions = reply.versions
         if versions is None:
-            versions = self._all_of(ticket.rows, reply.version)
+            versions = np.full(ticket.rows, reply.version, np.int64)
         return PolicyOutput(reply.actions.value, reply.states.value, reply.extras.value, versions)
 
     def discard_actions(self, ticket: Ticket) -> None:
@@ -295,15 +293,6 @@ class RemotePolicy(TwoStepPolicy):
             # Dropping a policy is a way to close it.
             weakref.finalize(self, _abandon, self._lanes)
         return self._lanes
-
-    def _all_of(self, rows: int, version: int) -> npt.NDArray[np.int64]:
-        """Return `(rows,)` of one version, not to be written to: mostly the same as last time."""
-        kept = self._versions
-        if len(kept) < rows or self._version_of_all != version:
-            kept = np.full(rows, version, np.int64)
-            kept.flags.writeable = False
-            self._versions, self._version_of_all = kept, version
-        return kept if len(kept) == rows else kept[:rows]
 
     def _describe(self, *, with_weights: bool) -> PolicyDescribed:
         lanes = self._connected()

@@ -1,7 +1,7 @@
 """Whether a reply about envs is one to what was asked. Pure.
 
 For actors that join from elsewhere, which may be anybody's program: NumPy would make many rows of
-one. Leaves out what the rows say, which is theirs to say, and what follows (`requests.py`).
+one. Leaves out what the rows say, which is theirs to say, and what follows (`crew.py`).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from envbus.runner.console import say
 from envbus.runner.job import JobResult
 from envbus.runner.stepping import Measured
 from envbus.runner.stepping import Progress as StepProgress
@@ -91,7 +92,7 @@ class ProgressLine:
             self._bar.add_task(backend, total=1.0, text="")
 
     def _say(self, text: str) -> None:
-        _print(self._console, text)
+        say(self._console, text)
 
 
 def print_result(console: Console, result: JobResult) -> None:
@@ -107,10 +108,10 @@ def print_result(console: Console, result: JobResult) -> None:
         table.add_column(measured.backend, justify="right", no_wrap=True)
     for row in zip(*(_cells(measured) for measured in result.measured), strict=True):
         table.add_row(row[0][0], *(value for _, value in row))
-    _print(console, heading)
+    say(console, heading)
     console.print(table)
     for backend, reason in result.not_measured.items():
-        _print(console, f"{backend}: not measured: {reason}")
+        say(console, f"{backend}: not measured: {reason}")
 
 
 def print_tuning(console: Console, result: TuneResult) -> None:
@@ -118,9 +119,9 @@ def print_tuning(console: Console, result: TuneResult) -> None:
     heading = f"{result.env}: {_count(result.num_envs, 'env')}, {_count(result.cores, 'core')}"
     if result.interrupted:
         heading += " (interrupted)"
-    _print(console, heading)
+    say(console, heading)
     if result.cost is not None:
-        _print(console, _cost_text(result.cost))
+        say(console, _cost_text(result.cost))
     if not result.trials:
         return
     table = Table("", box=SIMPLE_HEAD)
@@ -135,12 +136,7 @@ def print_tuning(console: Console, result: TuneResult) -> None:
             f"{trial.memory_mb:,.0f}",
         )
     console.print(table)
-    _print(console, f"write: {result.line}")
-
-
-def _print(console: Console, text: str) -> None:
-    """Print a line as it is: `a:b:` is an import path, no emoji."""
-    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    say(console, f"write: {result.line}")
 
 
 def _cost_text(cost: Cost) -> str:

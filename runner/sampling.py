@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -23,7 +23,16 @@ from envbus.runner.metrics import EpisodeResult
 from envbus.runner.trajectory import AgentID
 from envbus.runner.video import VideoConfig
 
-__all__ = ["Demand", "Phase", "PolicyMapping", "RunnerConfig", "Sample"]
+__all__ = [
+    "Demand",
+    "Phase",
+    "PolicyMapping",
+    "Quota",
+    "RunnerConfig",
+    "Sample",
+    "share_out",
+    "worker_index",
+]
 
 
 #: Settings that are counts, and how low they may be.
@@ -36,6 +45,7 @@ _LEAST = {
     "worker_index": 0,
 }
 
+_Unit: TypeAlias = Literal["env_steps", "agent_steps", "episodes"]
 #: `(agent_id, episode) -> policy id`.
 PolicyMapping: TypeAlias = Callable[[AgentID, EpisodeRecorder], str]
 
@@ -219,12 +229,48 @@ class Sample(MultiAgentBatch):
 
 
 @dataclass(frozen=True, slots=True)
+class Quota:
+    """How much is asked for; without a number, one fragment of each env."""
+
+    unit: Literal["env_steps", "episodes", "fragment"] = "fragment"
+    amount: int = 0
+
+    @classmethod
+    def of(cls, num_env_steps: int | None, num_episodes: int | None) -> Quota:
+        """Return what a call asks for.
+
+        Raises:
+            ValueError: Both numbers are given, or one is negative.
+        """
+        if num_env_steps is not None and num_episodes is not None:
+            raise ValueError("give num_env_steps or num_episodes, not both")
+        amount = num_episodes if num_env_steps is None else num_env_steps
+        if amount is None:
+            return cls()
+        name = "num_episodes" if num_env_steps is None else "num_env_steps"
+        check_number(name, amount, whole=True)
+        if amount < 0:
+            raise ValueError(f"the number of steps or episodes must not be negative, got {amount}")
+        return cls("episodes" if num_env_steps is None else "env_steps", amount)
+
+    @property
+    def num_env_steps(self) -> int | None:
+        """As `EnvRunner.sample` takes it."""
+        return self.amount if self.unit == "env_steps" else None
+
+    @property
+    def num_episodes(self) -> int | None:
+        """As `EnvRunner.sample` takes it."""
+        return self.amount if self.unit == "episodes" else None
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """How much each env is to contribute."""
 
     #: `(num_envs,)` int64; 0: nothing.
     quotas: npt.NDArray[np.int64]
-    unit: Literal["env_steps", "agent_steps", "episodes"]
+    unit: _Unit
     #: Only whole episodes count.
     complete: bool
     #: How many envs need not contribute all of it.
@@ -259,43 +305,67 @@ class Demand:
             ValueError: Both numbers are given, or one is negative.
             ConfigError: A number of episodes, where envs run ahead in episodes that are cut.
         """
-        if num_env_steps is not None and num_episodes is not None:
-            raise ValueError("give num_env_steps or num_episodes, not both")
-        if num_episodes is not None and config.run_ahead:
+        asked = Quota.of(num_env_steps, num_episodes)
+        if asked.unit == "episodes" and config.run_ahead:
             raise ConfigError(
                 f"num_episodes={num_episodes}: with run_ahead={config.run_ahead} episodes are cut "
                 "between samples; ask for num_env_steps"
             )
-        complete = config.batch_mode == "complete_episodes"
-        if num_env_steps is None and num_episodes is None:
-            quotas = np.where(live, config.rollout_fragment_length, 0)
-            return cls._with(config, quotas.astype(np.int64), config.count_steps_by, complete)
-        check_number("num_env_steps", num_env_steps, whole=True, optional=True)
-        check_number("num_episodes", num_episodes, whole=True, optional=True)
-        total = num_env_steps if num_env_steps is not None else num_episodes
-        assert total is not None
-        if total < 0:
-            raise ValueError(f"the number of steps or episodes must not be negative, got {total}")
-        env_ids = np.flatnonzero(live)
-        quotas = np.zeros(len(live), np.int64)
-        each, rest = divmod(total, max(len(env_ids), 1))
-        quotas[env_ids] = each
-        order = np.roll(env_ids, -turn)
+        order = np.roll(np.flatnonzero(live), -turn)
         if first is not None:
             order = order[np.argsort(~first[order], kind="stable")]
-        quotas[order[:rest]] += 1
-        if num_episodes is not None:
-            return cls._with(config, quotas, "episodes", True)
-        return cls._with(config, quotas, "env_steps", complete)
+        unit: _Unit = config.count_steps_by
+        total = config.rollout_fragment_length * len(order)
+        if asked.unit != "fragment":
+            unit, total = asked.unit, asked.amount
+        quotas = _equal_parts(total, len(live), order)
+        num_asked = int(np.count_nonzero(quotas))
+        enough = math.ceil(num_asked * config.enough_envs - 1e-9)
+        complete = config.batch_mode == "complete_episodes" or unit == "episodes"
+        return cls(quotas, unit, complete, num_asked - enough)
 
-    @classmethod
-    def _with(
-        cls,
-        config: RunnerConfig,
-        quotas: npt.NDArray[np.int64],
-        unit: Literal["env_steps", "agent_steps", "episodes"],
-        complete: bool,
-    ) -> Demand:
-        asked = int(np.count_nonzero(quotas))
-        enough = math.ceil(asked * config.enough_envs - 1e-9)
-        return cls(quotas, unit, complete, asked - enough)
+
+def _equal_parts(total: int, num_envs: int, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return `(num_envs,)` parts of the envs in `order`, of which the first get one more."""
+    parts = np.zeros(num_envs, np.int64)
+    each, rest = divmod(total, max(len(order), 1))
+    parts[order] = each
+    parts[order[:rest]] += 1
+    return parts
+
+
+def share_out(
+    total: Quota, num_envs: Sequence[int], owed: Sequence[Quota | None], *, turn: int
+) -> list[Quota | None]:
+    """Return what each of some runners is to be asked for; None: nothing.
+
+    Each env contributes an equal part, wherever it is. Who has been asked before and has not
+    delivered is not asked again: what it owes counts, so that the total comes out exactly.
+
+    Args:
+        total: Of all together.
+        num_envs: Envs of each runner.
+        owed: What each was asked for before; None: nothing.
+        turn: Which env is the first to get one more, if the number does not divide.
+    """
+    free = [index for index, share in enumerate(owed) if share is None]
+    quotas: list[Quota | None] = [None] * len(owed)
+    if total.unit == "fragment" or not free:
+        for index in free:
+            quotas[index] = total
+        return quotas
+    coming = sum(share.amount for share in owed if share is not None and share.unit == total.unit)
+    counts = [num_envs[index] for index in free]
+    count = sum(counts)
+    order = np.roll(np.arange(count), -turn)
+    parts = _equal_parts(max(total.amount - coming, 0), count, order)
+    for index, part in zip(free, np.split(parts, np.cumsum(counts)[:-1]), strict=True):
+        amount = int(part.sum())
+        if amount:
+            quotas[index] = Quota(total.unit, amount)
+    return quotas
+
+
+def worker_index(first: int, index: int, incarnation: int, num_runners: int) -> int:
+    """Return the `RunnerConfig.worker_index` of one life of one runner; no other life has it."""
+    return first + index + num_runners * incarnation

@@ -1,21 +1,88 @@
 """Who has to contribute to a sample, and which rows of theirs wait to be taken. Pure.
 
-Leaves out how much is asked of whom (`sampling.py`) and how rows come about (`episodes.py`).
+Leaves out how much is asked of whom (`sampling.py`) and how rows come about (`dict_sampler.py`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from envbus.runner.episode import EpisodeRecorder
-from envbus.runner.fragment import Fragment
-from envbus.runner.sampling import Demand, Phase
-from envbus.runner.slot import Slot
+from envbus.runner.bridge.results import ClientChoice
+from envbus.runner.episode import EpisodeRecorder, Fragment
+from envbus.runner.nested import Tree
+from envbus.runner.policies import Policy
+from envbus.runner.sampling import Demand, Phase, PolicyMapping
+from envbus.runner.trajectory import AgentID
 
-__all__ = ["EnvShare", "OpenShare", "Share"]
+__all__ = ["EnvShare", "OpenShare", "Share", "Slot"]
+
+
+class Slot:
+    """What is known of an env: one of a pool, or an episode of a bridge.
+
+    Args:
+        episode_id: Of an episode of a bridge: what its simulator calls it.
+        training_enabled: Whether its rows are to be trained on.
+    """
+
+    def __init__(self, env_id: int, *, episode_id: str = "", training_enabled: bool = True) -> None:
+        self.env_id = env_id
+        self.episode_id = episode_id
+        self.training_enabled = training_enabled
+        #: What runs is the rest of an episode that was given up: it is answered, and that is all.
+        self.is_rest = False
+        self.phase = Phase.ENDED
+        self.incarnation = 0
+        self.episode: EpisodeRecorder | None = None
+        #: What there was when the episode began: policies by id, and who says which one is an
+        #: agent's; by agent what was said.
+        self.policies: Mapping[str, Policy] = {}
+        self.policy_mapping_fn: PolicyMapping | None = None
+        self.policy_ids: dict[AgentID, str] = {}
+        #: By agent: what those that are to act have seen.
+        self.seen: dict[AgentID, Tree] = {}
+        #: By agent: states of policies; actions that were chosen elsewhere.
+        self.states: dict[AgentID, Tree] = {}
+        self.off_policy: dict[AgentID, Any] = {}
+        #: Which policy of the simulator's has chosen the actions in `off_policy`; None: none.
+        self.choice: ClientChoice | None = None
+        #: Which weights chose its last action.
+        self.policy_version = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether rows of what runs may leave."""
+        return self.training_enabled and not self.is_rest
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an answer of the env is awaited."""
+        return self.phase in (Phase.RESETTING, Phase.STEPPING)
+
+    def begin_episode(
+        self,
+        episode: EpisodeRecorder,
+        policies: Mapping[str, Policy],
+        policy_mapping_fn: PolicyMapping | None,
+    ) -> None:
+        """Its first observations are awaited."""
+        self.phase = Phase.RESETTING
+        self.episode, self.policies = episode, policies
+        self.policy_mapping_fn = policy_mapping_fn
+        self.policy_ids, self.states, self.off_policy, self.seen = {}, {}, {}, {}
+
+    def take(self, ready: list[AgentID], observations: Mapping[AgentID, Tree]) -> None:
+        """The agents in `ready` are to act on what they have seen."""
+        self.phase = Phase.WAITING
+        self.seen = {agent_id: observations[agent_id] for agent_id in ready}
+
+    def end_episode(self) -> None:
+        """The episode is over."""
+        self.phase, self.episode = Phase.ENDED, None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -115,6 +182,14 @@ class Share(ABC):
         return self._env_steps + sum(episode.env_steps for episode in running)
 
 
+def _is_on_its_way(slot: Slot) -> bool:
+    """Return whether an episode runs; not one that has begun by itself, and was asked nothing."""
+    if slot.phase is Phase.WAITING:
+        assert slot.episode is not None
+        return slot.episode.length > 0
+    return slot.phase > Phase.WAITING
+
+
 class EnvShare(Share):
     """The part of one env of a pool, which steps as long as its part is not met."""
 
@@ -127,7 +202,7 @@ class EnvShare(Share):
         """Return whether the env has contributed its part, or cannot; whole episodes are ended."""
         if not self.live or (self._quota == 0 and demand.complete):
             return True
-        if demand.complete and any(slot.phase >= Phase.WAITING for slot in self.slots.values()):
+        if demand.complete and any(_is_on_its_way(slot) for slot in self.slots.values()):
             return False
         return self._ready(demand) >= self._quota
 

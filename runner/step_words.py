@@ -68,6 +68,8 @@ class StepWords:
         self._links = links
         self._asked = 0
         self._spinning = SpinBudget(BROKER_SPIN_SECONDS if links.spins else 0.0)
+        #: Seconds of the last wait for all.
+        self._last_wait = 0.0
 
     @property
     def asked(self) -> int:
@@ -105,6 +107,7 @@ class StepWords:
         """
         asker, clock = self._asker, time.perf_counter
         start = clock()
+        self._spinning.observe(self._last_wait)  # while actors are at work
         number, missing = asker.number, asker.undone()
         if missing >= 0 and (spin := self._spinning.seconds()):
             missing = asker.spin(missing, start + spin)
@@ -117,7 +120,7 @@ class StepWords:
             missing = asker.undone(missing)
             if not rung:
                 break
-        self._spinning.observe(clock() - start)
+        self._last_wait = clock() - start
         return missing < 0
 
     def is_more_told(self) -> bool:

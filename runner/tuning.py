@@ -5,7 +5,6 @@ Leaves out the command line and the printing (`cli.py`, `report.py`).
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +14,10 @@ from gymnasium.vector.utils import create_empty_array
 
 from envbus.actors.env_cost import env_cost
 from envbus.actors.spaces import is_fixed_size
-from envbus.bus.errors import ConfigError
 from envbus.bus.memory import tree_memory
-from envbus.bus.threads import ThreadsPerProcess
+from envbus.runner.job import MeasureConfig, open_envs
 from envbus.runner.links import usable_cores
 from envbus.runner.nested import leaves_of
-from envbus.runner.opening import open_envs
 from envbus.runner.policies import PolicyFactory, parse_policy
 from envbus.runner.stepping import Limits, OnProgress, Stepping
 from envbus.runner.vector_env import BusVectorEnv
@@ -40,28 +37,11 @@ _MB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TuneConfig:
+class TuneConfig(MeasureConfig):
     """What to try, and for how long."""
 
-    #: What `make_vec` takes as text: a Gymnasium id or `"module:function"`.
-    env: str
-    num_envs: int = 8
     #: For the env alone, and for each number of actors.
     seconds: float = 2.0
-    #: "random", "zero", or the import path `"module:function"`.
-    policy: str = "random"
-    #: Env i gets seed + i, the policy gets seed; None: all fresh.
-    seed: int | None = None
-    #: Threads that NumPy, PyTorch and their like start in each actor; see `BusVectorEnv`.
-    threads_per_process: ThreadsPerProcess = "auto"
-
-    def __post_init__(self) -> None:
-        if self.num_envs < 1:
-            raise ConfigError(f"the number of envs must be at least 1, not {self.num_envs}")
-        if not 0 < self.seconds < math.inf:
-            raise ConfigError(f"seconds must be positive, not {self.seconds}")
-        if self.seed is not None and self.seed < 0:
-            raise ConfigError(f"the seed must not be negative, got {self.seed}")
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

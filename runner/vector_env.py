@@ -1,7 +1,7 @@
 """`BusVectorEnv`: a drop-in for `gymnasium.vector.AsyncVectorEnv` over env actors.
 
-Leaves out how a step is asked for and what comes of it (`lockstep.py`), methods and attributes of
-the envs (`vector_calls.py`), failed envs (`engine.py`, `env_faults.py`), processes (`fleet.py`).
+Leaves out how a step is asked for and what comes of it (`lockstep.py`), failed envs (`engine.py`,
+`env_faults.py`), processes (`fleet.py`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from typing import Any, Literal, TypeAlias
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
+from envbus.actors.copies import own
 from envbus.actors.finite import CheckFinite
+from envbus.actors.protocol import Call, Exec, SetAttr
 from envbus.bus.errors import EnvbusError
 from envbus.bus.forking import StaysHere
-from envbus.bus.interrupts import hand_out, uninterrupted_call
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.keys import Allow, PathLike
+from envbus.bus.messages import Request, Tree
 from envbus.bus.restart import RestartPolicy
 from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.actions import ActionStore
+from envbus.runner.actor import Actor
 from envbus.runner.config import (
     ENDPOINTS,
     FleetConfig,
@@ -34,6 +38,7 @@ from envbus.runner.config import (
 from envbus.runner.engine import Engine
 from envbus.runner.env_calls import EnvCalls
 from envbus.runner.env_results import Infos, merge_infos
+from envbus.runner.env_roster import as_ids
 from envbus.runner.fault_log import FaultLog, Hooks
 from envbus.runner.local_fleet import make_fleet
 from envbus.runner.lockstep import Lockstep, Pending
@@ -41,7 +46,6 @@ from envbus.runner.lockstep_recycling import LockstepRecycling
 from envbus.runner.quick_steps import QuickSteps
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.statistics import Statistics, gather
-from envbus.runner.vector_calls import CallableVectorEnv
 from envbus.runner.vector_spaces import check_max_concurrency, choose_spaces
 
 __all__ = ["BusVectorEnv"]
@@ -56,7 +60,7 @@ Stepped: TypeAlias = tuple[
 ]
 
 
-class BusVectorEnv(CallableVectorEnv, StaysHere):
+class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
     """Steps envs in supervised actor processes, each of which hosts several.
 
     A drop-in for `gymnasium.vector.AsyncVectorEnv`: same parameters in the same order, same
@@ -318,20 +322,18 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
     def _end_reset(
         self, verb: str, asked: str, timeout: float | None
     ) -> tuple[Any, dict[str, Any]]:
-        lockstep = self._lockstep
+        lockstep, pending = self._lockstep, Pending.RESET
+        return lockstep.hand_out(
+            pending, lambda: lockstep.fetch(verb, asked, pending, timeout, self._take_reset)
+        )
 
-        def end() -> tuple[Any, dict[str, Any]]:
-            kept: tuple[Any, dict[str, Any]] | None = lockstep.take_kept(Pending.RESET)
-            if kept is not None:
-                return kept
-            infos, misfit = self._merge(lockstep.end_reset(verb, asked, timeout))
-            first = self._results.observations.batch(copy=self.copy), infos
-            if misfit is not None:
-                lockstep.keep(Pending.RESET, first)
-                raise misfit
-            return first
-
-        return hand_out(end, lambda results: lockstep.keep(Pending.RESET, results))
+    def _take_reset(self, verb: str, timeout: float | None) -> tuple[Any, dict[str, Any]]:
+        infos, misfit = self._merge(self._lockstep.end_reset(verb, timeout))
+        first = self._results.observations.batch(copy=self.copy), infos
+        if misfit is not None:
+            self._lockstep.keep(Pending.RESET, first)
+            raise misfit
+        return first
 
     # --- step --------------------------------------------------------------------------------
 
@@ -370,10 +372,10 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         def step() -> Stepped:
             if not is_asked:  # also if a step is pending already: that is an error
                 self.step_async(actions)
-            return self.step_wait()
+            return self._fetch_step("step_wait", "step_async", None)
 
         # Handlers of signals are exchanged once for both, instead of twice.
-        return hand_out(step, self._keep_step)
+        return self._lockstep.hand_out(Pending.STEP, step)
 
     def step_async(self, actions: Any) -> None:
         """Ask all envs to advance by one step; `step_wait` returns the results.
@@ -398,33 +400,208 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         self._lockstep.begin_step(verb, actions)
 
     def _end_step(self, verb: str, asked: str, timeout: float | None) -> Stepped:
-        lockstep = self._lockstep
+        return self._lockstep.hand_out(Pending.STEP, lambda: self._fetch_step(verb, asked, timeout))
 
-        def end() -> Stepped:
-            kept: Stepped | None = lockstep.take_kept(Pending.STEP)
-            if kept is not None:
-                return kept
-            infos, misfit = self._merge(lockstep.end_step(verb, asked, timeout))
-            results = self._results
-            stepped = (
-                results.observations.batch(copy=self.copy),
-                results.blocks.rewards.copy(),
-                results.blocks.terminations.copy(),
-                results.blocks.truncations.copy(),
-                infos,
-            )
-            if misfit is not None:
-                self._keep_step(stepped)
-                raise misfit
-            return stepped
+    def _fetch_step(self, verb: str, asked: str, timeout: float | None) -> Stepped:
+        return self._lockstep.fetch(verb, asked, Pending.STEP, timeout, self._take_step)
 
-        return hand_out(end, self._keep_step)
+    def _take_step(self, verb: str, timeout: float | None) -> Stepped:
+        infos, misfit = self._merge(self._lockstep.end_step(verb, timeout))
+        results = self._results
+        stepped = (
+            results.observations.batch(copy=self.copy),
+            results.blocks.rewards.copy(),
+            results.blocks.terminations.copy(),
+            results.blocks.truncations.copy(),
+            infos,
+        )
+        if misfit is not None:
+            self._lockstep.keep(Pending.STEP, stepped)
+            raise misfit
+        return stepped
 
     def _merge(self, infos: Infos) -> tuple[dict[str, Any], ValueError | None]:
         return merge_infos(infos, self._add_info, range(self.num_envs))
 
-    def _keep_step(self, stepped: Stepped) -> None:
-        self._lockstep.keep(Pending.STEP, stepped)
+    # --- methods and attributes of the envs ----------------------------------------------------
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each env, or read an attribute, and return the results in order.
+
+        Looks through wrappers; a dotted name reaches into attributes.
+        """
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Ask for `call`; `call_wait` returns the results.
+
+        Raises:
+            ClosedEnvironmentError: After `close`.
+            AlreadyPendingCallError: Another call is pending.
+            EncodeError: An argument cannot be pickled. Nothing was sent.
+        """
+        self._ask_call("call_async", name, args, kwargs)
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for the calls and return their results; errors as in `reset_wait`."""
+        return tuple(self._end_call("call_wait", "call_async", timeout))
+
+    def get_attr(self, name: str, indices: int | Sequence[int] | None = None) -> tuple[Any, ...]:
+        """Return an attribute of each env, or of those at `indices`, in order."""
+        if indices is None:
+            return self.call(name)
+        chosen = self._resolve(indices)
+        self._ask_call("call_async", name, (), {}, chosen)
+        values = self._end_call("call_wait", "call_async", None)
+        return tuple(values[index] for index in chosen)
+
+    def has_attr(self, name: str) -> bool:
+        """Return whether every env has the attribute, looking through wrappers."""
+        return all(self.exec_func(_has_attr, None, name))
+
+    def set_attr(
+        self,
+        name: str,
+        values: Any,
+        *,
+        indices: int | Sequence[int] | None = None,
+        broadcast: bool = False,
+    ) -> None:
+        """Set an attribute of the envs.
+
+        Args:
+            name: The attribute; created if it does not exist.
+            values: A list or tuple with one value per addressed env, or one value for all.
+            indices: Which envs; None: all.
+            broadcast: Give `values` to each env whole, also if it is a list or tuple.
+
+        Raises:
+            ValueError: The number of values is not that of the envs. Nothing was sent.
+        """
+        self._lockstep.check_open()
+        chosen = self._resolve(indices)
+        if broadcast or not isinstance(values, list | tuple):
+            values = [values] * len(chosen)
+        if len(values) != len(chosen):
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {len(chosen)} environments."
+            )
+        by_env = dict(zip(chosen, values, strict=True))
+        self._begin_call(
+            "set_attr",
+            chosen,
+            lambda actor, slots: SetAttr(
+                name=name,
+                values=Tree([by_env[actor.env_ids[slot]] for slot in slots]),
+                slots=slots,
+            ),
+        )
+        self._end_call("set_attr", "set_attr", None)
+
+    def render(self) -> tuple[Any, ...]:
+        """Return each env's rendered frame, or None where it has none."""
+        return self.call("render")
+
+    def exec_func(
+        self,
+        func: Callable[..., Any] | Any,
+        indices: int | Sequence[int] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Run `func(env, *args, **kwargs)` beside each env, in its process.
+
+        Args:
+            func: Any function, also a lambda or closure; what is not callable is returned.
+            indices: Which envs; None: all; negative ones count from the end.
+            *args: For `func`.
+            **kwargs: For `func`.
+
+        Returns:
+            `num_envs` results, None for envs that were not addressed.
+        """
+        self.exec_func_send(func, indices, *args, **kwargs)
+        return self.exec_func_fetch()
+
+    def exec_func_send(
+        self,
+        func: Callable[..., Any] | Any,
+        indices: int | Sequence[int] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Ask for `exec_func`; `exec_func_fetch` returns the results."""
+        what, positional, named = Tree(func), Tree(own(args)), Tree(own(kwargs))
+        self._begin_call(
+            "exec_func_send",
+            self._resolve(indices),
+            lambda _, slots: Exec(function=what, args=positional, kwargs=named, slots=slots),
+        )
+
+    def exec_func_fetch(self, timeout: float | None = None) -> list[Any]:
+        """Wait for `exec_func_send`'s results; errors as in `reset_wait`."""
+        return self._end_call("exec_func_fetch", "exec_func_send", timeout)
+
+    def env_is_wrapped(self, wrapper_class: type) -> list[bool]:
+        """Return for each env whether one of its wrappers is a `wrapper_class`."""
+        return self.exec_func(_is_wrapped, None, wrapper_class)
+
+    @property
+    def np_random_seed(self) -> Any:
+        """Each env's `np_random_seed`, a tuple."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc]  # without a setter, as in Gymnasium's AsyncVectorEnv
+    def np_random(self) -> Any:
+        """A copy of each env's `np_random`, a tuple."""
+        return self.get_attr("np_random")
+
+    def _ask_call(
+        self,
+        verb: str,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        indices: Sequence[int] | None = None,
+    ) -> None:
+        # Copies: what is sent must not change under the sender's hands.
+        positional, named = Tree(own(args)), Tree(own(kwargs))
+        self._begin_call(
+            verb,
+            indices,
+            lambda _, slots: Call(name=name, args=positional, kwargs=named, slots=slots),
+        )
+
+    @uninterrupted_call
+    def _begin_call(
+        self,
+        verb: str,
+        indices: Sequence[int] | None,
+        make_request: Callable[[Actor, list[int]], Request[Any]],
+    ) -> None:
+        chosen = range(self.num_envs) if indices is None else sorted(set(indices))
+        self._lockstep.begin_call(verb, chosen, make_request)
+
+    def _end_call(self, verb: str, asked: str, timeout: float | None) -> list[Any]:
+        lockstep, pending = self._lockstep, Pending.CALL
+        return lockstep.hand_out(
+            pending, lambda: lockstep.fetch(verb, asked, pending, timeout, self._take_call)
+        )
+
+    def _take_call(self, verb: str, timeout: float | None) -> list[Any]:
+        values = self._lockstep.end_call(verb, timeout)
+        return [values.get(env_id) for env_id in range(self.num_envs)]
+
+    def _resolve(self, indices: int | Sequence[int] | None) -> list[int]:
+        if indices is None:
+            return list(range(self.num_envs))
+        asked = as_ids("indices", [indices] if isinstance(indices, int | np.integer) else indices)
+        for index in asked:
+            if not -self.num_envs <= index < self.num_envs:
+                raise IndexError(f"env {index} does not exist; there are {self.num_envs}")
+        return [index % self.num_envs for index in asked]
 
     # --- OpenRL's names ----------------------------------------------------------------------
 
@@ -447,6 +624,14 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
     def step_fetch(self, timeout: float | None = None) -> Stepped:
         """`step_wait` under OpenRL's name."""
         return self._end_step("step_fetch", "step_send", timeout)
+
+    def call_send(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """`call_async` under OpenRL's name."""
+        self._ask_call("call_send", name, args, kwargs)
+
+    def call_fetch(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """`call_wait` under OpenRL's name."""
+        return tuple(self._end_call("call_fetch", "call_send", timeout))
 
     # --- end ---------------------------------------------------------------------------------
 
@@ -471,3 +656,20 @@ class BusVectorEnv(CallableVectorEnv, StaysHere):
         faults = self._faults
         given_up = 0 if faults.recovery is None else len(faults.lost)
         return gather(self._fleet, self._log, faults.recovery, given_up)
+
+
+def _has_attr(env: gymnasium.Env[Any, Any], name: str) -> bool:
+    try:
+        env.get_wrapper_attr(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _is_wrapped(env: gymnasium.Env[Any, Any], wrapper_class: type) -> bool:
+    layer: Any = env
+    while isinstance(layer, gymnasium.Wrapper):
+        if isinstance(layer, wrapper_class):
+            return True
+        layer = layer.env
+    return False

@@ -18,11 +18,11 @@ from envbus.bus.errors import ConfigError, RequestTimeoutError
 from envbus.bus.settings import check_number
 from envbus.runner.callbacks import Callbacks
 from envbus.runner.config import check_kind, list_of
+from envbus.runner.env_calls import SubEnvironment
 from envbus.runner.episode import EpisodeRecorder
 from envbus.runner.extras import how_to_install
 from envbus.runner.faults import ActorLostError, Fault
 from envbus.runner.metrics import PerfTimers
-from envbus.runner.sub_environments import SubEnvironment
 
 if TYPE_CHECKING:
     from envbus.runner.sampling import Sample

@@ -87,7 +87,10 @@ MAY_SLEEP = {
     "tests/waiting.py",
 }
 #: Programs in strings, which cannot import `tests.waiting`, and how often they sleep.
-SLEEPING_PROGRAMS = {"tests/bus/test_reaping.py": 1, "tests/integration/test_no_process_left.py": 1}
+SLEEPING_PROGRAMS = {
+    "tests/bus/test_forkserver.py": 1,
+    "tests/integration/test_no_process_left.py": 1,
+}
 #: What tests replace, and why nothing can be handed in. Limits (names in capitals) are left out,
 #: and what `monkeypatch` has methods for: environment, working directory, `sys.path`, items.
 PATCHED = {
@@ -108,7 +111,7 @@ PATCHED = {
     ("tests/integration/test_nursery.py", "sys.argv"): "the interpreter's state is the subject",
     ("tests/integration/test_policy_runners.py", "PolicyLanes.ask"): "calls are noted on their way",
     ("tests/integration/test_vector_env_deaths.py", "tempfile.tempdir"): "as in `test_folders.py`",
-    ("tests/runner/group/test_joint_memory.py", "Arena.create"): "a machine without memory",
+    ("tests/runner/group/test_sample_memory_joint.py", "Arena.create"): "a machine without memory",
     ("tests/runner/group/test_sample_memory.py", "Arena.create"): "a machine without memory",
     ("tests/runner/test_vector_env.py", "gymnasium.vector.AsyncVectorEnv"): "users do the same",
 }

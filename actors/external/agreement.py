@@ -13,13 +13,12 @@ import numpy as np
 
 from envbus.actors.agent_spaces import AgentSpaces
 from envbus.actors.agents import ALL
-from envbus.actors.external.elements import Take, taker
+from envbus.actors.external.elements import Take, opened, taker
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import Value
 from envbus.actors.spaces import Element, Space, from_plain, to_plain
 from envbus.bus.brief import brief, cut
 from envbus.bus.errors import ConfigError, EnvbusError
-from envbus.bus.messages import Tree
 
 __all__ = ["Agreement", "SpaceLike"]
 
@@ -162,8 +161,7 @@ def _taker(space: Space) -> Take:
     takers = {agent: taker(sub) for agent, sub in space.spaces.items()}
 
     def take(value: Value, place: str) -> Element:
-        if type(value) is Tree:
-            value = value.value
+        value = opened(value)
         if not isinstance(value, Mapping):
             raise SpaceMismatchError(
                 f"{place}: expected a map by agent, got a {type(value).__name__}"
@@ -204,8 +202,7 @@ def _listed(plain: Any) -> Value:
 
 
 def _build(value: Value) -> SpaceLike:
-    if type(value) is Tree:
-        value = value.value
+    value = opened(value)
     _assert_bounded(value)
     if not isinstance(value, Mapping) or isinstance(value.get("space"), str):
         return from_plain(value)

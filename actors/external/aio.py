@@ -12,18 +12,28 @@ import secrets
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from envbus.actors.external.agreement import SpaceLike
 from envbus.actors.external.conversation import Call, Conversation, Outcome
+from envbus.actors.external.elements import to_wire
 from envbus.actors.external.link import PROGRESS_AFTER, told_if_slow
-from envbus.actors.external.local_inference import (
-    AsyncLocalInference,
-    check_inference,
-    local_episodes,
-)
+from envbus.actors.external.local_episodes import Choose, LocalEpisodes, Wait, Work, check_inference
 from envbus.actors.external.local_policy import LocalSettings, PolicyOrFactory
-from envbus.actors.external.verbs import REPLY_TYPES, ClientTimeouts, Verbs, endpoint_of
+from envbus.actors.external.protocol import (
+    EndEpisode,
+    GetAction,
+    LogAction,
+    LogReturns,
+    StartEpisode,
+)
+from envbus.actors.external.verbs import (
+    REPLY_TYPES,
+    ClientState,
+    ClientTimeouts,
+    EpisodeRequest,
+    endpoint_of,
+)
 from envbus.actors.spaces import Element, Space
 from envbus.bus.codec import encode
 from envbus.bus.errors import (
@@ -36,6 +46,7 @@ from envbus.bus.errors import (
 from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Payload
 from envbus.bus.near_peer import NearPeer
+from envbus.bus.transport import AT_ONE_GO
 
 __all__ = ["AsyncExternalEnvClient"]
 
@@ -43,6 +54,10 @@ logger = logging.getLogger("envbus.actors.external")
 
 #: Seconds between looks at the clock and the connection, at most.
 _SLICE = 0.5
+#: Seconds for a task that was cancelled; it ends at its next turn.
+_STOP_TIMEOUT = 2.0
+
+T = TypeVar("T")
 
 
 class AsyncExternalEnvClient:
@@ -86,37 +101,39 @@ class AsyncExternalEnvClient:
         self._heartbeat = heartbeat
         self._lanes = lanes
         self._keys = PeerKeys.load(keys, server_key)
-        self._verbs = Verbs(observation_space, action_space, name)
-        self._placeholders = self._verbs.placeholders()
+        self._state = state = ClientState(observation_space, action_space, name)
+        self._placeholders = state.placeholders()
         self._talk = Conversation(
-            self._verbs.hello(heartbeat),
-            self._verbs.join,
-            self._verbs.on_joined,
-            self._timeouts.patience,
+            state.hello(heartbeat), state.join, state.on_joined, self._timeouts.patience
         )
         self._policy, self._update_interval, self._settings = policy, update_interval, local
-        self.local: AsyncLocalInference | None = None
+        self.local: LocalEpisodes | None = None
+        #: Sends fragments and pulls models, if this client chooses.
+        self._sender: asyncio.Task[None] | None = None
+        #: Who waits for something to change in `local`.
+        self._waiting: set[asyncio.Future[None]] = set()
         self._transport: NearPeer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._joined: asyncio.Future[None] | None = None
         self._next_beat = 0.0
+        self._again: asyncio.Handle | None = None
         self._closed = False
 
     @property
     def name(self) -> str:
         """For people."""
-        return self._verbs.name
+        return self._state.name
 
     @property
     def observation_space(self) -> Space:
         """What was agreed upon; an `AgentSpaces` with several agents."""
-        return self._verbs.observation_space
+        return self._state.observation_space
 
     @property
     def action_space(self) -> Space:
         """What was agreed upon; an `AgentSpaces` with several agents."""
-        return self._verbs.action_space
+        return self._state.action_space
 
     async def connect(self) -> None:
         """Join the bridge; done by `async with`.
@@ -167,20 +184,16 @@ class AsyncExternalEnvClient:
         timeout: float | None = None,
     ) -> str:
         """As `ExternalEnvClient.start_episode`."""
-        request = self._verbs.start_episode(episode_id, training_enabled)
-        episode: str = await self._ask(request, timeout)
-        if self.local is not None:
-            self.local.begin(episode)
+        request = StartEpisode(episode_id=episode_id, training_enabled=training_enabled)
+        episode: str = await self._perform(request, timeout)
         return episode
 
     async def get_action(
         self, episode_id: str, observation: Element, *, timeout: float | None = None
     ) -> Element:
         """As `ExternalEnvClient.get_action`."""
-        if (local := await self._local(episode_id)) is not None:
-            return local.get_action(episode_id, observation)
-        request = self._verbs.get_action(episode_id, observation)
-        return await self._ask(request, self._timeouts.action if timeout is None else timeout)
+        request = GetAction(episode_id=episode_id, observation=to_wire(observation))
+        return await self._perform(request, timeout)
 
     async def log_action(
         self,
@@ -191,10 +204,10 @@ class AsyncExternalEnvClient:
         timeout: float | None = None,
     ) -> None:
         """As `ExternalEnvClient.log_action`."""
-        if (local := await self._local(episode_id)) is not None:
-            local.log_action(episode_id, observation, action)
-            return
-        await self._ask(self._verbs.log_action(episode_id, observation, action), timeout)
+        request = LogAction(
+            episode_id=episode_id, observation=to_wire(observation), action=to_wire(action)
+        )
+        await self._perform(request, timeout)
 
     async def log_returns(
         self,
@@ -207,11 +220,14 @@ class AsyncExternalEnvClient:
         timeout: float | None = None,
     ) -> None:
         """As `ExternalEnvClient.log_returns`."""
-        if (local := await self._local(episode_id)) is not None:
-            local.log_returns(episode_id, reward, info, terminateds, truncateds)
-            return
-        request = self._verbs.log_returns(episode_id, reward, info, terminateds, truncateds)
-        await self._ask(request, timeout)
+        request = LogReturns(
+            episode_id=episode_id,
+            reward=to_wire(reward),
+            info=to_wire(info),
+            terminateds=to_wire(terminateds),
+            truncateds=to_wire(truncateds),
+        )
+        await self._perform(request, timeout)
 
     async def end_episode(
         self,
@@ -224,20 +240,25 @@ class AsyncExternalEnvClient:
         timeout: float | None = None,
     ) -> None:
         """As `ExternalEnvClient.end_episode`."""
-        request = self._verbs.end_episode(
-            episode_id, observation, truncated, terminateds, truncateds
+        request = EndEpisode(
+            episode_id=episode_id,
+            observation=to_wire(observation),
+            truncated=truncated,
+            terminateds=to_wire(terminateds),
+            truncateds=to_wire(truncateds),
         )
-        if (local := await self._local(episode_id)) is not None:
-            await local.end(episode_id, request, self._timeouts.seconds(timeout))
-            return
-        await self._ask(request, timeout)
+        await self._perform(request, timeout)
 
     async def close(self) -> None:
         """Close the connection; who waits fails with `ClosedError`. Idempotent."""
         self._closed = True
         self._talk.end(ClosedError("this client was closed"))
         if self.local is not None:
-            await self.local.stop()
+            self.local.stop()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.cancel()
+            await asyncio.wait([sender], timeout=_STOP_TIMEOUT)
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
@@ -274,28 +295,62 @@ class AsyncExternalEnvClient:
 
     async def _start_local(self, policy: PolicyOrFactory) -> None:
         patience = self._timeouts.other
-        self.local = AsyncLocalInference(
-            local_episodes(self._verbs, policy, self._settings, self._update_interval, patience),
-            self._ask,
+        self.local = LocalEpisodes(
+            self._state, policy, self._settings, self._update_interval, patience, time.monotonic
         )
-        await self.local.start()
+        self.local.changed = self._wake
+        await self._do(self.local, self.local.start())
+        self._sender = self._running().create_task(self._do(self.local, self.local.run()))
 
-    async def _local(self, episode_id: str) -> AsyncLocalInference | None:
-        """Return what chooses here, for an episode that is open; None: the bridge does."""
+    def _wake(self) -> None:
+        for one in self._waiting:
+            if not one.done():
+                one.set_result(None)
+
+    async def _perform(self, request: EpisodeRequest, timeout: float | None) -> Any:
+        seconds = self._timeouts.seconds(request, timeout)
         if self.local is None:
-            return None
+            return await self._ask(self._state.prepared(request), seconds)
         await asyncio.sleep(0)  # others are to get on, too, though nothing here waits
         self._running()
-        self._verbs.check_open(episode_id)
-        return self.local
+        request = self._state.prepared(request)
+        return await self._do(self.local, self.local.perform(request, seconds))
+
+    async def _do(self, local: LocalEpisodes, work: Work[T]) -> T:
+        """Do what work asks for; other tasks come in while it asks or waits."""
+        outcome: Any = None
+        error: Exception | None = None
+        while True:
+            try:
+                effect = work.send(outcome) if error is None else work.throw(error)
+            except StopIteration as stop:
+                done: T = stop.value
+                return done
+            outcome = error = None
+            try:
+                if isinstance(effect, Wait):
+                    await self._wait_for_change(effect.seconds)
+                elif isinstance(effect, Choose):
+                    outcome = local.choose(effect)
+                else:
+                    outcome = await self._ask(*effect)
+            except Exception as exc:
+                error = exc
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(changed)
+        try:
+            await asyncio.wait([changed], timeout=seconds)
+        finally:
+            self._waiting.discard(changed)
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._transport is None or self._loop is None:
             raise ClosedError("this client is not connected, or was closed")
         return self._loop
 
-    async def _ask(self, payload: Payload, timeout: float | None) -> Any:
-        timeout = self._timeouts.seconds(timeout)
+    async def _ask(self, payload: Payload, seconds: float) -> Any:
         done: asyncio.Future[Outcome] = self._running().create_future()
 
         def settle(outcome: Outcome) -> None:
@@ -304,16 +359,16 @@ class AsyncExternalEnvClient:
 
         now = time.monotonic()
         frames = encode(payload, self._placeholders)
-        call = Call(payload, frames, REPLY_TYPES[type(payload)], now, now + timeout, settle)
+        call = Call(payload, frames, REPLY_TYPES[type(payload)], now, now + seconds, settle)
         self._talk.submit(call, now)
         self._look()
         try:
             outcome = await done
         except asyncio.CancelledError:
             self._talk.abandon(call)
-            self._verbs.give_up(payload, call.request_id)
+            self._state.give_up(payload, call.request_id)
             raise
-        return self._verbs.result(payload, outcome, call.request_id)
+        return self._state.result(payload, outcome, call.request_id)
 
     async def _keep(self) -> None:
         """Look at the clock: hello, heartbeats, deadlines, lost connections."""
@@ -340,12 +395,16 @@ class AsyncExternalEnvClient:
             return
         try:
             self._flush(transport)
-            while (frames := transport.receive(0.0)) is not None:
+            for _ in range(AT_ONE_GO):
+                if (frames := transport.receive(0.0)) is None:
+                    break
                 try:
                     talk.received(frames, time.monotonic())
                 except ProtocolError as exc:
                     logger.warning("%s sent what cannot be read: %s", self.address, exc)
                 self._flush(transport)
+            else:
+                self._look_again()
         except EnvbusError as exc:  # the socket failed
             talk.end(exc)
         joined = self._joined
@@ -354,6 +413,12 @@ class AsyncExternalEnvClient:
                 joined.set_exception(talk.refused)
             elif talk.ready:
                 joined.set_result(None)
+
+    def _look_again(self) -> None:
+        """Look at what is left when others of the loop have had their turn."""
+        if self._again is not None:
+            self._again.cancel()
+        self._again = self._running().call_soon(self._look)
 
     def _flush(self, transport: NearPeer) -> None:
         outgoing = self._talk.outgoing

@@ -7,22 +7,26 @@ Leaves out the connection (`link.py`), the protocol (`conversation.py`) and what
 from __future__ import annotations
 
 import secrets
+import threading
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from envbus.actors.external.agreement import SpaceLike
 from envbus.actors.external.conversation import Conversation
 from envbus.actors.external.link import Link
-from envbus.actors.external.local_inference import (
-    LocalInference,
-    check_inference,
-    local_episodes,
-)
+from envbus.actors.external.local_episodes import Choose, LocalEpisodes, Wait, Work, check_inference
 from envbus.actors.external.local_policy import LocalSettings, PolicyOrFactory
-from envbus.actors.external.verbs import ClientTimeouts, Verbs, endpoint_of
-from envbus.actors.spaces import Element, Space
+from envbus.actors.external.verbs import (
+    ClientState,
+    ClientTimeouts,
+    EpisodeRequest,
+    SimulatorVerbs,
+    endpoint_of,
+)
+from envbus.actors.spaces import Space
 from envbus.bus.codec import encode
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import StaysHere
@@ -36,7 +40,10 @@ from envbus.bus.zmq_peer import ZmqPeer
 __all__ = ["ExternalEnvClient"]
 
 
-class ExternalEnvClient(StaysHere):
+T = TypeVar("T")
+
+
+class ExternalEnvClient(StaysHere, SimulatorVerbs):
     """A simulator's connection to a bridge.
 
         with ExternalEnvClient("tcp://127.0.0.1:5556") as client:
@@ -82,7 +89,8 @@ class ExternalEnvClient(StaysHere):
         lanes: Whether to reach a bridge of this user and host without ZeroMQ, if it can be.
 
     Attributes:
-        local: What chooses here; None: nothing does.
+        local: What chooses here, with its `policy_version`, and how many steps are not sent yet
+            (`num_unsent`) or became no rows (`num_dropped`); None: nothing does.
         address: With its scheme.
         identity: By which the bus knows this client, over all its connections.
 
@@ -113,9 +121,8 @@ class ExternalEnvClient(StaysHere):
     ) -> None:
         check_inference(inference, policy, update_interval)
         self._timeouts = ClientTimeouts.of(timeouts)
-        self._verbs = Verbs(observation_space, action_space, name)
-        self._placeholders = self._verbs.placeholders()
-        hello = self._verbs.hello(heartbeat)
+        self._state = state = ClientState(observation_space, action_space, name)
+        hello = state.hello(heartbeat)
         self.address = address = endpoint_of(address)
         peer_keys = PeerKeys.load(keys, server_key)
         self.identity = identity = f"sim.{secrets.token_hex(8)}".encode()
@@ -123,9 +130,7 @@ class ExternalEnvClient(StaysHere):
             self._link = Link(
                 address,
                 NearPeer(address, identity, keys=peer_keys, lanes=lanes),
-                Conversation(
-                    hello, self._verbs.join, self._verbs.on_joined, self._timeouts.patience
-                ),
+                Conversation(hello, state.join, state.on_joined, self._timeouts.patience),
                 Heartbeats(
                     lambda: ZmqPeer(address, identity + b".heartbeat", keys=peer_keys),
                     identity,
@@ -137,11 +142,17 @@ class ExternalEnvClient(StaysHere):
             self._finalizer = weakref.finalize(self, _close, link, None)
         try:
             link.connect(self._timeouts.connect)
-            self.local: LocalInference | None = None
+            self._ask = _asker(link, state)
+            self.local: LocalEpisodes | None = None
+            self._inference: _LocalInference | None = None
             if inference == "client":
-                self.local = self._make_local(policy, update_interval, local)
+                patience = self._timeouts.other
+                self.local = LocalEpisodes(
+                    state, policy, local, update_interval, patience, time.monotonic
+                )
+                self._inference = _LocalInference(self.local, self._ask)
                 self._finalizer.detach()
-                self._finalizer = weakref.finalize(self, _close, link, self.local)
+                self._finalizer = weakref.finalize(self, _close, link, self._inference)
         except BaseException:
             self._finalizer()
             raise
@@ -149,158 +160,27 @@ class ExternalEnvClient(StaysHere):
     @property
     def name(self) -> str:
         """For people."""
-        return self._verbs.name
+        return self._state.name
 
     @property
     def observation_space(self) -> Space:
         """What was agreed upon; an `AgentSpaces` with several agents."""
-        return self._verbs.observation_space
+        return self._state.observation_space
 
     @property
     def action_space(self) -> Space:
         """What was agreed upon; an `AgentSpaces` with several agents."""
-        return self._verbs.action_space
+        return self._state.action_space
 
     @property
     def policy_ids(self) -> list[str]:
         """Who may act, as the bridge has told last."""
-        return list(self._verbs.joined.policy_ids)
+        return list(self._state.joined.policy_ids)
 
     @property
     def lease(self) -> float:
         """Seconds that the bridge keeps the episodes of a client that is gone."""
-        return self._verbs.joined.lease
-
-    def start_episode(
-        self,
-        episode_id: str | None = None,
-        training_enabled: bool = True,
-        *,
-        timeout: float | None = None,
-    ) -> str:
-        """Begin an episode and return its id.
-
-        Args:
-            episode_id: Never used before; None: the bridge makes one up.
-            training_enabled: Whether its steps may be trained on.
-            timeout: Seconds; None: that of the client.
-
-        Raises:
-            EpisodeAlreadyStartedError: One of that id is open.
-            EpisodeFinishedError: That id is used up.
-            RequestTimeoutError: The bridge has not answered in time.
-            PeerLostError: It is out of reach, or was started again.
-            ClosedError: This client was closed.
-        """
-        request = self._verbs.start_episode(episode_id, training_enabled)
-        episode: str = self._ask(request, timeout)
-        if self.local is not None:
-            self.local.begin(episode)
-        return episode
-
-    def get_action(
-        self, episode_id: str, observation: Element, *, timeout: float | None = None
-    ) -> Element:
-        """Tell an observation, wait for an action, and return that.
-
-        Raises:
-            ActionTimeoutError: None came in time; also a TimeoutError. The observation is void.
-            SpaceMismatchError: The observation is outside its space. The episode goes on.
-            EpisodeError: The episode is not open, or another call for it came meanwhile.
-            Exception: What the policy raised, as its own class where that is known here.
-            PeerLostError: The bridge is out of reach, or was started again.
-            ClosedError: This client was closed.
-            QueueFullError: It chooses itself, and too many steps wait to be sent.
-        """
-        if self.local is not None:
-            self._assert_open()
-            self._verbs.check_open(episode_id)
-            return self.local.get_action(episode_id, observation)
-        request = self._verbs.get_action(episode_id, observation)
-        return self._ask(request, self._timeouts.action if timeout is None else timeout)
-
-    def log_action(
-        self,
-        episode_id: str,
-        observation: Element,
-        action: Element,
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        """Tell an observation, and the action that was taken upon it without being asked for.
-
-        Raises as `get_action`; a time-out is a `RequestTimeoutError`, and the step counts all the
-        same if it has reached the bridge: do not log it again.
-        """
-        if self.local is not None:
-            self._assert_open()
-            self._verbs.check_open(episode_id)
-            self.local.log_action(episode_id, observation, action)
-            return
-        self._ask(self._verbs.log_action(episode_id, observation, action), timeout)
-
-    def log_returns(
-        self,
-        episode_id: str,
-        reward: Any,
-        info: Mapping[Any, Any] | None = None,
-        *,
-        terminateds: Mapping[Any, bool] | None = None,
-        truncateds: Mapping[Any, bool] | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        """Tell what the action before has led to.
-
-        Rewards add up until the next observation, infos are merged.
-
-        Args:
-            episode_id: Which episode.
-            reward: A number; with several agents a dict of them by agent.
-            info: A dict; with several agents one by agent.
-            terminateds: With several agents: who has come to an end.
-            truncateds: With several agents: who was cut short.
-            timeout: Seconds; None: that of the client.
-
-        Raises as `log_action`.
-        """
-        if self.local is not None:
-            self._assert_open()
-            self._verbs.check_open(episode_id)
-            self.local.log_returns(episode_id, reward, info, terminateds, truncateds)
-            return
-        request = self._verbs.log_returns(episode_id, reward, info, terminateds, truncateds)
-        self._ask(request, timeout)
-
-    def end_episode(
-        self,
-        episode_id: str,
-        observation: Element,
-        truncated: bool = False,
-        *,
-        terminateds: Mapping[Any, bool] | None = None,
-        truncateds: Mapping[Any, bool] | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        """Tell the last observation.
-
-        Args:
-            episode_id: Which episode.
-            observation: After the last action.
-            truncated: It was cut short (a time limit) instead of having come to its end.
-            terminateds: With several agents: for whom that is different.
-            truncateds: The same.
-            timeout: Seconds; None: that of the client.
-
-        Raises as `log_action`.
-        """
-        request = self._verbs.end_episode(
-            episode_id, observation, truncated, terminateds, truncateds
-        )
-        if self.local is not None:
-            self._assert_open()
-            self.local.end(episode_id, request, self._timeouts.seconds(timeout))
-            return
-        self._ask(request, timeout)
+        return self._state.joined.lease
 
     @uninterrupted_call
     def close(self) -> None:
@@ -325,31 +205,83 @@ class ExternalEnvClient(StaysHere):
         state = self.address if self._finalizer.alive else "closed"
         return f"<ExternalEnvClient {self.name} {state}>"
 
-    def _ask(self, payload: Payload, timeout: float | None) -> Any:
-        frames = encode(payload, self._placeholders)
-        outcome, request_id = self._link.request(payload, frames, self._timeouts.seconds(timeout))
-        return self._verbs.result(payload, outcome, request_id)
-
-    def _assert_open(self) -> None:
+    def _perform(self, request: EpisodeRequest, timeout: float | None) -> Any:
+        seconds = self._timeouts.seconds(request, timeout)
+        request = self._state.prepared(request)
+        if self._inference is None or self.local is None:
+            return self._ask(request, seconds)
         if not self._finalizer.alive:
             raise ClosedError("this client was closed")
-
-    def _make_local(
-        self, policy: PolicyOrFactory, update_interval: float, settings: LocalSettings | None
-    ) -> LocalInference:
-        link, verbs, placeholders = self._link, self._verbs, self._placeholders
-
-        def ask(payload: Payload, timeout: float) -> Any:  # must not keep the client alive
-            outcome, request_id = link.request(payload, encode(payload, placeholders), timeout)
-            return verbs.result(payload, outcome, request_id)
-
-        patience = self._timeouts.other
-        return LocalInference(
-            local_episodes(verbs, policy, settings, update_interval, patience), ask
-        )
+        return self._inference.do(self.local.perform(request, seconds))
 
 
-def _close(link: Link, local: LocalInference | None) -> None:
-    if local is not None:
-        local.stop()
+class _LocalInference:
+    """Does the work of a client that chooses, in the callers' threads and one of its own.
+
+    That one sends fragments and pulls models.
+
+    Args:
+        episodes: Of the client.
+        ask: `(request, seconds) -> reply`: sends and waits; may be called by any thread. Neither it
+            nor anything here may keep the client alive.
+
+    Raises:
+        Exception: As `LocalEpisodes.start`.
+    """
+
+    def __init__(self, episodes: LocalEpisodes, ask: Callable[[Payload, float], Any]) -> None:
+        self._episodes = episodes
+        self._ask = ask
+        #: Held while any of the episodes is touched, except that the policy chooses.
+        self._changed = threading.Condition()
+        self._choosing = threading.Lock()
+        episodes.changed = self._changed.notify_all
+        self.do(episodes.start())
+        work = episodes.run()
+        threading.Thread(target=self.do, args=(work,), name="envbus-fragments", daemon=True).start()
+
+    def do(self, work: Work[T]) -> T:
+        """Do what work asks for; others come in while it asks, has the policy choose, or waits."""
+        outcome: Any = None
+        error: Exception | None = None
+        while True:
+            with self._changed:
+                try:
+                    effect = work.send(outcome) if error is None else work.throw(error)
+                    while isinstance(effect, Wait):
+                        self._changed.wait(effect.seconds)
+                        effect = work.send(None)
+                except StopIteration as stop:
+                    done: T = stop.value
+                    return done
+            outcome = error = None
+            try:
+                if isinstance(effect, Choose):
+                    with self._choosing:
+                        outcome = self._episodes.choose(effect)
+                else:
+                    outcome = self._ask(*effect)
+            except Exception as exc:
+                error = exc
+
+    def stop(self) -> None:
+        """End the thread. Idempotent."""
+        with self._changed:
+            self._episodes.stop()
+
+
+def _asker(link: Link, state: ClientState) -> Callable[[Payload, float], Any]:
+    """Return what sends a request and waits for its answer, for so many seconds."""
+    placeholders = state.placeholders()
+
+    def ask(payload: Payload, seconds: float) -> Any:
+        outcome, request_id = link.request(payload, encode(payload, placeholders), seconds)
+        return state.result(payload, outcome, request_id)
+
+    return ask
+
+
+def _close(link: Link, inference: _LocalInference | None) -> None:
+    if inference is not None:
+        inference.stop()
     link.close()

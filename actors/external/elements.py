@@ -24,7 +24,7 @@ from envbus.actors.spaces import Element, Space
 from envbus.bus.brief import brief
 from envbus.bus.messages import Tree
 
-__all__ = ["Take", "is_finite", "taker", "to_wire"]
+__all__ = ["Take", "is_finite", "opened", "taker", "to_wire"]
 
 #: Returns the element that a value is; the second argument is its place, for people.
 Take: TypeAlias = Callable[[Value, str], Element]
@@ -241,7 +241,7 @@ def _dict_taker(space: spaces.Dict) -> Take:
     parts = [(key, taker(sub)) for key, sub in space.spaces.items()]
 
     def take(value: Value, place: str) -> Element:
-        value = _opened(value)
+        value = opened(value)
         if not isinstance(value, Mapping):
             raise _mismatch(space, place, value)
         if len(value) != len(parts) or any(key not in value for key, _ in parts):
@@ -256,7 +256,7 @@ def _tuple_taker(space: spaces.Tuple[Any]) -> Take:
     parts = [taker(sub) for sub in space.spaces]
 
     def take(value: Value, place: str) -> Element:
-        value = _opened(value)
+        value = opened(value)
         if not isinstance(value, list | tuple) or len(value) != len(parts):
             raise _mismatch(space, place, value)
         return tuple([sub(value[i], f"{place}[{i}]") for i, sub in enumerate(parts)])
@@ -268,7 +268,7 @@ def _one_of_taker(space: spaces.OneOf[Any]) -> Take:
     parts = [taker(sub) for sub in space.spaces]
 
     def take(value: Value, place: str) -> Element:
-        value = _opened(value)
+        value = opened(value)
         if not isinstance(value, list | tuple) or len(value) != 2:
             raise _mismatch(space, place, value)
         choice = value[0]
@@ -285,7 +285,7 @@ def _sequence_taker(space: spaces.Sequence) -> Take:
     part = taker(space.feature_space)
 
     def take(value: Value, place: str) -> Element:
-        value = _opened(value)
+        value = opened(value)
         if not isinstance(value, list | tuple):
             raise _mismatch(space, place, value)
         return tuple([part(item, f"{place}[{i}]") for i, item in enumerate(value)])
@@ -312,7 +312,7 @@ def _stacked_taker(space: spaces.Sequence) -> Take:
 
 def _any_taker(space: Space) -> Take:
     def take(value: Value, place: str) -> Element:
-        value = _opened(value)
+        value = opened(value)
         try:
             inside = space.contains(value)
         except Exception:  # a space of the user's, and a value of anybody's
@@ -347,7 +347,8 @@ def is_finite(value: Value) -> bool:
     return True
 
 
-def _opened(value: Value) -> Value:
+def opened(value: Value) -> Value:
+    """Return what a value that came in a `Tree` is."""
     return value.value if type(value) is Tree else value
 
 

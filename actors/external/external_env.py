@@ -5,19 +5,20 @@ Leaves out where they run: `hosting.py` has the process, `envbus.runner.bridge.h
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.client import ExternalEnvClient
-from envbus.actors.spaces import Element, Space
+from envbus.actors.external.verbs import EpisodeRequest, SimulatorVerbs
+from envbus.actors.spaces import Space
 from envbus.bus.errors import ConfigError
 
 __all__ = ["ExternalEnv", "ExternalMultiAgentEnv"]
 
 
-class ExternalEnv(ABC):
+class ExternalEnv(SimulatorVerbs):
     """An environment that asks for actions instead of being stepped.
 
         class Robot(ExternalEnv):
@@ -34,8 +35,7 @@ class ExternalEnv(ABC):
         bridge.host(Robot(observation_space, action_space))
 
     `run` may start threads, and have several episodes open. Its verbs are those of
-    `ExternalEnvClient`, `terminateds` and `truncateds` for several agents; they can be called as
-    soon as `run` is.
+    `ExternalEnvClient`; they can be called as soon as `run` is.
 
     Args:
         observation_space: What it observes.
@@ -73,47 +73,8 @@ class ExternalEnv(ABC):
             raise ConfigError(f"{type(self).__qualname__} is not being run: use bridge.host()")
         return self._client
 
-    def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
-        """As `ExternalEnvClient.start_episode`."""
-        return self.client.start_episode(episode_id, training_enabled)
-
-    def get_action(
-        self, episode_id: str, observation: Element, *, timeout: float | None = None
-    ) -> Element:
-        """As `ExternalEnvClient.get_action`."""
-        return self.client.get_action(episode_id, observation, timeout=timeout)
-
-    def log_action(self, episode_id: str, observation: Element, action: Element) -> None:
-        """As `ExternalEnvClient.log_action`."""
-        self.client.log_action(episode_id, observation, action)
-
-    def log_returns(
-        self,
-        episode_id: str,
-        reward: Any,
-        info: Mapping[Any, Any] | None = None,
-        *,
-        terminateds: Mapping[Any, bool] | None = None,
-        truncateds: Mapping[Any, bool] | None = None,
-    ) -> None:
-        """As `ExternalEnvClient.log_returns`."""
-        self.client.log_returns(
-            episode_id, reward, info, terminateds=terminateds, truncateds=truncateds
-        )
-
-    def end_episode(
-        self,
-        episode_id: str,
-        observation: Element,
-        truncated: bool = False,
-        *,
-        terminateds: Mapping[Any, bool] | None = None,
-        truncateds: Mapping[Any, bool] | None = None,
-    ) -> None:
-        """As `ExternalEnvClient.end_episode`."""
-        self.client.end_episode(
-            episode_id, observation, truncated, terminateds=terminateds, truncateds=truncateds
-        )
+    def _perform(self, request: EpisodeRequest, timeout: float | None) -> Any:
+        return self.client._perform(request, timeout)
 
 
 class ExternalMultiAgentEnv(ExternalEnv):

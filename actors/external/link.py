@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import threading
 import time
 from collections import deque
@@ -31,6 +30,8 @@ from envbus.bus.interrupts import uninterrupted
 from envbus.bus.messages import Payload
 from envbus.bus.near_peer import NearPeer
 from envbus.bus.serve import Heartbeats
+from envbus.bus.transport import AT_ONE_GO
+from envbus.bus.unix_sockets import Bell
 
 __all__ = ["PROGRESS_AFTER", "Link", "told_if_slow"]
 
@@ -100,11 +101,9 @@ class Link:
         self._closed = False
         #: Whether somebody closes, or has closed, the socket.
         self._ended = False
-        self._rung = False
         self._unknown = False
-        self._waker, self._ear = socket.socketpair()
-        self._ear.setblocking(False)
-        transport.watch(self._ear.fileno())
+        self._bell = Bell()
+        transport.watch(self._bell.fileno())
 
     def connect(self, timeout: float) -> None:
         """Join the bridge; raises `RequestTimeoutError`, or why it refuses."""
@@ -173,7 +172,7 @@ class Link:
                 waiter.bell.acquire()
                 self._orders.append((waiter, call))
                 self._waiters[waiter] = None
-                self._ring()
+                self._bell.ring()
         # Whoever leads judges the deadline; beyond it only a bug keeps one waiting.
         if waiter.bell is not None and not waiter.bell.acquire(timeout=timeout + 10 * GRACE):
             raise AssertionError("nobody leads")
@@ -184,7 +183,7 @@ class Link:
         """The broker does not know this client any more; called in the heartbeats' thread."""
         self._unknown = True
         with self._mutex:
-            self._ring()
+            self._bell.ring()
 
     def close(self) -> None:
         """Wake everybody up, and close when nobody leads any more. Idempotent."""
@@ -194,19 +193,12 @@ class Link:
             if self._closed:
                 return
             self._closed = True
-            self._ring()
+            self._bell.ring()
             alone = self._ended = self._leader is None
         with told_if_slow(f"the client of {self._address} is being closed"):
             self._heartbeats.stop()  # a sign of life after the goodbye would be a stranger's
             if alone:
                 self._end()
-
-    def _ring(self) -> None:
-        """Let who leads look at the orders; the mutex is held."""
-        if not self._rung:
-            self._rung = True
-            with contextlib.suppress(OSError):
-                self._waker.send(b".")
 
     def _lead(self, waiter: _Waiter, call: Call, now: float) -> None:
         """Send and receive for all, until this one's answer is there."""
@@ -247,19 +239,21 @@ class Link:
         now = time.monotonic()
         with uninterrupted():  # what a handler raises while ZeroMQ frees a frame is swallowed
             self._receive(waiter, now)
-        if self._rung:
+        if self._bell.rung:
             self._take_orders(now)
         if self._unknown:
             self._unknown = False
             talk.forgotten()
-        if silent or not talk.ready:
+        if silent or not patience or not talk.ready:
             lost_for = transport.lost_for()
             talk.tick(now, lost_for, transport.trouble())
         self._flush()
 
     def _receive(self, waiter: _Waiter, now: float) -> None:
-        """Take the messages that are there, up to this one's answer."""
-        while waiter.outcome is None and (frames := self._transport.receive(0.0)) is not None:
+        """Take messages that are there, up to this one's answer."""
+        for _ in range(AT_ONE_GO):
+            if waiter.outcome is not None or (frames := self._transport.receive(0.0)) is None:
+                return
             try:
                 self._conversation.received(frames, now)
             except ProtocolError as exc:
@@ -268,9 +262,7 @@ class Link:
 
     def _take_orders(self, now: float) -> None:
         with self._mutex:
-            self._rung = False
-            with contextlib.suppress(BlockingIOError):
-                self._ear.recv(64)
+            self._bell.silence()
             closed = self._closed
         while self._orders:  # who submits leaves them there until it is done, for Ctrl-C
             call = self._orders[0][1]
@@ -295,5 +287,4 @@ class Link:
         with contextlib.suppress(EnvbusError):  # without a connection nobody waits for it
             self._flush()
         self._transport.close()
-        self._waker.close()
-        self._ear.close()
+        self._bell.close()

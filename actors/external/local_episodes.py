@@ -1,27 +1,53 @@
 """What a client that chooses actions itself keeps, sends and asks for. Pure.
 
-No socket, clock, thread or loop in this file. Verbs that need nobody are plain methods. What has to
-ask the bridge or to wait is *work*: a generator that yields an `Ask` or a `Wait` and goes on with
-what came of it. Threads and event loops do that alike (`local_inference.py`); only one of all works
-and verbs runs at a time, and nothing runs while one of them waits.
+No socket, clock, thread or loop in this file. A verb, and what goes on behind the verbs, is *work*:
+a generator that yields an `Ask`, a `Choose` or a `Wait` and goes on with what came of it. Threads
+and event loops do that alike (`client.py`, `aio.py`); only one of all works runs at a time, and
+others come in while one of them asks, has the policy choose, or waits.
 
-Leaves out how steps are kept (`fragments.py`) and who chooses (`local_policy.py`).
+Leaves out who chooses (`local_policy.py`).
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
+import numpy as np
+
 from envbus.actors.agent_spaces import AgentSpaces
 from envbus.actors.clipping import agent_clip, clip_of, remembered
+from envbus.actors.copies import own
 from envbus.actors.external.elements import to_wire
-from envbus.actors.external.errors import EpisodeError, EpisodeFinishedError, RefusedError
-from envbus.actors.external.fragments import Fragments
-from envbus.actors.external.local_policy import Answered, LocalPolicy
-from envbus.actors.external.protocol import GetModel, LogFragment, Model
-from envbus.actors.external.verbs import Verbs
+from envbus.actors.external.errors import (
+    EpisodeAlreadyStartedError,
+    EpisodeError,
+    EpisodeFinishedError,
+    EpisodeNotFoundError,
+    RefusedError,
+)
+from envbus.actors.external.local_policy import (
+    Answered,
+    LocalPolicy,
+    LocalSettings,
+    PolicyOrFactory,
+)
+from envbus.actors.external.protocol import (
+    EndEpisode,
+    FragmentStep,
+    GetAction,
+    GetModel,
+    LogAction,
+    LogFragment,
+    LogReturns,
+    Model,
+    StartEpisode,
+    Value,
+)
+from envbus.actors.external.verbs import ClientState, EpisodeRequest
 from envbus.actors.spaces import Element, Space
 from envbus.bus.errors import (
     ClosedError,
@@ -29,12 +55,14 @@ from envbus.bus.errors import (
     EnvbusError,
     PeerLostError,
     ProtocolError,
+    QueueFullError,
     RemoteError,
     RequestTimeoutError,
 )
 from envbus.bus.messages import Payload
+from envbus.bus.settings import check_number
 
-__all__ = ["Ask", "LocalEpisodes", "Wait", "Work"]
+__all__ = ["Ask", "Choose", "Fragments", "LocalEpisodes", "Wait", "Work", "check_inference"]
 
 logger = logging.getLogger("envbus.actors.external")
 
@@ -50,6 +78,13 @@ class Ask(NamedTuple):
     seconds: float
 
 
+class Choose(NamedTuple):
+    """Have the policy choose, by `LocalEpisodes.choose`, and go on with what it has done."""
+
+    episode_id: str
+    observation: Element
+
+
 class Wait(NamedTuple):
     """Go on when something has changed, or after this time."""
 
@@ -57,19 +92,246 @@ class Wait(NamedTuple):
 
 
 T = TypeVar("T")
-Work: TypeAlias = Generator[Ask | Wait, Any, T]
+Work: TypeAlias = Generator[Ask | Choose | Wait, Any, T]
+
+
+def check_inference(inference: str, policy: object, update_interval: float) -> None:
+    """Raise `ConfigError` unless a client's settings fit each other."""
+    if inference not in ("server", "client"):
+        raise ConfigError(f'inference must be "server" or "client", not {inference!r}')
+    if (policy is None) != (inference == "server"):
+        raise ConfigError('policy belongs to inference="client", which needs one')
+    check_number("update_interval", update_interval)
+    if not 0.0 < update_interval < 1e9:
+        raise ConfigError(f"update_interval must be positive and finite, not {update_interval}")
+
+
+_NOTHING = FragmentStep()
+
+
+class _Steps:
+    """One episode: what is not confirmed yet."""
+
+    def __init__(self) -> None:
+        #: Number of the first that waits.
+        self.first = 0
+        self.waiting: deque[FragmentStep] = deque()
+        #: What was logged since the last observation.
+        self.logged = _NOTHING
+        #: All is to be sent, however little it is.
+        self.is_due = False
+        self.error: Exception | None = None
+
+
+class Fragments:
+    """The steps of all episodes of a client. Not thread-safe.
+
+    One fragment is under way at a time: `take` it, then `confirm`, or `take` it again.
+
+    Args:
+        policy_id: Whose copy the client has.
+        length: Steps after which a fragment of an episode that goes on is sent.
+        most: Steps that may wait, of all episodes together.
+        multi_agent: Whether values are maps by agent.
+    """
+
+    def __init__(self, policy_id: str, length: int, most: int, *, multi_agent: bool) -> None:
+        self._policy_id = policy_id
+        self._length = length
+        self._most = most
+        self._multi_agent = multi_agent
+        self._episodes: dict[str, _Steps] = {}
+        self._num_waiting = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Steps that no bridge has confirmed."""
+        return self._num_waiting
+
+    def begin(self, episode_id: str) -> None:
+        """An episode was started."""
+        if episode_id in self._episodes:
+            raise EpisodeAlreadyStartedError(f"Episode {episode_id} is already started.")
+        self._episodes[episode_id] = _Steps()
+
+    def check(self, episode_id: str) -> None:
+        """Raise unless another step of an episode can be added.
+
+        Raises:
+            EpisodeNotFoundError: It was not started by this client, or is over.
+            QueueFullError: Too much waits to be sent.
+            EpisodeError: The bridge has refused what came before.
+        """
+        self._of(episode_id)
+        if self._num_waiting >= self._most:
+            raise QueueFullError(
+                f"episode {episode_id}: {self._num_waiting} steps wait to be sent, which is the "
+                "limit; the bridge is out of reach, or its runner does not sample: wait, and ask "
+                "again"
+            )
+
+    def add(
+        self,
+        episode_id: str,
+        observation: Value,
+        action: Value,
+        *,
+        policy_version: int = -1,
+        extras: Value = None,
+    ) -> None:
+        """Keep a step; -1: its action was chosen elsewhere. Raises as `check`."""
+        self.check(episode_id)
+        self._append(
+            self._of(episode_id),
+            observation=observation,
+            action=action,
+            policy_version=policy_version,
+            extras=extras,
+        )
+
+    def log(
+        self,
+        episode_id: str,
+        reward: Value,
+        info: Mapping[Any, Any] | None,
+        terminateds: Mapping[Any, bool] | None,
+        truncateds: Mapping[Any, bool] | None,
+    ) -> None:
+        """Add what the last action has led to.
+
+        Raises:
+            EpisodeNotFoundError: As `check`.
+            EpisodeError: It is not what it has to be. Nothing was added.
+        """
+        steps = self._of(episode_id)
+        logged = steps.logged
+        total = self._sum(episode_id, logged.reward, reward)
+        merged = self._merged(episode_id, logged.info, info)
+        for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
+            if flags is not None and not (self._multi_agent and isinstance(flags, Mapping)):
+                raise EpisodeError(f"Episode {episode_id}: {name} are a map by agent, of several.")
+        steps.logged = FragmentStep(
+            reward=total,
+            info=merged,
+            terminateds=_or(logged.terminateds, terminateds),
+            truncateds=_or(logged.truncateds, truncateds),
+        )
+
+    def finish(self, episode_id: str) -> None:
+        """All of an episode is to be sent now. Raises `EpisodeNotFoundError`."""
+        steps = self._of(episode_id)
+        if steps.logged is not _NOTHING:
+            self._append(steps)
+        steps.is_due = bool(steps.waiting)
+
+    def is_sent(self, episode_id: str) -> bool:
+        """Return whether nothing of an episode waits. Raises what it was refused with."""
+        return not self._of(episode_id).waiting
+
+    def end(self, episode_id: str) -> None:
+        """Forget an episode."""
+        steps = self._episodes.pop(episode_id, None)
+        if steps is not None:
+            self._num_waiting -= len(steps.waiting)
+
+    def fail(self, episode_id: str, error: Exception) -> None:
+        """The bridge has refused a fragment for good: what waits is dropped, and later calls fail.
+
+        `end` forgets the episode.
+        """
+        steps = self._episodes.get(episode_id)
+        if steps is not None:
+            self._num_waiting -= len(steps.waiting)
+            steps.waiting.clear()
+            steps.error, steps.is_due = error, False
+
+    def take(self) -> LogFragment | None:
+        """Return what is to be sent next, again if it was not confirmed; None: nothing is.
+
+        Episodes take turns, those that are to be sent whole first.
+        """
+        found = None
+        for episode_id, steps in self._episodes.items():
+            if steps.is_due:
+                found = episode_id
+                break
+            if found is None and len(steps.waiting) >= self._length:
+                found = episode_id
+        if found is None:
+            return None
+        steps = self._episodes[found]
+        count = min(len(steps.waiting), self._length)
+        return LogFragment(
+            episode_id=found,
+            policy_id=self._policy_id,
+            first=steps.first,
+            steps=[steps.waiting[index] for index in range(count)],
+        )
+
+    def confirm(self, fragment: LogFragment) -> None:
+        """The bridge has these."""
+        steps = self._episodes.get(fragment.episode_id)
+        if steps is None or steps.first != fragment.first:
+            return  # of an episode that is over, or told once more
+        self._episodes[fragment.episode_id] = self._episodes.pop(fragment.episode_id)  # behind all
+        count = min(len(fragment.steps), len(steps.waiting))
+        for _ in range(count):
+            steps.waiting.popleft()
+        self._num_waiting -= count
+        steps.first += count
+        steps.is_due = steps.is_due and bool(steps.waiting)
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _of(self, episode_id: str) -> _Steps:
+        steps = self._episodes.get(episode_id)
+        if steps is None:
+            raise EpisodeNotFoundError(f"Episode {episode_id} not found.")
+        if steps.error is not None:
+            raise steps.error
+        return steps
+
+    def _append(self, steps: _Steps, **taken: Any) -> None:
+        steps.waiting.append(msgspec.structs.replace(steps.logged, **taken))
+        steps.logged = _NOTHING
+        self._num_waiting += 1
+
+    def _sum(self, episode_id: str, before: Value, reward: Value) -> Value:
+        if not self._multi_agent:
+            return _number(episode_id, reward) + (0.0 if before is None else before)
+        if reward is None:
+            reward = {}
+        if not isinstance(reward, Mapping):
+            raise EpisodeError(f"Episode {episode_id}: rewards are a map by agent.")
+        total = dict(before or {})
+        for agent, number in reward.items():
+            total[agent] = total.get(agent, 0.0) + _number(episode_id, number)
+        return total
+
+    def _merged(self, episode_id: str, before: Any, info: Any) -> Any:
+        if info is None:
+            return before
+        if not isinstance(info, Mapping):
+            raise EpisodeError(
+                f"Episode {episode_id}: an info is a map, not a {type(info).__name__}."
+            )
+        if not self._multi_agent:
+            return {**(before or {}), **info}
+        merged = dict(before or {})
+        for agent, more in info.items():
+            merged[agent] = {**merged.get(agent, {}), **(more or {})}
+        return merged
 
 
 class LocalEpisodes:
     """The episodes of one client, and its copy of a policy.
 
-    `choose` may run beside all others, one at a time; policies need not be thread-safe.
+    `choose` may run beside all work, once at a time; policies need not be thread-safe.
 
     Args:
-        verbs: The client's; it has joined.
-        policy: The copy.
-        policy_id: Of which policy.
-        fragments: Where steps wait.
+        state: The client's; it has joined.
+        policy: The copy, or what makes it.
+        settings: None: the defaults.
         update_interval: Seconds between looks for a newer model.
         patience: Seconds that such a request, or a fragment, waits for its answer.
         clock: Returns seconds.
@@ -77,27 +339,39 @@ class LocalEpisodes:
     Attributes:
         changed: Called when somebody who waits should look again.
         stopped: Whether there is nothing more to be done.
+
+    Raises:
+        ConfigError: `policy` is neither.
     """
 
     def __init__(
         self,
-        verbs: Verbs,
-        policy: LocalPolicy,
-        policy_id: str,
-        fragments: Fragments,
+        state: ClientState,
+        policy: PolicyOrFactory,
+        settings: LocalSettings | None,
         update_interval: float,
         patience: float,
         clock: Callable[[], float],
     ) -> None:
-        self._verbs = verbs
-        self._policy, self._policy_id = policy, policy_id
-        self._fragments = fragments
+        settings = settings or LocalSettings()
+        self._state = state
+        self._policy_id = settings.policy_id or state.joined.policy_ids[0]
+        self._policy = LocalPolicy(
+            policy, state.observation_space, state.action_space, explore=settings.explore
+        )
+        self._fragments = Fragments(
+            self._policy_id,
+            settings.fragment_length,
+            settings.max_unsent,
+            multi_agent=state.joined.multi_agent,
+        )
         self._update_interval, self._patience = update_interval, patience
         self._clock = clock
         self._clip_of = remembered(_clip_of)
         self.changed: Callable[[], object] = lambda: None
         self.stopped = False
-        self._fresh: Model | None = None
+        #: The model that has come since the policy has chosen last, if one has.
+        self._fresh: deque[Model] = deque(maxlen=1)
         #: Of the newest model that has come.
         self._version = -1
         self._pull_now = False
@@ -125,30 +399,37 @@ class LocalEpisodes:
 
     # --- verbs --------------------------------------------------------------------------------
 
-    def begin(self, episode_id: str) -> None:
-        """The bridge has started an episode."""
-        self._fragments.begin(episode_id)
-
-    def observe(self, episode_id: str, observation: Element) -> Element:
-        """Return an observation as the policy takes it.
+    def perform(self, request: EpisodeRequest, timeout: float) -> Work[Any]:
+        """Do a verb, and return what it returns.
 
         Raises:
-            SpaceMismatchError: It is outside its space.
+            SpaceMismatchError: The observation, or the policy's action, is outside its space.
             EpisodeError: The episode is not open, or the bridge has refused its steps.
             QueueFullError: Too many steps wait to be sent.
+            EnvbusError: Of a start or an end, what the bridge says; see `_end`.
+            Exception: What the policy raises.
         """
-        self._fragments.check(episode_id)
-        place = f"observation of episode {episode_id}"
-        return self._verbs.agreement.take_observation(to_wire(observation), place)
+        if isinstance(request, StartEpisode):
+            episode_id: str = yield Ask(request, timeout)
+            self._fragments.begin(episode_id)
+            return episode_id
+        if isinstance(request, GetAction):
+            observation = self._observed(request.episode_id, request.observation)
+            chosen = yield Choose(request.episode_id, observation)
+            return self._act(request.episode_id, observation, chosen.action, chosen)
+        if isinstance(request, LogAction):
+            observation = self._observed(request.episode_id, request.observation)
+            self._act(request.episode_id, observation, request.action, None)
+        elif isinstance(request, LogReturns):
+            self._log_returns(request)
+        else:
+            yield from self._end(request, timeout)
+        return None
 
-    def take_fresh(self) -> Model | None:
-        """Return the model that has come since the last time, for `choose`."""
-        fresh, self._fresh = self._fresh, None
-        return fresh
-
-    def choose(self, episode_id: str, observation: Element, fresh: Model | None) -> Answered:
+    def choose(self, asked: Choose) -> Answered:
         """Have the policy choose, after it has taken over a newer model; raises what it raises."""
-        if fresh is not None:
+        while self._fresh:
+            fresh = self._fresh.pop()
             try:
                 self._policy.take(fresh)
             except Exception:
@@ -158,23 +439,27 @@ class LocalEpisodes:
                     self._policy_id,
                     self._policy.version,
                 )
-        return self._policy.answer(episode_id, observation, self._done.get(episode_id, {}))
+        episode_id = asked.episode_id
+        return self._policy.answer(episode_id, asked.observation, self._done.get(episode_id, {}))
 
-    def act(
+    def _observed(self, episode_id: str, observation: Value) -> Element:
+        """Return an observation as the policy takes it."""
+        self._fragments.check(episode_id)
+        place = f"observation of episode {episode_id}"
+        return self._state.agreement.take_observation(observation, place)
+
+    def _act(
         self, episode_id: str, observation: Element, action: Element, chosen: Answered | None
     ) -> Element:
-        """Keep a step, and return its action; `chosen` is None if the simulator has chosen it.
-
-        Raises as `observe`, also of the action.
-        """
+        """Keep a step, and return its action; `chosen` is None if the simulator has chosen it."""
         place = f"action of episode {episode_id}"
         if chosen is not None:  # a Gaussian leaves its Box
             action = self._clipped(action)
-        action = self._verbs.agreement.take_action(to_wire(action), place)
+        action = self._state.agreement.take_action(to_wire(action), place)
         self._fragments.add(
             episode_id,
-            to_wire(observation),
-            to_wire(action),
+            to_wire(own(observation)),  # which waits, and the simulator may write in its arrays
+            to_wire(own(action)),
             policy_version=-1 if chosen is None else chosen.policy_version,
             extras=None if chosen is None else chosen.extras,
         )
@@ -182,21 +467,14 @@ class LocalEpisodes:
         return action
 
     def _clipped(self, action: Element) -> Element:
-        clip = self._clip_of(self._verbs.agreement.action_space)
+        clip = self._clip_of(self._state.agreement.action_space)
         return action if clip is None else clip(action)
 
-    def log_returns(
-        self,
-        episode_id: str,
-        reward: Any,
-        info: Mapping[Any, Any] | None,
-        terminateds: Mapping[Any, bool] | None,
-        truncateds: Mapping[Any, bool] | None,
-    ) -> None:
-        """Keep what the last action has led to; raises `EpisodeError`."""
-        self._fragments.log(
-            episode_id, to_wire(reward), to_wire(info), to_wire(terminateds), to_wire(truncateds)
-        )
+    def _log_returns(self, request: LogReturns) -> None:
+        episode_id = request.episode_id
+        terminateds, truncateds = request.terminateds, request.truncateds
+        info = own(request.info)
+        self._fragments.log(episode_id, request.reward, info, terminateds, truncateds)
         for flags in (terminateds, truncateds):
             for agent, flag in (flags or {}).items():
                 if flag:
@@ -246,7 +524,7 @@ class LocalEpisodes:
                     self.changed()
                 yield from self._pause()
 
-    def end(self, episode_id: str, request: Payload, timeout: float) -> Work[None]:
+    def _end(self, request: EndEpisode, timeout: float) -> Work[None]:
         """Have all steps of an episode sent, then its end, and wait for both to be confirmed.
 
         Raises:
@@ -255,6 +533,7 @@ class LocalEpisodes:
             EpisodeError: The bridge refuses a step or the end.
             EnvbusError: As `ExternalEnvClient.end_episode`.
         """
+        episode_id = request.episode_id
         deadline = self._clock() + timeout
         try:
             self._fragments.finish(episode_id)
@@ -315,7 +594,7 @@ class LocalEpisodes:
 
     def _send(self, fragment: LogFragment) -> Work[None]:
         try:
-            self._verbs.check_open(fragment.episode_id)
+            self._state.check_open(fragment.episode_id)
             reply = yield Ask(fragment, self._patience)
         except (RefusedError, ProtocolError, RemoteError) as exc:
             self._fragments.fail(fragment.episode_id, exc)
@@ -335,8 +614,24 @@ class LocalEpisodes:
             logger.warning("%s; version %d goes on", exc, self._version)
             return
         if model.weights is not None or model.onnx is not None:
-            self._version, self._fresh = model.version, model
+            self._version = model.version
+            self._fresh.append(model)
 
 
 def _clip_of(space: Space | None) -> Callable[[Element], Element] | None:
     return agent_clip(space) if isinstance(space, AgentSpaces) else clip_of(space)
+
+
+def _number(episode_id: str, value: Value) -> float:
+    if isinstance(value, int | float | np.number) and not isinstance(value, bool):
+        return float(value)
+    raise EpisodeError(f"Episode {episode_id}: a reward is a number, not {value!r:.80}.")
+
+
+def _or(before: dict[Any, bool] | None, flags: Mapping[Any, bool] | None) -> dict[Any, bool] | None:
+    if not flags:
+        return before
+    after = dict(before or {})
+    for agent, flag in flags.items():
+        after[agent] = bool(flag or after.get(agent))
+    return after

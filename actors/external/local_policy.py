@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from envbus.actors.agent_spaces import AgentSpaces
-from envbus.actors.external.elements import to_wire
+from envbus.actors.external.elements import opened, to_wire
 from envbus.actors.external.protocol import Model, Value
 from envbus.actors.spaces import Element, Space, is_fixed_size
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import Tree
 
 __all__ = ["Answered", "LocalPolicy", "LocalSettings", "PolicyOrFactory"]
 
@@ -103,7 +102,7 @@ class LocalPolicy:
         if model.onnx is not None:
             weights: Any = {"model": model.onnx}
         elif model.weights is not None:
-            weights = model.weights.value if type(model.weights) is Tree else model.weights
+            weights = opened(model.weights)
         else:
             return False
         if self._policy is None:
@@ -159,7 +158,7 @@ class LocalPolicy:
             after = _first(out.states)
             extras |= {"state_in": before, "state_out": after}
             self._states.setdefault(episode_id, {})[agent] = after
-        return action, {name: _sendable(value) for name, value in extras.items()}
+        return action, {name: to_wire(value) for name, value in extras.items()}
 
     def _one_of(self, space: Space) -> Space:
         """Return what the policy is made for: with several agents, the first one's."""
@@ -188,8 +187,3 @@ def _objects(element: Element) -> Any:
     rows = np.empty(1, object)
     rows[0] = element
     return rows
-
-
-def _sendable(value: Any) -> Value:
-    """Return a column's value; the receiver knows its dtype."""
-    return to_wire(value)

@@ -1,6 +1,8 @@
-"""What a simulator's verbs are on the wire, and what comes back; for all Python clients.
+"""The five verbs of a simulator: as it calls them, as requests, and what comes back.
 
-Keeps the spaces that were agreed upon, and which episodes are open.
+For all Python clients. Keeps the spaces that were agreed upon, and which episodes are open. Leaves
+out who performs a request: a connection (`client.py`, `aio.py`), or the client itself
+(`local_episodes.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import os
 import re
 import secrets
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
@@ -16,11 +19,7 @@ import msgspec
 
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.elements import to_wire
-from envbus.actors.external.errors import (
-    ActionTimeoutError,
-    EpisodeLostError,
-    refusal_of,
-)
+from envbus.actors.external.errors import ActionTimeoutError, EpisodeLostError, refusal_of
 from envbus.actors.external.protocol import (
     ActionChosen,
     BridgeJoined,
@@ -42,12 +41,20 @@ from envbus.actors.failures import original_of
 from envbus.actors.spaces import Element, Space
 from envbus.bus.brief import brief
 from envbus.bus.broker import failure_to_error
-from envbus.bus.errors import ConfigError, EnvbusError, RemoteError, RequestTimeoutError
+from envbus.bus.errors import ConfigError, RemoteError, RequestTimeoutError
 from envbus.bus.ext import Placeholders
 from envbus.bus.messages import Failed, FailureCode, Hello, Payload, Reply
+from envbus.bus.peer_session import Outcome
 from envbus.bus.settings import check_number
 
-__all__ = ["REPLY_TYPES", "ClientTimeouts", "Verbs", "endpoint_of"]
+__all__ = [
+    "REPLY_TYPES",
+    "ClientState",
+    "ClientTimeouts",
+    "EpisodeRequest",
+    "SimulatorVerbs",
+    "endpoint_of",
+]
 
 #: Lost episodes whose ids are remembered.
 _MAX_LOST = 10_000
@@ -63,7 +70,8 @@ REPLY_TYPES: Final[Mapping[type[Payload], type[Reply]]] = {
     GetModel: Model,
 }
 
-Outcome: TypeAlias = "Reply | Failed | EnvbusError"
+#: What a verb asks for.
+EpisodeRequest: TypeAlias = StartEpisode | GetAction | LogAction | LogReturns | EndEpisode
 
 
 _BARE = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^/:\s]+):\d{1,5}")
@@ -114,22 +122,157 @@ class ClientTimeouts(msgspec.Struct, frozen=True, kw_only=True):
             )
         return given or cls()
 
-    def seconds(self, timeout: float | None) -> float:
-        """Return how long a verb may take that was told so; None: it was not.
+    def seconds(self, request: EpisodeRequest, timeout: float | None) -> float:
+        """Return how long a verb may take that was told `timeout`; None: it was told nothing.
 
         Raises:
             ConfigError: It is not positive and finite.
         """
         if timeout is None:
-            return self.other
+            return self.action if isinstance(request, GetAction) else self.other
         check_number("timeout", timeout)
         if not 0.0 < timeout < 1e9:
             raise ConfigError(f"timeout must be positive and finite, not {timeout}")
         return timeout
 
 
-class Verbs:
-    """One client's requests and answers.
+class SimulatorVerbs(ABC):
+    """What a simulator calls, in any of its threads; calls of one episode come one after another.
+
+    With several agents observations, actions, rewards and infos are dicts by agent.
+    """
+
+    @abstractmethod
+    def _perform(self, request: EpisodeRequest, timeout: float | None) -> Any:
+        """Return what a verb returns, or raise what went wrong."""
+
+    def start_episode(
+        self,
+        episode_id: str | None = None,
+        training_enabled: bool = True,
+        *,
+        timeout: float | None = None,
+    ) -> str:
+        """Begin an episode and return its id.
+
+        Args:
+            episode_id: Never used before; None: the bridge makes one up.
+            training_enabled: Whether its steps may be trained on.
+            timeout: Seconds; None: that of the client.
+
+        Raises:
+            EpisodeAlreadyStartedError: One of that id is open.
+            EpisodeFinishedError: That id is used up.
+            RequestTimeoutError: The bridge has not answered in time.
+            PeerLostError: It is out of reach, or was started again.
+            ClosedError: This client was closed.
+        """
+        request = StartEpisode(episode_id=episode_id, training_enabled=training_enabled)
+        episode: str = self._perform(request, timeout)
+        return episode
+
+    def get_action(
+        self, episode_id: str, observation: Element, *, timeout: float | None = None
+    ) -> Element:
+        """Tell an observation, wait for an action, and return that.
+
+        Raises:
+            ActionTimeoutError: None came in time; also a TimeoutError. The observation is void.
+            SpaceMismatchError: The observation is outside its space. The episode goes on.
+            EpisodeError: The episode is not open, or another call for it came meanwhile.
+            Exception: What the policy raised, as its own class where that is known here.
+            PeerLostError: The bridge is out of reach, or was started again.
+            ClosedError: This client was closed.
+            QueueFullError: It chooses itself, and too many steps wait to be sent.
+        """
+        request = GetAction(episode_id=episode_id, observation=to_wire(observation))
+        return self._perform(request, timeout)
+
+    def log_action(
+        self,
+        episode_id: str,
+        observation: Element,
+        action: Element,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Tell an observation, and the action that was taken upon it without being asked for.
+
+        Raises as `get_action`; a time-out is a `RequestTimeoutError`, and the step counts all the
+        same if it has reached the bridge: do not log it again.
+        """
+        request = LogAction(
+            episode_id=episode_id, observation=to_wire(observation), action=to_wire(action)
+        )
+        self._perform(request, timeout)
+
+    def log_returns(
+        self,
+        episode_id: str,
+        reward: Any,
+        info: Mapping[Any, Any] | None = None,
+        *,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Tell what the action before has led to.
+
+        Rewards add up until the next observation, infos are merged.
+
+        Args:
+            episode_id: Which episode.
+            reward: A number; with several agents a dict of them by agent.
+            info: A dict; with several agents one by agent.
+            terminateds: With several agents: who has come to an end.
+            truncateds: With several agents: who was cut short.
+            timeout: Seconds; None: that of the client.
+
+        Raises as `log_action`.
+        """
+        request = LogReturns(
+            episode_id=episode_id,
+            reward=to_wire(reward),
+            info=to_wire(info),
+            terminateds=to_wire(terminateds),
+            truncateds=to_wire(truncateds),
+        )
+        self._perform(request, timeout)
+
+    def end_episode(
+        self,
+        episode_id: str,
+        observation: Element,
+        truncated: bool = False,
+        *,
+        terminateds: Mapping[Any, bool] | None = None,
+        truncateds: Mapping[Any, bool] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Tell the last observation.
+
+        Args:
+            episode_id: Which episode.
+            observation: After the last action.
+            truncated: It was cut short (a time limit) instead of having come to its end.
+            terminateds: With several agents: for whom that is different.
+            truncateds: The same.
+            timeout: Seconds; None: that of the client.
+
+        Raises as `log_action`.
+        """
+        request = EndEpisode(
+            episode_id=episode_id,
+            observation=to_wire(observation),
+            truncated=truncated,
+            terminateds=to_wire(terminateds),
+            truncateds=to_wire(truncateds),
+        )
+        self._perform(request, timeout)
+
+
+class ClientState:
+    """What one client knows, by which its requests are completed and its answers read.
 
     Args:
         observation_space: What this client has, by agent if there are several; None: the bridge's.
@@ -211,66 +354,15 @@ class Verbs:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def start_episode(self, episode_id: str | None, training_enabled: bool) -> StartEpisode:
-        """Return the request."""
-        return StartEpisode(episode_id=episode_id, training_enabled=training_enabled)
-
-    def get_action(self, episode_id: str, observation: Element) -> GetAction:
-        """Return the request; raises `EpisodeLostError`."""
-        self.check_open(episode_id)
-        return GetAction(
-            episode_id=episode_id,
-            observation=to_wire(observation),
-            not_taken=self._given_up.get(episode_id),
-        )
-
-    def log_action(self, episode_id: str, observation: Element, action: Element) -> LogAction:
-        """Return the request; raises `EpisodeLostError`."""
-        self.check_open(episode_id)
-        return LogAction(
-            episode_id=episode_id,
-            observation=to_wire(observation),
-            action=to_wire(action),
-            not_taken=self._given_up.get(episode_id),
-        )
-
-    def log_returns(
-        self,
-        episode_id: str,
-        reward: Any,
-        info: Mapping[Any, Any] | None,
-        terminateds: Mapping[Any, bool] | None,
-        truncateds: Mapping[Any, bool] | None,
-    ) -> LogReturns:
-        """Return the request; raises `EpisodeLostError`."""
-        self.check_open(episode_id)
-        return LogReturns(
-            episode_id=episode_id,
-            reward=to_wire(reward),
-            info=to_wire(info),
-            terminateds=to_wire(terminateds),
-            truncateds=to_wire(truncateds),
-            not_taken=self._given_up.get(episode_id),
-        )
-
-    def end_episode(
-        self,
-        episode_id: str,
-        observation: Element,
-        truncated: bool,
-        terminateds: Mapping[Any, bool] | None,
-        truncateds: Mapping[Any, bool] | None,
-    ) -> EndEpisode:
-        """Return the request; raises `EpisodeLostError`."""
-        self.check_open(episode_id)
-        return EndEpisode(
-            episode_id=episode_id,
-            observation=to_wire(observation),
-            truncated=truncated,
-            terminateds=to_wire(terminateds),
-            truncateds=to_wire(truncateds),
-            not_taken=self._given_up.get(episode_id),
-        )
+    def prepared(self, request: EpisodeRequest) -> EpisodeRequest:
+        """Return a verb's request as it is sent; raises `EpisodeLostError`."""
+        if isinstance(request, StartEpisode):
+            return request
+        self.check_open(request.episode_id)
+        given_up = self._given_up.get(request.episode_id)
+        if given_up is None:
+            return request
+        return msgspec.structs.replace(request, not_taken=given_up)
 
     def placeholders(self) -> Placeholders:
         """Return what stands for objects in infos that cannot cross."""
@@ -300,7 +392,7 @@ class Verbs:
         if isinstance(payload, GetAction):
             self._given_up.setdefault(payload.episode_id, request_id)
 
-    def _raise(self, payload: Payload, outcome: Failed | EnvbusError, request_id: int) -> None:
+    def _raise(self, payload: Payload, outcome: Failed | Exception, request_id: int) -> None:
         episode_id = getattr(payload, "episode_id", None) or ""
         cause: Exception | None = None
         error: Exception

@@ -1,11 +1,17 @@
-"""Plain TCP and WebSocket as two forms of the same: bytes in, messages out, and back. Pure."""
+"""Plain TCP and WebSocket as two forms of the same: bytes in, messages out, and back.
+
+Also who is let in: tokens, and the pages that browsers may connect from. Pure.
+"""
 
 from __future__ import annotations
 
+import hmac
 import http
+import ipaddress
 import sys
-from collections.abc import Callable, Iterator
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NoReturn, Protocol
+from urllib.parse import parse_qs, urlsplit
 
 from websockets.datastructures import Headers, MultipleValuesError
 from websockets.exceptions import PayloadTooBig
@@ -14,14 +20,9 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from envbus.bus.codec import encode
+from envbus.bus.codec import message
+from envbus.bus.errors import EnvbusError
 from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.gateway.door import (
-    TurnedAwayError,
-    check_token,
-    is_welcome_origin,
-    shown_token,
-)
 from envbus.bus.gateway.framing import (
     BEGINNING,
     StreamReader,
@@ -31,15 +32,24 @@ from envbus.bus.gateway.framing import (
     pack_for_stream,
     unpack,
 )
-from envbus.bus.headers import encode_header
-from envbus.bus.messages import PROTOCOL_VERSION, Failed, Header, Kind
+from envbus.bus.messages import Failed, FailureCode, Kind
 from envbus.bus.transport import Frames
 
-__all__ = ["Carriage", "StreamCarriage", "WebSocketCarriage", "failure_of"]
+__all__ = [
+    "Carriage",
+    "StreamCarriage",
+    "TurnedAwayError",
+    "WebSocketCarriage",
+    "check_token",
+    "failure_of",
+    "is_welcome_origin",
+    "shown_token",
+]
 
 #: Bytes of a WebSocket's reason for closing (RFC 6455, 5.5), and of a frame's mask (5.3).
 _MAX_REASON = 123
 _MASK_BYTES = 4
+_BEARER: Final = "bearer "
 #: Pings, and other frames that are no messages, of who has not said hello.
 _MOST_FRAMES_OF_STRANGERS = 64
 
@@ -289,5 +299,69 @@ def _header(headers: Headers, name: str) -> str | None:
 
 def failure_of(reason: TurnedAwayError) -> Frames:
     """Return the message that tells a client why."""
-    header = Header(PROTOCOL_VERSION, Kind.FAILURE, reason.request_id, Failed.__name__)
-    return [encode_header(header), *encode(Failed(code=reason.code, message=str(reason)))]
+    failed = Failed(code=reason.code, message=str(reason))
+    return message(Kind.FAILURE, failed, reason.request_id)
+
+
+# --- who is let in ---------------------------------------------------------------------------
+
+
+class TurnedAwayError(EnvbusError):
+    """A connection ends for what came over it; the client is told `code` and text.
+
+    Args:
+        message: For people.
+        code: For programs.
+        request_id: The request that it answers; 0: none in particular.
+    """
+
+    def __init__(
+        self, message: str, code: FailureCode = FailureCode.PROTOCOL, request_id: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.request_id = request_id
+
+
+def check_token(shown: str, expected: str) -> None:
+    """Compare in a time that does not depend on how much of it is right.
+
+    Raises:
+        TurnedAwayError: It is another one.
+    """
+    if not hmac.compare_digest(shown.encode("utf-8", "surrogatepass"), expected.encode()):
+        raise TurnedAwayError("the token is wrong")
+
+
+def shown_token(authorization: str | None, path: str) -> str | None:
+    """Return the token of a WebSocket's HTTP request: in its header, or in its path's query."""
+    if authorization is not None and authorization.lower().startswith(_BEARER):
+        return authorization[len(_BEARER) :].strip()
+    try:
+        query = urlsplit(path).query
+        # As `max_num_fields`: whoever sends many parameters keeps nobody else waiting.
+        found = parse_qs(query.replace("+", "%2B"), max_num_fields=16).get("token", [])
+    except ValueError:
+        return None
+    return found[0] if found else None
+
+
+def is_welcome_origin(origin: str | None, listed: Sequence[str]) -> bool:
+    """Whether a page from `origin` may connect; None: it is no browser that asks.
+
+    Any page that the user's browser shows can reach this host. Welcome are those from this host
+    and those listed. What the request names as its own host says nothing: a page can give its own
+    name any address.
+    """
+    if origin is None or "*" in listed or origin in listed:
+        return True
+    try:
+        host = urlsplit(origin).hostname or ""
+    except ValueError:
+        return False
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

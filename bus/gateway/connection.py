@@ -14,11 +14,10 @@ from typing import Final, TypeAlias
 import zmq
 
 from envbus.bus.brief import cut, printable
-from envbus.bus.gateway.budget import Budget
+from envbus.bus.gateway.carriage import TurnedAwayError
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.dealer import Dealer
-from envbus.bus.gateway.door import TurnedAwayError
-from envbus.bus.gateway.session import Session
+from envbus.bus.gateway.session import Budget, Session
 from envbus.bus.messages import FailureCode
 from envbus.bus.transport import Frames
 

@@ -10,10 +10,13 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+import msgpack
+import msgspec
+
 from envbus.bus.errors import DecodeError, EncodeError
 from envbus.bus.headers import readable_request_id
 from envbus.bus.limits import MAX_HEADER_BYTES
-from envbus.bus.transport import Buffer, Frames
+from envbus.bus.transport import Frames
 
 __all__ = [
     "BEGINNING",
@@ -28,11 +31,11 @@ __all__ = [
 
 #: Frames of one message: the header and what `CodecLimits.max_frames` allows behind it.
 MAX_FRAMES: Final = 1 + 1024
-#: MessagePack's first bytes.
-_FIXARRAY, _ARRAY16, _ARRAY32 = 0x90, 0xDC, 0xDD
-_BIN8, _BIN16, _BIN32 = 0xC4, 0xC5, 0xC6
-#: Bytes of the number behind the first one.
-_NUMBER: Final = {_ARRAY16: 2, _ARRAY32: 4, _BIN8: 1, _BIN16: 2, _BIN32: 4}
+#: First bytes of MessagePack's arrays, and of how many bytes the count behind each is.
+_FIXARRAY: Final = 0x90
+_ARRAYS: Final = {0xDC: 2, 0xDD: 4}
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(list[memoryview]).decode
 _LENGTH: Final = struct.Struct(">I")
 #: Bytes at the beginning of a message that hold its header for sure: with what MessagePack puts
 #: before it, an array's and a bin's first bytes.
@@ -53,7 +56,12 @@ def pack(frames: Frames) -> bytes:
     Raises:
         EncodeError: They are too many, or too large for MessagePack.
     """
-    return b"".join(_pieces(frames))
+    if not 1 <= len(frames) <= MAX_FRAMES:
+        raise EncodeError(f"a message has 1 to {MAX_FRAMES} frames, not {len(frames)}")
+    try:
+        return _encode([f if type(f) is bytes else memoryview(f) for f in frames])
+    except msgspec.EncodeError as exc:
+        raise EncodeError(f"a frame is too large for MessagePack: {exc}") from exc
 
 
 def pack_for_stream(frames: Frames) -> bytes:
@@ -62,11 +70,10 @@ def pack_for_stream(frames: Frames) -> bytes:
     Raises:
         EncodeError: They are too many, or too large.
     """
-    pieces = _pieces(frames)
-    size = sum(memoryview(piece).nbytes for piece in pieces)
-    if size >= 2**32:
-        raise EncodeError(f"a message of {size} bytes is too large for a stream")
-    return b"".join((_LENGTH.pack(size), *pieces))
+    packed = pack(frames)
+    if len(packed) >= 2**32:
+        raise EncodeError(f"a message of {len(packed)} bytes is too large for a stream")
+    return _LENGTH.pack(len(packed)) + packed
 
 
 def unpack(data: bytes | memoryview) -> list[memoryview]:
@@ -75,41 +82,30 @@ def unpack(data: bytes | memoryview) -> list[memoryview]:
     Raises:
         DecodeError: It is not one array of 1 to `MAX_FRAMES` bins, or something follows it.
     """
-    view = memoryview(data)
-    first, at = _byte(view, 0), 1
+    # Before anything is built: many frames, which may be empty, would take much more memory.
+    first = data[0] if data else 0
+    count = 1  # or it is no array, which is told below
     if first & 0xF0 == _FIXARRAY:
         count = first & 0x0F
-    elif first in (_ARRAY16, _ARRAY32):
-        count, at = _number(view, at, _NUMBER[first])
-    else:
-        raise DecodeError(f"a message is a MessagePack array of bin; it begins with {first:#04x}")
+    elif first in _ARRAYS:
+        count = int.from_bytes(data[1 : 1 + _ARRAYS[first]], "big")
     if not 1 <= count <= MAX_FRAMES:
         raise DecodeError(f"a message has 1 to {MAX_FRAMES} frames, not {count}")
-    frames = []
-    for index in range(count):
-        kind = _byte(view, at)
-        if kind not in (_BIN8, _BIN16, _BIN32):
-            raise DecodeError(f"frame {index} is no MessagePack bin; it begins with {kind:#04x}")
-        size, begin = _number(view, at + 1, _NUMBER[kind])
-        at = begin + size
-        if at > len(view):
-            raise DecodeError(f"frame {index} has {size} bytes; only {len(view) - begin} are left")
-        frames.append(view[begin:at])
-    if at != len(view):
-        raise DecodeError(f"{len(view) - at} bytes follow the last frame")
-    return frames
+    try:
+        return _decode(data)
+    except msgspec.DecodeError as exc:
+        raise DecodeError(f"a message is a MessagePack array of bin: {exc}") from exc
 
 
 def begun_request(data: bytes | memoryview) -> int:
     """Return the id of the request that a message's first `BEGINNING` bytes are of; 0: of none."""
-    view = memoryview(data)
+    unpacker = msgpack.Unpacker(max_bin_len=MAX_HEADER_BYTES)
+    unpacker.feed(data)
     try:
-        first = _byte(view, 0)
-        at = 1 if first & 0xF0 == _FIXARRAY else 1 + _NUMBER[first]
-        size, begin = _number(view, at + 1, _NUMBER[_byte(view, at)])
-    except (DecodeError, KeyError):
+        unpacker.read_array_header()
+        return readable_request_id(unpacker.unpack())
+    except (ValueError, TypeError, msgpack.UnpackException):  # whatever stands there instead
         return 0
-    return readable_request_id(view[begin : begin + size]) if size <= MAX_HEADER_BYTES else 0
 
 
 class StreamReader:
@@ -177,38 +173,3 @@ class StreamReader:
             at = begin + size
             yield unpack(view[begin:at])
         self._rest += view[at:]
-
-
-def _pieces(frames: Frames) -> list[Buffer]:
-    count = len(frames)
-    if not 1 <= count <= MAX_FRAMES:
-        raise EncodeError(f"a message has 1 to {MAX_FRAMES} frames, not {count}")
-    pieces: list[Buffer] = [
-        bytes([_FIXARRAY | count]) if count < 16 else struct.pack(">BH", _ARRAY16, count)
-    ]
-    for frame in frames:
-        pieces += (_bin_head(memoryview(frame).nbytes), frame)
-    return pieces
-
-
-def _bin_head(size: int) -> bytes:
-    if size < 2**8:
-        return struct.pack(">BB", _BIN8, size)
-    if size < 2**16:
-        return struct.pack(">BH", _BIN16, size)
-    if size < 2**32:
-        return struct.pack(">BI", _BIN32, size)
-    raise EncodeError(f"a frame of {size} bytes is too large for MessagePack")
-
-
-def _byte(view: memoryview, at: int) -> int:
-    if at >= len(view):
-        raise DecodeError("a message is cut short")
-    return view[at]
-
-
-def _number(view: memoryview, at: int, size: int) -> tuple[int, int]:
-    """Return the number at `at`, and where it ends."""
-    if at + size > len(view):
-        raise DecodeError("a message is cut short")
-    return int.from_bytes(view[at : at + size], "big"), at + size

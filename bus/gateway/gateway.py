@@ -151,8 +151,8 @@ class Gateway:
 
     def wake_at(self) -> float | None:
         """Return by when `check` is due, in seconds of `time.monotonic`; None: not by itself."""
-        restart_at = self._supervision.wake_at()
-        at = self._look_at if restart_at is None else min(self._look_at, restart_at)
+        times = self._look_at, self._supervision.wake_at(), self._nursery.wake_at()
+        at = min(at for at in times if at is not None)
         return None if at == math.inf else at
 
     def check(self) -> None:
@@ -170,7 +170,7 @@ class Gateway:
         now = time.monotonic()
         if now >= self._look_at:
             self._look(now)
-        due = self._supervision.wake_at()
+        due = self.wake_at()
         if (due is None or now < due) and not self._news.poll(0):
             return  # asking the nursery takes ten times as long, and this is asked all the time
         for child, status in self._nursery.exits():
@@ -258,8 +258,18 @@ class Gateway:
     def _perform(self, effects: list[SupervisionEffect]) -> None:
         for effect in effects:
             match effect:
-                case StartChild():
+                case StartChild(_, 0):
                     self._start()
+                case StartChild(_, life):
+                    try:
+                        self._start()
+                    except EnvbusError as error:  # no process, no memory: another failure
+                        logger.warning("the gateway's process was not started again: %s", error)
+                        assert self._child is not None
+                        self._nursery.kill(self._child)  # one that was not told what it needs
+                        self._look_at, now = math.inf, time.monotonic()
+                        ended = ChildExited(_NAME, life, Exit.CRASH, str(error))
+                        self._perform(self._supervision.handle(ended, now))
                 case ChildGivenUp(_, how_often, cause):
                     raise RestartLimitError(f"the gateway's process {how_often}: {cause}")
 

@@ -7,30 +7,32 @@ from typing import Final
 import msgspec
 
 from envbus.bus.brief import printable
-from envbus.bus.codec import decode, encode
+from envbus.bus.codec import decode, encode, message
+from envbus.bus.control import NOBODY
 from envbus.bus.errors import EncodeError, ProtocolError, VersionMismatchError
-from envbus.bus.gateway.carriage import Carriage, failure_of
+from envbus.bus.gateway.carriage import Carriage, TurnedAwayError, check_token, failure_of
 from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.gateway.door import TurnedAwayError, check_token
 from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import (
-    PROTOCOL_VERSION,
     Failed,
     FailureCode,
     Goodbye,
-    Header,
+    Heartbeat,
     Hello,
     Kind,
     Token,
     Welcome,
 )
+from envbus.bus.packets import lengths_of
 from envbus.bus.transport import Frames
 
-__all__ = ["STRANGERS_BYTES", "Session"]
+__all__ = ["STRANGERS_BYTES", "Budget", "Session"]
 
 #: What may come before hello is through: HTTP's headers and a token, or a hello with all the
 #: services and names that a broker takes.
 STRANGERS_BYTES: Final = 64 * 1024
+#: Seconds until a mark that has no answer is taken for lost, with a broker that was started again.
+_PATIENCE: Final = 5.0
 #: What a header that names such a type holds: most messages need not be read.
 _HELLO, _WELCOME = Hello.__name__.encode(), Welcome.__name__.encode()
 
@@ -123,10 +125,7 @@ class Session:
         """Return what tells the broker that this peer is gone; None if it never knew it."""
         if not self.joined:
             return None
-        header = Header(
-            PROTOCOL_VERSION, Kind.NOTICE, 0, Goodbye.__name__, incarnation=self._incarnation
-        )
-        return [encode_header(header), *encode(Goodbye())]
+        return message(Kind.NOTICE, Goodbye(), incarnation=self._incarnation)
 
     def _let_in(self, frames: list[memoryview]) -> bool:
         """Take a first message; return whether it is the hello, for the broker."""
@@ -191,3 +190,73 @@ class Session:
         except ProtocolError:
             pass  # whatever it is, it is nothing of ours
         return frames
+
+
+class Budget:
+    """What one connection has passed on to the broker and that may not have taken yet, in bytes.
+
+    A broker answers in the order in which it takes messages what it answers at once. So a *mark*, a
+    request to nobody behind a client's messages, is answered when all of those were taken.
+
+    Args:
+        limit: Beyond it nothing more is to be passed on.
+        first_id: Ids of marks count up from here. Nobody can guess it: a client could ask under
+            the id of the next mark, before what that stands behind was taken.
+    """
+
+    def __init__(self, limit: int, first_id: int) -> None:
+        self._limit = limit
+        self._first_id = first_id
+        self._bytes = 0
+        #: Bytes before the newest mark that is not answered; 0: there is none.
+        self._marked = 0
+        self._marked_at = 0.0
+        self._last_id = first_id
+        #: Marks that are not answered, those that were given up included.
+        self._out = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be passed on now."""
+        return self._bytes >= self._limit
+
+    def add(self, frames: Frames) -> None:
+        """A message was passed on."""
+        self._bytes += sum(lengths_of(frames))
+
+    def wants_mark(self, now: float) -> bool:
+        """Whether a mark is to be passed on."""
+        if self._marked:
+            return now - self._marked_at > _PATIENCE
+        return 2 * self._bytes >= self._limit
+
+    def mark(self, now: float) -> Frames:
+        """Return a mark that is passed on now."""
+        self._marked, self._marked_at = self._bytes, now
+        self._last_id += 1
+        self._out += 1
+        return message(Kind.REQUEST, Heartbeat(), self._last_id, ttl=60.0, to=NOBODY)
+
+    def unmark(self) -> None:
+        """The mark could not be passed on."""
+        self._marked = 0
+        self._out -= 1
+
+    def takes(self, frames: Frames) -> bool:
+        """Take what the broker sent if it answers a mark; return whether it does."""
+        if not self._out:
+            return False
+        try:
+            header = decode_header(frames[0])
+        except ProtocolError:
+            return False
+        if (
+            header.kind is not Kind.FAILURE
+            or not self._first_id < header.request_id <= self._last_id
+        ):
+            return False
+        self._out -= 1
+        if header.request_id == self._last_id:
+            self._bytes -= self._marked
+            self._marked = 0
+        return True

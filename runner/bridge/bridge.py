@@ -6,7 +6,9 @@ what is decided (`episodes.py`), and simulators that this process starts (`hosti
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,30 +16,27 @@ from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.protocol import BRIDGE
 from envbus.actors.spaces import Space
-from envbus.bus.broker_vocabulary import BrokerStatistics
+from envbus.bus.broker import Broker
+from envbus.bus.broker_core import BrokerCore
+from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig, BrokerStatistics
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import StaysHere
 from envbus.bus.gateway import Gateway, GatewayConfig
+from envbus.bus.gateway.gateway import PRELOAD
 from envbus.bus.interrupts import hand_out, uninterrupted_call
-from envbus.bus.keys import Allow, PathLike
+from envbus.bus.keys import Allow, BrokerKeys, PathLike
+from envbus.bus.lane_router import with_lanes
 from envbus.bus.messages import Failed, FailureCode
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.bridge.actions import checked, told
-from envbus.runner.bridge.attendants import Attendants
+from envbus.bus.zmq_router import ZmqRouter
 from envbus.runner.bridge.episodes import Episodes
-from envbus.runner.bridge.hosting import Where
-from envbus.runner.bridge.listening import listen
+from envbus.runner.bridge.hosting import Hosts, PrivateDoor, Where
 from envbus.runner.bridge.models import Models
 from envbus.runner.bridge.reception import Reception
+from envbus.runner.bridge.requests import checked, told
 from envbus.runner.bridge.results import BridgeResult
-from envbus.runner.bridge.vocabulary import (
-    BridgeStatistics,
-    Confirm,
-    Drain,
-    EpisodeLimits,
-    GiveUp,
-)
-from envbus.runner.config import check_kind
+from envbus.runner.bridge.vocabulary import BridgeStatistics, Confirm, Drain, EpisodeLimits, GiveUp
+from envbus.runner.config import ENDPOINTS, check_kind, list_of
 from envbus.runner.latency import LatencyHistogram
 
 __all__ = ["ExternalEnvBridge"]
@@ -108,7 +107,7 @@ class ExternalEnvBridge(StaysHere):
             check_kind("gateway", gateway, GatewayConfig, example="GatewayConfig()")
         self._limits = limits or EpisodeLimits()
         self.confirm_ends = confirm_ends
-        self._broker, bind_private = listen(
+        self._broker, bind_private = _listen(
             bind, keys=keys, allow=allow, insecure=insecure, lanes=lanes
         )
         self._models = Models(self._limits.max_version_lag)
@@ -122,13 +121,16 @@ class ExternalEnvBridge(StaysHere):
             self._broker, self._episodes, self._models, agreement, self._limits.lease
         )
         self.policy_ids = list(policy_ids)
-        self._attendants = Attendants(self._broker, bind_private, self._reception.end_client)
+        self._door = PrivateDoor(bind_private)
+        self._hosts = Hosts(self._door.open, self._broker.watch, self._reception.end_client)
+        self._gateway: Gateway | None = None
         self._stopped = False
         #: What Ctrl-C kept from the caller of `poll`.
         self._kept: list[BridgeResult] = []
         if gateway is not None:
             try:
-                self._attendants.open_gateway(gateway)
+                self._gateway = Gateway(self._door.open(PRELOAD), gateway)
+                self._broker.watch(self._gateway.fileno())
             except BaseException:
                 self.stop()
                 raise
@@ -138,7 +140,7 @@ class ExternalEnvBridge(StaysHere):
     @property
     def gateway(self) -> Gateway | None:
         """Where those without ZeroMQ connect: `gateway.tcp`, `gateway.websocket`."""
-        return self._attendants.gateway
+        return self._gateway
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -164,7 +166,7 @@ class ExternalEnvBridge(StaysHere):
             ClosedError: The bridge was stopped.
         """
         self._assert_usable()
-        return self._attendants.door.open()
+        return self._door.open()
 
     @property
     def policy_ids(self) -> list[str]:
@@ -245,7 +247,7 @@ class ExternalEnvBridge(StaysHere):
             ClosedError: The bridge was stopped.
         """
         self._assert_usable()
-        return self._attendants.hosts.start(env, where, name, restart)
+        return self._hosts.start(env, where, name, restart)
 
     # --- the dict side --------------------------------------------------------------------------
 
@@ -275,14 +277,45 @@ class ExternalEnvBridge(StaysHere):
         if min_envs < 1 or not timeout >= 0.0:
             raise ValueError(f"min_envs={min_envs} must be 1 or more, timeout={timeout} 0 or more")
         self._assert_usable()
-        return hand_out(lambda: self._poll(min_envs, timeout), self._kept.append)
+        return hand_out(
+            lambda: self._poll(min_envs, timeout), self._kept.append, self._hosts.was_raised
+        )
 
     def _poll(self, min_envs: int, timeout: float) -> BridgeResult:
         """Do what `poll` promises."""
         if self._kept:
             return self._kept.pop()
-        self._reception.serve_until(min_envs, timeout, self._attendants)
+        self._serve_until(min_envs, timeout)
         return self._reception.collect()
+
+    def _serve_until(self, min_envs: int, timeout: float) -> None:
+        """Serve until so many episodes have something for the runner, or the time is over."""
+        episodes, clock = self._episodes, time.monotonic
+        now = clock()
+        deadline = now + timeout
+        self._look_after(now)
+        if episodes.has_enough(min_envs):
+            self._reception.serve(0.0)  # what has come meanwhile goes with it
+            return
+        while True:
+            until = deadline
+            for wake_at in (episodes.wake_at(), self._hosts.wake_at(), self._gateway_wake_at()):
+                if wake_at is not None and wake_at < until:
+                    until = wake_at
+            self._reception.serve(max(until - now, 0.0))
+            now = clock()
+            self._look_after(now)
+            if now >= deadline or episodes.has_enough(min_envs):
+                return
+
+    def _look_after(self, now: float) -> None:
+        """Start again what has ended of what runs beside the bridge, where that is to be."""
+        self._hosts.look_after(now)
+        if self._gateway is not None:
+            self._gateway.check()
+
+    def _gateway_wake_at(self) -> float | None:
+        return None if self._gateway is None else self._gateway.wake_at()
 
     @uninterrupted_call
     def send_actions(
@@ -396,7 +429,7 @@ class ExternalEnvBridge(StaysHere):
         counts = self._episodes.statistics()
         counts.refused += self._reception.refused
         counts.surprises = self._reception.complaints.counts["request"]
-        counts.host_restarts = self._attendants.hosts.restarts
+        counts.host_restarts = self._hosts.restarts
         return counts
 
     @property
@@ -418,11 +451,12 @@ class ExternalEnvBridge(StaysHere):
         failed = Failed(code=FailureCode.PEER_LOST, message="the bridge was stopped", peer=BRIDGE)
         self._reception.dismiss(failed)
         self._stopped = True
-        try:
-            self._attendants.close()
-        finally:  # also after Ctrl-C, which breaks off the waits for them
-            self._broker.close()
-            self._attendants.door.close()
+        with contextlib.ExitStack() as rest:  # also after Ctrl-C, which breaks off the waits
+            rest.callback(self._door.close)
+            rest.callback(self._broker.close)
+            if self._gateway is not None:
+                rest.callback(self._gateway.close)
+            self._hosts.close()
 
     def __enter__(self) -> ExternalEnvBridge:
         return self
@@ -444,3 +478,19 @@ class ExternalEnvBridge(StaysHere):
     def _assert_usable(self) -> None:
         if self._stopped:
             raise ClosedError("this bridge was stopped")
+
+
+def _listen(
+    bind: str | Sequence[str],
+    *,
+    keys: PathLike | None,
+    allow: Allow | None,
+    insecure: bool,
+    lanes: bool,
+) -> tuple[Broker, Callable[[str], object]]:
+    """Return where clients come in, and what binds that to a private endpoint."""
+    endpoints = [bind] if isinstance(bind, str) else list_of("bind", bind, ENDPOINTS)
+    router = ZmqRouter(endpoints, keys=BrokerKeys.load(keys, allow), insecure=insecure)
+    transport = with_lanes(router) if lanes and keys is None else router
+    config = BrokerConfig(owner=BRIDGE, max_heartbeat=MAX_HEARTBEAT)
+    return Broker(transport, BrokerCore(config)), transport.bind_private

@@ -13,8 +13,7 @@ import msgspec
 
 from envbus.actors.agents import ALL
 from envbus.runner.agent_results import HeldBack
-from envbus.runner.bridge.results import EpisodeFault
-from envbus.runner.bridge.vocabulary import ByAgent, Record
+from envbus.runner.bridge.results import ByAgent, EpisodeFault, Record
 
 __all__ = ["MAX_REWARD", "Episode", "Waiting", "acting"]
 
@@ -44,20 +43,22 @@ class Episode:
         answered: Id of the request that was told the action for the last observation.
         over: Whether its client, or its lease, has ended it.
         num_parts: Of fragments, that were taken.
+        known: Whether the runner was, or will be, shown an observation of it.
+        num_bytes: Of the messages by which something was logged since the last record.
     """
 
     __slots__ = (
-        "_bytes",
         "_flags",
         "_held_back",
         "_infos",
-        "_known",
         "_queue",
         "_rewards",
         "_unacted",
         "answered",
         "asked",
         "episode_id",
+        "known",
+        "num_bytes",
         "num_parts",
         "over",
         "session",
@@ -74,11 +75,9 @@ class Episode:
         self.answered: int | None = None
         self.over = False
         self.num_parts = 0
-        #: Whether an observation of it was queued that was not withdrawn unseen.
-        self._known = False
+        self.known = False
         self._unacted = False
-        #: Bytes of what was logged since the last record.
-        self._bytes = 0
+        self.num_bytes = 0
         self._queue: deque[Record] = deque()
         self._held_back: HeldBack | None = None
         self._rewards: ByAgent = {}
@@ -89,11 +88,6 @@ class Episode:
     def num_queued(self) -> int:
         """Records that the runner was not shown yet."""
         return len(self._queue)
-
-    @property
-    def known(self) -> bool:
-        """Whether the runner was, or will be, shown an observation of it."""
-        return self._known
 
     def log(
         self,
@@ -106,7 +100,7 @@ class Episode:
     ) -> None:
         """Add what the last action has led to, told by so many bytes."""
         own = self._rewards
-        self._bytes += size
+        self.num_bytes += size
         for agent, reward in rewards.items():
             total = own[agent] + reward if agent in own else reward
             own[agent] = min(max(total, -MAX_REWARD), MAX_REWARD)
@@ -127,7 +121,7 @@ class Episode:
         size: int = 0,
     ) -> Record:
         """Queue an observation with all that was logged since the one before."""
-        self._bytes += size
+        self.num_bytes += size
         content = self._content(observation)
         return self._append(content, off_policy=off_policy, held=held)
 
@@ -159,7 +153,7 @@ class Episode:
     ) -> Record:
         """Queue the last observation; `terminateds` and `truncateds` name `"__all__"`."""
         self.over = True
-        self._bytes += size
+        self.num_bytes += size
         content = self._content(observation, terminateds, truncateds)
         return self._append(content, last=True)
 
@@ -167,11 +161,6 @@ class Episode:
         """Queue the end without a last observation."""
         self.over = True
         return self._append({}, last=True, fault=fault)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of what was logged since the last record."""
-        return self._bytes
 
     def withdraw(self) -> int:
         """The action for the last observation will not reach the simulator.
@@ -191,7 +180,7 @@ class Episode:
             return 0
         record = self._queue.pop()
         assert record is waiting.record, f"episode {self.episode_id} waits and goes on"
-        self._bytes += record.size - waiting.size
+        self.num_bytes += record.size - waiting.size
         rewards, infos, flags = self._rewards, self._infos, self._flags
         self._rewards, self._infos, self._flags = {}, {}, {}
         content = record.content
@@ -213,7 +202,7 @@ class Episode:
         """
         if request_id > self.asked:
             self.asked = request_id  # told again, it is no news
-            self._unacted |= self._known
+            self._unacted |= self.known
             return False
         if self.answered is None or self.answered < request_id:
             return False
@@ -266,17 +255,17 @@ class Episode:
             self.episode_id,
             content,
             self.training_enabled,
-            not self._known,
+            not self.known,
             self._unacted,
             last,
             off_policy,
             None,
             fault,
             held,
-            self._bytes,
+            self.num_bytes,
         )
-        self._bytes = 0
-        self._known = True
+        self.num_bytes = 0
+        self.known = True
         self._unacted = False
         self.answered = None
         self._queue.append(record)

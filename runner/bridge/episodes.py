@@ -1,6 +1,6 @@
 """What a bridge does about each event of its clients and its runner: events in, effects out.
 
-Composes `book.py` and `verbs.py`. Pure: no socket, clock, thread or process in this file;
+Works on the records of `book.py`. Pure: no socket, clock, thread or process in this file;
 `bridge.py` owns those, and checks spaces before anything comes here.
 
 Rules:
@@ -25,18 +25,27 @@ from typing import Any
 
 import msgspec
 
-from envbus.actors.external.errors import SessionLostError
+from envbus.actors.external.errors import (
+    EpisodeAlreadyStartedError,
+    EpisodeBusyError,
+    EpisodeError,
+    EpisodeFinishedError,
+    RefusedError,
+    RequestIdUsedError,
+    SessionLostError,
+)
+from envbus.actors.external.protocol import EpisodeStarted, FragmentLogged
+from envbus.bus.brief import brief
 from envbus.bus.messages import Failed, FailureCode
 from envbus.bus.pending import Pending
-from envbus.runner.bridge.book import Book
-from envbus.runner.bridge.episode import Episode, acting
-from envbus.runner.bridge.results import EpisodeFault
-from envbus.runner.bridge.sessions import Session
-from envbus.runner.bridge.verbs import Verbs
+from envbus.runner.bridge.book import ENDED, LOGGED, NOT_JOINED, Book, Session
+from envbus.runner.bridge.episode import MAX_REWARD, Episode, Waiting, acting
+from envbus.runner.bridge.results import ByAgent, EpisodeFault, Record
 from envbus.runner.bridge.vocabulary import (
     Act,
     Ask,
     BridgeStatistics,
+    Call,
     Chosen,
     ClientLost,
     Confirm,
@@ -50,7 +59,7 @@ from envbus.runner.bridge.vocabulary import (
     Join,
     LogReward,
     LogStep,
-    Record,
+    Refuse,
     Start,
     Tick,
     Welcome,
@@ -58,7 +67,18 @@ from envbus.runner.bridge.vocabulary import (
 from envbus.runner.faults import FaultCause
 from envbus.runner.latency import LatencyHistogram
 
-__all__ = ["Episodes"]
+__all__ = ["MAX_ID_CHARS", "Episodes"]
+
+#: Longest id of an episode, in characters.
+MAX_ID_CHARS = 256
+#: A client that does not wait for its answers may have this many times `max_queued` steps queued.
+_OVERFLOW = 4
+#: Bytes that the shortest message counts for: what is kept of it takes no less.
+_LEAST_BYTES = 1024
+
+
+class _NoRoomError(Exception):
+    """A call would go beyond a limit. Nothing has changed by it, as by one that is refused."""
 
 
 class Episodes:
@@ -88,15 +108,19 @@ class Episodes:
     ) -> None:
         self.latency = LatencyHistogram()
         self._book = Book(limits or EpisodeLimits(), make_id)
-        verb = Verbs(self._book, make_id, is_stale, confirm_ends=confirm_ends).handle
+        self._make_id = make_id
+        self._is_stale = is_stale
+        self._confirm_ends = confirm_ends
         # Any: each handler takes its own event; `handle` is what callers' types are checked by.
+        self._verbs: dict[type, Callable[[Session, Episode, Any, float], list[Effect]]] = {
+            Ask: self._ask,
+            LogStep: self._log_step,
+            LogReward: self._log_reward,
+            Fragment: self._log_fragment,
+            End: self._end,
+        }
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
-            Start: verb,
-            Ask: verb,
-            LogStep: verb,
-            LogReward: verb,
-            Fragment: verb,
-            End: verb,
+            **dict.fromkeys((Start, *self._verbs), self._on_call),
             Join: self._on_join,
             ClientLost: self._on_client_lost,
             Chosen: self._on_chosen,
@@ -197,13 +221,13 @@ class Episodes:
                     "the session to be resumed is not there any more: its lease of "
                     f"{book.limits.lease:g} s is over, or the bridge was started again"
                 )
-                return book.refuse(peer, event.request_id, SessionLostError(text))
+                return book.refuse(event, SessionLostError(text))
             if held is not None:
                 sessions.end(peer)
                 self._give_up_episodes(held, FaultCause.LOST, "its client took another session")
         if session is None:
             if (full := self._no_room(event.user)) is not None:
-                return book.fail(peer, event.request_id, FailureCode.OVERLOADED, full)
+                return book.overloaded(event, full)
             session = sessions.open(peer, event.name, event.user)
         elif session.peer != peer:
             # Otherwise a connection that comes and goes would fill the bridge with what it left.
@@ -243,6 +267,245 @@ class Episodes:
             self._give_up_episodes(session, event.cause, event.reason)
         return []
 
+    # --- calls of clients -----------------------------------------------------------------
+
+    def _on_call(self, event: Call, now: float) -> list[Effect]:
+        book = self._book
+        session = book.sessions.find(event.peer)
+        if session is None:
+            book.counts.refused += 1
+            return [Refuse(event.peer, event.request_id, NOT_JOINED)]
+        effects: list[Effect] = []
+        try:
+            if event.request_id in session.answers:
+                return self._answer_again(session, event)
+            if event.request_id <= session.forgotten:
+                raise self._id_used(event)
+            session.digest = event.digest
+            if isinstance(event, Start):
+                return self._start(session, event)
+            assert isinstance(event, Ask | LogStep | LogReward | Fragment | End)
+            episode = session.episodes.get(event.episode_id)
+            if episode is None:
+                raise book.unknown(event.episode_id)
+            if event.not_taken is not None:
+                book.counts.dropped_actions += episode.give_back(event.not_taken)
+            # At an end, what waits may still be shown to the runner.
+            if episode.waiting is not None and not isinstance(event, End):
+                effects = self._supersede(session, episode)
+            return effects + self._verbs[type(event)](session, episode, event, now)
+        except RefusedError as error:
+            return effects + book.refuse(event, error)
+        except _NoRoomError as error:
+            return effects + book.overloaded(event, str(error))
+
+    def _answer_again(self, session: Session, event: Call) -> list[Effect]:
+        if event.digest != session.digests[event.request_id]:
+            raise self._id_used(event)
+        self._book.counts.resent += 1
+        answer = session.answers[event.request_id]
+        return [] if answer is None else self._book.answer(session, answer)
+
+    def _id_used(self, event: Call) -> RefusedError:
+        return RequestIdUsedError(
+            f"request id {event.request_id} came before in this session, for another request or "
+            f"over {self._book.limits.max_answers} requests ago; count ids up, and use none again"
+        )
+
+    def _start(self, session: Session, event: Start) -> list[Effect]:
+        book = self._book
+        episode_id = self._make_id() if event.episode_id is None else event.episode_id
+        if episode_id in book.open:
+            raise EpisodeAlreadyStartedError(f"Episode {episode_id} is already started.")
+        if book.is_used_up(episode_id):
+            raise book.finished_error(episode_id)
+        if not 0 < len(episode_id) <= MAX_ID_CHARS or not episode_id.isprintable():
+            raise EpisodeError(
+                f"an episode's id has 1 to {MAX_ID_CHARS} characters, none of them a control "
+                f"character, unlike {brief(episode_id)}"
+            )
+        if book.draining:
+            raise _NoRoomError(
+                "no more episodes begin here: the server ends when the running ones are over"
+            )
+        if len(book.open) >= book.limits.max_episodes:
+            raise _NoRoomError(f"{len(book.open)} episodes are open, which is the limit; end some")
+        limit = book.limits.max_client_episodes
+        if len(session.episodes) >= limit:
+            book.counts.over_budget += 1
+            raise _NoRoomError(
+                f"{len(session.episodes)} episodes of this client are open, which is the limit "
+                f"(EpisodeLimits.max_client_episodes={limit}); end some"
+            )
+        self._check_budget(session, 0)
+        episode = Episode(episode_id, session.secret, training_enabled=event.training_enabled)
+        book.open[episode_id] = session.episodes[episode_id] = episode
+        book.counts.episodes += 1
+        reply = EpisodeStarted(episode_id=episode_id)
+        return book.reply(session, event, reply)
+
+    def _ask(self, session: Session, episode: Episode, event: Ask, now: float) -> list[Effect]:
+        book = self._book
+        self._check_budget(session, event.size)
+        size = self._charge(session, event)
+        record = episode.observe(event.observation, size=size)
+        number = book.wait(session, event, now)
+        episode.asked = event.request_id
+        episode.waiting = Waiting(event.request_id, number, record, size)
+        book.ready[episode.episode_id] = episode
+        return []
+
+    def _log_step(
+        self, session: Session, episode: Episode, event: LogStep, now: float
+    ) -> list[Effect]:
+        self._check_queue(session, episode, event)
+        book = self._book
+        size = self._charge(session, event)
+        has_to_wait = self._has_to_wait(session, episode.num_queued + 1)
+        held = book.hold(session, event, LOGGED, now) if has_to_wait else 0
+        episode.observe(event.observation, off_policy=event.action, held=held, size=size)
+        book.ready[episode.episode_id] = episode
+        book.counts.logged_actions += 1
+        if held:
+            return []
+        return book.reply(session, event, LOGGED)
+
+    def _log_reward(
+        self, session: Session, episode: Episode, event: LogReward, _now: float
+    ) -> list[Effect]:
+        self._check_budget(session, event.size)
+        self._check_rewards(episode, [(event.rewards, {})])
+        episode.log(
+            event.rewards,
+            event.infos,
+            event.terminateds,
+            event.truncateds,
+            size=self._charge(session, event),
+        )
+        return self._book.reply(session, event, LOGGED)
+
+    def _log_fragment(
+        self, session: Session, episode: Episode, event: Fragment, now: float
+    ) -> list[Effect]:
+        self._check_queue(session, episode, event)
+        book = self._book
+        if event.first > episode.num_parts:
+            raise EpisodeError(
+                f"Episode {event.episode_id}: the fragment begins with step {event.first}, and "
+                f"only {episode.num_parts} have come before."
+            )
+        parts = event.parts[episode.num_parts - event.first :]
+        told = [
+            (
+                {} if part.reward is None else part.reward.rewards,
+                {} if part.step is None else part.step.observation,
+            )
+            for part in parts
+        ]
+        self._check_rewards(episode, told)
+        record: Record | None = None
+        stale = 0
+        size = self._charge(session, event)
+        for part in parts:
+            reward, step, choice = part.reward, part.step, part.choice
+            if reward is not None:
+                episode.log(reward.rewards, reward.infos, reward.terminateds, reward.truncateds)
+            if step is None:
+                continue
+            is_stale = choice is not None and self._is_stale(
+                choice.policy_id, choice.policy_version
+            )
+            # Nobody has acted, as far as rows are concerned.
+            chosen = {} if is_stale else step.action
+            record = episode.observe(step.observation, off_policy=chosen, size=size)
+            size = 0  # all of it is the first record's
+            record.choice = None if is_stale else choice
+            stale += is_stale
+            book.counts.local_actions += choice is not None
+            book.counts.logged_actions += choice is None
+        book.counts.stale_actions += stale
+        episode.num_parts = max(episode.num_parts, event.first + len(event.parts))
+        if size:
+            episode.log({}, {}, {}, {}, size=size)
+        reply = FragmentLogged(dropped=stale)
+        if record is None:
+            return book.reply(session, event, reply)
+        book.ready[episode.episode_id] = episode
+        if not self._has_to_wait(session, episode.num_queued):
+            return book.reply(session, event, reply)
+        record.held = book.hold(session, event, reply, now)
+        return []
+
+    def _charge(self, session: Session, event: Call) -> int:
+        """Return what a message counts for in its client's budget, from which it was taken."""
+        size = max(event.size, _LEAST_BYTES)
+        session.num_bytes += size
+        return size
+
+    def _has_to_wait(self, session: Session, queued: int) -> bool:
+        """Whether a client is answered only when the runner has taken what it has logged."""
+        limits = self._book.limits
+        return queued > limits.max_queued or 2 * session.num_bytes > limits.max_client_bytes
+
+    def _check_budget(self, session: Session, size: int) -> None:
+        """Refuse a message of so many bytes beyond a client's budget."""
+        limit = self._book.limits.max_client_bytes
+        if session.num_bytes + max(size, _LEAST_BYTES) > limit:
+            self._book.counts.over_budget += 1
+            raise _NoRoomError(
+                f"{session.num_bytes} bytes of this client wait for the runner, and this message "
+                f"has {size}: the limit is EpisodeLimits.max_client_bytes={limit}; wait"
+            )
+
+    def _check_rewards(self, episode: Episode, parts: list[tuple[ByAgent, ByAgent]]) -> None:
+        """Refuse rewards that would add up to infinity in a row."""
+        if episode.largest_sum(parts) > MAX_REWARD:
+            raise EpisodeError(
+                f"Episode {episode.episode_id}: rewards add up to more than float32 can express."
+            )
+
+    def _check_queue(self, session: Session, episode: Episode, event: LogStep | Fragment) -> None:
+        """Refuse steps of an episode for which far too many wait, or beyond the budget."""
+        queued = episode.num_queued
+        if queued >= _OVERFLOW * self._book.limits.max_queued:
+            raise _NoRoomError(
+                f"{queued} steps of episode {event.episode_id} wait for the runner; wait"
+            )
+        self._check_budget(session, event.size)
+
+    def _end(self, session: Session, episode: Episode, event: End, now: float) -> list[Effect]:
+        book = self._book
+        effects: list[Effect] = []
+        book.close(session, episode, lost=False)
+        if episode.waiting is not None:
+            error = EpisodeFinishedError(
+                f"Episode {episode.episode_id} was ended while it waited for an action."
+            )
+            effects = book.release(session, episode, error.failed())
+            book.counts.superseded += 1
+        if episode.known:
+            size = self._charge(session, event)  # always: it is how a client gets rid of others
+            episode.end(event.observation, event.terminateds, event.truncateds, size=size)
+            book.ready[episode.episode_id] = episode
+            book.counts.ended += 1
+            if self._confirm_ends:
+                book.unconfirmed[episode.episode_id] = book.hold(session, event, ENDED, now)
+                return effects
+        else:
+            session.num_bytes -= episode.num_bytes
+            book.counts.empty += 1
+        return effects + book.reply(session, event, ENDED)
+
+    def _supersede(self, session: Session, episode: Episode) -> list[Effect]:
+        """Another call comes for an episode that waits for an action."""
+        book = self._book
+        book.counts.superseded += 1
+        error = EpisodeBusyError(
+            f"Episode {episode.episode_id} got another call while it waited for an action; calls "
+            "of one episode come one after another."
+        )
+        return book.release(session, episode, error.failed())
+
     # --- the runner and the clock -----------------------------------------------------------
 
     def _on_chosen(self, event: Chosen, now: float) -> list[Effect]:
@@ -261,8 +524,7 @@ class Episodes:
         self.latency.add(now - (pending.deadline - pending.timeout))
         episode.waiting, episode.answered = None, waiting.request_id
         book.counts.actions += 1
-        session = book.sessions.by_secret(episode.session)
-        assert session is not None, f"episode {event.episode_id} belongs to nobody"
+        session = book.owner(episode)
         act = Act(session.peer, waiting.request_id, event.action, event.policy_version)
         return book.answer(session, act)
 
@@ -271,10 +533,8 @@ class Episodes:
         episode = book.open.get(event.episode_id)
         if episode is None or episode.waiting is None:
             return []
-        session = book.sessions.by_secret(episode.session)
-        assert session is not None, f"episode {event.episode_id} belongs to nobody"
         book.counts.policy_errors += 1
-        return book.release(session, episode, event.failed)
+        return book.release(book.owner(episode), episode, event.failed)
 
     def _on_confirm(self, event: Confirm, _now: float) -> list[Effect]:
         number = self._book.unconfirmed.pop(event.episode_id, None)
@@ -293,8 +553,6 @@ class Episodes:
                 effects += book.resolve(pending.wire_id, _late(pending))
                 continue
             episode = book.open[pending.service]
-            session = book.sessions.by_secret(episode.session)
-            assert session is not None, f"episode {pending.service} belongs to nobody"
             why = (
                 "the policy has not answered"
                 if episode.waiting is not None and episode.waiting.shown
@@ -302,7 +560,7 @@ class Episodes:
             )
             text = f"episode {pending.service}: no action within {pending.timeout:g} s; {why}"
             failed = Failed(code=FailureCode.TIMEOUT, message=text, peer="bridge")
-            effects += book.release(session, episode, failed)
+            effects += book.release(book.owner(episode), episode, failed)
             book.counts.timeouts += 1
         for session in book.sessions.expire(now):
             why = f"its client {session.name} was gone for over {book.limits.lease:g} s"

@@ -1,26 +1,30 @@
-"""Simulators that a bridge runs itself, in threads and in processes, and their ends.
+"""Simulators that a bridge runs itself, in threads and in processes, and the door they come in by.
 
-Leaves out the thread itself (`hosted_thread.py`), the process itself (`actors/external/hosting.py`)
-and whether one that ended is started again (`bus/supervision.py`).
+Leaves out the process itself (`actors/external/hosting.py`) and whether one that ended is started
+again (`bus/supervision.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
-import socket
+import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import cloudpickle
 
+from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.external.errors import SimulatorError
 from envbus.actors.external.external_env import ExternalEnv
-from envbus.actors.external.hosting import ENTRY, ENV_PARCEL, IDENTITY_PARCEL
-from envbus.bus.errors import ConfigError, EnvbusError
+from envbus.actors.external.hosting import ENTRY, ENV_PARCEL, IDENTITY_PARCEL, run_env
+from envbus.bus.errors import ClosedError, ConfigError, EnvbusError
+from envbus.bus.folders import name_folder
 from envbus.bus.interrupts import interruptible, uninterrupted_call
 from envbus.bus.nursery import Nursery
 from envbus.bus.process import Child, ExitStatus
@@ -34,10 +38,10 @@ from envbus.bus.supervision import (
     SupervisionEffect,
     SupervisionTick,
 )
-from envbus.runner.bridge.hosted_thread import HostedThread
+from envbus.bus.unix_sockets import Bell
 from envbus.runner.faults import FaultCause
 
-__all__ = ["Hosts", "Where"]
+__all__ = ["HostedThread", "Hosts", "PrivateDoor", "Where"]
 
 logger = logging.getLogger("envbus.runner.bridge")
 
@@ -49,6 +53,113 @@ _PRELOAD = (ENTRY.partition(":")[0],)
 _END_TIMEOUT = 2.0
 #: Of a simulator that is not to be started again.
 _ONCE = RestartPolicy(restart=Restart.TEMPORARY)
+
+
+class PrivateDoor:
+    """The second door of a bridge, for processes of the same user and host, without keys.
+
+    It is a socket in a folder that only this user can enter; it is made when somebody needs it, and
+    goes however its owner ends.
+
+    Args:
+        bind: Binds an endpoint at the bridge's broker.
+    """
+
+    def __init__(self, bind: Callable[[str], object]) -> None:
+        self._bind = bind
+        self._endpoint = ""
+        self._keeper: Nursery | None = None
+
+    def open(self, preload: Sequence[str] = ()) -> str:
+        """Return where it is; the first call makes it.
+
+        Args:
+            preload: What the fork server imports that removes the folder should this process be
+                killed: that of the children who come through this door, so that one serves both.
+
+        Raises:
+            TransportError: It cannot be bound.
+            StartError: There is no fork server.
+        """
+        if not self._endpoint:
+            folder = name_folder()
+            endpoint = f"ipc://{folder}/bridge"
+            try:
+                self._keeper = Nursery(preload, folder)
+                self._bind(endpoint)
+            except BaseException:
+                self.close()
+                raise
+            self._endpoint = endpoint
+        return self._endpoint
+
+    def close(self) -> None:
+        """Remove it; the broker is closed before. Idempotent."""
+        if self._keeper is not None:
+            self._keeper.close()
+
+
+class HostedThread(threading.Thread):
+    """A thread of this process that runs one `ExternalEnv`, to its end or until `end`.
+
+    Args:
+        env: The simulator.
+        endpoint: Where the bridge is.
+        name: For people.
+        on_end: Called in this thread when it has ended without having been asked to.
+
+    Attributes:
+        identity: Under which its client is known to the bridge; b"": it has not connected.
+        outcome: How it has ended; what it has raised is the cause.
+    """
+
+    def __init__(
+        self,
+        env: ExternalEnv,
+        endpoint: str,
+        name: str,
+        on_end: Callable[[HostedThread], object],
+    ) -> None:
+        super().__init__(name=f"envbus-{name}", daemon=True)
+        self.identity = b""
+        self.outcome: SimulatorError | None = None
+        self._env = env
+        self._endpoint = endpoint
+        self._label = name
+        self._on_end = on_end
+        self._unwanted = threading.Event()
+        self._client: ExternalEnvClient | None = None
+
+    def run(self) -> None:
+        """Run the simulator, and say how it ended, unless that was asked for."""
+        what = f"simulator {self._label} (thread of process {os.getpid()})"
+        try:
+            run_env(
+                self._env,
+                self._endpoint,
+                self._label,
+                is_wanted=lambda: not self._unwanted.is_set(),
+                on_connected=self._take,
+            )
+            self.outcome = SimulatorError(f"{what}: run() returned")
+        except BaseException as error:  # SystemExit, too, ends the simulator only
+            self.outcome = SimulatorError(f"{what} raised:\n{traceback.format_exc()}")
+            self.outcome.__cause__ = error
+        if not self._unwanted.is_set():
+            self._on_end(self)
+
+    def end(self) -> None:
+        """Close its client, so that it ends with its next verb."""
+        self._unwanted.set()
+        client = self._client
+        if client is not None:
+            client.close()
+
+    def _take(self, client: ExternalEnvClient) -> None:
+        self._client = client
+        self.identity = client.identity
+        if self._unwanted.is_set():
+            raise ClosedError("the bridge was stopped")
 
 
 class _Simulator:
@@ -98,7 +209,8 @@ class Hosts:
         self._ends: deque[SimulatorError] = deque()
         #: What ended in threads: appended there, taken by the owner.
         self._ended: deque[HostedThread] = deque()
-        self._bell: tuple[socket.socket, socket.socket] | None = None
+        self._bell: Bell | None = None
+        self._ringing = threading.Lock()
         self._count = 0
 
     @uninterrupted_call
@@ -139,14 +251,16 @@ class Hosts:
 
     def wake_at(self) -> float | None:
         """Return by when `look_after` is due, in seconds of `time.monotonic`."""
-        return self._supervision.wake_at()
+        exits_at = None if self._nursery is None else self._nursery.wake_at()
+        times = [at for at in (self._supervision.wake_at(), exits_at) if at is not None]
+        return min(times, default=None)
 
     def look_after(self, now: float) -> None:
         """Take in who has ended, and start again who is to be.
 
         Raises:
-            SimulatorError: What has become of one that is not started again: of one at a time, once
-                for each.
+            SimulatorError: What has become of one that is not started again: of one at a time, each
+                until it `was_raised`.
         """
         if not self._count:
             return
@@ -155,7 +269,12 @@ class Hosts:
         if self._supervision.wake_at() is not None:
             self._perform(self._supervision.handle(SupervisionTick(), now), now)
         if self._ends:
-            raise self._ends.popleft()
+            raise self._ends[0]
+
+    def was_raised(self, error: BaseException) -> None:
+        """The owner gets this; if it is what `look_after` raised, and not Ctrl-C, it was told."""
+        if self._ends and self._ends[0] is error:
+            self._ends.popleft()
 
     def close(self) -> None:
         """End all simulators: those in threads by closing their clients, processes by a kill."""
@@ -164,17 +283,13 @@ class Hosts:
             thread.end()
         try:
             if self._nursery is not None:
-                for child in self._nursery.children:
-                    self._nursery.kill(child)
-                self._nursery.close(_END_TIMEOUT)
+                self._nursery.close(0.0)
                 self._nursery = None
             for thread in threads:
                 thread.join(_END_TIMEOUT)
         finally:
             if self._bell is not None:
-                bell, self._bell = self._bell, None
-                for end in bell:
-                    end.close()
+                self._bell.close()
 
     # --- starts -------------------------------------------------------------------------------
 
@@ -188,10 +303,8 @@ class Hosts:
         if not isinstance(made, ExternalEnv):
             raise ConfigError(f"expected an ExternalEnv, got {made!r}")
         if self._bell is None:
-            self._bell = socket.socketpair()
-            self._bell[0].setblocking(False)
-            self._bell[1].setblocking(False)
-            self._watch(self._bell[0].fileno())
+            self._bell = Bell()
+            self._watch(self._bell.fileno())
         simulator.thread = HostedThread(
             made, self._open_door(()), simulator.name, self._on_thread_end
         )
@@ -199,11 +312,10 @@ class Hosts:
 
     def _on_thread_end(self, thread: HostedThread) -> None:
         """Called in the thread of the simulator."""
-        self._ended.append(thread)
-        bell = self._bell
-        if bell is not None:
-            with contextlib.suppress(OSError):  # closed meanwhile, or rung enough
-                bell[1].send(b".")
+        assert self._bell is not None
+        with self._ringing:
+            self._ended.append(thread)
+            self._bell.ring()
 
     def _start_process(self, simulator: _Simulator) -> None:
         if self._nursery is None:
@@ -237,8 +349,8 @@ class Hosts:
 
     def _take_threads(self, now: float) -> None:
         if self._bell is not None:
-            with contextlib.suppress(BlockingIOError):
-                self._bell[0].recv(64)
+            with self._ringing:
+                self._bell.silence()
         while self._ended:
             thread = self._ended.popleft()
             assert thread.outcome is not None

@@ -19,13 +19,7 @@ from msgspec import structs
 from envbus.actors.external.agreement import Agreement
 from envbus.actors.external.elements import to_wire
 from envbus.actors.external.errors import RefusedError, SpaceMismatchError
-from envbus.actors.external.protocol import (
-    BRIDGE,
-    ActionChosen,
-    BridgeJoined,
-    GetModel,
-    JoinBridge,
-)
+from envbus.actors.external.protocol import BRIDGE, ActionChosen, BridgeJoined, GetModel, JoinBridge
 from envbus.bus.brief import brief, cut
 from envbus.bus.broker import Broker, Outcome
 from envbus.bus.broker_vocabulary import Notify, PeerLeft, PeerReady
@@ -35,10 +29,8 @@ from envbus.bus.errors import EncodeError, ProtocolError, TransportError
 from envbus.bus.messages import Failed, FailureCode, Header, Kind, Reply
 from envbus.bus.transport import Frames
 from envbus.runner.agent_results import DUMMY_AGENT
-from envbus.runner.bridge.attendants import Attendants
 from envbus.runner.bridge.book import NOT_JOINED
 from envbus.runner.bridge.episodes import Episodes
-from envbus.runner.bridge.gathering import gathered
 from envbus.runner.bridge.models import Models
 from envbus.runner.bridge.requests import VERBS, check_size, read
 from envbus.runner.bridge.results import BridgeResult
@@ -162,29 +154,6 @@ class Reception:
                 return
             self._take_until(until)
 
-    def serve_until(self, min_envs: int, timeout: float, attendants: Attendants) -> None:
-        """Serve until so many episodes have something for the runner, or the time is over.
-
-        Raises what `Attendants.look_after` does.
-        """
-        episodes, clock = self._episodes, self._clock
-        now = clock()
-        deadline = now + timeout
-        attendants.look_after(now)
-        if episodes.has_enough(min_envs):
-            self.serve(0.0)  # what has come meanwhile goes with it
-            return
-        while True:
-            until = deadline
-            for wake_at in (episodes.wake_at(), attendants.wake_at()):
-                if wake_at is not None and wake_at < until:
-                    until = wake_at
-            self.serve(max(until - now, 0.0))
-            now = clock()
-            attendants.look_after(now)
-            if now >= deadline or episodes.has_enough(min_envs):
-                return
-
     def end_client(self, peer: bytes, cause: FaultCause, why: str) -> None:
         """A client's process has ended: nobody comes back for its episodes."""
         self._take_all()
@@ -229,7 +198,7 @@ class Reception:
         records, effects = self._episodes.collect()
         if effects:
             self.perform(effects)
-        return gathered(records)
+        return BridgeResult.of(records)
 
     def dismiss(self, failed: Failed) -> None:
         """Tell all clients that the bridge ends, and those who wait for something why."""

@@ -1,6 +1,7 @@
-"""Clients' requests as events of the rules: read, checked against the spaces, sorted by agent.
+"""Clients' requests, and actions of the runner, as events of the rules.
 
-What passes here is whole and finite: what a runner makes of it cannot fail for its form.
+Requests are read, checked against the spaces and sorted by agent. What passes here is whole and
+finite: what a runner makes of it cannot fail for its form.
 
 Pure: neither socket nor clock.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgpack
@@ -19,8 +20,10 @@ from msgspec import structs
 
 from envbus.actors.agents import ALL
 from envbus.actors.external.agreement import Agreement
-from envbus.actors.external.errors import EpisodeError
+from envbus.actors.external.elements import opened
+from envbus.actors.external.errors import EpisodeError, RefusedError, SpaceMismatchError
 from envbus.actors.external.protocol import (
+    BRIDGE,
     EndEpisode,
     FragmentStep,
     GetAction,
@@ -33,24 +36,27 @@ from envbus.actors.external.protocol import (
 from envbus.bus.brief import brief, cut
 from envbus.bus.codec import DEFAULT_LIMITS, Ext, decode
 from envbus.bus.errors import DecodeError
-from envbus.bus.messages import Header, Payload, Tree
+from envbus.bus.messages import Failed, FailureCode, Header, Tree
 from envbus.bus.packets import lengths_of
+from envbus.bus.serve import describe
 from envbus.bus.transport import Buffer, Frames
 from envbus.bus.tree import CONTAINERS
 from envbus.runner.agent_results import DUMMY_AGENT
-from envbus.runner.bridge.results import ClientChoice
+from envbus.runner.bridge.results import ByAgent, ClientChoice
 from envbus.runner.bridge.vocabulary import (
     Ask,
-    ByAgent,
+    Call,
+    Chosen,
     End,
     Fragment,
     FragmentPart,
+    GiveUp,
     LogReward,
     LogStep,
     Start,
 )
 
-__all__ = ["VERBS", "check_size", "read"]
+__all__ = ["VERBS", "check_size", "checked", "read", "told"]
 
 #: Columns that a client may add to a row.
 _MAX_EXTRAS = 64
@@ -79,7 +85,14 @@ _DIGESTED: Final = 4096
 _NUMBERS = (int, np.integer, np.floating)
 _NESTED = CONTAINERS | {Tree}
 
-Verb: TypeAlias = "Start | Ask | LogStep | LogReward | Fragment | End"
+#: Peer and id of a request.
+Origin: TypeAlias = tuple[bytes, int]
+#: Of the parts of a fragment, which is answered as a whole.
+_NOBODY: Final[Origin] = (b"", 0)
+
+
+class _WrongError(Exception):
+    """What is wrong with a request about an episode, which `read` names."""
 
 
 def check_size(header: Header, frames: Frames) -> None:
@@ -94,7 +107,7 @@ def check_size(header: Header, frames: Frames) -> None:
         _check_containers(header, frames[0])
 
 
-def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> Verb:
+def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> Call:
     """Return the event that a request for an episode stands for.
 
     Its size is that of the frames, and of what is kept of them as Python's objects.
@@ -106,15 +119,72 @@ def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> V
     """
     payload_type, convert = VERBS[header.payload_type]
     payload = decode(payload_type, frames, writable=True)
-    event = convert(payload, header, peer, agreement)
+    try:
+        event = convert(payload, (peer, header.request_id), agreement)
+    except _WrongError as wrong:
+        raise EpisodeError(f"Episode {payload.episode_id}: {wrong}") from None
     size = sum(lengths_of(frames))
-    digest = _digest(header.payload_type, frames, size)
-    if isinstance(event, Start):
-        return structs.replace(event, digest=digest)
-    size += event.size
-    if isinstance(event, LogReward):  # which never waits
-        return structs.replace(event, size=size, digest=digest)
-    return structs.replace(event, size=size, timeout=header.ttl, digest=digest)
+    return structs.replace(
+        event,
+        size=size + event.size,
+        timeout=header.ttl,
+        digest=_digest(header.payload_type, frames, size),
+        not_taken=getattr(payload, "not_taken", None),
+    )
+
+
+def checked(
+    actions: Mapping[str, Mapping[Any, Any]],
+    awaited: Callable[[str], Sequence[Any] | None],
+    agreement: Agreement | None,
+    policy_version: int,
+) -> tuple[list[Chosen | GiveUp], SpaceMismatchError | None]:
+    """Return what to do with `actions`, in their order, and the last that was wrong with one.
+
+    Args:
+        actions: By episode and agent.
+        awaited: Of an episode, the agents whose actions somebody waits for; None: nobody does.
+        agreement: The spaces; None only if nobody waits for anything.
+        policy_version: Who waits is told that.
+
+    Raises:
+        ValueError: The action of an agent is missing.
+    """
+    events: list[Chosen | GiveUp] = []
+    error: SpaceMismatchError | None = None
+    for episode_id, by_agent in actions.items():
+        agents = awaited(episode_id)
+        if agents is None:
+            events.append(Chosen(episode_id, {}, policy_version))
+            continue
+        for agent in agents:
+            if agent not in by_agent:
+                missing = [str(agent) for agent in agents if agent not in by_agent]
+                raise ValueError(f"episode {episode_id}: no action for {', '.join(missing)}")
+        assert agreement is not None
+        place = f"action for episode {episode_id}"
+        try:
+            if agreement.multi_agent:
+                given = {agent: by_agent[agent] for agent in agents}
+                action = agreement.take_action(given, place)
+            else:
+                (agent,) = agents
+                action = {agent: agreement.take_action(by_agent[agent], place)}
+        except SpaceMismatchError as mismatch:
+            error = mismatch
+            events.append(GiveUp(episode_id, told(mismatch)))
+        else:
+            events.append(Chosen(episode_id, action, policy_version))
+    return events, error
+
+
+def told(error: BaseException, *, traceback: bool = True) -> Failed:
+    """Return what a client is told of an exception here: its type, text and, if so, traceback."""
+    if isinstance(error, RefusedError):
+        return error.failed()
+    failed = describe(error)
+    failed = structs.replace(failed, code=FailureCode.REMOTE, peer=BRIDGE)
+    return failed if traceback else structs.replace(failed, remote_traceback="")
 
 
 def _check_containers(header: Header, payload: Buffer) -> None:
@@ -153,7 +223,7 @@ def _check_containers(header: Header, payload: Buffer) -> None:
         raise DecodeError(f"{brief(header.payload_type)}: {exc!r}") from exc
 
 
-def _held_bytes(value: Value, what: str, episode_id: str) -> int:
+def _held_bytes(value: Value, what: str) -> int:
     """Return what a map takes as Python's objects; refuse one that is nested too deep."""
     held, level = sys.getsizeof(value), [value]
     for _ in range(_MAX_DEPTH):
@@ -170,7 +240,7 @@ def _held_bytes(value: Value, what: str, episode_id: str) -> int:
         level = [item for item in found if type(item) in _NESTED]
         if not level:
             return held
-    raise EpisodeError(f"Episode {episode_id}: {what} is nested deeper than {_MAX_DEPTH} levels.")
+    raise _WrongError(f"{what} is nested deeper than {_MAX_DEPTH} levels.")
 
 
 def _digest(payload_type: str, frames: Frames, size: int) -> int:
@@ -187,96 +257,72 @@ def _digest(payload_type: str, frames: Frames, size: int) -> int:
     return digest ^ (size << 32)
 
 
-def _start(payload: StartEpisode, header: Header, peer: bytes, _agreement: Agreement) -> Start:
-    return Start(peer, header.request_id, payload.episode_id, payload.training_enabled)
+def _start(payload: StartEpisode, origin: Origin, _agreement: Agreement) -> Start:
+    return Start(*origin, payload.episode_id, payload.training_enabled)
 
 
-def _ask(payload: GetAction, header: Header, peer: bytes, agreement: Agreement) -> Ask:
+def _ask(payload: GetAction, origin: Origin, agreement: Agreement) -> Ask:
     episode_id = payload.episode_id
-    observation = _seen(payload.observation, episode_id, agreement)
-    not_taken = payload.not_taken
-    return Ask(peer, header.request_id, episode_id, observation, header.ttl, not_taken=not_taken)
+    return Ask(*origin, episode_id, _seen(payload.observation, episode_id, agreement))
 
 
-def _log_action(payload: LogAction, header: Header, peer: bytes, agreement: Agreement) -> LogStep:
+def _log_action(payload: LogAction, origin: Origin, agreement: Agreement) -> LogStep:
     episode_id = payload.episode_id
     observation = _seen(payload.observation, episode_id, agreement)
     action = agreement.take_action(payload.action, f"action of episode {episode_id}")
     if not agreement.multi_agent:
         action = {DUMMY_AGENT: action}
     elif not action.keys() <= observation.keys():
-        raise EpisodeError(
-            f"Episode {episode_id}: actions of {_names(action)}, but observations of "
-            f"{_names(observation)}."
+        raise _WrongError(
+            f"actions of {_names(action)}, but observations of {_names(observation)}."
         )
-    not_taken = payload.not_taken
-    return LogStep(peer, header.request_id, episode_id, observation, action, not_taken=not_taken)
+    return LogStep(*origin, episode_id, observation, action)
 
 
-def _log_returns(
-    payload: LogReturns, header: Header, peer: bytes, agreement: Agreement
-) -> LogReward:
+def _log_returns(payload: LogReturns, origin: Origin, agreement: Agreement) -> LogReward:
     episode_id = payload.episode_id
-    reward, info = _opened(payload.reward), _opened(payload.info)
-    flags = [_opened(payload.terminateds), _opened(payload.truncateds)]
+    reward, info = opened(payload.reward), opened(payload.info)
+    flags = [opened(payload.terminateds), opened(payload.truncateds)]
     if agreement.multi_agent:
-        by_agent = _map(reward, "rewards", episode_id, agreement)
+        by_agent = _map(reward, "rewards", agreement)
         rewards = {
-            agent: _number(value, f"reward of agent {agent!r}", episode_id)
-            for agent, value in by_agent.items()
+            agent: _number(value, f"reward of agent {agent!r}") for agent, value in by_agent.items()
         }
-        infos = _map(info, "infos", episode_id, None)
-        terminateds, truncateds = (_flags(given, episode_id, agreement) for given in flags)
+        infos = _map(info, "infos", None)
+        terminateds, truncateds = (_flags(given, agreement) for given in flags)
     else:
         if any(given is not None for given in flags):
             raise EpisodeError(
                 f"Episode {episode_id} has one agent: end_episode says whether it is over."
             )
-        rewards = {DUMMY_AGENT: _number(reward, "reward", episode_id)}
+        rewards = {DUMMY_AGENT: _number(reward, "reward")}
         infos = {} if info is None else {DUMMY_AGENT: info}
         terminateds, truncateds = {}, {}
     held = 0
     for agent, value in infos.items():
-        infos[agent] = value = {} if value is None else _opened(value)
+        infos[agent] = value = {} if value is None else opened(value)
         if not isinstance(value, dict):
-            raise EpisodeError(
-                f"Episode {episode_id}: an info is a map, not a {type(value).__name__}."
-            )
-        held += _held_bytes(value, "an info", episode_id) if value else 0
-    return LogReward(
-        peer,
-        header.request_id,
-        episode_id,
-        rewards,
-        infos,
-        terminateds,
-        truncateds,
-        size=held,
-        not_taken=payload.not_taken,
-    )
+            raise _WrongError(f"an info is a map, not a {type(value).__name__}.")
+        held += _held_bytes(value, "an info") if value else 0
+    return LogReward(*origin, episode_id, rewards, infos, terminateds, truncateds, size=held)
 
 
-def _fragment(payload: LogFragment, header: Header, peer: bytes, agreement: Agreement) -> Fragment:
+def _fragment(payload: LogFragment, origin: Origin, agreement: Agreement) -> Fragment:
     episode_id, policy_id = payload.episode_id, payload.policy_id
     if payload.first < 0:
-        raise EpisodeError(f"Episode {episode_id}: a fragment's first step is not {payload.first}.")
+        raise _WrongError(f"a fragment's first step is not {payload.first}.")
     if len(payload.steps) > _MAX_PARTS:
-        raise EpisodeError(
-            f"Episode {episode_id}: a fragment has at most {_MAX_PARTS} steps, not "
-            f"{len(payload.steps)}."
-        )
-    parts = [_part(step, policy_id, episode_id, header, agreement) for step in payload.steps]
+        raise _WrongError(f"a fragment has at most {_MAX_PARTS} steps, not {len(payload.steps)}.")
+    parts = [_part(step, policy_id, episode_id, agreement) for step in payload.steps]
     held = sum(part.reward.size for part in parts if part.reward is not None)
     held += sum(
-        _held_bytes(part.choice.extras, "an extra", episode_id)
-        for part in parts
-        if part.choice is not None
+        _held_bytes(part.choice.extras, "an extra") for part in parts if part.choice is not None
     )
-    return Fragment(peer, header.request_id, episode_id, policy_id, payload.first, parts, size=held)
+    return Fragment(*origin, episode_id, policy_id, payload.first, parts, size=held)
 
 
 def _part(
-    step: FragmentStep, policy_id: str, episode_id: str, header: Header, agreement: Agreement
+    step: FragmentStep, policy_id: str, episode_id: str, agreement: Agreement
 ) -> FragmentPart:
     reward, taken, choice = None, None, None
     if any(x is not None for x in (step.reward, step.info, step.terminateds, step.truncateds)):
@@ -288,64 +334,52 @@ def _part(
             terminateds=step.terminateds,
             truncateds=step.truncateds,
         )
-        reward = _log_returns(logged, header, b"", agreement)
+        reward = _log_returns(logged, _NOBODY, agreement)
     if step.observation is not None:
         acted = LogAction(episode_id=episode_id, observation=step.observation, action=step.action)
-        taken = _log_action(acted, header, b"", agreement)
+        taken = _log_action(acted, _NOBODY, agreement)
         if step.policy_version > _MAX_VERSION:
-            raise EpisodeError(
-                f"Episode {episode_id}: {step.policy_version} is no version of a policy."
-            )
+            raise _WrongError(f"{step.policy_version} is no version of a policy.")
         if step.policy_version >= 0:
-            extras = _extras(step.extras, taken.action, episode_id, agreement)
+            extras = _extras(step.extras, taken.action, agreement)
             choice = ClientChoice(policy_id, step.policy_version, extras)
     return FragmentPart(reward, taken, choice)
 
 
-def _extras(
-    value: Value, action: ByAgent, episode_id: str, agreement: Agreement
-) -> dict[Any, dict[str, Any]]:
-    value = _opened(value)
+def _extras(value: Value, action: ByAgent, agreement: Agreement) -> dict[Any, dict[str, Any]]:
+    value = opened(value)
     by_agent = value if agreement.multi_agent else {DUMMY_AGENT: value}
     extras: dict[Any, dict[str, Any]] = {}
-    for agent, own in _map(by_agent, "extras", episode_id, None).items():
-        own = {} if own is None else _opened(own)
+    for agent, own in _map(by_agent, "extras", None).items():
+        own = {} if own is None else opened(own)
         if agent not in action or not isinstance(own, dict) or len(own) > _MAX_EXTRAS:
-            raise EpisodeError(
-                f"Episode {episode_id}: extras of {brief(agent)} are a map by name of at most "
+            raise _WrongError(
+                f"extras of {brief(agent)} are a map by name of at most "
                 f"{_MAX_EXTRAS} values, of an agent that has acted."
             )
         for name, column in own.items():
-            _check_column(column, f"extra {brief(name)} of agent {brief(agent)}", episode_id)
+            _check_column(column, f"extra {brief(name)} of agent {brief(agent)}")
         extras[agent] = own
     return extras
 
 
-def _end(payload: EndEpisode, header: Header, peer: bytes, agreement: Agreement) -> End:
+def _end(payload: EndEpisode, origin: Origin, agreement: Agreement) -> End:
     episode_id = payload.episode_id
     observation = _observation(payload.observation, episode_id, agreement)
-    given = [_opened(payload.terminateds), _opened(payload.truncateds)]
+    given = [opened(payload.terminateds), opened(payload.truncateds)]
     if not agreement.multi_agent and any(flags is not None for flags in given):
         raise EpisodeError(f"Episode {episode_id} has one agent: say truncated=true or nothing.")
-    terminateds, truncateds = (_flags(flags, episode_id, agreement) for flags in given)
+    terminateds, truncateds = (_flags(flags, agreement) for flags in given)
     # Who is not told of one by one ends as the episode does.
     own = truncateds if payload.truncated else terminateds
     for agent in (*observation, ALL):
         if not terminateds.setdefault(agent, False) and not truncateds.setdefault(agent, False):
             own[agent] = True
         truncateds.setdefault(agent, False)
-    return End(
-        peer,
-        header.request_id,
-        episode_id,
-        observation,
-        terminateds,
-        truncateds,
-        not_taken=payload.not_taken,
-    )
+    return End(*origin, episode_id, observation, terminateds, truncateds)
 
 
-VERBS: Final[dict[str, tuple[type[Payload], Callable[[Any, Header, bytes, Agreement], Verb]]]] = {
+VERBS: Final[dict[str, tuple[type[Any], Callable[[Any, Origin, Agreement], Call]]]] = {
     StartEpisode.__name__: (StartEpisode, _start),
     GetAction.__name__: (GetAction, _ask),
     LogAction.__name__: (LogAction, _log_action),
@@ -364,11 +398,11 @@ def _seen(value: Value, episode_id: str, agreement: Agreement) -> ByAgent:
     """Return an observation that an action follows upon."""
     observation = _observation(value, episode_id, agreement)
     if not observation:
-        raise EpisodeError(f"Episode {episode_id}: an observation of nobody; name an agent.")
+        raise _WrongError("an observation of nobody; name an agent.")
     return observation
 
 
-def _number(value: Value, what: str, episode_id: str) -> float:
+def _number(value: Value, what: str) -> float:
     if type(value) is float or (isinstance(value, _NUMBERS) and type(value) is not bool):
         try:
             number = float(value)
@@ -376,74 +410,61 @@ def _number(value: Value, what: str, episode_id: str) -> float:
             number = math.inf
         if -_MOST <= number <= _MOST:
             return number
-        raise EpisodeError(
-            f"Episode {episode_id}: a {what} is a finite number of float32, not {brief(value)}."
-        )
-    raise EpisodeError(f"Episode {episode_id}: a {what} is a number, not {brief(value)}.")
+        raise _WrongError(f"a {what} is a finite number of float32, not {brief(value)}.")
+    raise _WrongError(f"a {what} is a number, not {brief(value)}.")
 
 
-def _check_column(value: Value, what: str, episode_id: str) -> None:
+def _check_column(value: Value, what: str) -> None:
     """Refuse what cannot become numbers of a row."""
-    level = [_opened(value)]
+    level = [opened(value)]
     for _ in range(_MAX_DEPTH):
         found: list[Value] = []
         for item in level:
             if (type(item) is float or type(item) is int) and -_MOST <= item <= _MOST:
                 pass  # most of all
             elif isinstance(item, Mapping):
-                found += map(_opened, item.values())
+                found += map(opened, item.values())
             elif isinstance(item, list | tuple):
-                found += map(_opened, item)
+                found += map(opened, item)
             elif isinstance(item, np.ndarray | np.generic):
                 if item.dtype.kind not in "biuf" or not (np.abs(item) <= _MOST).all():
-                    raise EpisodeError(
-                        f"Episode {episode_id}: {what} has {item.dtype} or what is not finite; it "
+                    raise _WrongError(
+                        f"{what} has {item.dtype} or what is not finite; it "
                         "consists of finite numbers of float32."
                     )
             else:
-                _number(int(item) if type(item) is bool else item, what, episode_id)
+                _number(int(item) if type(item) is bool else item, what)
         if not found:
             return
         level = found
-    raise EpisodeError(f"Episode {episode_id}: {what} is nested too deep.")
+    raise _WrongError(f"{what} is nested too deep.")
 
 
-def _map(value: Value, what: str, episode_id: str, agreement: Agreement | None) -> dict[Any, Any]:
+def _map(value: Value, what: str, agreement: Agreement | None) -> dict[Any, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise EpisodeError(
-            f"Episode {episode_id}: {what} are a map by agent, not a {type(value).__name__}."
-        )
+        raise _WrongError(f"{what} are a map by agent, not a {type(value).__name__}.")
     for agent in value:
         if type(agent) is not str and type(agent) is not int:
-            raise EpisodeError(
-                f"Episode {episode_id}: {what} of {brief(agent)}, which is no agent: their ids are "
-                "strings or integers."
+            raise _WrongError(
+                f"{what} of {brief(agent)}, which is no agent: their ids are strings or integers."
             )
     if agreement is not None and not value.keys() <= set(agreement.agents):
         strange = value.keys() - set(agreement.agents)
-        raise EpisodeError(
-            f"Episode {episode_id}: {what} of {_names(strange)}; the agents are "
-            f"{_names(agreement.agents)}."
+        raise _WrongError(
+            f"{what} of {_names(strange)}; the agents are {_names(agreement.agents)}."
         )
     return dict(value)
 
 
-def _flags(value: Value, episode_id: str, agreement: Agreement) -> dict[Any, bool]:
-    flags = _map(value, "flags", episode_id, agreement)
+def _flags(value: Value, agreement: Agreement) -> dict[Any, bool]:
+    flags = _map(value, "flags", agreement)
     for agent, flag in flags.items():
         if not isinstance(flag, bool | np.bool_):
-            raise EpisodeError(
-                f"Episode {episode_id}: the flag of agent {agent!r} is true or false, not "
-                f"{brief(flag)}."
-            )
+            raise _WrongError(f"the flag of agent {agent!r} is true or false, not {brief(flag)}.")
         flags[agent] = bool(flag)
     return flags
-
-
-def _opened(value: Value) -> Value:
-    return value.value if type(value) is Tree else value
 
 
 def _names(agents: Any) -> str:

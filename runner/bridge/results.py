@@ -1,14 +1,20 @@
-"""What `ExternalEnvBridge.poll` returns: the six dicts of `ActorPool.poll`, keyed by episode id."""
+"""What `ExternalEnvBridge.poll` returns: the six dicts of `ActorPool.poll`, keyed by episode id.
+
+And the records of episodes that it is made of. Pure.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from envbus.runner.faults import FaultCause
 
-__all__ = ["BridgeResult", "ClientChoice", "EpisodeFault"]
+__all__ = ["BridgeResult", "ByAgent", "ClientChoice", "EpisodeFault", "Record"]
+
+ByAgent: TypeAlias = dict[Any, Any]
 
 
 class ClientChoice(msgspec.Struct, frozen=True):
@@ -27,6 +33,30 @@ class EpisodeFault(msgspec.Struct, frozen=True, kw_only=True):
     cause: FaultCause
     #: Which client, what happened; for people.
     message: str
+
+
+class Record(msgspec.Struct, gc=False):
+    """One observation of an episode, with what came before it; or its end without one."""
+
+    episode_id: str
+    #: Dicts by agent under the names of `AgentsEnv`'s records; empty for a fault.
+    content: dict[str, ByAgent]
+    training_enabled: bool
+    #: Whether the runner was shown nothing of this episode before.
+    first: bool = False
+    #: Whether no action for the observation before has reached the simulator.
+    unacted: bool = False
+    #: Whether the episode is over.
+    last: bool = False
+    #: Actions that the simulator has chosen for this observation; None: the runner does.
+    off_policy: ByAgent | None = None
+    #: The policy of the simulator that has chosen them; None: none has.
+    choice: ClientChoice | None = None
+    fault: EpisodeFault | None = None
+    #: Number of the request that is answered when this is taken; 0: there is none.
+    held: int = 0
+    #: Bytes of the messages that it is made of, which count against its client's budget.
+    size: int = 0
 
 
 class _SixDicts(NamedTuple):
@@ -75,9 +105,32 @@ class BridgeResult(_SixDicts):
     choices: dict[str, ClientChoice]
 
     @classmethod
-    def empty(cls) -> BridgeResult:
-        """Return a result to be filled."""
+    def of(cls, records: Sequence[Record]) -> BridgeResult:
+        """Return what the runner is shown of `records`."""
         result = cls({}, {}, {}, {}, {}, {})
         result.faults, result.started, result.ended = [], [], []
         result.untrained, result.unacted, result.choices = set(), set(), {}
+        observations, rewards, terminateds, truncateds, infos, off_policy_actions = result
+        for record in records:
+            episode_id, content = record.episode_id, record.content
+            if record.fault is not None:
+                result.faults.append(record.fault)
+            else:
+                observations[episode_id] = content["observations"]
+                rewards[episode_id] = content["rewards"]
+                terminateds[episode_id] = content["terminateds"]
+                truncateds[episode_id] = content["truncateds"]
+                infos[episode_id] = content["infos"]
+                if record.off_policy is not None:
+                    off_policy_actions[episode_id] = record.off_policy
+                    if record.choice is not None:
+                        result.choices[episode_id] = record.choice
+                if record.first:
+                    result.started.append(episode_id)
+            if record.last:
+                result.ended.append(episode_id)
+            if not record.training_enabled:
+                result.untrained.add(episode_id)
+            if record.unacted:
+                result.unacted.add(episode_id)
         return result

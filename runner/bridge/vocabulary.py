@@ -1,4 +1,4 @@
-"""What goes into the rules of episodes and what comes out: events, effects, records, limits.
+"""What goes into the rules of episodes and what comes out: events, effects, limits.
 
 Vocabulary only; what follows from an event is decided in `episodes.py`. Observations, actions,
 rewards, infos and flags are dicts by agent throughout, also where there is one agent only.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Failed, Reply
-from envbus.bus.settings import check_number
-from envbus.runner.bridge.results import ClientChoice, EpisodeFault
+from envbus.bus.settings import check_number, positive_int
+from envbus.runner.bridge.results import ByAgent, ClientChoice
 from envbus.runner.faults import FaultCause
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "Answer",
     "Ask",
     "BridgeStatistics",
-    "ByAgent",
+    "Call",
     "Chosen",
     "ClientLost",
     "Confirm",
@@ -38,25 +38,27 @@ __all__ = [
     "Join",
     "LogReward",
     "LogStep",
-    "Record",
     "Refuse",
     "Start",
     "Tick",
     "Welcome",
 ]
 
-ByAgent: TypeAlias = dict[Any, Any]
-
 # Without `gc`: no cycle goes through any of these, and many are made per second.
 
 # --- events ---------------------------------------------------------------------------------
 
 
-class Join(msgspec.Struct, frozen=True, gc=False):
-    """A peer wants to be a client, or says so again."""
+class _OfPeer(msgspec.Struct, frozen=True, gc=False):
+    """What a peer has asked for by a request of this id, or is answered."""
 
     peer: bytes
     request_id: int
+
+
+class Join(_OfPeer, frozen=True, gc=False):
+    """A peer wants to be a client, or says so again."""
+
     name: str
     #: Secret of the session to go on with; "": a new one.
     resume: str = ""
@@ -64,43 +66,10 @@ class Join(msgspec.Struct, frozen=True, gc=False):
     user: str = ""
 
 
-class Start(msgspec.Struct, frozen=True, gc=False):
-    """A client begins an episode; None: of an id that is made up."""
+class Call(_OfPeer, frozen=True, gc=False, kw_only=True):
+    """What a client asks for about an episode."""
 
-    peer: bytes
-    request_id: int
-    episode_id: str | None
-    training_enabled: bool = True
-    #: Tells its request from others that have the same id.
-    digest: int = 0
-
-
-class Ask(msgspec.Struct, frozen=True, gc=False):
-    """A client has an observation and waits for an action."""
-
-    peer: bytes
-    request_id: int
-    episode_id: str
-    observation: ByAgent
-    #: Seconds that it waits; positive and finite.
-    timeout: float
-    #: Bytes of the message.
-    size: int = 0
-    #: Tells its request from others that have the same id.
-    digest: int = 0
-    #: As in `GetAction`.
-    not_taken: int | None = None
-
-
-class LogStep(msgspec.Struct, frozen=True, gc=False):
-    """A client has an observation, and has acted upon it."""
-
-    peer: bytes
-    request_id: int
-    episode_id: str
-    observation: ByAgent
-    action: ByAgent
-    #: Bytes of the message.
+    #: Bytes of the message, and of what is kept of it as Python's objects.
     size: int = 0
     #: Seconds until it is answered at the latest; positive and finite.
     timeout: float = 60.0
@@ -110,23 +79,37 @@ class LogStep(msgspec.Struct, frozen=True, gc=False):
     not_taken: int | None = None
 
 
-class LogReward(msgspec.Struct, frozen=True, gc=False):
+class Start(Call, frozen=True, gc=False):
+    """A client begins an episode; None: of an id that is made up."""
+
+    episode_id: str | None
+    training_enabled: bool = True
+
+
+class Ask(Call, frozen=True, gc=False):
+    """A client has an observation and waits for an action."""
+
+    episode_id: str
+    observation: ByAgent
+
+
+class LogStep(Call, frozen=True, gc=False):
+    """A client has an observation, and has acted upon it."""
+
+    episode_id: str
+    observation: ByAgent
+    action: ByAgent
+
+
+class LogReward(Call, frozen=True, gc=False):
     """A client tells what the action before has led to."""
 
-    peer: bytes
-    request_id: int
     episode_id: str
     rewards: ByAgent
     infos: ByAgent
     #: Without "__all__".
     terminateds: ByAgent
     truncateds: ByAgent
-    #: Bytes of the message.
-    size: int = 0
-    #: Tells its request from others that have the same id.
-    digest: int = 0
-    #: As in `GetAction`.
-    not_taken: int | None = None
 
 
 class FragmentPart(msgspec.Struct, frozen=True, gc=False):
@@ -138,42 +121,24 @@ class FragmentPart(msgspec.Struct, frozen=True, gc=False):
     choice: ClientChoice | None = None
 
 
-class Fragment(msgspec.Struct, frozen=True, gc=False):
+class Fragment(Call, frozen=True, gc=False):
     """A client has acted by itself for some steps."""
 
-    peer: bytes
-    request_id: int
     episode_id: str
     policy_id: str
     #: Number of the first part in the episode.
     first: int
     parts: list[FragmentPart]
-    #: Bytes of the message.
-    size: int = 0
-    #: Seconds until it is answered at the latest; positive and finite.
-    timeout: float = 60.0
-    #: Tells its request from others that have the same id.
-    digest: int = 0
 
 
-class End(msgspec.Struct, frozen=True, gc=False):
+class End(Call, frozen=True, gc=False):
     """A client ends an episode."""
 
-    peer: bytes
-    request_id: int
     episode_id: str
     observation: ByAgent
     #: With "__all__"; of the agents that are named and of those observed.
     terminateds: ByAgent
     truncateds: ByAgent
-    #: Bytes of the message.
-    size: int = 0
-    #: Seconds until it is answered at the latest; positive and finite.
-    timeout: float = 60.0
-    #: Tells its request from others that have the same id.
-    digest: int = 0
-    #: As in `GetAction`.
-    not_taken: int | None = None
 
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):
@@ -217,89 +182,40 @@ class Tick(msgspec.Struct, frozen=True, gc=False):
     """All that has arrived was taken: judge deadlines and leases now."""
 
 
-Event: TypeAlias = (
-    Join
-    | Start
-    | Ask
-    | LogStep
-    | LogReward
-    | Fragment
-    | End
-    | Chosen
-    | GiveUp
-    | Confirm
-    | Drain
-    | ClientLost
-    | Tick
-)
+Event: TypeAlias = Join | Call | Chosen | GiveUp | Confirm | Drain | ClientLost | Tick
 
 # --- effects --------------------------------------------------------------------------------
 
 
-class Welcome(msgspec.Struct, frozen=True, gc=False):
+class Welcome(_OfPeer, frozen=True, gc=False):
     """The peer is a client now: tell it the spaces, and this."""
 
-    peer: bytes
-    request_id: int
     #: Secret of its session.
     session: str
     #: Its open episodes.
     episodes: list[str]
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class Answer(_OfPeer, frozen=True, gc=False):
     """Send a reply."""
 
-    peer: bytes
-    request_id: int
     reply: Reply
 
 
-class Act(msgspec.Struct, frozen=True, gc=False):
+class Act(_OfPeer, frozen=True, gc=False):
     """Reply with an action."""
 
-    peer: bytes
-    request_id: int
     action: ByAgent
     policy_version: int
 
 
-class Refuse(msgspec.Struct, frozen=True, gc=False):
+class Refuse(_OfPeer, frozen=True, gc=False):
     """Send a failure."""
 
-    peer: bytes
-    request_id: int
     failed: Failed
 
 
 Effect: TypeAlias = Welcome | Answer | Act | Refuse
-
-# --- what is delivered to the runner ----------------------------------------------------------
-
-
-class Record(msgspec.Struct, gc=False):
-    """One observation of an episode, with what came before it; or its end without one."""
-
-    episode_id: str
-    #: Dicts by agent under the names of `AgentsEnv`'s records; empty for a fault.
-    content: dict[str, ByAgent]
-    training_enabled: bool
-    #: Whether the runner was shown nothing of this episode before.
-    first: bool = False
-    #: Whether no action for the observation before has reached the simulator.
-    unacted: bool = False
-    #: Whether the episode is over.
-    last: bool = False
-    #: Actions that the simulator has chosen for this observation; None: the runner does.
-    off_policy: ByAgent | None = None
-    #: The policy of the simulator that has chosen them; None: none has.
-    choice: ClientChoice | None = None
-    fault: EpisodeFault | None = None
-    #: Number of the request that is answered when this is taken; 0: there is none.
-    held: int = 0
-    #: Bytes of the messages that it is made of, which count against its client's budget.
-    size: int = 0
-
 
 # --- settings and statistics ------------------------------------------------------------------
 
@@ -350,9 +266,7 @@ class EpisodeLimits:
             "max_queued",
             "max_answers",
         ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a positive integer, not {value!r}")
+            object.__setattr__(self, name, positive_int(name, getattr(self, name)))
         check_number("max_version_lag", self.max_version_lag, whole=True, least=0, optional=True)
         check_number("lease", self.lease)
         if not 0.0 < self.lease < math.inf:

@@ -9,7 +9,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 from gymnasium import Space
 
@@ -18,8 +19,7 @@ from envbus.bus.gateway import GatewayConfig
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.diagnosis.address import Address
-from envbus.runner.diagnosis.conformance import Finding
-from envbus.runner.diagnosis.scene import FailedCheck, SkippedCheck
+from envbus.runner.diagnosis.conformance import FailedCheck, Finding, SkippedCheck, finding_of
 
 __all__ = ["Server", "check_client"]
 
@@ -137,27 +137,19 @@ def check_client(open_server: Callable[[], Server], patience: float = 60.0) -> I
     session = _Session(open_server, patience)
     try:
         for name, section, check in _CHECKS:
-            begin = time.monotonic()
-            outcome, reason = _run(check, session)
-            yield Finding(name, section, outcome, reason, time.monotonic() - begin)
-            if outcome == "failed" and check in (_joins, _steps):
+            finding = finding_of(name, section, partial(_run, check, session))
+            yield finding
+            if finding.outcome == "failed" and check in (_joins, _steps):
                 return  # nothing can be seen of one that is not there
     finally:
         session.server.close()
 
 
-def _run(
-    check: Callable[[_Session], None], session: _Session
-) -> tuple[Literal["passed", "failed", "skipped"], str]:
+def _run(check: Callable[[_Session], None], session: _Session) -> None:
     try:
         check(session)
-    except FailedCheck as exc:
-        return "failed", str(exc)
-    except SkippedCheck as exc:
-        return "skipped", str(exc)
     except EnvbusError as exc:
-        return "failed", f"{type(exc).__name__}: {exc}"
-    return "passed", ""
+        raise FailedCheck(f"{type(exc).__name__}: {exc}") from exc
 
 
 def _joins(session: _Session) -> None:

@@ -8,15 +8,22 @@ import ssl
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 
-from envbus.actors.external.protocol import BridgeJoined, JoinBridge
+from envbus.actors.external.protocol import JoinBridge
 from envbus.bus.errors import ConfigError
 from envbus.bus.keys import PeerKeys
-from envbus.bus.messages import FailureCode, Kind, Token, Welcome
+from envbus.bus.messages import FailureCode, Kind, Token
 from envbus.runner.diagnosis.address import Address
-from envbus.runner.diagnosis.links import LinkEndedError, open_link
-from envbus.runner.diagnosis.talk import BrokenRuleError, NoAnswerError, RefusedError, Talk
+from envbus.runner.diagnosis.talk import (
+    BrokenRuleError,
+    LinkEndedError,
+    NoAnswerError,
+    RefusedError,
+    Talk,
+    open_link,
+)
 
 __all__ = ["Means", "Step", "examine", "find"]
 
@@ -47,8 +54,12 @@ class Means:
     tls: ssl.SSLContext | None = None
 
 
-class _Stop(Exception):
-    """The step failed; those behind it cannot be tried."""
+class _StoppedError(Exception):
+    """A step has failed; those behind it cannot be tried."""
+
+    def __init__(self, name: str, found: str, advice: str) -> None:
+        super().__init__(f"{found}; {advice}")
+        self.step = Step(name, False, found, advice)
 
 
 def examine(address: Address, means: Means, timeout: float = 5.0) -> Iterator[Step]:
@@ -65,43 +76,29 @@ def examine(address: Address, means: Means, timeout: float = 5.0) -> Iterator[St
     Raises:
         ConfigError: What the caller gave does not go together.
     """
-    if address.host:
-        step = _resolve(address)
-        yield step
-        if not step.ok:
-            return
-        step = _reach(address, timeout)
-        yield step
-        if not step.ok:
-            return
-        step, address = _recognize(address, means, timeout)
-        yield step
-        if not step.ok:
-            return
     try:
+        if address.host:
+            yield _resolve(address)
+            yield _reach(address, timeout)
+            step, address = _recognize(address, means, timeout)
+            yield step
         begin = time.monotonic()
-        link = open_link(
-            address, timeout=timeout, token=means.token, tls=means.tls, keys=means.keys
-        )
-    except ConfigError:
-        raise
-    except Exception as exc:  # each library has its own
-        yield _handshake_failed(exc, means)
-        return
-    took = 1e3 * (time.monotonic() - begin)
-    yield Step("handshake", True, f"{_spoken(address)} stands after {took:.0f} ms")
-    talk = Talk(link, timeout)
-    try:
-        step, _ = _hello(talk, address, means)
-        yield step
-        if not step.ok:
-            return
-        step, joined = _join(talk)
-        yield step
-        if joined is not None:
+        try:
+            link = open_link(
+                address, timeout=timeout, token=means.token, tls=means.tls, keys=means.keys
+            )
+        except ConfigError:
+            raise
+        except Exception as exc:  # each library has its own
+            raise _handshake_failed(exc, means) from exc
+        took = 1e3 * (time.monotonic() - begin)
+        yield Step("handshake", True, f"{_spoken(address)} stands after {took:.0f} ms")
+        with closing(Talk(link, timeout)) as talk:
+            yield _hello(talk, address, means)
+            yield _join(talk)
             yield _round_trips(talk)
-    finally:
-        talk.close()
+    except _StoppedError as stopped:
+        yield stopped.step
 
 
 def find(address: Address, means: Means, timeout: float = 5.0) -> Address:
@@ -112,26 +109,24 @@ def find(address: Address, means: Means, timeout: float = 5.0) -> Address:
     """
     if not address.host:
         return address
-    for step in (_resolve(address), _reach(address, timeout)):
-        if not step.ok:
-            raise ConfigError(f"{step.found}; {step.advice}")
-    step, found = _recognize(address, means, timeout)
-    if not step.ok:
-        raise ConfigError(f"{step.found}; {step.advice}")
-    return found
+    try:
+        _resolve(address)
+        _reach(address, timeout)
+        return _recognize(address, means, timeout)[1]
+    except _StoppedError as stopped:
+        raise ConfigError(str(stopped)) from stopped
 
 
 def _resolve(address: Address) -> Step:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as exc:
-        return Step(
+        raise _StoppedError(
             "name",
-            False,
             f"{address.host} has no address: {exc}",
             "is it spelled right? Try the numeric address, which the bridge's host shows with "
             "`ip address`.",
-        )
+        ) from exc
     numbers = sorted({str(entry[4][0]) for entry in found})
     return Step("name", True, f"{address.host} is {', '.join(numbers)}")
 
@@ -141,24 +136,23 @@ def _reach(address: Address, timeout: float) -> Step:
     try:
         begin = time.monotonic()
         socket.create_connection((address.host, address.port), timeout).close()
-    except ConnectionRefusedError:
-        return Step(
+    except ConnectionRefusedError as exc:
+        raise _StoppedError(
             "connection",
-            False,
             f"{place} refuses connections: nothing listens there",
             "is the bridge running, and is this its port? It prints its addresses when it starts; "
             "one that listens at 127.0.0.1 is reached from its own host only.",
-        )
-    except TimeoutError:
-        return Step(
+        ) from exc
+    except TimeoutError as exc:
+        raise _StoppedError(
             "connection",
-            False,
             f"{place} did not answer in {timeout:.3g} s",
             "a firewall drops the packets, or the host is off. Open the port there, or reach it "
             "through a tunnel: ssh -L.",
-        )
+        ) from exc
     except OSError as exc:
-        return Step("connection", False, f"{place} cannot be reached: {exc}", "is the network up?")
+        text = f"{place} cannot be reached: {exc}"
+        raise _StoppedError("connection", text, "is the network up?") from exc
     return Step("connection", True, f"{place} accepts after {_ms(begin)}")
 
 
@@ -168,18 +162,17 @@ def _recognize(address: Address, means: Means, timeout: float) -> tuple[Step, Ad
         with socket.create_connection((address.host, address.port), timeout) as probe:
             greeting = _greeting(probe)
     except OSError as exc:
-        return Step("carriage", False, f"the connection broke: {exc}", "look at its log"), address
+        text = f"the connection broke: {exc}"
+        raise _StoppedError("carriage", text, "look at its log") from exc
     if greeting is not None:
         return _zmq(address, greeting, means)
     if address.carriage == "zmq":
-        step = Step(
+        raise _StoppedError(
             "carriage",
-            False,
             "no ZeroMQ greeting came: what listens there is no ZeroMQ socket",
             f"if it is a gateway's port, use stream://{address.host}:{address.port} or "
             f"ws://{address.host}:{address.port}",
         )
-        return step, address
     if address.carriage is not None:
         return Step("carriage", True, _spoken(address)), address
     with_tls = _answers_tls(address, timeout)
@@ -191,13 +184,11 @@ def _recognize(address: Address, means: Means, timeout: float) -> tuple[Step, Ad
 def _zmq(address: Address, mechanism: str, means: Means) -> tuple[Step, Address]:
     found = replace(address, carriage="zmq", tls=False)
     if address.carriage not in (None, "zmq"):
-        step = Step(
+        raise _StoppedError(
             "carriage",
-            False,
             f"a ZeroMQ socket listens there, and not {_spoken(address)}",
             f"use {found}, or the port that the gateway printed",
         )
-        return step, address
     wanted = "NULL" if means.keys is None else "CURVE"
     if mechanism != wanted:
         advice = (
@@ -206,7 +197,7 @@ def _zmq(address: Address, mechanism: str, means: Means) -> tuple[Step, Address]
             if mechanism == "CURVE"
             else "the bridge was started without keys: leave yours off, or start it with keys="
         )
-        return Step("carriage", False, f"ZeroMQ with security {mechanism}", advice), found
+        raise _StoppedError("carriage", f"ZeroMQ with security {mechanism}", advice)
     return Step("carriage", True, f"ZeroMQ with security {mechanism}: {found}"), found
 
 
@@ -238,14 +229,18 @@ def _exactly(probe: socket.socket, count: int) -> bytes:
     return data
 
 
-def _answers_tls(address: Address, timeout: float) -> bool:
+def _any_certificate() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # who it is, is looked at later
+    return context
+
+
+def _answers_tls(address: Address, timeout: float) -> bool:
     try:
         with (
             socket.create_connection((address.host, address.port), min(timeout, 2.0)) as plain,
-            context.wrap_socket(plain),
+            _any_certificate().wrap_socket(plain),
         ):
             return True
     except (OSError, ValueError):
@@ -253,19 +248,16 @@ def _answers_tls(address: Address, timeout: float) -> bool:
 
 
 def _answers_http(address: Address, timeout: float, tls: bool) -> bool:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
     try:
         probe = socket.create_connection((address.host, address.port), min(timeout, 2.0))
-        with context.wrap_socket(probe) if tls else probe as wire:
+        with _any_certificate().wrap_socket(probe) if tls else probe as wire:
             wire.sendall(b"GET / HTTP/1.1\r\nHost: doctor\r\nConnection: close\r\n\r\n")
             return _exactly(wire, 5) == b"HTTP/"
     except (OSError, EOFError, ValueError):
         return False
 
 
-def _handshake_failed(exc: Exception, means: Means) -> Step:
+def _handshake_failed(exc: Exception, means: Means) -> _StoppedError:
     text = f"{type(exc).__name__}: {exc}".rstrip(": ")
     advice = "the bridge's log says more"
     if isinstance(exc, ssl.SSLCertVerificationError):
@@ -284,28 +276,26 @@ def _handshake_failed(exc: Exception, means: Means) -> Step:
         )
     elif "401" in text or "403" in text:
         advice = "give the token that the bridge was started with: --token-file"
-    return Step("handshake", False, text, advice)
+    return _StoppedError("handshake", text, advice)
 
 
-def _hello(talk: Talk, address: Address, means: Means) -> tuple[Step, Welcome | None]:
+def _hello(talk: Talk, address: Address, means: Means) -> Step:
     try:
         if means.token is not None and address.carriage == "stream":
             talk.send(Token(token=means.token), Kind.NOTICE)
         welcome = talk.say_hello(f"doctor-{secrets.token_hex(4)}")
     except RefusedError as exc:
-        return Step("hello", False, f"refused: {exc}", _advice(exc, means)), None
+        raise _StoppedError("hello", f"refused: {exc}", _advice(exc, means)) from exc
     except NoAnswerError as exc:
-        return (
-            Step("hello", False, str(exc), "what listens there does not speak envbus's protocol"),
-            None,
-        )
+        advice = "what listens there does not speak envbus's protocol"
+        raise _StoppedError("hello", str(exc), advice) from exc
     except (BrokenRuleError, LinkEndedError) as exc:
-        return Step("hello", False, str(exc), "what listens there is no envbus broker"), None
+        raise _StoppedError("hello", str(exc), "what listens there is no envbus broker") from exc
     found = (
         f"welcome; silence is borne for {welcome.lease:.3g} s, messages up to "
         f"{welcome.max_message_bytes / 2**20:,.0f} MiB"
     )
-    return Step("hello", True, found), welcome
+    return Step("hello", True, found)
 
 
 def _advice(exc: RefusedError, means: Means) -> str:
@@ -320,7 +310,7 @@ def _advice(exc: RefusedError, means: Means) -> str:
     return "the message says what is wrong"
 
 
-def _join(talk: Talk) -> tuple[Step, BridgeJoined | None]:
+def _join(talk: Talk) -> Step:
     try:
         joined = talk.ask(JoinBridge(client="envbus doctor"))
     except RefusedError as exc:
@@ -330,25 +320,21 @@ def _join(talk: Talk) -> tuple[Step, BridgeJoined | None]:
             if exc.failed.code is FailureCode.NO_PEER
             else "the message says what is wrong"
         )
-        return Step("bridge", False, f"refused: {exc}", advice), None
+        raise _StoppedError("bridge", f"refused: {exc}", advice) from exc
     except NoAnswerError as exc:
-        return (
-            Step(
-                "bridge",
-                False,
-                str(exc),
-                "the bridge's process is there and does not poll: it trains, or hangs. Clients "
-                "wait for it up to their time-outs.",
-            ),
-            None,
-        )
+        raise _StoppedError(
+            "bridge",
+            str(exc),
+            "the bridge's process is there and does not poll: it trains, or hangs. Clients "
+            "wait for it up to their time-outs.",
+        ) from exc
     except (BrokenRuleError, LinkEndedError) as exc:
-        return Step("bridge", False, str(exc), "the bridge does not follow the protocol"), None
+        raise _StoppedError("bridge", str(exc), "the bridge does not follow the protocol") from exc
     found = (
         f"joined; {'several agents' if joined.multi_agent else 'one agent'}, policies "
         f"{', '.join(joined.policy_ids) or '(none named)'}, lease {joined.lease:.3g} s"
     )
-    return Step("bridge", True, found), joined
+    return Step("bridge", True, found)
 
 
 def _round_trips(talk: Talk) -> Step:
@@ -358,7 +344,7 @@ def _round_trips(talk: Talk) -> Step:
         try:
             talk.ask(JoinBridge(client="envbus doctor"))
         except (RefusedError, NoAnswerError, BrokenRuleError, LinkEndedError) as exc:
-            return Step("round trip", False, str(exc), "it worked once, and then no more")
+            raise _StoppedError("round trip", str(exc), "it worked once, and then no more") from exc
         times.append(time.perf_counter() - begin)
     times.sort()
     return Step(

@@ -1,16 +1,30 @@
-"""Requests over a raw connection: one at a time, each answer judged by the protocol's rules."""
+"""Raw connections to a bridge: frames out, frames in, and requests, one at a time.
+
+No patience, and each answer is judged by the protocol's rules. One class of link per carriage.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+import os
+import select
+import socket
+import ssl
 import time
-from contextlib import suppress
-from typing import Any, ForwardRef, TypeVar, cast, get_args
+from collections import deque
+from contextlib import ExitStack, suppress
+from typing import Any, ForwardRef, Protocol, TypeVar, cast, get_args
+from urllib.parse import quote
+
+import zmq
 
 from envbus.actors.external.protocol import BRIDGE
 from envbus.bus.codec import decode, encode
-from envbus.bus.errors import DecodeError, ProtocolError
+from envbus.bus.errors import ConfigError, DecodeError, ProtocolError
+from envbus.bus.gateway.framing import StreamReader, pack, pack_for_stream, unpack
 from envbus.bus.headers import decode_header, encode_header
+from envbus.bus.keys import PeerKeys
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     Failed,
@@ -25,9 +39,233 @@ from envbus.bus.messages import (
     Welcome,
 )
 from envbus.bus.transport import Frames
-from envbus.runner.diagnosis.links import Link
+from envbus.runner.diagnosis.address import Address
 
-__all__ = ["BrokenRuleError", "NoAnswerError", "RefusedError", "Talk"]
+__all__ = [
+    "BrokenRuleError",
+    "Link",
+    "LinkEndedError",
+    "NoAnswerError",
+    "RefusedError",
+    "StreamLink",
+    "Talk",
+    "WebSocketLink",
+    "ZmqLink",
+    "open_link",
+]
+
+#: Longest message that is taken, in bytes.
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+
+class LinkEndedError(Exception):
+    """The other side has closed the connection, or broken its rules; the text says which."""
+
+
+class Link(Protocol):
+    """One connection. Used by one thread."""
+
+    def send(self, frames: Frames) -> None:
+        """Send a message.
+
+        Raises:
+            LinkEndedError: The connection is closed.
+        """
+        ...
+
+    def receive(self, timeout: float) -> list[Any] | None:
+        """Return the frames of the next message, or None if there is none in `timeout` seconds.
+
+        Raises:
+            LinkEndedError: The connection was closed, or what came is no message.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        ...
+
+
+class StreamLink:
+    """Messages behind their lengths, on plain TCP or TLS."""
+
+    def __init__(self, address: Address, timeout: float, tls: ssl.SSLContext | None) -> None:
+        self._socket = socket.create_connection((address.host, address.port), timeout)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            try:
+                self._socket = tls.wrap_socket(self._socket, server_hostname=address.host)
+            except BaseException:
+                self._socket.close()
+                raise
+        self._reader = StreamReader(MAX_MESSAGE_BYTES)
+        self._ready: deque[list[memoryview]] = deque()
+
+    def send(self, frames: Frames) -> None:
+        """Send a message."""
+        self.send_bytes(pack_for_stream(frames))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send what need not be a message."""
+        try:
+            self._socket.sendall(data)
+        except OSError as exc:
+            raise LinkEndedError(f"the connection is closed: {exc}") from exc
+
+    def receive(self, timeout: float) -> list[Any] | None:
+        """Return the next message."""
+        deadline = time.monotonic() + timeout
+        while not self._ready:
+            pending = getattr(self._socket, "pending", int)()
+            left = max(deadline - time.monotonic(), 0.0)
+            if not pending and not select.select([self._socket], [], [], left)[0]:
+                return None
+            try:
+                data = self._socket.recv(1 << 16)
+                self._ready.extend(self._reader.feed(data))
+            except DecodeError as exc:
+                raise LinkEndedError(f"what came is no message: {exc}") from exc
+            except (OSError, ValueError) as exc:
+                raise LinkEndedError(f"the connection broke: {exc}") from exc
+            if not data:
+                raise LinkEndedError("the other side closed the connection")
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
+
+
+class WebSocketLink:
+    """Binary messages of a WebSocket."""
+
+    def __init__(
+        self, address: Address, timeout: float, tls: ssl.SSLContext | None, token: str | None
+    ) -> None:
+        from websockets.sync.client import connect
+
+        self._open = ExitStack()
+        self._socket = self._open.enter_context(
+            connect(
+                address.url(f"?token={quote(token)}" if token else ""),
+                ssl=tls,
+                open_timeout=timeout,
+                close_timeout=1.0,
+                max_size=MAX_MESSAGE_BYTES,
+                compression=None,
+                proxy=None,
+            )
+        )
+
+    def send(self, frames: Frames) -> None:
+        """Send a message."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            self._socket.send(pack(frames))
+        except ConnectionClosed as exc:
+            raise LinkEndedError(f"the connection is closed: {exc}") from exc
+
+    def receive(self, timeout: float) -> list[Any] | None:
+        """Return the next message."""
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            data = self._socket.recv(timeout)
+        except TimeoutError:
+            return None
+        except ConnectionClosed as exc:
+            raise LinkEndedError(f"the other side closed the connection: {exc}") from exc
+        if isinstance(data, str):
+            raise LinkEndedError("a text message came; messages are binary")
+        try:
+            return list(unpack(data))
+        except DecodeError as exc:
+            raise LinkEndedError(f"what came is no message: {exc}") from exc
+
+    def close(self) -> None:
+        """End the connection."""
+        self._open.close()
+
+
+class ZmqLink:
+    """A DEALER socket, with what its monitor tells of the handshake."""
+
+    def __init__(self, address: Address, keys: PeerKeys | None) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.ROUTING_ID, b"d" + os.urandom(15))
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret)
+        self._monitor = self._socket.get_monitor_socket()
+        self._socket.connect(address.url())
+
+    def wait_for_handshake(self, timeout: float) -> str | None:
+        """Wait until the connection is ready; return why it is not, or None if it is."""
+        from zmq.utils.monitor import recv_monitor_message
+
+        deadline = time.monotonic() + timeout
+        seen = "nothing listens there"
+        while self._monitor.poll(int(1e3 * max(deadline - time.monotonic(), 0.0))):
+            event = recv_monitor_message(self._monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                return None
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                return "the keys were refused"
+            if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                return "the security mechanisms differ: only one side uses keys, or other ones"
+            if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                return "the connection was closed in the handshake"
+            if event == zmq.EVENT_CONNECTED:
+                seen = "the connection stands, and nobody answers the handshake"
+        return seen
+
+    def send(self, frames: Frames) -> None:
+        """Send a message."""
+        self._socket.send_multipart(list(frames))
+
+    def receive(self, timeout: float) -> list[Any] | None:
+        """Return the next message."""
+        if not self._socket.poll(math.ceil(1e3 * timeout)):
+            return None
+        return list(self._socket.recv_multipart())
+
+    def close(self) -> None:
+        """End the connection."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._context.destroy(linger=200)
+
+
+def open_link(
+    address: Address,
+    *,
+    timeout: float = 5.0,
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    keys: PeerKeys | None = None,
+) -> Link:
+    """Return a connection that stands.
+
+    Raises:
+        ConfigError: Keys do not belong to this carriage, or WebSocket's library is missing.
+        OSError, LinkEndedError: There is no connection.
+    """
+    if keys is not None and address.carriage != "zmq":
+        raise ConfigError("keys belong to ZeroMQ; TCP and WebSocket have a token and TLS")
+    if address.carriage == "stream":
+        return StreamLink(address, timeout, tls)
+    if address.carriage == "websocket":
+        return WebSocketLink(address, timeout, tls, token)
+    link = ZmqLink(address, keys)
+    reason = link.wait_for_handshake(timeout)
+    if reason is not None:
+        link.close()
+        raise LinkEndedError(reason)
+    return link
+
 
 R = TypeVar("R", bound=Reply)
 

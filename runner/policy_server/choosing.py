@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from envbus.actors.spaces import is_fixed_size
 from envbus.runner.inference import row_of, stack
 from envbus.runner.nested import Tree
-from envbus.runner.policy_output import checked_output, owned
+from envbus.runner.policy_output import ask, owned
 from envbus.runner.policy_server.loading import ServedPolicies, clipped
 
 __all__ = ["Asked", "Batch", "Chooser"]
@@ -98,17 +98,18 @@ class Chooser:
         try:
             observations = stack([one.observation for one in rows], ragged=ragged)
             states = None if first is None else self._stacked_states(rows, first)
-            out = policy.compute_actions(observations, owned(states), explore=self._explore)
-            out = checked_output(out, len(rows), states, listed=ragged)
-            actions = out.actions
+            answer = ask(
+                policy, observations, states, len(rows), explore=self._explore, listed=ragged
+            )
+            actions = answer.actions
             if not ragged:
                 actions = clipped(actions, self._action_spaces[name])
             if first is not None:
-                self._keep_states(rows, owned(out.states))
+                self._keep_states(rows, owned(answer.states))
         except Exception as exc:  # the policy is the user's: clients are told, others go on
             return Batch(name, rows, None, None, 0, exc, ragged)
-        logp = out.extras.get("action_logp")
-        return Batch(name, rows, actions, logp, policy.policy_version, None, ragged)
+        logp = answer.extras.get("action_logp")
+        return Batch(name, rows, actions, logp, answer.version, None, ragged)
 
     def _stacked_states(self, rows: Sequence[Asked], first: Tree) -> Tree:
         states, none = self._states, dict[Any, Tree]()

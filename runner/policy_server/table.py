@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from envbus.runner.console import say
 from envbus.runner.latency import LatencyHistogram
 from envbus.runner.policy_server.server import Snapshot
 
@@ -75,7 +76,7 @@ class ServerTable:
             self._live.update(table, refresh=True)
         else:
             line = "  ".join(_words(now, before))
-            self._say(f"{now.seconds:7.1f} s  {line}{f'  ({note})' if note else ''}")
+            say(self._console, f"{now.seconds:7.1f} s  {line}{f'  ({note})' if note else ''}")
 
     def summarize(self, last: Snapshot) -> None:
         """Say what it all came to."""
@@ -86,9 +87,6 @@ class ServerTable:
             if total:
                 table.add_row(name, total)
         self._console.print(table)
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def rows_of(now: Snapshot, before: Snapshot | None) -> list[tuple[str, str, str]]:

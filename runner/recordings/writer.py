@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from envbus.bus.errors import ClosedError, ConfigError
-from envbus.bus.interrupts import without_interrupts
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.settings import check_number
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.config import check_kind
@@ -103,8 +103,11 @@ class EpisodeWriter:
         except OSError as exc:
             raise ConfigError(f"cannot record in {self.folder}: {exc}") from exc
 
+    @uninterrupted_call
     def write(self, batch: SampleBatch | MultiAgentBatch) -> None:
         """Append whole episodes; a later kill of this process does not take them away.
+
+        Ctrl-C that comes meanwhile is raised once they are written.
 
         Args:
             batch: All rows of each of its episodes, `runner.sample(num_episodes=...)` for example.
@@ -191,9 +194,8 @@ class EpisodeWriter:
                 written.append(key)
             for key, table in tables.items():  # when readers can see which policies there are
                 self._shards[key].append(table, durable=self._durable)
-            with without_interrupts():
-                for key in written:
-                    self._shards[key].confirm()
+            for key in written:
+                self._shards[key].confirm()
         except BaseException:
             for key in written:
                 shard = self._shards[key]

@@ -11,6 +11,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from envbus.actors.blocks import BlockLayout
 from envbus.actors.env_actor import EnvActor
+from envbus.actors.info_columns import RECORD_BYTES, InfoLayout, InfoReader, records_of
 from envbus.actors.protocol import (
     Build,
     Call,
@@ -29,7 +30,17 @@ from envbus.actors.spaces import to_plain
 from envbus.actors.testing import CountingEnv, FailingEnv, SpaceEnv
 from envbus.bus.arena import Arena
 from envbus.bus.messages import Tree
+from envbus.bus.words import BYTES_PER_DOER, Asker, Doer
 from tests.actors.driver import Anything, ask, build, mapped_actor
+
+
+class TellingEnv(CountingEnv):
+    """Has the number of the step in its infos."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"reward": reward}
+
 
 PAIR = {
     "observation_space": Tree(to_plain(CountingEnv.observation_space)),
@@ -108,6 +119,36 @@ def test_in_shared_memory_only_the_actors_rows_are_written() -> None:
         assert blocks.observations[0][2, 2] == 11.0
         actor.close()
         del blocks
+
+
+def test_infos_of_a_step_by_a_word_are_left_in_records_and_told_to_who_asks_all_the_same() -> None:
+    layout = BlockLayout.of(CountingEnv.observation_space, CountingEnv.action_space, 2)
+    infos = layout.size + BYTES_PER_DOER
+    with Arena.create(infos + 2 * RECORD_BYTES) as arena:
+        reader = InfoReader(records_of(arena.buffer[infos : infos + 2 * RECORD_BYTES], 2))
+        asker = Asker(arena.buffer[layout.size : infos], 1)
+        actor = EnvActor(lambda _: os.dup(arena.fd), words=Doer())
+        build(actor, [TellingEnv] * 2)
+        where = {"words": layout.size, "infos": infos}
+        ask(actor, MapBlocks(**PAIR, num_envs=2, first_row=0, parcel=1, **where))
+        ask(actor, Reset())
+        found = ask(actor, Step()).infos
+        assert found is not None
+        forms = InfoLayout().with_form_of(found.value[0])
+        assert forms is not None
+        reader.learn(forms)
+        ask(actor, MapInfos(layout=Tree(forms.to_plain())))
+        for _ in range(2):
+            number = asker.begin()
+            asker.ask()
+            actor.step_by_word()
+            assert not asker.has_more(0, number)
+            left = reader.infos([0, 1])
+            told = ask(actor, Finish(number=number)).infos
+            assert told is not None
+            assert dict(enumerate(told.value)) == left
+        actor.close()
+        del reader, asker
 
 
 def test_closing_lets_go_of_the_arena() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes  # noqa: F401 (looked up by its name)
 import sys
 from typing import Any
 
@@ -173,3 +174,22 @@ def test_an_exception_is_found_by_its_dotted_name_alone() -> None:
     assert original_of("", "no.such.Error", "no") is None
     assert original_of("", "ValueError", "no") is None
     assert original_of("", "builtins.SystemExit", "no") is None
+
+
+class Sims:
+    class CrashedError(Exception):
+        pass
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"{name} was asked for")
+
+
+sims = Sims()
+
+
+def test_a_name_that_is_told_is_looked_up_and_runs_nothing() -> None:
+    assert type(original_of(__name__, "Sims.CrashedError", "no")) is Sims.CrashedError
+    assert original_of(__name__, "sims.CrashedError", "no") is None
+    assert original_of(__name__, "sims.anything", "no") is None
+    assert original_of("ctypes", "cdll.no_such_library", "no") is None  # else it were loaded
+    assert original_of("", "ctypes.cdll.no_such_library", "no") is None

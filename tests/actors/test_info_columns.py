@@ -131,6 +131,22 @@ def test_another_form_does_not_fit(info: dict[str, Any]) -> None:
     assert both.writer.write([{"x": 2.5}, info]) == (not info)
 
 
+@pytest.mark.parametrize("value", [np.array(1.5), np.array([2]), np.array([[3]])])
+def test_an_array_of_another_form_does_not_fit(value: Any) -> None:
+    both = Both(1)
+    both.learn([{"x": np.array(1)}])
+    assert both.writer.write([{"x": np.array(2)}])
+    assert not both.writer.write([{"x": value}])
+
+
+def test_arrays_of_foreign_byte_order_are_merged_as_they_are() -> None:
+    infos = [{"x": np.array(1.5, ">f8")}, {}]
+    both = Both(2)
+    both.learn(infos)
+    assert both.writer.write(infos)
+    assert_same(both.reader.merged(), gymnasiums(infos))
+
+
 @pytest.mark.parametrize(
     "info",
     [

@@ -19,7 +19,7 @@ from envbus.bus.messages import (
     Header,
     Kind,
 )
-from envbus.bus.testing import (
+from tests.bus.testing import (
     drive,
     hello_from,
     payload_of,

@@ -17,11 +17,11 @@ from envbus.bus.messages import (
     FailureCode,
 )
 from envbus.bus.peers import PeerState
-from envbus.bus.testing import (
+from tests.bus.scenes import ask, core_with, failure_in, only, sends
+from tests.bus.testing import (
     drive,
     hello_from,
 )
-from tests.bus.scenes import ask, core_with, failure_in, only, sends
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ from envbus.bus.messages import (
     Welcome,
 )
 from envbus.bus.peers import PeerState
-from envbus.bus.testing import (
+from tests.bus.scenes import ask, core_with, failure_in, only, sends
+from tests.bus.testing import (
     drive,
     failed_by,
     goodbye_from,
@@ -40,7 +41,6 @@ from envbus.bus.testing import (
     reply_from,
     request_from,
 )
-from tests.bus.scenes import ask, core_with, failure_in, only, sends
 
 # --- hello ---
 

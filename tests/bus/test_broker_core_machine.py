@@ -27,7 +27,7 @@ from envbus.bus.broker_vocabulary import (
 )
 from envbus.bus.messages import FailureCode, Header, Kind
 from envbus.bus.peers import PeerState
-from envbus.bus.testing import (
+from tests.bus.testing import (
     failed_by,
     goodbye_from,
     heartbeat_of,

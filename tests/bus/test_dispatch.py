@@ -29,7 +29,8 @@ from envbus.bus.messages import (
     Kind,
 )
 from envbus.bus.peers import PeerState
-from envbus.bus.testing import (
+from tests.bus.scenes import FRAMES, ask, core_with, failure_in, failures, only, sends, sent
+from tests.bus.testing import (
     drive,
     failed_by,
     goodbye_from,
@@ -39,7 +40,6 @@ from envbus.bus.testing import (
     reply_from,
     request_from,
 )
-from tests.bus.scenes import FRAMES, ask, core_with, failure_in, failures, only, sends, sent
 
 # --- local requests --------------------------------------------------------------------------
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from envbus.bus.errors import ClosedError, QueueFullError, TransportError, UnknownPeerError
-from envbus.bus.memory_transport import MemoryNetwork
-from envbus.bus.testing import FakeClock
 from envbus.bus.transport import PeerTransport, RouterTransport
+from tests.bus.memory_transport import MemoryNetwork
+from tests.bus.testing import FakeClock
 
 
 def test_frames_go_both_ways_in_order() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbus.bus.errors import DecodeError
-from envbus.bus.lane_address import INTRODUCTION
+from envbus.bus.lane_listener import INTRODUCTION
 from envbus.bus.limits import DEFAULT_LIMITS
 from envbus.bus.packets import Assembler, lengths_of, pack, table_of
 from tests.sources import ROOT

@@ -17,6 +17,7 @@ from envbus.bus.errors import (
     TransportError,
 )
 from envbus.bus.pipe import _BYTES, MAX_UNDELIVERED, Pipe, PipeInbox, PipeOutbox
+from tests.descriptors import no_more_files
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -35,7 +36,7 @@ def open_descriptors() -> int:
     return len(os.listdir("/dev/fd"))
 
 
-@pytest.mark.parametrize("size", [0, 1, 4096, 3_000_000])
+@pytest.mark.parametrize("size", [0, 1, 128, 129, 4096, 3_000_000])
 def test_bytes_of_any_size_arrive_without_a_reader_at_the_other_end(
     ends: tuple[Pipe, Pipe], size: int
 ) -> None:
@@ -45,6 +46,17 @@ def test_bytes_of_any_size_arrive_without_a_reader_at_the_other_end(
     one.send_bytes(2, memoryview(data)[:1])
     assert other.receive_bytes(1, SOON) == data
     assert other.receive_bytes(2, SOON) == data[:1]
+
+
+def test_a_few_bytes_arrive_also_where_no_file_may_be_opened(ends: tuple[Pipe, Pipe]) -> None:
+    one, other = ends
+    with no_more_files():
+        with pytest.raises(TransportError, match="Too many open files"):
+            one.send_bytes(1, bytes(4096))
+        one.send_bytes(2, b"a sign of life")
+        assert other.receive_bytes(2, SOON) == b"a sign of life"
+    one.send_bytes(3, bytes(4096))
+    assert other.receive_bytes(3, SOON) == bytes(4096)
 
 
 def test_an_arena_arrives_as_the_same_memory(ends: tuple[Pipe, Pipe]) -> None:
@@ -109,11 +121,11 @@ def test_parcels_that_nobody_asks_for_are_dropped(ends: tuple[Pipe, Pipe]) -> No
     one, other = ends
     before = open_descriptors()
     for number in range(1, MAX_UNDELIVERED + 11):
-        one.send_bytes(number, b"parcel")
+        one.send_bytes(number, b"parcel" * 100)
     other.drain()
     assert other.dropped == 10
     assert open_descriptors() == before + MAX_UNDELIVERED
-    assert other.receive_bytes(MAX_UNDELIVERED, SOON) == b"parcel"
+    assert other.receive_bytes(MAX_UNDELIVERED, SOON) == b"parcel" * 100
     with pytest.raises(TransportError, match="gone"):
         other.receive_bytes(1, SOON)
     assert open_descriptors() < before + MAX_UNDELIVERED

@@ -218,6 +218,9 @@ def test_what_is_no_policy_is_refused() -> None:
     wrong: Any = {"max_restarts": 3}
     with pytest.raises(ConfigError, match="must be a RestartPolicy"):
         RestartPolicy.chosen(True, wrong)
+    misplaced: Any = RestartPolicy.always()
+    with pytest.raises(ConfigError, match="is a bool: pass restart_policy="):
+        RestartPolicy.chosen(misplaced, None)
 
 
 @given(

@@ -16,7 +16,6 @@ from envbus.bus.errors import (
     RequestTimeoutError,
     VersionMismatchError,
 )
-from envbus.bus.memory_transport import MemoryNetwork, MemoryRouter
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     Failed,
@@ -31,7 +30,9 @@ from envbus.bus.messages import (
     Tree,
     Welcome,
 )
-from envbus.bus.serve import HELLO_ID, PlainCodec, Worker, describe
+from envbus.bus.peer_session import HELLO_ID
+from envbus.bus.serve import PlainCodec, Worker, describe
+from tests.bus.memory_transport import MemoryNetwork, MemoryRouter
 
 
 class Doubled(Reply, frozen=True, kw_only=True):

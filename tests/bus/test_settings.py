@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from envbus.bus.errors import ConfigError
-from envbus.bus.settings import check_number
+from envbus.bus.settings import check_number, positive_int
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,10 @@ def test_numbers_of_any_library_are_taken(value: object, rules: dict[str, Any]) 
 def test_all_else_is_refused_by_its_name(value: object, rules: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         check_number("size", value, **rules)
+
+
+def test_a_count_is_an_int_of_ours_whose_ever_it_was() -> None:
+    assert type(positive_int("size", np.int64(3))) is int
+    for wrong in (0, -1, True, 1.0, "1", None):
+        with pytest.raises(ConfigError, match=r"^size must be a positive integer, not "):
+            positive_int("size", wrong)

@@ -6,7 +6,7 @@ from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import (
     PeerReady,
 )
-from envbus.bus.testing import FakeClock, drive, hello_from
+from tests.bus.testing import FakeClock, drive, hello_from
 
 
 def test_a_fake_clock_moves_only_when_told() -> None:

@@ -14,8 +14,8 @@ from hypothesis import given
 from envbus.bus.codec import CodecLimits, Ext, decode, encode
 from envbus.bus.errors import DecodeError, EncodeError
 from envbus.bus.messages import Tree
-from envbus.bus.places import short_repr
 from envbus.bus.tree import Value, survey
+from envbus.bus.tree_encoder import place_of, short_repr
 from tests.bus.codec_samples import Sample, identical, patient, round_trip, values
 
 Pair = namedtuple("Pair", "x y")
@@ -279,3 +279,39 @@ def decode_tree(value: object) -> object:
 
 def decode_ext(code: int, content: object) -> object:
     return decode_tree([msgpack.ExtType(code, msgpack.packb(content))])[0]  # type: ignore[index]
+
+
+# --- where a value stands --------------------------------------------------------------------
+
+
+def test_a_place_reads_like_the_code_that_reaches_it() -> None:
+    target = object()
+    payload = Sample(trees=[Tree(0), Tree({"a": [0, {"env": (1, target)}]})])
+    assert place_of(payload, target) == "trees[1]['a'][1]['env'][1]"
+
+
+def test_a_key_is_named_as_one() -> None:
+    target = (1, frozenset())
+    assert place_of(Sample(tree=Tree({target: 0})), target) == "tree, in the key (1, frozenset())"
+
+
+def test_what_contains_itself_is_searched_once() -> None:
+    cycle: list[object] = []
+    cycle.append(cycle)
+    assert place_of(cycle, object()) is None
+
+
+def test_the_root_itself_has_an_empty_place() -> None:
+    payload = Sample()
+    assert place_of(payload, payload) == ""
+
+
+def test_a_repr_is_cut_and_never_fails() -> None:
+    class Shy:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    assert "Shy" in short_repr(Shy())
+    assert short_repr(10**5000) == "<repr failed: ValueError>"
+    assert short_repr("\ud800") == "'\\ud800'"
+    assert len(short_repr(["x" * 1000] * 1000)) <= 200

@@ -91,6 +91,17 @@ def test_who_is_detached_is_asked_nothing() -> None:
     doer.detach()
 
 
+def test_who_looks_sees_what_is_asked() -> None:
+    asker, (doer,) = make(1)
+    assert not doer.look()
+    asker.begin()
+    asker.ask()
+    assert doer.look()
+    doer.take()
+    assert not doer.look()
+    assert not Doer().look()
+
+
 def test_one_of_several_is_asked() -> None:
     asker, doers = make(3)
     number = asker.begin()

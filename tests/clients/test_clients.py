@@ -225,6 +225,38 @@ def test_tls_carries_the_verbs_too(checks: list[str], tmp_path: Path) -> None:
         check(serving, checks, "untrusted", "secret", "tls")
 
 
+@pytest.mark.parametrize(
+    ("what", "sent", "is_endless"),
+    [
+        ("nonsense", b"\0\0\0\3\xc1\xc1\xc1", False),
+        ("huge", b"\xff" * 4096, True),
+        # A REPLY to a request that nobody has made; `[header, payload]`.
+        ("flood", b"\0\0\0\x0f\x92\xc4\x09\x97\1\1\x7f\xa1x\0\0\xa0\xc4\1\x80" * 4096, True),
+    ],
+)
+def test_whatever_a_server_sends_its_client_ends(
+    checks: list[str], what: str, sent: bytes, is_endless: bool
+) -> None:
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+        def answer() -> None:
+            server = stack.enter_context(door.accept()[0])
+            server.recv(4096)
+            with contextlib.suppress(OSError):
+                server.sendall(sent)
+                while is_endless:
+                    server.sendall(sent)
+
+        door.settimeout(PATIENCE)
+        thread = threading.Thread(target=answer)
+        thread.start()
+        command = [*checks, "127.0.0.1", str(door.getsockname()[1]), what, ""]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        thread.join(PATIENCE)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_its_messagepack_reads_what_it_writes_and_refuses_the_rest(checks: list[str]) -> None:
     subprocess.run([*checks, "nowhere", "0", "messagepack", ""], timeout=60, check=True)
 

@@ -123,6 +123,20 @@ def test_nothing_outlives_the_killed_process_of_a_bridge(
     wait_until(lambda: not list(temporary.iterdir()), "its folder to be removed")
 
 
+def test_a_forked_copy_stops_the_bridge_without_a_word_to_its_simulators() -> None:
+    with ExternalEnvBridge() as bridge:
+        bridge.host(lambda: Counting("raise"), where="process", name="mine")
+        if not (child := os.fork()):
+            try:
+                bridge.stop()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with pytest.raises(SimulatorError, match=r"(?s)simulator mine .*the motor is hot"):
+            Runner(bridge).serve(lambda: False)
+
+
 @BOTH
 def test_stopping_the_bridge_ends_its_simulators(where: Where) -> None:
     before = threading.active_count()

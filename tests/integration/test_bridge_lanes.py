@@ -13,7 +13,7 @@ import pytest
 
 from envbus.actors import AsyncExternalEnvClient, ClientTimeouts, ExternalEnvClient
 from envbus.bus.errors import PeerLostError
-from envbus.bus.lane_address import ADDRESSES_EXIST
+from envbus.bus.lane_listener import ADDRESSES_EXIST
 from envbus.bus.lane_router import LaneRouter
 from envbus.runner import ExternalEnvBridge
 from tests.integration.bus_programs import free_port

@@ -13,7 +13,6 @@ from envbus.bus.broker_vocabulary import BrokerConfig, Effect, Event, Received
 from envbus.bus.client import Client
 from envbus.bus.codec import decode, decode_header, encode_header
 from envbus.bus.errors import PeerLostError
-from envbus.bus.memory_transport import MemoryNetwork
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     Failed,
@@ -24,6 +23,7 @@ from envbus.bus.messages import (
     Kind,
     Welcome,
 )
+from tests.bus.memory_transport import MemoryNetwork
 from tests.integration.bus_programs import (
     Ask,
     Name,

@@ -387,7 +387,7 @@ def test_what_is_asked_while_the_broker_is_away_is_sent_when_it_is_back() -> Non
     first = RunningBroker()
     with Client(first.endpoint, heartbeat=0.2) as client:
         first.stop()
-        wait_until(lambda: not client._loop._ready, "the client to notice")
+        wait_until(lambda: not client._loop.session.ready, "the client to notice")
         future = client.ask("w", Name(), timeout=PATIENCE)
         short = client.ask("w", Name(), timeout=0.05)
         with pytest.raises(RequestTimeoutError):
@@ -410,7 +410,7 @@ def test_what_ended_while_the_broker_is_away_is_kept_no_more() -> None:
     first = RunningBroker()
     with Client(first.endpoint, max_pending=10) as client:
         first.stop()
-        wait_until(lambda: not client._loop._ready, "the client to notice")
+        wait_until(lambda: not client._loop.session.ready, "the client to notice")
         for _ in range(20):
             assert all([future.cancel() for future in [ask() for _ in range(10)]])
             wait_until(lambda: client.statistics().pending_now == 0, "they are forgotten")
@@ -523,5 +523,4 @@ def test_memory_stays_flat_over_many_requests(broker: RunningBroker, client: Cli
         for _ in range(20):
             for future in [client.ask("w", Name(), timeout=PATIENCE) for _ in range(200)]:
                 result(future)
-    assert client._loop._pending.num_deadlines <= 1024
-    assert not client._loop._questions
+    assert not client._loop.session.calls

@@ -3,8 +3,8 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,10 +14,14 @@ from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.callbacks import Callbacks
 from envbus.runner.env_runner import EnvRunner
-from envbus.runner.faults import EnvError, FaultCause
+from envbus.runner.faults import EnvError, Fault, FaultCause
 from envbus.runner.pool import ActorPool
+from envbus.runner.recycling import RecycleAfter
 from envbus.runner.sampling import RunnerConfig
 from tests.runner.pool_envs import PATIENCE
+from tests.runner.sampling_scenes import zeros
+from tests.runner.test_column_sampler_policy import Elsewhere, Here
+from tests.waiting import pass_time
 
 Make = Callable[..., EnvRunner]
 WAYS = [("NextStep", True), ("Disabled", True), ("Disabled", False)]
@@ -46,6 +50,16 @@ class FailsOnce(CountingEnv):
         return super().reset(**kwargs)
 
 
+class ExitsOnce(FailsOnce):
+    """Ends its process in that step."""
+
+    def step(self, action: Any) -> Any:
+        try:
+            return super().step(action)
+        except RuntimeError:
+            os._exit(1)
+
+
 class FailsAlways(CountingEnv):
     def step(self, action: Any) -> Any:
         raise RuntimeError("broken")
@@ -62,24 +76,31 @@ class Log(Callbacks):
         self.calls.append(("fault", fault.env_id, str(fault.error).splitlines()[0][-6:]))
 
 
-@pytest.fixture
-def make() -> Iterator[Make]:
-    pools: list[ActorPool] = []
+def started_again(envs: Any, pools: list[ActorPool], **settings: Any) -> ActorPool:
+    """Return a pool that makes envs and actors anew, and is killed at the end of the test."""
+    restart = {
+        "restart_failed_sub_environments": True,
+        "restart_policy": RestartPolicy(max_restarts=9, backoff=0.01),
+    }
+    pools.append(ActorPool(envs, **{**restart, **settings}))
+    return pools[-1]
 
+
+@pytest.fixture
+def make(pools: list[ActorPool]) -> Make:
     def _make(envs: Any, mode: str, restart: bool = True, **config: Any) -> EnvRunner:
-        pool = ActorPool(
+        policy = RestartPolicy(max_restarts=2, backoff=0.01) if restart else None
+        pool = started_again(
             envs,
+            pools,
             num_actors=len(envs),
             autoreset_mode=mode,
             restart_failed_sub_environments=restart,
-            restart_policy=RestartPolicy(max_restarts=2, backoff=0.01) if restart else None,
+            restart_policy=policy,
         )
-        pools.append(pool)
-        return EnvRunner(pool, lambda seen: np.zeros(len(seen), np.int64), RunnerConfig(**config))
+        return EnvRunner(pool, zeros, RunnerConfig(**config))
 
-    yield _make
-    for pool in pools:
-        pool.close(terminate=True)
+    return _make
 
 
 @BOTH
@@ -217,3 +238,140 @@ def test_r_07_r_08_each_episode_is_created_once_and_ends_once_also_by_a_fault(
     assert ends <= starts <= ends + 2
     taken = sum(calls.count("step") for calls in log.calls.values())
     assert taken == steps + runner.get_metrics()["num_dropped_rows"]
+
+
+@BOTH
+def test_who_has_contributed_its_episode_and_begins_anew_with_its_process_plays_no_other(
+    mode: str, vectorized: bool, tmp_path: Any
+) -> None:
+    envs = [
+        functools.partial(CountingEnv, 1),
+        functools.partial(ExitsOnce, str(tmp_path / "mark"), 5),
+    ]
+    policy = RestartPolicy(backoff=0.01)
+    with ActorPool(envs, autoreset_mode=mode, num_actors=1, restart_policy=policy) as pool:
+        config = RunnerConfig(vectorized=vectorized)
+        runner = EnvRunner(pool, lambda seen: np.zeros(len(seen), np.int64), config)
+        for _ in range(3):
+            sample = runner.sample(num_episodes=2, timeout=PATIENCE)
+            assert sample.single()["env_id"].tolist() == [0, 1, 1, 1, 1, 1]
+        assert pool.statistics().restarts == 1
+
+
+@BOTH
+def test_who_has_contributed_its_episode_may_be_recycled(mode: str, vectorized: bool) -> None:
+    recycle = RecycleAfter(episodes=1)
+    envs = [functools.partial(CountingEnv, 3)] * 4
+    with ActorPool(envs, autoreset_mode=mode, num_actors=2, recycle_after=recycle) as pool:
+        config = RunnerConfig(vectorized=vectorized)
+        runner = EnvRunner(pool, lambda seen: np.zeros(len(seen), np.int64), config)
+        for _ in range(8):
+            sample = runner.sample(num_episodes=2, timeout=PATIENCE)
+            assert sample.single()["t"].tolist() == [0, 1, 2] * 2
+        assert pool.statistics().recycled
+
+
+class Slow(CountingEnv):
+    def step(self, action: Any) -> Any:
+        pass_time(0.005)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("faulty", ["drop", "truncate"])
+def test_a_killed_env_that_ran_ahead_has_only_the_rows_it_may_have(
+    pools: list[ActorPool], faulty: Literal["drop", "truncate"]
+) -> None:
+    # Env 0 is slow; 1 and 2 run ahead of it.
+    envs = [functools.partial(Slow, 10), *[functools.partial(CountingEnv, 10)] * 2]
+    pool = started_again(envs, pools, num_actors=3)
+    runner = EnvRunner(
+        pool,
+        lambda seen: np.zeros(len(seen), np.int64),
+        RunnerConfig(rollout_fragment_length=7, run_ahead=15, faulty_episodes=faulty),
+    )
+    samples = [runner.sample(timeout=PATIENCE) for _ in range(2)]
+    os.kill(pool.actor_pids()[1], signal.SIGKILL)
+    samples += [runner.sample(timeout=PATIENCE) for _ in range(8)]
+    assert {fault.env_id for sample in samples for fault in sample.faults} == {1}
+    assert [len(sample) for sample in samples] == [21] * 10
+    batches = [sample.single().columns for sample in samples]
+    columns = {name: np.concatenate([b[name] for b in batches]) for name in ("t", "env_id")}
+    for env_id in (0, 2):
+        t = columns["t"][columns["env_id"] == env_id]
+        assert t.tolist() == [step % 10 for step in range(70)]
+    joined = {
+        name: np.concatenate([b[name][b["env_id"] == 1] for b in batches]) for name in batches[0]
+    }
+    goes_on = joined["t"][1:] > 0
+    np.testing.assert_array_equal(joined["obs"][1:][goes_on], joined["next_obs"][:-1][goes_on])
+    np.testing.assert_array_equal(joined["eps_id"][1:] == joined["eps_id"][:-1], goes_on)
+    (faulty_one,) = (e for sample in samples for e in sample.episodes if e.faulty)
+    rows = joined["eps_id"] == faulty_one.eps_id
+    if faulty == "truncate":
+        assert rows.sum() == faulty_one.length
+    whole = [e for sample in samples for e in sample.episodes if e.env_id == 1 and not e.faulty]
+    assert {(joined["eps_id"] == e.eps_id).sum() for e in whole} == {10}
+    kept = runner.get_metrics()["num_dropped_rows"]
+    assert kept == (faulty_one.length - rows.sum() if faulty == "drop" else 0)
+
+
+def two_groups(pools: list[ActorPool]) -> ActorPool:
+    """Return two envs in each of two actors: 0 and 2 are one group, 1 and 3 the other."""
+    pool = started_again([functools.partial(CountingEnv, 10)] * 4, pools, num_actors=2)
+    assert pool.env_groups(2) == [[0, 2], [1, 3]]
+    return pool
+
+
+def assert_whole_but_for_faults(batches: list[Any], hit: set[int]) -> None:
+    for env_id in range(4):
+        rows = [batch.columns for batch in batches]
+        own = [columns["env_id"] == env_id for columns in rows]
+        t = np.concatenate([c["t"][mine] for c, mine in zip(rows, own, strict=True)])
+        seen = np.concatenate([c["obs"][mine] for c, mine in zip(rows, own, strict=True)])
+        following = np.concatenate([c["next_obs"][mine] for c, mine in zip(rows, own, strict=True)])
+        goes_on = t[1:] > 0
+        np.testing.assert_array_equal(seen[1:][goes_on], following[:-1][goes_on])
+        if env_id not in hit:
+            assert (t == np.arange(len(t)) % 10).all()
+
+
+@pytest.mark.parametrize("policy", [Here, Elsewhere])
+def test_a_fault_in_one_group_leaves_the_others_whole(pools: list[ActorPool], policy: Any) -> None:
+    pool = two_groups(pools)
+    runner = EnvRunner(pool, policy(), RunnerConfig(pipelined=True, rollout_fragment_length=9))
+    batches = [runner.sample(timeout=PATIENCE).single()]
+    os.kill(pool.actor_pids()[1], signal.SIGKILL)
+    faults: list[Fault] = []
+    for _ in range(4):
+        sample = runner.sample(timeout=PATIENCE)
+        assert not sample.late
+        faults += sample.faults
+        batches.append(sample.single())
+    assert {fault.env_id for fault in faults} == {2, 3}
+    assert [len(batch) for batch in batches] == [36] * 5
+    assert_whole_but_for_faults(batches, {2, 3})
+
+
+def test_an_env_that_fails_while_its_action_is_chosen_gets_no_row_for_it(
+    pools: list[ActorPool],
+) -> None:
+    policy = Elsewhere()
+    pool = two_groups(pools)
+    runner = EnvRunner(pool, policy, RunnerConfig(pipelined=True, rollout_fragment_length=9))
+    batches = [runner.sample(timeout=PATIENCE).single()]
+    calls: list[int] = []
+
+    def kill_once() -> None:
+        calls.append(0)
+        if len(calls) == 4:
+            os.kill(pool.actor_pids()[1], signal.SIGKILL)
+
+    policy.before_collect = kill_once
+    samples = [runner.sample(timeout=PATIENCE) for _ in range(4)]
+    batches += [sample.single() for sample in samples]
+    assert {fault.env_id for sample in samples for fault in sample.faults} == {2, 3}
+    assert [len(batch) for batch in batches] == [36] * 5
+    assert_whole_but_for_faults(batches, {2, 3})
+    # What the policy saw is what the row says.
+    for batch in batches:
+        np.testing.assert_array_equal(batch["seen"], batch["obs"][:, 0])

@@ -73,6 +73,22 @@ def wait_until_ready(group: EnvRunnerGroup) -> None:
     )
 
 
+@pytest.mark.parametrize("restart", [AGAIN, None])
+def test_who_runs_tells_the_weights_that_a_dead_runner_was_asked_for(
+    make: Make, restart: RestartPolicy | None
+) -> None:
+    group = make(restart=restart)
+    os.kill(group.runner_pids()[0], signal.SIGKILL)
+
+    assert group.get_weights().keys() == {"default_policy"}
+
+    if restart is not None:  # also where nobody is there but who comes
+        wait_until_ready(group)
+        for pid in group.runner_pids():
+            os.kill(pid, signal.SIGKILL)
+        assert group.get_state()["weights"].keys() == {"default_policy"}
+
+
 def test_a_killed_runners_share_is_lost_and_the_next_life_goes_on_with_weights_and_state(
     make: Make,
 ) -> None:

@@ -19,8 +19,7 @@ from envbus.actors.external.protocol import (
 from envbus.bus.gateway import GatewayConfig
 from envbus.runner import ExternalEnvBridge
 from envbus.runner.diagnosis.address import Address
-from envbus.runner.diagnosis.links import LinkEndedError, open_link
-from envbus.runner.diagnosis.talk import Talk
+from envbus.runner.diagnosis.talk import LinkEndedError, Talk, open_link
 from tests.integration.nursery_children import PATIENCE
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread
 from tests.waiting import pass_time

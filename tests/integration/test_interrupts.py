@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,6 +27,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.spaces import Box
 
 from envbus.actors import ExternalEnv, ExternalEnvClient
+from envbus.actors.external.errors import SimulatorError
 from envbus.actors.testing import CountingEnv
 from envbus.bus import interrupts
 from envbus.bus.client import Client
@@ -40,7 +43,7 @@ from envbus.runner import (
     RunnerConfig,
     Timeouts,
 )
-from envbus.runner.bridge.hosted_thread import HostedThread
+from envbus.runner.bridge.hosting import HostedThread
 from envbus.runner.faults import EnvError
 from envbus.runner.policy_lanes import PolicyLanes
 from envbus.runner.policy_workers import PolicyWorkers
@@ -394,6 +397,41 @@ def test_an_error_in_whose_place_ctrl_c_came_is_raised_by_the_next_recv() -> Non
         assert missed <= 1
 
 
+@pytest.mark.parametrize("asked", ["step", "call"])
+def test_an_error_in_whose_place_ctrl_c_came_is_raised_by_the_next_wait(asked: str) -> None:
+    with closing(BusVectorEnv([partial(LifeEnv, 10**6)], num_actors=1, timeouts=PATIENCE)) as envs:
+        interrupted = missed = 0
+        calls = {
+            "step": (lambda: envs.step(np.array([RAISE])), envs.step_wait),
+            "call": (lambda: envs.exec_func(LifeEnv.step, None, RAISE), envs.call_wait),
+        }
+        ask, wait = calls[asked]
+
+        def fail() -> bool:
+            with pytest.raises(ValueError, match="on purpose"):
+                ask()
+            return True
+
+        def after(raised: Any) -> None:
+            nonlocal interrupted, missed
+            if raised is None:
+                interrupted += 1
+                try:
+                    wait()
+                except NoAsyncCallError:  # it was not asked yet
+                    fail()
+                except ValueError:
+                    wait()  # of the others
+                else:  # it came when the error was on its way to the caller
+                    missed += 1
+            envs.reset()
+
+        envs.reset()
+        at_every_line(fail, after, every=4)
+        assert interrupted > 20
+        assert missed <= 1
+
+
 def test_recv_goes_on_where_a_time_limit_broke_it_off(make_pool: Any, limit: int) -> None:
     pool = make_pool()
     model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)
@@ -525,6 +563,45 @@ def test_envs_in_this_process_go_on_or_say_that_they_were_broken_off() -> None:
         begin()
         lines = at_every_line(step, after)
         assert told < lines / 2
+
+
+class Signalling(CountingEnv):
+    """Is at work, and closed, when a signal comes."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(LENGTH)
+        self.number = number
+
+    def step(self, action: Any) -> Any:
+        signal.raise_signal(self.number)
+        return super().step(action)
+
+    def close(self) -> None:
+        signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGVTALRM, TimeIsUp)]
+)
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_signal_that_comes_while_an_env_in_this_process_is_at_work_is_the_programs(
+    number: int, error: type[BaseException], restart: bool, limit: int
+) -> None:
+    envs = [partial(Signalling, number), ENV]
+    pool = ActorPool(envs, num_actors=0, restart_failed_sub_environments=restart)
+    pool.reset()
+    pool.recv(2)
+    pool.send(np.zeros(2, np.int64))
+    with pytest.raises(error):
+        pool.recv(2)
+    if restart:
+        assert [fault.env_id for fault in pool.recv().faults] == [0]
+    else:
+        with pytest.raises((error, EnvError)):
+            pool.recv()
+    with pytest.raises(error):
+        pool.close()
+    pool.close()
 
 
 @pytest.mark.parametrize("kind", [ActorPool, BusVectorEnv])
@@ -670,6 +747,43 @@ def test_ctrl_c_while_a_simulator_is_started_leaves_no_thread_of_it(
         bridge.host(Waiting(space, space))
     started[0].join(20.0)
     assert not started[0].is_alive()
+
+
+class Failing(ExternalEnv):
+    """A simulator that raises."""
+
+    def run(self) -> None:
+        raise ValueError("on purpose")
+
+
+def test_the_end_of_a_simulator_in_whose_place_ctrl_c_came_is_raised_by_the_next_poll() -> None:
+    space = Box(-1e9, 1e9, (1,), np.float64)
+    hosted, told = 0, set[int]()
+    with ExternalEnvBridge(space, space) as bridge:
+
+        def host() -> None:
+            nonlocal hosted
+            hosted += 1
+            bridge.host(Failing(space, space), name=f"number {hosted}")
+
+        def poll() -> bool:
+            with pytest.raises(SimulatorError) as raised:
+                bridge.poll(20.0)
+            told.update(int(found) for found in re.findall(r"number (\d+)", str(raised.value))[:1])
+            return True
+
+        def after(raised: Any) -> None:
+            host()
+            if raised is None:
+                while hosted not in told:
+                    poll()
+                host()
+
+        host()
+        at_every_line(poll, after, every=9)
+        while len(told) < hosted - 1:  # one may have been on its way to the caller
+            poll()
+    assert hosted > 20
 
 
 @pytest.mark.timeout(240, method="thread")  # SIGALRM is this test's
@@ -829,6 +943,38 @@ def test_ctrl_c_takes_no_row_from_a_group() -> None:
             assert len(counts) > 20
 
 
+class FailingPolicy:
+    """Numbers what it raises."""
+
+    count = 0
+
+    def __call__(self, _: object) -> Any:
+        self.count += 1
+        raise ValueError(f"number {self.count}")
+
+
+@pytest.mark.parametrize("asked", ["sample", "collect"])
+def test_an_error_in_whose_place_ctrl_c_came_is_raised_by_the_next_sample(asked: str) -> None:
+    told: list[str] = []
+
+    def ask() -> object:
+        if asked == "sample":
+            return group.sample()
+        group.sample_async()
+        return group.collect()
+
+    def sample(_: object = None) -> bool:
+        with pytest.raises(RemoteError) as raised:
+            ask()
+        told.extend(re.findall(r"number \d+", str(raised.value))[:1])
+        return True
+
+    with EnvRunnerGroup(1, [ENV], FailingPolicy(), RunnerConfig()) as group:
+        at_every_line(sample, sample, every=9)
+    assert len(set(told)) == len(told) > 20
+    assert int(told[-1].split()[1]) - len(told) <= 1  # one was on its way to the caller
+
+
 def test_ctrl_c_leaves_no_half_of_a_state_in_a_group() -> None:
     with EnvRunnerGroup(1, [ENV], Steps(), RunnerConfig()) as group:
         state = group.get_state()
@@ -948,3 +1094,22 @@ def test_no_socket_is_closed_under_a_thread_whose_end_ctrl_c_kept_from_its_owner
         signal.signal(signal.SIGINT, before)
     assert closed
     assert not any(closed)
+
+
+def test_episodes_are_written_where_ctrl_c_came_or_nothing_of_them_is(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from envbus.runner.recordings import EpisodeWriter, read_episodes
+    from tests.runner.recordings.test_writer import episode
+
+    with EpisodeWriter(tmp_path, shard_rows=20) as writer:
+        writer.write(episode(0, 3))
+
+        def after(_result: None) -> None:
+            # Again, as who is not sure: other episodes of these ids, never one of twice the rows.
+            writer.write(episode(1, 3))
+            writer.write(episode(2, 3))
+
+        at_every_line(lambda: writer.write(episode(1, 3)), after)
+    found = [len(one.single()) for one in read_episodes(tmp_path)]
+    assert set(found) == {3}
+    assert len(found) == writer.num_episodes

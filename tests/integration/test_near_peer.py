@@ -15,8 +15,7 @@ import pytest
 
 from envbus.bus import lane_listener, stream_end
 from envbus.bus.errors import QueueFullError
-from envbus.bus.lane_address import ADDRESSES_EXIST, INTRODUCTION
-from envbus.bus.lane_listener import address_of
+from envbus.bus.lane_listener import ADDRESSES_EXIST, INTRODUCTION, address_of
 from envbus.bus.lane_router import QUEUE_BYTES, LaneRouter, with_lanes
 from envbus.bus.near_peer import NearPeer
 from envbus.bus.packets import pack

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -7,6 +8,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -430,6 +432,54 @@ def test_a_server_that_is_stopped_does_not_keep_close_from_ending(
         server.resume()
         assert is_alive(neighbour.pid)
         assert neighbours.close(0.0) == [neighbour]
+
+
+@pytest.fixture
+def stopped_server(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Child, psutil.Process]]:
+    child = start_up(nursery, "wait_for_the_driver")
+    server = server_of(child)
+    monkeypatch.setattr("envbus.bus.nursery._ANSWER_TIMEOUT", 0.2)
+    server.suspend()
+    yield child, server
+    with contextlib.suppress(psutil.NoSuchProcess):
+        server.kill()
+
+
+@pytest.mark.parametrize("by_the_nursery", [True, False])
+def test_a_server_that_is_stopped_is_replaced_when_the_end_of_a_child_is_awaited(
+    nursery: Nursery, stopped_server: tuple[Child, psutil.Process], by_the_nursery: bool
+) -> None:
+    child, server = stopped_server
+    if by_the_nursery:
+        nursery.kill(child)
+    else:
+        os.kill(child.pid, signal.SIGKILL)
+        assert select.select([child.pipe], [], [], PATIENCE)[0]
+    exits = nursery.exits()
+    while not exits:
+        wake_at = nursery.wake_at()
+        assert wake_at is not None
+        select.select([nursery], [], [], max(wake_at - time.monotonic(), 0.0))
+        exits = nursery.exits()
+    ((ended, status),) = exits
+    assert (ended, status.signal) == (child, signal.SIGKILL)
+    assert "does not answer" in status.describe()
+    assert not is_alive(server.pid)
+    start_up(nursery, "wait_for_the_driver")
+    assert nursery.wake_at() is None
+
+
+def test_a_server_that_is_stopped_is_replaced_when_a_child_is_to_be_started(
+    nursery: Nursery, stopped_server: tuple[Child, psutil.Process]
+) -> None:
+    child, server = stopped_server
+    fresh = start_up(nursery, "wait_for_the_driver")
+    ((ended, status),) = next_exits(nursery)
+    assert (ended, status.signal) == (child, signal.SIGKILL)
+    assert not is_alive(server.pid)
+    assert nursery.children == (fresh,)
 
 
 # --- leaks ----------------------------------------------------------------------------------

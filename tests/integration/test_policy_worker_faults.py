@@ -16,8 +16,7 @@ import pytest
 from envbus.bus.errors import ClosedError, PeerLostError, RestartLimitError
 from envbus.bus.lane import LANES_EXIST
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.policy_board import door_of
-from envbus.runner.policy_door import knock
+from envbus.runner.policy_door import door_of, knock
 from envbus.runner.policy_protocol import OpenLane
 from envbus.runner.policy_workers import PolicyWorkers
 from envbus.runner.remote_policy import PolicyHandle

@@ -38,8 +38,8 @@ NEVER = 10**9
 
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envbus.runner.memory._INTERVAL", 0.05)
-    monkeypatch.setattr("envbus.runner.memory._MAX_SHARE", 1.0)
+    monkeypatch.setattr("envbus.runner.endings._MEMORY_INTERVAL", 0.05)
+    monkeypatch.setattr("envbus.runner.endings._MAX_MEMORY_SHARE", 1.0)
 
 
 class Driver:

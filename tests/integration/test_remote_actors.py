@@ -35,6 +35,7 @@ from tests.integration.bus_programs import RunningBroker, free_port
 from tests.integration.nursery_children import wait_until
 
 PATIENCE = 30.0
+DISCRETE = to_plain_space(gymnasium.spaces.Discrete(2))
 
 
 class ObjectEnv(InfoEnv):
@@ -225,17 +226,18 @@ def test_a_pool_is_told_which_flag_its_remote_actor_lacks() -> None:
         ({"counts": []}, "0 of 1 envs"),
         ({"counts": [1, 1], "space_of": [0, 0]}, "2 of 1 envs"),
         ({"space_of": [7]}, r"spaces \[7\] of 1"),
-        ({"spaces": Tree(["x"])}, r"spaces \[0\] of 0"),
+        ({"spaces": Tree(["x"])}, "no pairs of spaces"),
+        ({"spaces": Tree([[DISCRETE, DISCRETE], [DISCRETE] * 3])}, "no pairs of spaces"),
+        ({"metadata": Tree(5)}, "metadata are 5"),
         ({"spaces": Tree([[{"kind": "Box"}, 3]])}, "unknown spaces"),
     ],
 )
 def test_what_a_remote_actor_cannot_have_built_is_refused(
     said: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    plain = to_plain_space(gymnasium.spaces.Discrete(2))
     built = Built(
         counts=[1],
-        spaces=Tree([[plain, plain]]),
+        spaces=Tree([[DISCRETE, DISCRETE]]),
         space_of=[0],
         metadata=Tree({}),
         render_mode=None,
@@ -256,7 +258,7 @@ def test_what_a_remote_actor_cannot_have_built_is_refused(
     thread.start()
     try:
         with pytest.raises(StartError, match=told):
-            ActorPool(["CartPole-v1"], remote_actors=1, bind=endpoint)
+            BusVectorEnv(["CartPole-v1"], remote_actors=1, bind=endpoint)
     finally:
         worker.stop()
         thread.join(PATIENCE)

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from envbus.actors.env_actor import EnvActor
+from envbus.actors.remote import REMOTE_SERVICE
+from envbus.bus.codec import encode
+from envbus.bus.headers import encode_header
+from envbus.bus.messages import PROTOCOL_VERSION, Goodbye, Header, Hello, Kind
+from envbus.bus.serve import HELLO_ID, Worker
+from envbus.bus.zmq_peer import ZmqPeer
 from envbus.runner.config import Timeouts
 from envbus.runner.pool import ActorPool
 from envbus.runner.seeding import restart_seed
@@ -19,6 +28,49 @@ from tests.runner.pool_envs import receive_all, receive_until_back
 pytestmark = pytest.mark.timeout(120)
 
 FAULTY = "tests.integration.faulty:FaultyEnv"
+
+
+class Elsewhere(threading.Thread):
+    """An actor that joins a runner by itself, in a thread of this process."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        super().__init__()
+        self._transport = ZmqPeer(endpoint, name.encode())
+        self._hello = Hello(name=name, services=[REMOTE_SERVICE], heartbeat=10.0, capacity=99)
+        self._actor = EnvActor()
+        self._worker = Worker(
+            self._transport, self._hello, self._actor.handlers, beside=self._between_messages
+        )
+        self.joined = threading.Event()
+        self.came_back = threading.Event()
+        self._is_to_come_back = False
+
+    def run(self) -> None:
+        self._worker.join(PATIENCE)
+        self.joined.set()
+        self._worker.run()
+
+    def come_back(self) -> None:
+        """Leave and join at one go, under the same routing id."""
+        self._is_to_come_back = True
+        assert self.came_back.wait(PATIENCE)
+
+    def leave(self) -> None:
+        self._worker.stop()
+        self.join(PATIENCE)
+        assert not self.is_alive()
+        self._actor.close()
+
+    def _between_messages(self) -> None:
+        if self._is_to_come_back and not self.came_back.is_set():
+            self._actor.close()
+            for kind, number, payload in (
+                (Kind.NOTICE, 0, Goodbye()),
+                (Kind.REQUEST, HELLO_ID, self._hello),
+            ):
+                header = Header(PROTOCOL_VERSION, kind, number, type(payload).__name__, PATIENCE, 0)
+                self._transport.send([encode_header(header), *encode(payload)])
+            self.came_back.set()
 
 
 def test_a_remote_env_that_raises_is_made_anew_alone() -> None:
@@ -90,3 +142,40 @@ def test_a_pool_whose_remote_actor_dies_waits_for_the_next_to_join() -> None:
             batch = receive_until_back(pool, 1)
             assert batch.observations[-1].tolist() == [1, 0, 0, restart_seed(1, 1, 1)]
             pool.close()
+
+
+def test_an_actor_and_the_one_that_waits_leave_at_one_time_and_the_next_takes_over(
+    tmp_path: Path,
+) -> None:
+    endpoint = f"ipc://{tmp_path}/bus"
+    first, spare, third = (Elsewhere(endpoint, name) for name in ("first", "spare", "third"))
+    first.start()
+    envs = BusVectorEnv([FAULTY] * 2, num_actors=2, remote_actors=1, bind=endpoint, **RESTART)
+    envs.reset(seed=0)
+    spare.start()
+    while not spare.joined.is_set():
+        envs.step(np.ones(2))
+    first.leave()
+    spare.leave()  # the runner is away, and hears of both at one time
+    third.start()
+    _, _, _, truncations, infos = envs.step(np.ones(2))
+    assert truncations.tolist() == [False, True]
+    assert infos["fault"]["cause"][1] == "crash"
+    observations, *_ = envs.step(np.ones(2))
+    assert observations[1].tolist() == [1, 0, 0, restart_seed(1, 1, 1)]
+    envs.close()
+    third.leave()
+
+
+def test_an_actor_that_leaves_and_joins_at_one_go_is_another_one(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/bus"
+    actor = Elsewhere(endpoint, "actor")
+    actor.start()
+    pool = ActorPool([FAULTY] * 2, num_actors=2, remote_actors=1, bind=endpoint, **RESTART)
+    pool.reset(seed=0)
+    receive_all(pool, range(2))
+    actor.come_back()
+    batch = receive_until_back(pool, 1)
+    assert batch.observations[-1].tolist() == [1, 0, 0, restart_seed(1, 1, 1)]
+    pool.close()
+    actor.leave()

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envbus.runner.memory._INTERVAL", 0.05)
-    monkeypatch.setattr("envbus.runner.memory._MAX_SHARE", 1.0)
+    monkeypatch.setattr("envbus.runner.endings._MEMORY_INTERVAL", 0.05)
+    monkeypatch.setattr("envbus.runner.endings._MAX_MEMORY_SHARE", 1.0)
 
 
 @pytest.mark.parametrize("restart", [True, False], ids=["restart", "raise"])

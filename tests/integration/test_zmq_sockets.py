@@ -17,11 +17,11 @@ from envbus.bus.errors import (
     TransportError,
     UnknownPeerError,
 )
-from envbus.bus.memory_transport import MemoryNetwork
 from envbus.bus.transport import PeerTransport, RouterTransport
 from envbus.bus.zmq_peer import ZmqPeer
 from envbus.bus.zmq_router import QUEUE_BYTES, ZmqRouter
 from envbus.bus.zmq_sockets import HIGH_WATER_MARK
+from tests.bus.memory_transport import MemoryNetwork
 from tests.integration.nursery_children import PATIENCE, wait_until
 from tests.integration.test_lane import until_full
 

@@ -14,6 +14,11 @@ from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.external.errors import EpisodeError
 from envbus.actors.external.verbs import ClientTimeouts
 from envbus.bus.errors import ClosedError, PeerLostError, RequestTimeoutError
+from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.bridge.vocabulary import EpisodeLimits
+from envbus.runner.env_runner import EnvRunner
+from envbus.runner.sampling import RunnerConfig
+from tests.runner.sampling_scenes import zeros
 
 #: Seconds; never expected to pass.
 PATIENCE = 60.0
@@ -22,6 +27,16 @@ COUNTS = spaces.Box(0.0, 1000.0, (1,), np.float32)
 ACTIONS = spaces.Discrete(100)
 
 Play = Callable[[ExternalEnvClient], None]
+
+
+def make(policies: Any = zeros, lease: float = 30.0, **config: Any) -> EnvRunner:
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS, limits=EpisodeLimits(lease=lease))
+    return EnvRunner(bridge, policies, RunnerConfig(**config))
+
+
+def address(runner: EnvRunner) -> str:
+    assert isinstance(runner.envs, ExternalEnvBridge)
+    return runner.envs.address
 
 
 def obs(t: int) -> Any:

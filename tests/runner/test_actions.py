@@ -127,6 +127,17 @@ def test_parts_of_different_lengths_are_refused() -> None:
         store.store(actions)
 
 
+@pytest.mark.parametrize(
+    ("actions", "error"),
+    [([{"a": 1}] * 3, TypeError), ({"a": np.arange(3)}, ValueError)],
+    ids=["one by one", "a part is missing"],
+)
+def test_actions_of_another_form_are_told_which_one_is_expected(actions: Any, error: Any) -> None:
+    store, _ = store_of(NESTED)
+    with pytest.raises(error, match=r"expected 3 actions, one per env, as a batch of Dict\('a': "):
+        store.store(actions)
+
+
 @pytest.mark.parametrize("actions", [0, 1.5, np.int64(1), None])
 @pytest.mark.parametrize("single", [NUMBER, BOX])
 def test_a_scalar_is_no_batch(single: Space, actions: Any) -> None:

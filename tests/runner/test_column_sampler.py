@@ -1,9 +1,9 @@
-"""`RunnerConfig.run_ahead`, with real envs; `test_column_fragments.py` has the rules."""
+"""`RunnerConfig.run_ahead`, with real envs; `test_columns_fragments.py` has the rules."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,13 @@ def cart_pole(*, slow: bool) -> Any:
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    pools: list[ActorPool] = []
-
+def make(pools: list[ActorPool]) -> Make:
     def _make(envs: Any, policy: Any, mode: str = "NextStep", **config: Any) -> EnvRunner:
         pool = ActorPool(envs, num_actors=len(envs), autoreset_mode=mode)
         pools.append(pool)
         return EnvRunner(pool, policy, RunnerConfig(seed=1, **config))
 
-    yield _make
-    for pool in pools:
-        pool.close(terminate=True)
+    return _make
 
 
 @MODES

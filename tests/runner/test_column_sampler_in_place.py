@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -18,6 +18,7 @@ from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig, Sample
 from tests.runner.pool_envs import PATIENCE
+from tests.runner.sampling_scenes import assert_same
 
 Make = Callable[..., "CountedPool"]
 MODES = pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
@@ -58,29 +59,20 @@ class CountedPool(ActorPool):
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    pools: list[CountedPool] = []
-
+def make(pools: list[ActorPool]) -> Make:
     def _make(envs: Any, num_actors: int = 0, **settings: Any) -> CountedPool:
         pools.append(CountedPool(envs, num_actors=num_actors, **settings))
         return pools[-1]
 
-    yield _make
-    for pool in pools:
-        pool.close(terminate=True)
+    return _make
 
 
-def assert_same(one: Sample, other: Sample) -> None:
-    assert one.policy_batches.keys() == other.policy_batches.keys()
-    for name, column in one.single().columns.items() if len(one) else ():
-        expected = other.single()[name]
-        for found, wanted in zip(
-            column.values() if isinstance(column, dict) else [column],
-            expected.values() if isinstance(expected, dict) else [expected],
-            strict=True,
-        ):
-            np.testing.assert_array_equal(found, wanted, err_msg=name)
-            assert found.dtype == wanted.dtype
+def assert_equal(one: Sample, other: Sample) -> None:
+    columns = [
+        {name: batch.columns for name, batch in sample.policy_batches.items()}
+        for sample in (one, other)
+    ]
+    assert_same(*columns)
     assert one.episodes == other.episodes
     assert (one.late, one.env_steps) == (other.late, other.env_steps)
 
@@ -100,7 +92,7 @@ def test_samples_are_those_of_envs_in_an_actor(make: Make, mode: str, num_envs: 
         samples += [runner.sample(num_episodes=4), runner.sample(), runner.sample()]
         taken.append((samples, runner.metrics.read()))
     for one, other in zip(taken[0][0], taken[1][0], strict=True):
-        assert_same(one, other)
+        assert_equal(one, other)
     assert taken[0][1] == taken[1][1]
     assert calls
     assert None not in calls

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +11,10 @@ from envbus.bus.errors import StartError
 from envbus.bus.messages import Failed, FailureCode
 from envbus.bus.process import ExitStatus
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.actor import Actor, ActorState, share_out
+from envbus.runner.actor import Actor, ActorState, Gone, Lost, News, Ready, share_out
 from envbus.runner.config import FleetConfig
-from envbus.runner.endings import Endings
+from envbus.runner.endings import Endings, MemoryWatch
 from envbus.runner.faults import FaultCause
-from envbus.runner.news import Gone, Lost, News, Ready
 from envbus.runner.recycling import RecycleAfter
 
 KILLED = ExitStatus(signal=9)
@@ -43,6 +43,9 @@ class Machine:
         ended, self.ended = self.ended, []
         return ended
 
+    def wake_at(self) -> float | None:
+        return None
+
     def kill(self, whom: object, *_why: object) -> None:
         self.did.append(("kill", whom))
 
@@ -65,7 +68,7 @@ class Scene:
         self.news: list[News] = []
         self.actors = share_out(["a", "b"], 2, remote=0, shared=True)
         self.endings = Endings(
-            self.actors, self.machine, self.machine, FleetConfig(**config), self.news
+            self.actors, self.machine, self.machine.start, FleetConfig(**config), self.news
         )
         self.actor = self.actors[0]
         for actor in self.actors:
@@ -191,3 +194,52 @@ def test_who_ended_while_the_driver_was_away_was_not_late() -> None:
     assert told[1].failed.message.startswith("late\nNo stack of actor-1")
     assert scene.endings.take_exits() == [(child, KILLED)]
     assert scene.endings.take_exits() == []
+
+
+def actor_of(pid: int | None, state: ActorState) -> Actor:
+    actor = Actor(0, [None], 0, remote=pid is None, shared=True)
+    child: Any = SimpleNamespace(pid=pid)
+    actor.child = None if pid is None else child
+    actor.state = state
+    return actor
+
+
+class Scales:
+    """A clock, and processes of 3 MiB that take a while to look at."""
+
+    def __init__(self, cost: float) -> None:
+        self.now = 100.0
+        self.cost = cost
+
+    def clock(self) -> float:
+        return self.now
+
+    def measure(self, pids: Iterable[int]) -> dict[int, int]:
+        self.now += self.cost
+        return dict.fromkeys(pids, 3 * 2**20)
+
+
+def test_those_that_run_here_are_looked_at() -> None:
+    machine = Scales(0.0)
+    watch = MemoryWatch(machine.measure, machine.clock)
+    actors = [
+        actor_of(11, ActorState.READY),
+        actor_of(12, ActorState.DOWN),
+        actor_of(13, ActorState.LOST),
+        actor_of(14, ActorState.STARTING),
+        actor_of(None, ActorState.READY),
+    ]
+    seen = watch.look(actors)
+    assert [(actor.child and actor.child.pid, size) for actor, size in seen] == [
+        (11, 3.0),
+        (14, 3.0),
+    ]
+
+
+@pytest.mark.parametrize(("cost", "pause"), [(0.001, 1.0), (0.01, 1.0), (0.2, 20.0)])
+def test_looking_takes_a_hundredth_of_the_time_at_most(cost: float, pause: float) -> None:
+    machine = Scales(cost)
+    watch = MemoryWatch(machine.measure, machine.clock)
+    assert watch.look_at == 100.0
+    watch.look([actor_of(11, ActorState.READY)])
+    assert watch.look_at == pytest.approx(100.0 + cost + pause)

@@ -6,13 +6,12 @@ import pytest
 
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.actor import ActorState, share_out
+from envbus.runner.actor import ActorState, Gone, share_out
 from envbus.runner.env_faults import EnvFaults
 from envbus.runner.env_roster import EnvRoster
 from envbus.runner.env_states import EnvState, EnvStates
 from envbus.runner.fault_log import FaultLog
 from envbus.runner.faults import ActorLostError, FaultCause
-from envbus.runner.news import Gone
 
 
 class Results:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -40,8 +42,14 @@ def test_env_ids_are_known_integers_named_once(actors: list[Actor]) -> None:
         roster.check_ids([5, 0, -1])
     with pytest.raises(ValueError, match=r"env ids \[2\] are named more than once"):
         roster.check_ids([2, 1, 2])
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="env_ids has integers"):
         roster.check_ids([1.0])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("mask", [[True, False], np.array([True, False])])
+def test_a_mask_is_not_taken_for_the_ids_1_and_0(actors: list[Actor], mask: Any) -> None:
+    with pytest.raises(TypeError, match=r"not .*True.*those of a mask are numpy.flatnonzero"):
+        EnvRoster(actors).check_ids(mask)
 
 
 def test_the_envs_of_each_actor_are_spread_over_groups() -> None:

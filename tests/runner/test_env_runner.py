@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from gymnasium.error import ClosedEnvironmentError
 from envbus.actors.testing import CountingEnv, SpaceEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner.action_connectors import ClipActions
-from envbus.runner.callbacks import CallbackError, Callbacks
+from envbus.runner.callbacks import CallbackError
 from envbus.runner.connectors import Connector, Pipeline
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.mlp import MlpPolicy
@@ -22,6 +22,7 @@ from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig, Sample
 from tests.runner.pool_envs import PATIENCE, EchoEnv, GatedEnv
+from tests.runner.sampling_scenes import Log, assert_same, counting, zeros
 from tests.waiting import pass_time
 
 Make = Callable[..., EnvRunner]
@@ -31,9 +32,7 @@ BOTH = pytest.mark.parametrize(("mode", "vectorized"), WAYS, ids=["next-step", "
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    pools: list[ActorPool] = []
-
+def make(pools: list[ActorPool]) -> Make:
     def _make(
         envs: Any, policies: Any = None, mode: str = "Disabled", actors: int = 2, **config: Any
     ) -> EnvRunner:
@@ -43,17 +42,7 @@ def make() -> Iterator[Make]:
             policies = policies(pool.single_observation_space, pool.single_action_space, seed=3)
         return EnvRunner(pool, policies or zeros, RunnerConfig(**config))
 
-    yield _make
-    for pool in pools:
-        pool.close(terminate=True)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
-def counting(num_envs: int, length: int) -> list[Callable[[], CountingEnv]]:
-    return [functools.partial(CountingEnv, length)] * num_envs
+    return _make
 
 
 class Recurrent(Policy):
@@ -67,17 +56,6 @@ class Recurrent(Policy):
         return PolicyOutput(
             count[:, 0] % 100, {"count": count}, {"explored": count[:, 0] * explore}
         )
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_equal(one[key], other[key])
-    else:
-        assert one.dtype == other.dtype
-        assert np.array_equal(one, other)
 
 
 def stack_and_normalize(pool: Any) -> Any:
@@ -124,7 +102,7 @@ def test_all_ways_give_equal_batches(env: str, batch_mode: str) -> None:
     others += [run(mode, True, num_actors=0) for mode in ("NextStep", "Disabled")]
     for other in others:
         for one, two in zip(first[0], other[0], strict=True):
-            assert_equal(one.single().columns, two.single().columns)
+            assert_same(one.single().columns, two.single().columns)
             assert one.env_steps == two.env_steps
             by_id = [sorted(sample.episodes, key=lambda e: e.eps_id) for sample in (one, two)]
             assert by_id[0] == by_id[1]
@@ -337,39 +315,6 @@ def test_the_batch_has_what_the_policy_saw_and_gave_and_the_env_gets_the_convert
     # The env tells its step and what action it got, here 7 % 2; the policy sees these negated.
     assert batch["next_obs"][:, 1:3].tolist() == [[-step, -1] for step in (1, 2, 3, 4)] * 2
     assert batch["obs"].tolist() == [rows[env].tolist() for env in (0, 1) for rows in seen]
-
-
-class Log(Callbacks):
-    def __init__(self, failing: str = "") -> None:
-        self.calls: list[Any] = []
-        self.failing = failing
-
-    def _add(self, name: str, env_id: int) -> None:
-        self.calls.append((name, env_id))
-        if name == self.failing:
-            raise RuntimeError("no")
-
-    def on_sub_environment_created(self, *, env_id: int, incarnation: int) -> None:
-        self._add("env", env_id)
-
-    def on_episode_created(self, *, episode: Any) -> None:
-        assert episode.length == 0
-        self._add("created", episode.env_id)
-
-    def on_episode_start(self, *, episode: Any) -> None:
-        self._add("start", episode.env_id)
-
-    def on_episode_step(self, *, episode: Any) -> None:
-        episode.custom_metrics["steps"] = episode.length
-        self._add("step", episode.env_id)
-
-    def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
-        assert fault is None
-        assert episode.done
-        self._add("end", episode.env_id)
-
-    def on_sample_end(self, *, sample: Sample) -> None:
-        self.calls.append(("sample", len(sample)))
 
 
 def test_r_07_callbacks_come_in_order_and_as_often_as_things_happen(make: Make) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,26 +16,19 @@ from envbus.runner.policies import FunctionPolicy, Policy, PolicyOutput, RandomP
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
 from tests.actors.agent_envs import CountingParallelEnv, DictEnv, RoundRobinEnv
+from tests.runner.sampling_scenes import zeros
 from tests.runner.test_episode import RoundRobin
 
 Make = Callable[..., EnvRunner]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    pools: list[ActorPool] = []
-
+def make(pools: list[ActorPool]) -> Make:
     def _make(envs: Any, policies: Any, **config: Any) -> EnvRunner:
         pools.append(ActorPool(envs, num_actors=1, autoreset_mode="Disabled"))
         return EnvRunner(pools[-1], policies, RunnerConfig(**config))
 
-    yield _make
-    for pool in pools:
-        pool.close(terminate=True)
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
+    return _make
 
 
 def agents(count: int, until: int = 25) -> Callable[[], CountingParallelEnv]:

@@ -6,33 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envbus.runner.bridge.bridge import ExternalEnvBridge
-from envbus.runner.env_runner import EnvRunner
 from envbus.runner.policies import PolicyOutput
-from envbus.runner.sampling import RunnerConfig
 from tests.runner.simulators import (
-    ACTIONS,
-    COUNTS,
     PATIENCE,
+    address,
     for_ever,
+    make,
     obs,
     play_episode,
     simulators,
 )
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
-def make(policies: Any = zeros, **config: Any) -> EnvRunner:
-    return EnvRunner(ExternalEnvBridge(COUNTS, ACTIONS), policies, RunnerConfig(**config))
-
-
-def address(runner: EnvRunner) -> str:
-    bridge = runner.envs
-    assert isinstance(bridge, ExternalEnvBridge)
-    return bridge.address
 
 
 @pytest.mark.parametrize(("mode", "rows"), [("truncate", 40), ("complete", 50)])

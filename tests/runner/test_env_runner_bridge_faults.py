@@ -16,29 +16,22 @@ from envbus.actors.external.errors import (
 )
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.runner.bridge.bridge import ExternalEnvBridge
-from envbus.runner.bridge.vocabulary import EpisodeLimits
 from envbus.runner.callbacks import CallbackError, Callbacks
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.faults import FaultCause
 from envbus.runner.sampling import RunnerConfig
+from tests.runner.sampling_scenes import zeros
 from tests.runner.simulators import (
     ACTIONS,
     COUNTS,
     PATIENCE,
+    address,
     for_ever,
+    make,
     obs,
     play_episode,
     simulators,
 )
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
-def make(policies: Any = zeros, lease: float = 30.0, **config: Any) -> EnvRunner:
-    bridge = ExternalEnvBridge(COUNTS, ACTIONS, limits=EpisodeLimits(lease=lease))
-    return EnvRunner(bridge, policies, RunnerConfig(**config))
 
 
 def vanish(client: ExternalEnvClient) -> None:
@@ -59,7 +52,7 @@ def test_x_13_the_episode_of_a_client_that_vanishes_is_faulty_and_others_go_on(k
         assert log.fault_told.wait(PATIENCE)
         play_episode(client, 8)
 
-    with simulators(runner.envs.address, vanish, for_ever(play)), runner:  # type: ignore[union-attr]
+    with simulators(address(runner), vanish, for_ever(play)), runner:
         sample = runner.sample(num_env_steps=20, timeout=PATIENCE)
         whole = runner.sample(num_episodes=1, timeout=PATIENCE).single()
         metrics = runner.get_metrics()
@@ -116,7 +109,7 @@ def test_x_19_a_policys_error_reaches_sample_and_the_waiting_client() -> None:
         client.end_episode("first", obs(4))
         play_episode(client, 6)
 
-    with simulators(runner.envs.address, play), runner:  # type: ignore[union-attr]
+    with simulators(address(runner), play), runner:
         with pytest.raises(ZeroDivisionError, match="no action for 3"):
             runner.sample(num_env_steps=20, timeout=PATIENCE)
         policy.broken = False
@@ -141,7 +134,7 @@ def test_a_callback_that_raises_is_told_to_who_waits_and_later_episodes_are_whol
                 client.get_action(episode, obs(t))
         client.end_episode(episode, obs(4))
 
-    with simulators(runner.envs.address, for_ever(play)), runner:  # type: ignore[union-attr]
+    with simulators(address(runner), for_ever(play)), runner:
         with pytest.raises(CallbackError, match=f"on_episode_{name} raised RuntimeError: no"):
             runner.sample(num_env_steps=20, timeout=PATIENCE)
         log.name = ""
@@ -239,7 +232,7 @@ def test_an_action_that_came_too_late_is_in_no_row() -> None:
             client.log_returns(episode, float(t))
         client.end_episode(episode, obs(5))
 
-    with simulators(runner.envs.address, play), runner:  # type: ignore[union-attr]
+    with simulators(address(runner), play), runner:
         sample = runner.sample(num_episodes=1, timeout=PATIENCE)
     batch = sample.single()
     assert batch["obs"][:, 0].tolist() == [0, 1, 3, 4]
@@ -265,7 +258,7 @@ def test_x_19_an_action_outside_the_space_is_told_to_both() -> None:
         told.set()
         play_episode(client, 6)
 
-    with simulators(runner.envs.address, play), runner:  # type: ignore[union-attr]
+    with simulators(address(runner), play), runner:
         with pytest.raises(SpaceMismatchError, match=r"Discrete\(100\)"):
             runner.sample(num_env_steps=6, timeout=PATIENCE)
         assert told.wait(PATIENCE)
@@ -287,7 +280,7 @@ def test_an_action_that_leaves_its_box_is_clipped_on_its_way_to_a_simulator() ->
         ExternalEnvBridge(COUNTS, box),
         lambda observations: np.full((len(observations), 2), [5.0, -5.0], np.float32),
     )
-    with simulators(runner.envs.address, play), runner:  # type: ignore[union-attr]
+    with simulators(address(runner), play), runner:
         batch = runner.sample(num_env_steps=3, timeout=PATIENCE).single()
     assert got == [[1.0, -1.0]] * 3
     assert batch["actions"].tolist() == [[5.0, -5.0]] * 3

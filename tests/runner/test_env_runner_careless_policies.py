@@ -19,6 +19,7 @@ from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
 from tests.actors.agent_envs import RoundRobinEnv
+from tests.runner.sampling_scenes import assert_same
 
 WAYS = [("NextStep", True), ("Disabled", True), ("Disabled", False)]
 BOTH = pytest.mark.parametrize(("mode", "vectorized"), WAYS, ids=["next-step", "columns", "dicts"])
@@ -139,16 +140,6 @@ def sampled(policy: Policy, mode: str, vectorized: bool, **config: Any) -> list[
             batches += [runner.sample().single(), runner.sample(num_env_steps=5).single()]
         batches.append(runner.sample(num_episodes=4).single())
     return [batch.columns for batch in batches]
-
-
-def assert_same(ones: Any, others: Any) -> None:
-    if isinstance(ones, dict):
-        assert ones.keys() == others.keys()
-        for name in ones:
-            assert_same(ones[name], others[name])
-    else:
-        assert ones.dtype == others.dtype
-        np.testing.assert_array_equal(ones, others)
 
 
 @functools.cache

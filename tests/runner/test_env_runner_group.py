@@ -256,6 +256,23 @@ def test_a_version_of_weights_that_is_no_number_is_refused(shared: EnvRunnerGrou
     assert shared.policy_versions == before
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda group: group.foreach(id, runners=3), "runners is a sequence of ids"),
+        (lambda group: group.foreach(id, runners=[False]), "runners has integers"),
+        (lambda group: group.foreach(id, timeout="1"), "timeout must be a number or None"),
+        (lambda group: group.probe("1"), "timeout must be a number or None"),
+        (lambda group: group.restart("0"), "runner has integers"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_refused_by_its_name(
+    shared: EnvRunnerGroup, call: Callable[[Any], object], told: str
+) -> None:
+    with pytest.raises((ConfigError, TypeError), match=told):
+        call(shared)
+
+
 def test_foreach_calls_a_function_beside_each_runner(shared: EnvRunnerGroup) -> None:
     group = shared
     offset = 10

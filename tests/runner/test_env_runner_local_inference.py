@@ -25,7 +25,7 @@ from envbus.runner.env_runner import EnvRunner
 from envbus.runner.mlp import MlpPolicy
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.sampling import RunnerConfig
-from tests.runner.simulators import ACTIONS, COUNTS, PATIENCE, for_ever, obs, play_episode
+from tests.runner.simulators import ACTIONS, COUNTS, PATIENCE, address, for_ever, obs, play_episode
 from tests.runner.simulators import simulators as _simulators
 
 TIMEOUTS = ClientTimeouts(connect=PATIENCE, action=PATIENCE, other=PATIENCE, patience=1.0)
@@ -34,11 +34,6 @@ TIMEOUTS = ClientTimeouts(connect=PATIENCE, action=PATIENCE, other=PATIENCE, pat
 def make(policy: Policy, bridge: ExternalEnvBridge | None = None, **config: Any) -> EnvRunner:
     bridge = bridge or ExternalEnvBridge(COUNTS, ACTIONS)
     return EnvRunner(bridge, policy, RunnerConfig(publish=True, explore=False, **config))
-
-
-def address(runner: EnvRunner) -> str:
-    assert isinstance(runner.envs, ExternalEnvBridge)
-    return runner.envs.address
 
 
 def simulators(address: str, *plays: Any, **more: Any) -> Any:

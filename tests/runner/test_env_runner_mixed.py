@@ -19,7 +19,6 @@ from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.runner.action_connectors import RescaleActions
 from envbus.runner.bridge.bridge import ExternalEnvBridge
-from envbus.runner.callbacks import Callbacks
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.mlp import MlpPolicy
 from envbus.runner.observation_connectors import FrameStack, Normalize
@@ -27,6 +26,7 @@ from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
 from tests.runner.pool_envs import GatedEnv
+from tests.runner.sampling_scenes import Log, zeros
 from tests.runner.simulators import (
     ACTIONS,
     COUNTS,
@@ -36,10 +36,6 @@ from tests.runner.simulators import (
     play_episode,
     simulators,
 )
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 def ones(observations: Any) -> Any:
@@ -77,30 +73,6 @@ def test_x_25_connectors_stand_between_simulators_and_policies_also_of_logged_ac
     assert batch["off_policy"].tolist() == [False, False, True, False]
 
 
-class Log(Callbacks):
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def on_sub_environment_created(self, *, env_id: int, incarnation: int) -> None:
-        self.calls.append(f"env {env_id}")
-
-    def on_episode_created(self, *, episode: Any) -> None:
-        self.calls.append(f"created {episode.episode_id}")
-
-    def on_episode_start(self, *, episode: Any) -> None:
-        self.calls.append("start")
-
-    def on_episode_step(self, *, episode: Any) -> None:
-        self.calls.append("step")
-
-    def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
-        assert (episode.done, fault) == (True, None)
-        self.calls.append("end")
-
-    def on_sample_end(self, *, sample: Any) -> None:
-        self.calls.append("sample")
-
-
 def test_callbacks_come_in_order_for_episodes_that_come_and_go() -> None:
     def play(client: ExternalEnvClient) -> None:
         for name in ("one", "two"):
@@ -111,8 +83,9 @@ def test_callbacks_come_in_order_for_episodes_that_come_and_go() -> None:
     config = RunnerConfig(callbacks=log)
     with simulators(bridge.address, play), EnvRunner(bridge, zeros, config) as runner:
         sample = runner.sample(num_episodes=2, timeout=PATIENCE)
-    episode = ["start", "step", "step", "end"]
-    assert log.calls == ["env 0", "created one", *episode, "created two", *episode, "sample"]
+    told = ["created", "start", "step", "step", "end"]
+    episodes = [(name, episode) for episode in ("one", "two") for name in told]
+    assert log.calls == [("env", 0), *episodes, ("sample", 4)]
     assert [result.episode_id for result in sample.episodes] == ["one", "two"]
     assert set(sample.single()["env_id"]) == {0}
 
@@ -468,4 +441,5 @@ def test_policies_that_are_made_anew_take_over_simulators_in_the_middle_of_an_ep
     assert [episode.episode_id for episode in sample.episodes] == ["new"]
     assert sample.single()["actions"].tolist() == [1] * 6
     assert acted == [0] * 3 + [1] * 8  # one observation was not acted upon
-    assert [call for call in log.calls if "created" in call] == ["created old", "created new"]
+    created = [episode for name, episode in log.calls if name == "created"]
+    assert created == ["old", "new"]

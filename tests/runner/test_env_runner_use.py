@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from gymnasium.error import ClosedEnvironmentError
 
-from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner.callbacks import CallbackError, Callbacks
 from envbus.runner.connectors import Pipeline
@@ -24,17 +23,10 @@ from envbus.runner.observation_connectors import Normalize
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
 from tests.runner.pool_envs import GatedEnv
+from tests.runner.sampling_scenes import counting, zeros
 
 Make = Callable[..., EnvRunner]
 BOTH = pytest.mark.parametrize("vectorized", [True, False], ids=["columns", "dicts"])
-
-
-def zeros(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
-def counting(num_envs: int, length: int) -> list[Callable[[], CountingEnv]]:
-    return [functools.partial(CountingEnv, length)] * num_envs
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from envbus.runner.pool import ActorPool
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.sampling import RunnerConfig
 from tests.runner.pool_envs import PATIENCE, EchoEnv, PidEnv, receive_all
+from tests.runner.sampling_scenes import counting
 
 Make = Callable[..., ActorPool]
 
@@ -43,10 +44,6 @@ def make() -> Iterator[Make]:
     yield _make
     for pool in pools:
         pool.close()
-
-
-def counting(num_envs: int, length: int = 1000) -> list[Callable[[], CountingEnv]]:
-    return [partial(CountingEnv, length)] * num_envs
 
 
 def test_envs_are_in_this_process_and_no_other_is_started(make: Make) -> None:

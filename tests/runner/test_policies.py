@@ -102,6 +102,21 @@ def test_a_constant_policy_gives_its_action_to_each_row() -> None:
             assert actions["b"].shape == (rows, 2)
 
 
+@pytest.mark.parametrize("make", [RandomPolicy, ConstantPolicy])
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Tuple((spaces.Discrete(3), spaces.Text(4))),
+        spaces.Dict(a=spaces.Discrete(3), b=spaces.Text(3)),
+    ],
+)
+def test_actions_without_a_fixed_size_come_one_by_one(space: Space[Any], make: Any) -> None:
+    actions = make(space).compute_actions(np.zeros((3, 4)), None).actions
+    assert type(actions) is list
+    assert len(actions) == 3
+    assert all(action in space for action in actions)
+
+
 def test_a_function_may_give_actions_or_a_whole_output() -> None:
     seen = np.arange(3)
     assert FunctionPolicy(lambda rows: rows + 1).compute_actions(seen, 5) == (

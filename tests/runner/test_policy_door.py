@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from envbus.bus.lane import LANES_EXIST
-from envbus.runner.policy_door import Door, close_all, knock
+from envbus.runner.policy_door import (
+    Board,
+    BoardEntry,
+    Door,
+    close_all,
+    knock,
+    read_board,
+    write_board,
+)
 from envbus.runner.policy_protocol import OpenLane
+from tests.descriptors import no_more_files
 
 pytestmark = pytest.mark.skipif(not LANES_EXIST, reason="no SOCK_SEQPACKET or epoll here")
 
@@ -29,19 +36,6 @@ def door(path: Path) -> Iterator[Door]:
     door = Door(path)
     yield door
     door.close()
-
-
-@contextmanager
-def no_more_files() -> Iterator[None]:
-    """At the limit of open files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        os.close(lowest)
 
 
 @contextmanager
@@ -76,3 +70,22 @@ def test_nonsense_is_logged_within_a_rate(
                 one.send(b"nonsense")
                 assert door.knocks() == []
     assert len(caplog.records) == 1
+
+
+def entry(state: str, reason: str = "") -> BoardEntry:
+    return BoardEntry(name=f"w-{state}", incarnation=1, state=state, reason=reason)
+
+
+def test_a_board_that_was_replaced_is_read_as_it_is_now(tmp_path: Path) -> None:
+    assert read_board(tmp_path / "gone") is None
+    for board in (Board(workers=[entry("up")]), Board(workers=[entry("down", "it ended")])):
+        write_board(tmp_path, board)
+        assert read_board(tmp_path) == board
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_it_says_who_is_missing_and_why() -> None:
+    board = Board(workers=[entry("up"), entry("lost", "signal SIGKILL"), entry("starting")])
+    assert not board.is_hopeless()
+    assert board.describe() == "w-lost: signal SIGKILL; w-starting: starting"
+    assert Board(workers=[entry("lost"), entry("lost")]).is_hopeless()

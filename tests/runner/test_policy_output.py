@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from envbus.runner.policies import PolicyOutput
-from envbus.runner.policy_output import checked_output, owned
+from envbus.runner.policy_output import Answer, owned
+
+
+def rows(count: int) -> np.ndarray[Any, Any]:
+    return np.arange(count, dtype=np.float32).reshape(count, 1)
+
 
 STATES = {"h": np.zeros((3, 2), np.float32)}
 AFTER = {"h": np.ones((3, 2))}
@@ -16,14 +21,14 @@ GOOD = np.zeros(3, np.int64)
 def test_what_has_a_row_per_observation_comes_back_as_arrays_in_the_dtypes_of_the_states() -> None:
     out = PolicyOutput([1, 2, 3], AFTER, {"logp": (0.0, 1.0, 2.0), "parts": {"a": [1, 2, 3]}})
     out = out._replace(extras={"logp": np.arange(3.0), "parts": {"a": [1, 2, 3]}})
-    found = checked_output(out, 3, STATES)
+    found = Answer.of(out, 3, 0, STATES)
     assert found.actions.tolist() == [1, 2, 3]
     assert found.states["h"].dtype == np.float32
     assert found.extras["parts"]["a"].tolist() == [1, 2, 3]
-    same = checked_output(found, 3, STATES)
+    same = Answer.of(PolicyOutput(found.actions, found.states, found.extras), 3, 0, STATES)
     assert same.actions is found.actions
     assert same.states["h"] is found.states["h"]
-    listed = checked_output(PolicyOutput(["a", "bb", "c"]), 3, listed=True)
+    listed = Answer.of(PolicyOutput(["a", "bb", "c"]), 3, 0, listed=True)
     assert listed.actions == ["a", "bb", "c"]
 
 
@@ -48,7 +53,7 @@ WRONG = [
 @pytest.mark.parametrize(("out", "told"), WRONG, ids=[told for _, told in WRONG])
 def test_what_does_not_fit_is_refused_and_named(out: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        checked_output(out, 3, STATES)
+        Answer.of(out, 3, 0, STATES)
 
 
 NAN = np.array([0.0, np.nan, 1.0], np.float32)
@@ -60,23 +65,23 @@ NAN = np.array([0.0, np.nan, 1.0], np.float32)
 )
 def test_an_action_that_is_nan_is_refused(actions: Any) -> None:
     with pytest.raises(ValueError, match=r"actions that are NaN: \[?nan"):
-        checked_output(PolicyOutput(actions), 3)
+        Answer.of(PolicyOutput(actions), 3, 0)
     with pytest.raises(ValueError, match=r"actions that are NaN: \[?nan"):
-        checked_output(PolicyOutput(list(NAN)), 3, listed=True)
+        Answer.of(PolicyOutput(list(NAN)), 3, 0, listed=True)
     infinite = np.full(3, np.inf)  # some Boxes have it
-    assert checked_output(PolicyOutput(infinite), 3).actions is infinite
+    assert Answer.of(PolicyOutput(infinite), 3, 0).actions is infinite
 
 
 def test_single_actions_are_counted_too() -> None:
     with pytest.raises(ValueError, match=r"actions of shape \(1,\) for 3 rows"):
-        checked_output(PolicyOutput(["a"]), 3, listed=True)
+        Answer.of(PolicyOutput(["a"]), 3, 0, listed=True)
 
 
 def test_states_in_a_tuple_are_compared_part_by_part() -> None:
     given = (GOOD, GOOD)
-    assert len(checked_output(PolicyOutput(GOOD, given), 3, given).states) == 2
+    assert len(Answer.of(PolicyOutput(GOOD, given), 3, 0, given).states) == 2
     with pytest.raises(ValueError, match="no tuple of 2"):
-        checked_output(PolicyOutput(GOOD, (GOOD,)), 3, given)
+        Answer.of(PolicyOutput(GOOD, (GOOD,)), 3, 0, given)
 
 
 def test_what_is_owned_changes_with_nobody() -> None:
@@ -85,3 +90,59 @@ def test_what_is_owned_changes_with_nobody() -> None:
     tree["a"][0][0] = 1.0
     assert copy["a"][0].tolist() == [0.0, 0.0]
     assert owned(None) is None
+
+
+def test_an_answer_is_split_and_joined_without_a_loss() -> None:
+    out = PolicyOutput({"move": np.arange(5)}, rows(5), {"logp": np.arange(5.0)})
+    answer = Answer.of(out, 5, version=7)
+    parts = [answer.select(slice(0, 2)), answer.select(slice(2, 5))]
+    assert parts[1].actions["move"].tolist() == [2, 3, 4]
+    whole = Answer.join(parts)
+    assert whole.actions["move"].tolist() == [0, 1, 2, 3, 4]
+    assert whole.states[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert whole.extras["logp"].tolist() == [0, 1, 2, 3, 4]
+    assert (whole.rows, whole.version, whole.versions) == (5, 7, None)
+
+
+def test_parts_that_other_weights_chose_say_so_row_by_row() -> None:
+    parts = [
+        Answer.of(PolicyOutput(np.zeros(count)), count, version)
+        for count, version in ((2, 4), (1, 5))
+    ]
+    whole = Answer.join(parts)
+    assert whole.versions is not None
+    assert whole.versions.tolist() == [4, 4, 5]
+    own = Answer.of(PolicyOutput(np.zeros(2), versions=np.array([8, 9])), 2, version=0)
+    assert own.select(slice(1, 2)).versions.tolist() == [9]  # type: ignore[union-attr]
+
+
+def test_actions_of_no_fixed_size_are_split_and_joined_as_a_list() -> None:
+    answer = Answer.of(PolicyOutput(["a", "bb", "ccc"]), 3, version=0, listed=None)
+    assert answer.listed
+    assert Answer.join([answer.select(slice(0, 1)), answer.select(slice(1, 3))]).actions == [
+        "a",
+        "bb",
+        "ccc",
+    ]
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        PolicyOutput(np.zeros(2)),
+        PolicyOutput(["a", "b"]),
+        PolicyOutput(np.zeros(3), np.zeros((1, 4))),
+        PolicyOutput(np.zeros(3), np.zeros((3, 4)), {"logp": np.float64(0.0)}),
+    ],
+)
+def test_a_policy_that_does_not_answer_each_row_is_told_so(out: PolicyOutput) -> None:
+    with pytest.raises(ValueError, match=r"the policy returned .* for 3 rows"):
+        Answer.of(out, 3, 0, np.zeros((3, 4)), listed=None)
+
+
+def test_an_answer_is_its_own_though_the_policy_uses_its_arrays_again() -> None:
+    buffer = np.zeros(3)
+    answer = Answer.of(PolicyOutput(buffer, buffer, {"logp": buffer}), 3, 0, np.zeros(3)).owned()
+    buffer += 1
+    assert answer.actions.tolist() == answer.states.tolist() == [0.0] * 3
+    assert answer.extras["logp"].tolist() == [0.0] * 3

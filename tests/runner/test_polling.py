@@ -5,7 +5,7 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from envbus.runner.pool import ActorPool
 from envbus.runner.recycling import RecycleAfter
 from tests.actors.agent_envs import CountingParallelEnv, DictEnv, RoundRobinEnv
 from tests.runner.pool_envs import PATIENCE, GatedEnv
+from tests.runner.sampling_scenes import counting
 from tests.waiting import wait_until
 
 Make = Callable[..., ActorPool]
@@ -33,21 +34,14 @@ OVER = {"__all__": True}
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
+def make(pools: list[ActorPool]) -> Make:
     """Make pools whose caller resets; they are killed at the end of the test."""
-    pools: list[ActorPool] = []
 
     def _make(env_fns: Any, **kwargs: Any) -> ActorPool:
         pools.append(ActorPool(env_fns, **{"autoreset_mode": "Disabled", **kwargs}))
         return pools[-1]
 
-    yield _make
-    for pool in pools:
-        pool.close(terminate=True)
-
-
-def counting(num_envs: int, length: int = 1000) -> list[Callable[[], CountingEnv]]:
-    return [functools.partial(CountingEnv, length)] * num_envs
+    return _make
 
 
 def act(env_ids: Any, action: Any = 1) -> dict[int, dict[str, Any]]:

@@ -52,6 +52,7 @@ from tests.runner.pool_envs import (
     receive_until_back,
     split,
 )
+from tests.runner.sampling_scenes import counting
 
 SHARED = pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "frames"])
 Make = Callable[..., ActorPool]
@@ -60,10 +61,6 @@ Make = Callable[..., ActorPool]
 @pytest.fixture
 def make() -> Iterator[Make]:
     yield from killed_at_the_end(ActorPool)
-
-
-def counting(num_envs: int, length: int = 1000) -> list[Callable[[], CountingEnv]]:
-    return [partial(CountingEnv, length)] * num_envs
 
 
 def kill(pid: int) -> None:

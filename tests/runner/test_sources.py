@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from envbus.runner.agent_results import PollResult
-from envbus.runner.bridge_source import EnvNumbers
-from envbus.runner.sources import Polled, poll_any
+from envbus.runner.sources import EnvNumbers, Polled, poll_any
 
 
 class Fake:

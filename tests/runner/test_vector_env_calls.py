@@ -246,6 +246,13 @@ def test_some_envs_can_be_addressed(make: Make, num_actors: int) -> None:
     assert envs.get_attr("number") == (0, 10, 20, 30)
 
 
+@pytest.mark.parametrize("mask", [True, [False, True], np.array([False, True])])
+def test_a_mask_of_envs_is_not_taken_for_the_envs_1_and_0(make: Make, mask: Any) -> None:
+    envs = make([CountingEnv] * 2, num_actors=1)
+    with pytest.raises(TypeError, match="indices has integers"):
+        envs.exec_func(id, mask)
+
+
 @pytest.mark.parametrize("indices", [4, -5, [0, 4], [7]])
 def test_an_env_that_does_not_exist_is_named(make: Make, indices: Any) -> None:
     envs = make([CountingEnv] * 4, num_actors=1)

@@ -102,7 +102,10 @@ class Value {
     if (found == as_map().end()) throw ValueError("there is no key " + key);
     return found->second;
   }
-  const Value& operator[](std::size_t index) const { return as_array().at(index); }
+  const Value& operator[](std::size_t index) const {
+    if (index >= as_array().size()) throw ValueError("an array is too short");
+    return as_array()[index];
+  }
   bool operator==(const Value& other) const { return data_ == other.data_; }
 
   template <typename Visitor>
@@ -326,6 +329,7 @@ class Connection {
   Value::Bytes receive(Clock::time_point deadline) {
     // What has come of a message is kept if the time is over in its midst.
     while (incoming_.size() < 4 || incoming_.size() < 4 + announced()) {
+      if (Clock::now() >= deadline) throw TimeoutError("no answer came in time");  // whatever comes
       wait(POLLIN, deadline);
       std::uint8_t chunk[16384];
       const auto count = recv(fd_, chunk, sizeof chunk, 0);
@@ -379,7 +383,10 @@ class Connection {
   }
 
   std::size_t announced() const {
-    return std::size_t(incoming_[0]) << 24 | incoming_[1] << 16 | incoming_[2] << 8 | incoming_[3];
+    const std::size_t size =
+        std::size_t(incoming_[0]) << 24 | incoming_[1] << 16 | incoming_[2] << 8 | incoming_[3];
+    if (size > std::size_t(1) << 30) throw Refused("the other side sent what no bridge sends");
+    return size;
   }
 
   int fd_ = -1;

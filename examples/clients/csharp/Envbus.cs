@@ -432,7 +432,8 @@ namespace Envbus
             if (incoming.Length == 4)
             {
                 int size = incoming[0] << 24 | incoming[1] << 16 | incoming[2] << 8 | incoming[3];
-                Array.Resize(ref incoming, checked(4 + size));
+                if (size < 0 || size > 1 << 30) throw new RefusedException("the other side sent what no bridge sends");
+                Array.Resize(ref incoming, 4 + size);
             }
             Fill(deadline);
             var message = new byte[incoming.Length - 4];

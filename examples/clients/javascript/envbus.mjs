@@ -5,6 +5,7 @@
 // 11, is what it speaks.
 
 const REQUEST = 0, REPLY = 1, FAILURE = 2, NOTICE = 3
+const MAX_BYTES = 2 ** 30 // of a message from a bridge
 
 // --- errors ----------------------------------------------------------------------------------
 
@@ -207,7 +208,13 @@ export class Client {
     let mine = null
     // A connection that was given up may still bring what was under way in it.
     const onLost = (why) => { if (mine === this.#carriage) this.#onLost(why) }
-    const onMessage = (data) => { if (mine === this.#carriage) this.#take(data) }
+    const onMessage = (data) => {
+      if (mine !== this.#carriage) return
+      try { this.#take(data) } catch (error) { // thrown on, it would end the whole program
+        this.#complaint = new RefusedError(`${this.#url.host} sent what cannot be read: ${error.message}`)
+        this.#carriage.close()
+      }
+    }
     const opening = openCarriage(this.#url, this.#WebSocket, onMessage, onLost)
     this.#carriage = mine = await before(deadline, opening, `nobody answers at ${this.#url.host}`)
     if (this.#token) this.#notify("Token", { token: this.#token })
@@ -234,6 +241,7 @@ export class Client {
   }
 
   #take(data) {
+    if (!data) throw new EnvbusError(`a message of over ${MAX_BYTES} bytes`)
     const [header, payload] = decode(data).map((frame) => decode(frame))
     const [, kind, id, type] = header
     if (kind === NOTICE && type === "Shutdown") return this.#carriage.close()
@@ -353,6 +361,7 @@ async function openTcp(url, onMessage, onLost) {
     rest = rest.length ? Buffer.concat([rest, data]) : data
     while (rest.length >= 4) {
       const end = 4 + new DataView(rest.buffer, rest.byteOffset).getUint32(0)
+      if (end > 4 + MAX_BYTES) return onMessage(null)
       if (rest.length < end) break
       onMessage(rest.subarray(4, end))
       rest = rest.subarray(end)
@@ -375,7 +384,8 @@ async function openTcp(url, onMessage, onLost) {
       socket.uncork()
     }
     socket.on(secure ? "secureConnect" : "connect", () => {
-      resolve({ send, close: () => socket.end() })
+      // Not `end`: who does not close its side in turn would keep the program from ending.
+      resolve({ send, close: () => socket.destroySoon() })
     })
   })
 }

@@ -40,7 +40,7 @@ from envbus.bus.messages import (
     Shutdown,
     Welcome,
 )
-from envbus.bus.serve import HELLO_ID
+from envbus.bus.peer_session import HELLO_ID
 
 WELCOME = Welcome(lease=8.0, max_message_bytes=1 << 20)
 
@@ -184,6 +184,27 @@ def test_x_14_a_lost_session_fails_what_belonged_to_it_and_begins_anew(talk: Tal
     talk.hear(again, joined("new"))
     assert talk.core.session == "new"
     assert [number for _, number in talk.sent()] == [start.request_id, waiting.request_id]
+
+
+def test_a_lost_session_is_a_refusal_for_who_names_none() -> None:
+    talk = Talk()
+    talk.tick(1.0)
+    talk.hear(HELLO_ID, WELCOME)
+    ((_, join),) = talk.sent()
+    talk.hear(join, SessionLostError("gone").failed())
+    assert talk.sent() == [], "it would go on for as long as the bridge says so"
+    assert isinstance(talk.core.refused, SessionLostError)
+
+
+def test_each_hello_has_one_welcome() -> None:
+    talk = Talk()
+    assert ("Hello", HELLO_ID) in talk.tick(1.0)
+    for _ in range(3):
+        talk.hear(HELLO_ID, WELCOME)
+    ((kind, join),) = talk.sent()
+    assert kind == "JoinBridge"
+    talk.hear(join, joined())
+    assert talk.core.ready
 
 
 def test_one_that_the_broker_forgot_says_hello_and_asks_again(talk: Talk) -> None:

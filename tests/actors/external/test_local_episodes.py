@@ -15,18 +15,21 @@ from envbus.actors.external.errors import (
     EpisodeNotFoundError,
     RefusedError,
 )
-from envbus.actors.external.fragments import Fragments
-from envbus.actors.external.local_episodes import Ask, LocalEpisodes, Wait, Work
-from envbus.actors.external.local_policy import LocalPolicy
+from envbus.actors.external.local_episodes import Ask, Choose, LocalEpisodes, Wait, Work
+from envbus.actors.external.local_policy import LocalSettings
 from envbus.actors.external.protocol import (
     BridgeJoined,
     EndEpisode,
     FragmentLogged,
+    GetAction,
     GetModel,
+    LogAction,
     LogFragment,
+    LogReturns,
     Model,
+    StartEpisode,
 )
-from envbus.actors.external.verbs import Verbs
+from envbus.actors.external.verbs import ClientState, EpisodeRequest
 from envbus.bus.errors import ClosedError, ConfigError, PeerLostError, RequestTimeoutError
 
 BOX, MANY = spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(100)
@@ -50,17 +53,18 @@ class Constant:
 class Job:
     """Work, and what it wants now."""
 
-    def __init__(self, work: Work[None]) -> None:
+    def __init__(self, work: Work[Any]) -> None:
         self._work = work
         self.error: Exception | None = None
-        self.wants: Ask | Wait | None = None
+        self.wants: Ask | Choose | Wait | None = None
+        self.returned: Any = None
         self.resume(lambda: work.send(None))
 
     def resume(self, step: Any) -> None:
         try:
             self.wants = step()
-        except StopIteration:
-            self.wants = None
+        except StopIteration as stop:
+            self.wants, self.returned = None, stop.value
         except Exception as exc:
             self.wants, self.error = None, exc
 
@@ -84,30 +88,24 @@ class Job:
 class Client:
     """Episodes whose first weights, of version 3, have come; "e" has begun."""
 
-    def __init__(self, length: int = 2) -> None:
+    def __init__(self, length: int = 2, space: spaces.Box = BOX) -> None:
         self.now = 0.0
+        self.space = space
         self.changes = 0
-        self.verbs = Verbs(None, None, "sim")
+        self.state = ClientState(None, None, "sim")
         self.join("e")
-        self.episodes = LocalEpisodes(
-            self.verbs,
-            LocalPolicy(Constant(), BOX, MANY),
-            "p",
-            Fragments("p", length, 100, multi_agent=False),
-            10.0,
-            5.0,
-            lambda: self.now,
-        )
+        settings = LocalSettings(fragment_length=length, max_unsent=100)
+        self.episodes = LocalEpisodes(self.state, Constant(), settings, 10.0, 5.0, lambda: self.now)
         self.episodes.changed = self.change
         self.starting = Job(self.episodes.start())
         self.starting.go_on(model(3, 7))
-        self.episodes.begin("e")
+        self.begin("e")
 
     def change(self) -> None:
         self.changes += 1
 
     def join(self, *episodes: str) -> None:
-        observation_space, action_space = Agreement(BOX, MANY).wire
+        observation_space, action_space = Agreement(self.space, MANY).wire
         joined = BridgeJoined(
             observation_space=observation_space,
             action_space=action_space,
@@ -118,18 +116,31 @@ class Client:
             inference=["client"],
             episodes=list(episodes),
         )
-        self.verbs.on_joined(joined)
+        self.state.on_joined(joined)
+
+    def begin(self, episode_id: str) -> None:
+        start = Job(self.episodes.perform(StartEpisode(episode_id=episode_id), 5.0))
+        assert start.asks.episode_id == episode_id
+        start.go_on(episode_id)
 
     def act(self, episode_id: str = "e") -> int:
-        taken = self.episodes.observe(episode_id, OBSERVATION)
-        chosen = self.episodes.choose(episode_id, taken, self.episodes.take_fresh())
-        return int(self.episodes.act(episode_id, taken, chosen.action, chosen))
+        request = GetAction(episode_id=episode_id, observation=OBSERVATION)
+        verb = Job(self.episodes.perform(self.state.prepared(request), 5.0))
+        if verb.error is not None:
+            raise verb.error
+        assert isinstance(verb.wants, Choose)
+        verb.go_on(self.episodes.choose(verb.wants))
+        return int(verb.returned)
+
+    def perform(self, request: EpisodeRequest) -> None:
+        verb = Job(self.episodes.perform(request, 5.0))
+        assert (verb.wants, verb.error) == (None, None)
 
     def run(self) -> Job:
         return Job(self.episodes.run())
 
     def end(self, timeout: float = 5.0) -> Job:
-        return Job(self.episodes.end("e", END, timeout))
+        return Job(self.episodes.perform(END, timeout))
 
 
 def model(version: int, weight: int) -> Model:
@@ -141,6 +152,20 @@ def test_the_first_weights_choose() -> None:
     assert client.starting.wants is None
     assert client.starting.error is None
     assert (client.act(), client.episodes.policy_version) == (7, 3)
+
+
+def test_a_simulator_may_write_in_its_arrays_while_steps_wait() -> None:
+    client = Client(length=1, space=spaces.Box(-1.0, 1.0, (100,)))
+    seen, told = np.zeros(100, np.float32), {"picture": np.zeros(100)}
+    client.perform(LogAction(episode_id="e", observation=seen, action=1))
+    client.perform(LogReturns(episode_id="e", reward=0.0, info=told))
+    client.perform(LogAction(episode_id="e", observation=seen, action=1))
+    seen[:] = told["picture"][:] = 1.0
+    run = client.run()
+    (first,) = run.asks.steps
+    run.go_on(FragmentLogged())
+    (second,) = run.asks.steps
+    assert not any(array.any() for array in (first.observation, second.info["picture"]))
 
 
 def test_a_bridge_without_models_refuses_the_client() -> None:
@@ -230,7 +255,7 @@ def test_what_a_lost_bridge_did_not_get_is_sent_again_and_who_ends_is_told() -> 
 
 def test_what_the_bridge_refuses_is_given_up_and_the_others_go_on() -> None:
     client = Client(length=1)
-    client.episodes.begin("f")
+    client.begin("f")
     client.act("e")
     client.act("f")
     run = client.run()

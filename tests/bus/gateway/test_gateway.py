@@ -45,6 +45,7 @@ from tests.bus.gateway.bus import (
     welcome,
 )
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
+from tests.descriptors import no_more_files
 from tests.integration.nursery_children import Driver, is_alive, wait_until
 
 AnyClient = TcpClient | WebSocketClient
@@ -444,6 +445,25 @@ def test_a_gateway_that_hangs_again_and_again_is_given_up(tmp_path: Path) -> Non
                 wait_until(lambda: gateway.check() or gateway.restarts == 1, "a restart")
         with pytest.raises(RestartLimitError, match=r"after 1 restarts in a row.*: a hang"):
             wait_until(gateway.check, "it is given up")
+
+
+def test_a_gateway_whose_owner_may_open_no_more_files_is_not_taken_for_hung(
+    tmp_path: Path,
+) -> None:
+    with Bus(tmp_path, hang_timeout=0.5) as bus, client_of(bus, "tcp") as client:
+        joined(bus, client, "sim-1")
+        with no_more_files():  # as strangers at the broker's own endpoint can bring it about
+            signs = bus.gateway._next_parcel
+            bus.until(lambda: bus.gateway._next_parcel > signs + 2, "signs of life")
+        assert bus.gateway.restarts == 0
+
+
+def test_a_gateway_that_cannot_be_started_again_at_once_is_later(bus: Bus) -> None:
+    os.kill(bus.gateway.pid, signal.SIGKILL)
+    with no_more_files():
+        bus.until(lambda: bus.gateway.restarts > 1, "a second try")
+    with client_of(bus, "tcp") as client:
+        joined(bus, client, "sim-1")
 
 
 def test_a_client_that_is_gone_unnoticed_keeps_no_word_from_the_others(tmp_path: Path) -> None:

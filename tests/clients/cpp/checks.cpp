@@ -166,6 +166,22 @@ void refused(const char* host, int port, envbus::Options options) {
   rejected<envbus::ConnectionLost>([&] { Client("no.such.host.invalid", port, options); });
 }
 
+// Who is there sends what cannot be read, and leaves the connection open.
+void nonsense(const char* host, int port, envbus::Options options) {
+  rejected<envbus::ValueError>([&] { Client(host, port, options); });
+}
+
+// Who is there announces 4 GB and sends without end.
+void huge(const char* host, int port, envbus::Options options) {
+  rejected<envbus::Refused>([&] { Client(host, port, options); });
+}
+
+// Who is there sends late answers without end.
+void flood(const char* host, int port, envbus::Options options) {
+  options.timeout = 0.2;
+  rejected<envbus::TimeoutError>([&] { Client(host, port, options); });
+}
+
 void messagepack() {
   const std::int64_t smallest = std::int64_t(1) << 63;
   Map large;
@@ -203,6 +219,9 @@ int main(int, char** argv) try {
   else if (what == "replaced") replaced(host, port, options);
   else if (what == "large") large(host, port, options);
   else if (what == "refused") refused(host, port, options);
+  else if (what == "nonsense") nonsense(host, port, options);
+  else if (what == "huge") huge(host, port, options);
+  else if (what == "flood") flood(host, port, options);
   else if (what == "messagepack") messagepack();
   else throw std::logic_error("there is no check " + what);
   std::cout << "passed: " << what << std::endl;

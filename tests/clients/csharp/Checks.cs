@@ -211,6 +211,25 @@ static class Checks
         Rejected<RefusedException>(() => new Client(host, port, options));
     }
 
+    // Who is there sends what cannot be read, and leaves the connection open.
+    static void Nonsense(string host, int port, Options options)
+    {
+        Rejected<EnvbusException>(() => new Client(host, port, options));
+    }
+
+    // Who is there announces 4 GB and sends without end.
+    static void Huge(string host, int port, Options options)
+    {
+        Rejected<RefusedException>(() => new Client(host, port, options));
+    }
+
+    // Who is there sends late answers without end.
+    static void Flood(string host, int port, Options options)
+    {
+        options.Timeout = TimeSpan.FromSeconds(0.2);
+        Rejected<AnswerTimeoutException>(() => new Client(host, port, options));
+    }
+
     static void Messages()
     {
         var values = new object[] {
@@ -251,6 +270,9 @@ static class Checks
             case "large": Large(args[0], port, options); break;
             case "refused": Refused(args[0], port, options); break;
             case "untrusted": Untrusted(args[0], port, options); break;
+            case "nonsense": Nonsense(args[0], port, options); break;
+            case "huge": Huge(args[0], port, options); break;
+            case "flood": Flood(args[0], port, options); break;
             case "messagepack": Messages(); break;
             default: throw new ArgumentException(args[2]);
         }

@@ -155,6 +155,22 @@ const checks = {
     client.close()
   },
 
+  // Who is there sends what cannot be read, and leaves the connection open: the program ends all the same.
+  async nonsense() {
+    await assert.rejects(bus.Client.connect(url), (error) =>
+      error instanceof bus.RefusedError && /sent what cannot be read/.test(error.message))
+  },
+
+  // Who is there announces 4 GB and sends without end.
+  async huge() {
+    await assert.rejects(bus.Client.connect(url), bus.RefusedError)
+  },
+
+  // Who is there sends late answers without end.
+  async flood() {
+    await assert.rejects(bus.Client.connect(url, { timeout: 200 }), bus.ConnectionLostError)
+  },
+
   // Without NODE_EXTRA_CA_CERTS; nothing is waited for.
   async untrusted() {
     await assert.rejects(bus.Client.connect(url, { token }), bus.RefusedError)

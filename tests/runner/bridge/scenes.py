@@ -10,6 +10,7 @@ from envbus.actors.external.protocol import EpisodeStarted
 from envbus.bus.messages import Failed
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.bridge.episodes import Episodes
+from envbus.runner.bridge.results import Record
 from envbus.runner.bridge.vocabulary import (
     Act,
     Answer,
@@ -23,7 +24,6 @@ from envbus.runner.bridge.vocabulary import (
     Join,
     LogReward,
     LogStep,
-    Record,
     Refuse,
     Start,
     Tick,
@@ -86,7 +86,7 @@ class Scene:
 
     def ask(self, episode: str, observation: Any, peer: bytes = A, timeout: float = 10.0) -> int:
         number = self.number(peer)
-        assert self.do(Ask(peer, number, episode, by_agent(observation), timeout)) is None
+        assert self.do(Ask(peer, number, episode, by_agent(observation), timeout=timeout)) is None
         return number
 
     def log(self, episode: str, observation: Any, action: Any, peer: bytes = A) -> Effect | None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envbus.runner.bridge.vocabulary import (
-    Ask,
-    Confirm,
-    Start,
-)
+from envbus.runner.bridge.vocabulary import Ask, Confirm, Start
 from tests.runner.bridge.scenes import A, Scene, action_of, by_agent, refusal
 
 B = b"b"
@@ -24,7 +20,7 @@ def test_x_01_an_id_is_made_up_or_taken_once_and_strange_ones_are_refused() -> N
     once_more = scene.do(Start(A, scene.number(A), "mine"))
     assert refusal(once_more) == "EpisodeFinished: Episode mine has already completed."
     for effect in (
-        scene.do(Ask(A, 100, "no", by_agent(1), 1.0)),
+        scene.do(Ask(A, 100, "no", by_agent(1), timeout=1.0)),
         scene.log("no", 1, 2),
         scene.reward("no", 1.0),
         scene.end("no", 1)[0],

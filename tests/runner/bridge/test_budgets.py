@@ -29,11 +29,11 @@ AGENT = "agent0"
 def reward(scene: Scene, peer: bytes, episode: str, size: int, value: float = 1.0) -> Any:
     info = {AGENT: {"k": "v"}}
     number = scene.number(peer)
-    return scene.do(LogReward(peer, number, episode, {AGENT: value}, info, {}, {}, size))
+    return scene.do(LogReward(peer, number, episode, {AGENT: value}, info, {}, {}, size=size))
 
 
 def step(scene: Scene, peer: bytes, episode: str, size: int) -> Any:
-    return scene.do(LogStep(peer, scene.number(peer), episode, {AGENT: 0}, {AGENT: 0}, size))
+    return scene.do(LogStep(peer, scene.number(peer), episode, {AGENT: 0}, {AGENT: 0}, size=size))
 
 
 def start(scene: Scene, peer: bytes, episode: str) -> Any:
@@ -42,7 +42,7 @@ def start(scene: Scene, peer: bytes, episode: str) -> Any:
 
 def end(scene: Scene, peer: bytes, episode: str, size: int) -> Any:
     flags = {AGENT: True, "__all__": True}, {AGENT: False, "__all__": False}
-    return scene.do(End(peer, scene.number(peer), episode, {AGENT: 0}, *flags, size))
+    return scene.do(End(peer, scene.number(peer), episode, {AGENT: 0}, *flags, size=size))
 
 
 def over_budget(effect: Any) -> str:
@@ -111,7 +111,7 @@ def test_what_nothing_is_kept_of_does_not_count() -> None:
     start(scene, A, "a")
     for _ in range(20):  # the runner is away, and each request for an action ends by its time
         number = scene.number(A)
-        assert scene.do(Ask(A, number, "a", {AGENT: 0}, 1.0, 4000)) is None
+        assert scene.do(Ask(A, number, "a", {AGENT: 0}, timeout=1.0, size=4000)) is None
         scene.now += 1.0
         assert isinstance(scene.do(Tick()), Refuse)
     for number in range(20):

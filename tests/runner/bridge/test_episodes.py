@@ -37,7 +37,7 @@ def test_the_newest_call_of_an_episode_counts_and_the_waiting_one_is_told() -> N
     scene = Scene()
     scene.start("e")
     first = scene.ask("e", "o0")
-    (effect,) = scene.all(Ask(A, 50, "e", by_agent("o1"), 10.0))
+    (effect,) = scene.all(Ask(A, 50, "e", by_agent("o1"), timeout=10.0))
     assert isinstance(effect, Refuse)
     assert effect.request_id == first
     assert refusal(effect).startswith("EpisodeBusy")
@@ -88,15 +88,17 @@ def test_an_action_of_which_the_client_says_that_it_had_given_up_before_was_not_
     scene.take()
     scene.choose("e", 1)
     scene.do(LogReward(A, 50, "e", by_agent(5.0), {}, {}, {}, not_taken=given_up))
-    scene.do(Ask(A, 51, "e", by_agent("o2"), 10.0, not_taken=given_up))
+    scene.do(Ask(A, 51, "e", by_agent("o2"), timeout=10.0, not_taken=given_up))
     record = scene.take()["e"]
     assert record.unacted
     assert record.content["rewards"] == by_agent(5.0)
     assert action_of(scene.choose("e", 2)) == (A, 51, 2)
-    scene.do(Ask(A, 52, "e", by_agent("o3"), 10.0, not_taken=given_up))  # not told: none since
+    scene.do(
+        Ask(A, 52, "e", by_agent("o3"), timeout=10.0, not_taken=given_up)
+    )  # not told: none since
     assert scene.take()["e"].unacted
     scene.choose("e", 3)
-    scene.do(Ask(A, 53, "e", by_agent("o4"), 10.0))
+    scene.do(Ask(A, 53, "e", by_agent("o4"), timeout=10.0))
     assert not scene.take()["e"].unacted
     scene.choose("e", 4)
     flags = [by_agent(True) | {"__all__": True}, by_agent(False) | {"__all__": False}]
@@ -109,14 +111,14 @@ def test_no_row_goes_on_over_an_observation_that_never_came() -> None:
     scene = Scene()
     scene.start("e")
     scene.do(LogReward(A, 10, "e", by_agent(1.0), {}, {}, {}, not_taken=9))
-    scene.do(Ask(A, 11, "e", by_agent("o0"), 10.0))
+    scene.do(Ask(A, 11, "e", by_agent("o0"), timeout=10.0))
     assert not scene.take()["e"].unacted  # the first: there is no row before it
     scene.choose("e", 0)
     scene.do(LogReward(A, 13, "e", by_agent(1.0), {}, {}, {}, not_taken=12))
-    scene.do(Ask(A, 14, "e", by_agent("o2"), 10.0, not_taken=12))
+    scene.do(Ask(A, 14, "e", by_agent("o2"), timeout=10.0, not_taken=12))
     assert scene.take()["e"].unacted
     scene.choose("e", 2)
-    scene.do(Ask(A, 15, "e", by_agent("o3"), 10.0))
+    scene.do(Ask(A, 15, "e", by_agent("o3"), timeout=10.0))
     assert not scene.take()["e"].unacted
     assert scene.episodes.statistics().dropped_actions == 0
 
@@ -191,9 +193,9 @@ def test_x_19_who_waits_is_told_why_there_is_no_action_and_may_ask_again() -> No
 def test_an_id_is_refused_that_another_request_had_or_whose_answer_is_forgotten() -> None:
     scene = Scene(max_answers=3)
     scene.start("e")
-    ask = Ask(A, 10, "e", by_agent("o0"), 10.0, digest=1)
+    ask = Ask(A, 10, "e", by_agent("o0"), timeout=10.0, digest=1)
     assert scene.do(ask) is None
-    other = Ask(A, 10, "e", by_agent("o1"), 10.0, digest=2)
+    other = Ask(A, 10, "e", by_agent("o1"), timeout=10.0, digest=2)
     told = refusal(scene.do(other))  # also while the first one waits
     assert told.startswith("RequestIdUsed: request id 10 came before")
     scene.take()
@@ -209,7 +211,7 @@ def test_an_id_is_refused_that_another_request_had_or_whose_answer_is_forgotten(
 
 def test_a_request_that_was_refused_may_be_tried_again_under_its_id() -> None:
     scene = Scene()
-    early = Ask(A, 10, "e", by_agent("o0"), 10.0, digest=1)
+    early = Ask(A, 10, "e", by_agent("o0"), timeout=10.0, digest=1)
     assert refusal(scene.do(early)).startswith("EpisodeNotFound")
     scene.start("e")
     assert scene.do(early) is None
@@ -224,7 +226,7 @@ def test_x_18_a_request_that_comes_again_is_answered_again_and_not_done_again() 
     assert scene.do(log) == first == Answer(A, 70, Logged())
     reward = LogReward(A, 71, "e", by_agent(1.0), {}, {}, {})
     assert scene.do(reward) == scene.do(reward)
-    ask = Ask(A, 72, "e", by_agent("o1"), 10.0)
+    ask = Ask(A, 72, "e", by_agent("o1"), timeout=10.0)
     assert scene.do(ask) is None
     assert scene.do(ask) is None
     assert scene.seen("e") == ("o0", 0.0)
@@ -311,7 +313,7 @@ def test_x_14_a_client_that_comes_back_in_time_goes_on() -> None:
     scene.tick(29.0)
     scene.numbers[B] = scene.numbers[A]  # it goes on counting
     assert scene.join(B, scene.sessions[A]) == scene.sessions[A]
-    again = scene.do(Ask(B, number, "e", by_agent("o0"), 10.0))
+    again = scene.do(Ask(B, number, "e", by_agent("o0"), timeout=10.0))
     assert action_of(again) == (B, number, 5)
     assert scene.tick(100.0) == []
     scene.reward("e", 1.0, peer=B)
@@ -328,7 +330,9 @@ def test_x_14_one_that_counts_anew_is_not_told_what_its_former_self_was() -> Non
     scene.take()
     scene.lose()
     assert scene.join(B, scene.sessions[A]) == scene.sessions[A]  # its numbers begin with 1
-    assert scene.do(Ask(B, 2, "e", by_agent("o1"), 10.0)) is None  # what A's 2 was, it is not
+    assert (
+        scene.do(Ask(B, 2, "e", by_agent("o1"), timeout=10.0)) is None
+    )  # what A's 2 was, it is not
     assert scene.take()["e"].unacted
 
 

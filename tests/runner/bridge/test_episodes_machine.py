@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from envbus.bus.messages import Failed, FailureCode
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.bridge.episodes import Episodes
+from envbus.runner.bridge.results import Record
 from envbus.runner.bridge.vocabulary import (
     Act,
     Answer,
@@ -25,7 +26,6 @@ from envbus.runner.bridge.vocabulary import (
     Join,
     LogReward,
     LogStep,
-    Record,
     Refuse,
     Start,
     Tick,
@@ -103,7 +103,8 @@ class EpisodesMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS, name=NAMES, timeout=st.sampled_from([1.0, 8.0]))
     def ask(self, client: str, name: str, timeout: float) -> None:
         seen = next(self.observations)
-        event = self.request(Ask, client, self.id(client, name), {DUMMY_AGENT: seen}, timeout)
+        episode = self.id(client, name)
+        event = self.request(Ask, client, episode, {DUMMY_AGENT: seen}, timeout=timeout)
         self.asked[client, event.request_id] = seen
         self.do(event)
 
@@ -211,8 +212,8 @@ class EpisodesMachine(RuleBasedStateMachine):
     def id(self, client: str, name: str) -> str:
         return self.ids.get((client, name), "none")
 
-    def request(self, kind: Any, client: str, *rest: Any) -> Any:
-        return kind(self.peer(client), next(self.numbers[client]), *rest)
+    def request(self, kind: Any, client: str, *rest: Any, **more: Any) -> Any:
+        return kind(self.peer(client), next(self.numbers[client]), *rest, **more)
 
     def do(self, event: Any) -> list[Effect]:
         effects = self.episodes.handle(event, self.now)

@@ -12,12 +12,12 @@ from envbus.actors.external.protocol import BridgeJoined, GetModel, JoinBridge, 
 from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.codec import decode, decode_header, encode, encode_header
-from envbus.bus.memory_transport import MemoryNetwork, MemoryPeer
 from envbus.bus.messages import PROTOCOL_VERSION, Failed, FailureCode, Header, Hello, Kind, Payload
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.models import Models
 from envbus.runner.bridge.reception import Reception
 from envbus.runner.bridge.vocabulary import EpisodeLimits
+from tests.bus.memory_transport import MemoryNetwork, MemoryPeer
 
 
 class FragileModels(Models):

@@ -38,7 +38,9 @@ def event(payload: Payload, agreement: Agreement = ONE, ttl: float = 5.0) -> Any
 
 def test_verbs_of_one_agent_are_sorted_under_its_name() -> None:
     start = event(StartEpisode(episode_id="e", training_enabled=False))
-    assert start == Start(b"p", 7, "e", False, start.digest)
+    assert isinstance(start, Start)
+    assert (start.peer, start.request_id) == (b"p", 7)
+    assert (start.episode_id, start.training_enabled) == ("e", False)
     ask = event(GetAction(episode_id="e", observation=[0.5]))
     assert isinstance(ask, Ask)
     assert ask.timeout == 5.0
@@ -49,8 +51,9 @@ def test_verbs_of_one_agent_are_sorted_under_its_name() -> None:
     assert step.timeout == 5.0
     reward = event(LogReturns(episode_id="e", reward=2, info=Tree({"a": (1, 2)})))
     info = {"agent0": {"a": (1, 2)}}
-    rest = {}, {}, reward.size, reward.digest
-    assert reward == LogReward(b"p", 7, "e", {"agent0": 2.0}, info, *rest)
+    assert isinstance(reward, LogReward)
+    assert (reward.rewards, reward.infos) == ({"agent0": 2.0}, info)
+    assert (reward.terminateds, reward.truncateds) == ({}, {})
     assert 20 < reward.size < 600
     assert event(LogReturns(episode_id="e", reward=np.float32(0.5))).rewards == {"agent0": 0.5}
 

@@ -28,7 +28,7 @@ def result(
     untrained: bool = False,
 ) -> BridgeResult:
     """What a poll returns of one episode `e`."""
-    made = BridgeResult.empty()
+    made = BridgeResult.of([])
     seen = {agent: np.array([number], np.float32) for agent, number in observations.items()}
     made.observations["e"] = seen
     made.rewards["e"] = dict.fromkeys(seen, reward)
@@ -130,7 +130,7 @@ def test_an_episode_without_a_step_has_no_rows() -> None:
 def test_an_episode_of_a_lost_client_is_dropped() -> None:
     recording = Recording(ONE)
     recording.take(result({DUMMY_AGENT: 1}))
-    lost = BridgeResult.empty()
+    lost = BridgeResult.of([])
     lost.ended.append("e")
     assert recording.take(lost) == {}
     assert recording.num_running == 0
