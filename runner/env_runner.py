@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from gymnasium import Space
@@ -496,15 +495,10 @@ class EnvRunner(StaysHere):
     def __enter__(self) -> EnvRunner:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, *_: object) -> None:
         self._end_serving()
         self._finish_videos()
-        self._envs.close(terminate=exc is not None)
+        self._envs.close(terminate=exc_type is not None)
 
     # --- private -----------------------------------------------------------------------------
 

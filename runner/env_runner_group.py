@@ -11,7 +11,6 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 from gymnasium import Space
@@ -562,13 +561,8 @@ class EnvRunnerGroup(StaysHere):
     def __enter__(self) -> EnvRunnerGroup:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.stop(terminate=exc is not None)
+    def __exit__(self, exc_type: object, *_: object) -> None:
+        self.stop(terminate=exc_type is not None)
 
     # --- private -----------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 import cloudpickle
@@ -253,12 +252,7 @@ class PolicyWorkers(StaysHere):
     def __enter__(self) -> PolicyWorkers:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

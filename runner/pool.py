@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 import gymnasium
@@ -611,13 +610,8 @@ class ActorPool(StaysHere):
     def __enter__(self) -> ActorPool:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close(terminate=exc is not None)
+    def __exit__(self, exc_type: object, *_: object) -> None:
+        self.close(terminate=exc_type is not None)
 
     def __repr__(self) -> str:
         if self.closed:

@@ -5,8 +5,6 @@ Progress goes to standard error, so that standard output holds the result only.
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -52,12 +50,7 @@ class ProgressLine:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

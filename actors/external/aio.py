@@ -11,7 +11,6 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from envbus.actors.external.agreement import SpaceLike
@@ -276,12 +275,7 @@ class AsyncExternalEnvClient:
         await self.connect()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
     def _tell_of_patience(self) -> None:

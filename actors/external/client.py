@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from envbus.actors.external.agreement import SpaceLike
@@ -193,12 +192,7 @@ class ExternalEnvClient(StaysHere, SimulatorVerbs):
     def __enter__(self) -> ExternalEnvClient:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -5,8 +5,6 @@ Drawn when the server's loop says so, by no thread of its own. Leaves out where 
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
@@ -44,12 +42,7 @@ class ServerTable:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self._live is not None:
             self._live.stop()
 

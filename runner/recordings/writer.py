@@ -20,7 +20,6 @@ import time
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -168,12 +167,7 @@ class EpisodeWriter:
     def __enter__(self) -> EpisodeWriter:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _append(self, tables: Mapping[_Key, pa.Table]) -> None:
