@@ -31,12 +31,12 @@ class Arena:
 
     def __init__(self, fd: int, size: int) -> None:
         self.size = size
-        self._fd = fd
         self._map: mmap.mmap | None = mmap.mmap(fd, size)
         # Through an array, which holds on to the mapping: of a plain memoryview `np.ndarray` only
         # remembers whose it is, and the mapping could be closed under its feet.
         memory: Any = np.frombuffer(self._map, np.uint8)
         self._buffer: memoryview | None = memoryview(memory)
+        self._fd = fd  # last: what could not be mapped has nothing to close
 
     @classmethod
     def create(cls, size: int) -> Arena:

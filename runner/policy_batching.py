@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -141,12 +141,6 @@ class Batcher(Generic[R]):
             self._first_deadline = deadline
         return True
 
-    def requests(self) -> Iterator[R]:
-        """Return those that wait, as far as rows of them were not given out."""
-        for queue in self._queues.values():
-            for waiting in queue.waiting:
-                yield waiting.request
-
     def next_batch(self, now: float) -> Batch[R] | None:
         """Return a batch that is due, its rows taken out, or None."""
         if not self.rows_waiting:
@@ -168,30 +162,14 @@ class Batcher(Generic[R]):
         )
 
     def expire(self, now: float) -> list[R]:
-        """Take out the requests whose deadlines have passed, and return them.
-
-        One of which rows were given out already stays: its other rows may as well be computed.
-        """
+        """Take out the requests whose deadlines have passed, and return them."""
         if now < self._first_deadline:
             return []
-        expired: list[R] = []
-        for queue in self._queues.values():
-            if all(one.deadline > now or one.next_row for one in queue.waiting):
-                continue
-            kept: deque[_Waiting[R]] = deque()
-            for one in queue.waiting:
-                if one.deadline > now or one.next_row:
-                    kept.append(one)
-                else:
-                    expired.append(one.request)
-                    queue.rows -= one.num_rows
-                    self.rows_waiting -= one.num_rows
-            queue.waiting = kept
-        self._first_deadline = min(
-            (one.deadline for queue in self._queues.values() for one in queue.waiting),
-            default=math.inf,
-        )
-        return expired
+        return self._take_out(lambda one: one.deadline <= now)
+
+    def drop(self, is_over: Callable[[R], bool]) -> None:
+        """Take out the requests that are over, as far as rows of them were not given out."""
+        self._take_out(lambda one: is_over(one.request))
 
     def observe(self, key: Hashable, seconds: float) -> None:
         """Take in how long a batch of `key` took."""
@@ -211,6 +189,26 @@ class Batcher(Generic[R]):
             )
             total += rows
         expect(total == self.rows_waiting, f"{total} rows wait, not {self.rows_waiting}")
+
+    def _take_out(self, is_wanted: Callable[[_Waiting[R]], bool]) -> list[R]:
+        found: list[R] = []
+        for queue in self._queues.values():
+            if not any(map(is_wanted, queue.waiting)):
+                continue
+            kept: deque[_Waiting[R]] = deque()
+            for one in queue.waiting:
+                if is_wanted(one):
+                    found.append(one.request)
+                    queue.rows -= one.num_rows - one.next_row
+                    self.rows_waiting -= one.num_rows - one.next_row
+                else:
+                    kept.append(one)
+            queue.waiting = kept
+        self._first_deadline = min(
+            (one.deadline for queue in self._queues.values() for one in queue.waiting),
+            default=math.inf,
+        )
+        return found
 
     def _due_at(self, queue: _Queue[R]) -> float:
         config = self._config

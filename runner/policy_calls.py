@@ -49,8 +49,6 @@ class _Call(msgspec.Struct, eq=False):
     arrived: float
     #: To its first pieces.
     answers: list[Answer] = msgspec.field(default_factory=list)
-    #: Nobody waits for its answer, or it has one: that it failed.
-    is_over: bool = False
 
 
 class SharedRows:
@@ -84,10 +82,10 @@ class SharedRows:
             arena.close()  # now: later the number of its descriptor may be another file's
             raise
 
-    def check(self, rows: npt.NDArray[np.int64] | None) -> None:
-        """Raise ProtocolError for rows that are not there."""
-        if rows is None or rows.ndim != 1 or not len(rows):
-            raise ProtocolError("which of the shared rows?")
+    def check(self, rows: npt.NDArray[np.int64] | None, num_rows: int) -> None:
+        """Raise ProtocolError for rows that are not there, or not so many."""
+        if rows is None or rows.shape != (num_rows,):
+            raise ProtocolError(f"which {num_rows} of the shared rows?")
         if rows.min() < 0 or rows.max() >= self._num_rows:
             raise ProtocolError(f"there are {self._num_rows} shared rows, and not all of {rows}")
 
@@ -164,9 +162,7 @@ class Calls:
     def forget(self, asker: bytes) -> None:
         """An asker is gone: nobody waits for its answers."""
         self._unshare(asker.decode(errors="replace"))
-        for call in self._batcher.requests():
-            if call.asker == asker:
-                call.is_over = True
+        self._batcher.drop(lambda call: call.asker == asker)
 
     def _unshare(self, asker: str) -> None:
         for name in [name for name in self._shared if name.startswith(f"{asker}:")]:
@@ -178,13 +174,16 @@ class Calls:
             raise ProtocolError(f"a request has rows, not {request.num_rows}")
         states = form_of(request.states.value, request.num_rows, "states")
         if request.listed:
+            listed = request.observations.value
+            if not isinstance(listed, list) or len(listed) != request.num_rows:
+                raise ProtocolError(f"observations are no list of {request.num_rows} rows")
             return "listed", states
         if not request.shared:
             return form_of(request.observations.value, request.num_rows, "observations"), states
         shared = self._shared.get(request.shared)
         if shared is None:
             raise ProtocolError(f"no rows were shared as {request.shared!r} with {self._worker}")
-        shared.check(request.rows)
+        shared.check(request.rows, request.num_rows)
         return shared.form, states
 
     # --- computing ---------------------------------------------------------------------------
@@ -200,10 +199,8 @@ class Calls:
         batch = batcher.next_batch(math.inf if hurry else now)
         if batch is None:
             return
-        pieces = [piece for piece in batch.pieces if not piece.request.is_over]
-        if pieces:
-            self._compute(pieces)
-            batcher.observe(batch.key, self._clock() - now)
+        self._compute(batch.pieces)
+        batcher.observe(batch.key, self._clock() - now)
 
     def _compute(self, pieces: Sequence[Piece[_Call]]) -> None:
         first = pieces[0].request
@@ -218,7 +215,8 @@ class Calls:
                 for piece in pieces:
                     self._compute([piece])
                 return
-            first.is_over = True
+            if pieces[0].stop < first.request.num_rows:
+                self._batcher.drop(lambda call: call is first)
             hosted.counting.failures += 1
             self._end(first.asker, first.header, describe(exc))
             return

@@ -144,11 +144,14 @@ class BatcherMachine(RuleBasedStateMachine):
     def expire(self) -> None:
         for request in self.batcher.expire(self.now):
             assert self.known[request][3] <= self.now
-            assert self.gone[request] == 0
             self._forget(request)
-        assert all(
-            known[3] > self.now or self.gone[request] for request, known in self.known.items()
-        )
+        assert all(known[3] > self.now for known in self.known.values())
+
+    @rule(remainder=st.integers(0, 2))
+    def drop(self, remainder: int) -> None:
+        self.batcher.drop(lambda request: request % 3 == remainder)
+        for request in [number for number in self.known if number % 3 == remainder]:
+            self._forget(request)
 
     @rule()
     def take(self) -> None:

@@ -123,6 +123,22 @@ def test_a_large_one_that_has_failed_is_computed_no_further() -> None:
     assert len(bench.ends) == 1
 
 
+def test_what_is_over_keeps_no_room_from_others() -> None:
+    """However many rows it has: these take no bytes."""
+    bench = Bench(max_batch=1, max_rows_waiting=2)
+    header = Header(PROTOCOL_VERSION, Kind.REQUEST, 1, "ChooseActions", LATER)
+    endless = request(np.zeros((2**40, 0), np.float32))
+    bench.calls.add(A, header, endless, bench.hosted)
+    bench.calls.compute(hurry=True)  # it has no first column: fails
+    assert bench.calls.rows_waiting == 0
+    bench.calls.add(A, header, endless, bench.hosted)
+    bench.calls.forget(A)
+    assert bench.calls.rows_waiting == 0
+    bench.ask(B, 1, 1)
+    bench.compute()
+    assert bench.actions() == {(B, 1): [2]}
+
+
 def test_what_exceeds_the_rows_that_may_wait_fails_at_once() -> None:
     bench = Bench(max_rows_waiting=2)
     bench.ask(A, 1, 1, 2)
@@ -171,6 +187,7 @@ def test_states_come_back_with_the_rows() -> None:
         ({"num_rows": 0}, "has rows"),
         ({"num_rows": 3}, "of 3 rows"),
         ({"observations": Tree(None), "shared": "x:1"}, "no rows were shared"),
+        ({"observations": Tree([1.0]), "listed": True}, "no list of 2 rows"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(fields: dict[str, Any], why: str) -> None:
