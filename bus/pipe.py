@@ -152,6 +152,18 @@ class Pipe:
         assert isinstance(fd, int)
         return fd
 
+    def has(self, number: int) -> bool:
+        """Return whether a parcel has come, without waiting.
+
+        Raises:
+            ClosedError: The other side is gone, and it did not come before.
+            TransportError: A parcel was lost.
+        """
+        self.drain()
+        if number not in self._stash and self._hung_up:
+            raise ClosedError(f"the other side of the pipe left before parcel {number} came")
+        return number in self._stash
+
     def drain(self) -> None:
         """Take in what has come, without waiting, so that the other side never has to.
 

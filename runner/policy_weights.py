@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from envbus.bus.errors import ClosedError, EnvbusError, ProtocolError, TransportError
+from envbus.bus.errors import ClosedError, EnvbusError, ProtocolError
 from envbus.bus.pipe import Pipe
 from envbus.runner.policies import Policy
 from envbus.runner.policy_counts import Counting
@@ -98,7 +98,11 @@ class HostedPolicies:
         return self._pipe.fileno()
 
     def take_weights(self) -> None:
-        """Take over the weights that have come; of each policy the latest."""
+        """Take over the weights that have come; of each policy the latest.
+
+        Raises:
+            SystemExit: Some were lost: no memory or descriptor is left for them, for example.
+        """
         pushes = self._received()
         latest = {pushed.policy_id: pushed for pushed in pushes}
         problems: dict[str, str] = {}
@@ -119,8 +123,7 @@ class HostedPolicies:
         """Return the weights that have come, after an answer to each other thing that has."""
         pushes: list[Pushed] = []
         try:
-            self._pipe.drain()
-            while True:
+            while self._pipe.has(self._next_parcel):
                 data = self._pipe.receive_bytes(self._next_parcel, 0.0)
                 self._next_parcel += 1
                 if not data:  # nothing more will come
@@ -133,6 +136,6 @@ class HostedPolicies:
                 pushes.append(Pushed(*pickle.loads(data)))  # noqa: S301 (our own pipe)
         except ClosedError:  # its owner is gone: so will it be at once
             self.is_over = True
-        except TransportError:
-            pass  # the next one did not come yet
+        except Exception as exc:  # they are lost: the next life of this worker is given them
+            raise SystemExit(f"weights that were pushed cannot be taken in: {exc!r}") from exc
         return pushes

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -110,3 +111,18 @@ def test_a_policy_that_is_not_here_is_refused_with_those_that_are(owner: Owner) 
     with pytest.raises(ProtocolError, match="'c' is here; there are: a, b"):
         owner.hosted["c"]
     assert list(owner.hosted) == ["a", "b"]
+
+
+def test_a_worker_that_lost_weights_leaves_rather_than_go_on_without(owner: Owner) -> None:
+    """It would wait for them for ever, and take over nothing that comes later."""
+    with open(os.devnull) as other:
+        owner.pipe.send_fd(owner.pipe.next_number(), other.fileno())
+    owner.push("a", 2, "later")
+    with pytest.raises(SystemExit, match="cannot be taken in"):
+        owner.hosted.take_weights()
+
+
+def test_a_worker_that_cannot_unpickle_weights_leaves(owner: Owner) -> None:
+    owner.send(b"no pickle")
+    with pytest.raises(SystemExit, match="cannot be taken in: UnpicklingError"):
+        owner.hosted.take_weights()
