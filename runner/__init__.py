@@ -10,7 +10,6 @@ if __name__ != "envbus.runner":
 from envbus.actors.renewal import RestartRequest
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
-from envbus.runner.action_connectors import ClipActions, FreezeActions, RescaleActions
 from envbus.runner.advantages import (
     add_gae,
     bootstrap_rows,
@@ -26,7 +25,18 @@ from envbus.runner.bridge.vocabulary import BridgeStatistics, EpisodeLimits
 from envbus.runner.callbacks import CallbackError, Callbacks
 from envbus.runner.client_policy import policy_from_weights
 from envbus.runner.config import Timeouts
-from envbus.runner.connectors import Connector, ConnectorError, Pipeline
+from envbus.runner.connectors import (
+    ClipActions,
+    Connector,
+    ConnectorError,
+    Flatten,
+    FrameStack,
+    FreezeActions,
+    Normalize,
+    OneHot,
+    Pipeline,
+    RescaleActions,
+)
 from envbus.runner.env_results import Batch
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.env_runner_group import EnvRunnerGroup
@@ -38,7 +48,6 @@ from envbus.runner.group.joining import GroupSample, RunnerFault
 from envbus.runner.make import make_vec
 from envbus.runner.metrics import EpisodeResult
 from envbus.runner.mlp import MlpPolicy
-from envbus.runner.observation_connectors import Flatten, FrameStack, Normalize, OneHot
 from envbus.runner.policies import (
     ConstantPolicy,
     FunctionPolicy,

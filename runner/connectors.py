@@ -2,28 +2,40 @@
 
 A connector takes a batch `(rows, ...)`, an array or dicts and tuples of arrays as the space has
 them, and returns another; it writes to nothing that it was given. What the policy gave stays in
-the batch of transitions; what the action connectors make of it is sent. Leaves out the connectors
-themselves (`observation_connectors.py`, `action_connectors.py`).
+the batch of transitions; what the action connectors make of it is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeGuard
 
+import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.spaces.utils import flatten_space
+from gymnasium.vector.utils import batch_space
 
 from envbus.actors.spaces import Space
 from envbus.bus.errors import ConfigError, EnvbusError
-from envbus.runner.nested import Tree
+from envbus.runner.nested import Tree, map_tree
 from envbus.runner.trajectory import AgentID
 
 __all__ = [
+    "ClipActions",
     "Connector",
     "ConnectorError",
+    "Flatten",
+    "FrameStack",
+    "FreezeActions",
     "Keys",
+    "Moments",
+    "Normalize",
+    "OneHot",
     "Pipeline",
+    "RescaleActions",
     "State",
     "map_leaf_spaces",
     "map_space",
@@ -209,3 +221,427 @@ def map_leaf_spaces(function: Callable[[Space], Any], space: Space) -> Any:
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([map_leaf_spaces(function, part) for part in space.spaces])
     return function(space)
+
+
+# --- observations ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Mean and variance of rows of several arrays at once, which come in batches and are merged.
+
+    A value: nothing changes it. `Moments()` is that of no rows and merges with all.
+
+    Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating Formulae and a Pairwise Algorithm for
+    Computing Sample Variances", Stanford STAN-CS-79-773, 1979: for parts A and B, with `d` the
+    difference of their means, `mean = mean_A + d * n_B / n` and `M2 = M2_A + M2_B + d^2 * n_A *
+    n_B / n`. It does not cancel as the difference of the mean square and the squared mean does.
+    """
+
+    #: Rows.
+    count: int = 0
+    #: Per array, float64, shape of a row.
+    means: tuple[npt.NDArray[np.float64], ...] = ()
+    #: Sums of squared deviations from the mean, likewise.
+    m2s: tuple[npt.NDArray[np.float64], ...] = ()
+
+    @classmethod
+    def of(cls, arrays: Sequence[npt.NDArray[Any]]) -> Moments:
+        """Return the moments of arrays `(rows, ...)`.
+
+        Raises:
+            ValueError: A row holds NaN or infinity, which nothing would ever wash out again.
+        """
+        if not arrays or not len(arrays[0]):
+            return cls()
+        rows = [array.astype(np.float64) for array in arrays]
+        with np.errstate(all="ignore"):  # it is told below
+            means = tuple(array.mean(axis=0) for array in rows)
+            m2s = tuple(
+                np.square(array - mean).sum(axis=0) for array, mean in zip(rows, means, strict=True)
+            )
+        if not all(np.isfinite(m2).all() for m2 in m2s):
+            raise ValueError("an observation holds NaN, infinity, or a number too large to square")
+        return cls(len(rows[0]), means, m2s)
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of both sets of rows together.
+
+        Raises:
+            ValueError: They are of arrays of different numbers or shapes.
+        """
+        if not self.count or not other.count:
+            return self if self.count else other
+        shapes = [mean.shape for mean in self.means]
+        if shapes != [mean.shape for mean in other.means]:
+            raise ValueError(
+                f"rows of shapes {shapes} and {[mean.shape for mean in other.means]} do not merge"
+            )
+        count = self.count + other.count
+        means, m2s = [], []
+        for mean, m2, mean_b, m2_b in zip(
+            self.means, self.m2s, other.means, other.m2s, strict=True
+        ):
+            difference = mean_b - mean
+            means.append(mean + difference * (other.count / count))
+            m2s.append(m2 + m2_b + np.square(difference) * (self.count * other.count / count))
+        return Moments(count, tuple(means), tuple(m2s))
+
+    def variances(self) -> tuple[npt.NDArray[np.float64], ...]:
+        """Return the variance of the rows (not an estimate from a sample); 0 without any."""
+        return tuple(m2 / max(self.count, 1) for m2 in self.m2s)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return numbers, lists and arrays."""
+        return {"count": self.count, "means": list(self.means), "m2s": list(self.m2s)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Moments:
+        """Return what `to_plain` was called on."""
+        return cls(int(plain["count"]), *(_float64(plain[name]) for name in ("means", "m2s")))
+
+
+def _float64(arrays: Sequence[npt.ArrayLike]) -> tuple[npt.NDArray[np.float64], ...]:
+    return tuple(np.array(array, np.float64) for array in arrays)
+
+
+_Whole: TypeAlias = spaces.Discrete | spaces.MultiDiscrete
+#: Spaces whose elements Gymnasium flattens, and that have one shape.
+_FLAT = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class Flatten(Connector):
+    """Rows as vectors, `(rows, n)`: Gymnasium's `flatten`, with its dtype and order.
+
+    Raises:
+        ConfigError: The space has a part that is not of fixed size.
+    """
+
+    def __init__(self, space: Space) -> None:
+        odd = [part for part in _leaf_spaces(space) if not isinstance(part, _FLAT)]
+        if odd:
+            raise ConfigError(
+                f"Flatten takes Box, Discrete, MultiDiscrete and MultiBinary, not {odd}"
+            )
+        self._space = space
+        self.space = flatten_space(space)
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return `(rows, n)`."""
+        parts: list[npt.NDArray[Any]] = []
+
+        def add(space: Space, leaf: npt.NDArray[Any]) -> None:
+            part = _one_hot(space, leaf) if _is_discrete(space) else leaf
+            parts.append(part.reshape(len(keys), -1))
+
+        map_space(add, self._space, batch)
+        return np.concatenate(parts, axis=1).astype(self.space.dtype, copy=False)
+
+
+class OneHot(Connector):
+    """Discrete parts as float32 vectors, `(rows, n)`, MultiDiscrete ones side by side."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self.space = map_leaf_spaces(
+            lambda part: (
+                spaces.Box(0.0, 1.0, flatten_space(part).shape, np.float32)
+                if _is_discrete(part)
+                else part
+            ),
+            space,
+        )
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return a tree of the same structure."""
+        del keys
+        return map_space(
+            lambda space, leaf: _one_hot(space, leaf) if _is_discrete(space) else leaf,
+            self._space,
+            batch,
+        )
+
+
+class FrameStack(Connector):
+    """The last `num_frames` observations of each agent, the newest last: `(rows, frames, ...)`.
+
+    An episode begins with its first one repeated, as in Gymnasium's `FrameStackObservation`.
+    """
+
+    def __init__(self, space: Space, num_frames: int) -> None:
+        if num_frames < 1:
+            raise ConfigError(f"num_frames must be at least 1, not {num_frames}")
+        self.num_frames = num_frames
+        self.space: Space = batch_space(space, num_frames)
+        #: Per env and agent.
+        self._frames: dict[int, dict[AgentID, Tree]] = {}
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return the stacks; every row counts as one more observation of its agent."""
+        stacked = map_tree(
+            lambda leaf: np.repeat(leaf[:, np.newaxis], self.num_frames, axis=1), batch
+        )
+        for row, (env_id, agent_id) in enumerate(keys):
+            agents = self._frames.setdefault(env_id, {})
+            if agent_id in agents:
+                map_tree(
+                    lambda leaf, old, r=row: _shift_in(leaf[r], old), stacked, agents[agent_id]
+                )
+            agents[agent_id] = map_tree(lambda leaf, r=row: leaf[r].copy(), stacked)
+        return stacked
+
+    def reset(self, env_ids: Iterable[int]) -> None:
+        """Forget the frames of these envs."""
+        for env_id in env_ids:
+            self._frames.pop(env_id, None)
+
+
+class Normalize(Connector):
+    """Box parts as float32 with mean 0 and variance 1, by what was seen so far.
+
+    Args:
+        space: Of what comes in; parts that are no Box stay as they are.
+        clip: Bound of what comes out.
+        epsilon: Added to the variance.
+
+    It learns from what comes in, unless `update` is off or the runner samples without `explore`.
+    """
+
+    def __init__(self, space: Space, *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+        self._space = space
+        self.clip = clip
+        self.epsilon = epsilon
+        self.space = map_leaf_spaces(
+            lambda part: (
+                spaces.Box(-clip, clip, part.shape, np.float32)
+                if isinstance(part, spaces.Box)
+                else part
+            ),
+            space,
+        )
+        self._moments = Moments()
+        self._fresh = Moments()
+        #: Of the rows of each Box.
+        self._shapes = [part.shape for part in _leaf_spaces(space) if isinstance(part, spaces.Box)]
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return the rows, by the moments that they themselves are part of."""
+        del keys
+        if self.update and not self.is_evaluated:
+            seen = Moments.of(self._boxes(batch))
+            self._moments = self._moments.merge(seen)
+            self._fresh = self._fresh.merge(seen)
+        if not self._moments.count:
+            return batch
+        scales = zip(self._moments.means, self._moments.variances(), strict=True)
+
+        def normalize(space: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            if not isinstance(space, spaces.Box):
+                return leaf
+            mean, variance = next(scales)
+            scaled = (leaf - mean) / np.sqrt(variance + self.epsilon)
+            return np.clip(scaled, -self.clip, self.clip).astype(np.float32)
+
+        return map_space(normalize, self._space, batch)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return count, means and sums of squares."""
+        return self._moments.to_plain()
+
+    def set_state(self, state: State) -> None:
+        """Go on from another's state.
+
+        Raises:
+            ConfigError: It is of other observations, or of none that there can be. Nothing was set.
+        """
+        self._moments, self._fresh = self._fitting(state), Moments()
+
+    def collect_delta(self) -> dict[str, Any]:
+        """Return the moments of what was seen since the last call."""
+        fresh, self._fresh = self._fresh, Moments()
+        return fresh.to_plain()
+
+    def sync(self, state: State) -> None:
+        """Take over merged moments, with what was seen here meanwhile."""
+        self._moments = self._fitting(state).merge(self._fresh)
+
+    def merge(self, state: State, deltas: Iterable[State]) -> dict[str, Any]:
+        """Return the moments of all rows: each runner's are counted once."""
+        merged = self._fitting(state)
+        for delta in deltas:
+            merged = merged.merge(Moments.from_plain(delta))
+        return merged.to_plain()
+
+    def _fitting(self, state: State) -> Moments:
+        """Return the moments of a state, or raise ConfigError."""
+        try:
+            moments = Moments.from_plain(state)
+        except (KeyError, TypeError, ValueError, OverflowError) as exc:
+            raise ConfigError(f"this is no state of a Normalize: {exc!r}") from exc
+        shapes = self._shapes if moments.count else []
+        for arrays in (moments.means, moments.m2s):
+            if [array.shape for array in arrays] != shapes:
+                raise ConfigError(
+                    f"the state of a Normalize has rows of shapes {[one.shape for one in arrays]}, "
+                    f"its space {shapes}: {self._space}"
+                )
+        if moments.count < 0 or not all(
+            np.isfinite(mean).all() and np.isfinite(m2).all() and (m2 >= 0.0).all()
+            for mean, m2 in zip(moments.means, moments.m2s, strict=True)
+        ):
+            raise ConfigError(
+                "the state of a Normalize has NaN, infinity, or what is below 0 and cannot be"
+            )
+        return moments
+
+    def _boxes(self, batch: Tree) -> list[npt.NDArray[Any]]:
+        boxes: list[npt.NDArray[Any]] = []
+        map_space(
+            lambda space, leaf: boxes.append(leaf) if isinstance(space, spaces.Box) else None,
+            self._space,
+            batch,
+        )
+        return boxes
+
+
+def _is_discrete(space: Space) -> TypeGuard[_Whole]:
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+
+
+def _one_hot(space: _Whole, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return `(rows, n)`, each number of a row a vector of its own, side by side.
+
+    Raises:
+        ValueError: A number is outside the space.
+    """
+    sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    starts = np.ravel(space.start)
+    indices = np.asarray(values).reshape(-1, len(sizes)) - starts
+    if ((indices < 0) | (indices >= sizes)).any():
+        raise ValueError(f"a value of {np.unique(values)} is outside {space}")
+    out = np.zeros((len(indices), int(sizes.sum())), np.float32)
+    offsets = np.cumsum(sizes) - sizes
+    np.put_along_axis(out, indices + offsets, 1.0, axis=1)
+    return out
+
+
+def _shift_in(stack: npt.NDArray[Any], old: npt.NDArray[Any]) -> None:
+    """Put the older frames in front of the newest, which `stack` is full of."""
+    stack[:-1] = old[1:]
+
+
+def _leaf_spaces(space: Space) -> list[Space]:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return [leaf for part in parts for leaf in _leaf_spaces(part)]
+    return [space]
+
+
+# --- actions ---------------------------------------------------------------------------------
+
+
+class ClipActions(Connector):
+    """Box parts brought into their bounds, in the space's dtype.
+
+    Args:
+        space: The env's action space; parts that are no Box stay as they are.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return actions that the space contains."""
+        del keys
+        return map_space(_clip, self.space, batch)
+
+    def invert(self, batch: Tree, keys: Keys) -> Tree:
+        """Return the actions themselves: they are inside."""
+        del keys
+        return batch
+
+
+class RescaleActions(Connector):
+    """Box parts from [-1, 1] to the bounds of the space, in its dtype; what is outside is clipped.
+
+    Args:
+        space: The env's action space; parts that are no Box stay as they are.
+
+    Raises:
+        ConfigError: A Box has an infinite bound.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._env_space = space
+        self.space = map_leaf_spaces(_unit_space, space)
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return actions that the space contains."""
+        del keys
+
+        def rescale(space: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            if not isinstance(space, spaces.Box):
+                return leaf
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            scaled = low + (np.asarray(leaf, np.float64) + 1.0) * (0.5 * (high - low))
+            # The centre of a Box of integers may lie between two of them.
+            if np.issubdtype(space.dtype, np.integer):
+                scaled = np.rint(scaled)
+            return _clip(space, scaled)
+
+        return map_space(rescale, self._env_space, batch)
+
+    def invert(self, batch: Tree, keys: Keys) -> Tree:
+        """Return the actions in [-1, 1], as float32; of a bound that is a point, 0."""
+        del keys
+
+        def scale(space: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            if not isinstance(space, spaces.Box):
+                return leaf
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            width = np.where(high > low, high - low, 1.0)
+            inside = 2.0 * (np.asarray(leaf, np.float64) - low) / width - 1.0
+            return np.where(high > low, inside, 0.0).astype(np.float32)
+
+        return map_space(scale, self._env_space, batch)
+
+
+class FreezeActions(Connector):
+    """Read-only copies: neither an env nor a callback changes what the policy or the batch holds.
+
+    Goes last; `space` is the env's action space.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return the same values in new memory that refuses to be written."""
+        del keys
+
+        def freeze(leaf: Any) -> npt.NDArray[Any]:
+            frozen = np.array(leaf)
+            frozen.flags.writeable = False
+            return frozen
+
+        return map_tree(freeze, batch)
+
+    def invert(self, batch: Tree, keys: Keys) -> Tree:
+        """Return the actions themselves."""
+        del keys
+        return batch
+
+
+def _clip(space: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if not isinstance(space, spaces.Box):
+        return leaf
+    clipped: npt.NDArray[Any] = np.clip(leaf, space.low, space.high).astype(space.dtype)
+    return clipped
+
+
+def _unit_space(space: Space) -> Space:
+    if not isinstance(space, spaces.Box):
+        return space
+    if not space.is_bounded():
+        raise ConfigError(f"actions cannot be rescaled to infinite bounds: {space}; clip them")
+    return spaces.Box(-1.0, 1.0, space.shape, np.float32)

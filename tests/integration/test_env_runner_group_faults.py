@@ -18,10 +18,10 @@ from envbus.actors.testing import CountingEnv, HangingEnv
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.config import Timeouts
+from envbus.runner.connectors import Normalize
 from envbus.runner.env_runner_group import EnvRunnerGroup
 from envbus.runner.faults import FaultCause
 from envbus.runner.group.config import GroupConfig
-from envbus.runner.observation_connectors import Normalize
 from envbus.runner.sampling import RunnerConfig
 from tests.integration.nursery_children import PATIENCE, Driver, is_alive, traced, wait_until
 from tests.runner.test_env_runner_group import Steps

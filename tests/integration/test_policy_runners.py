@@ -15,10 +15,10 @@ from gymnasium import spaces
 from envbus.actors.testing import CountingEnv, SpaceEnv
 from envbus.bus.lane import LANES_EXIST
 from envbus.bus.restart import RestartPolicy
+from envbus.runner.connectors import Flatten
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.env_runner_group import EnvRunnerGroup
 from envbus.runner.mlp import MlpPolicy
-from envbus.runner.observation_connectors import Flatten
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.policy_lanes import PolicyLanes
 from envbus.runner.policy_protocol import ChooseActions

@@ -10,8 +10,8 @@ import pytest
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
-from envbus.runner.action_connectors import ClipActions
 from envbus.runner.column_sampler import ColumnPolicy
+from envbus.runner.connectors import ClipActions
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.mlp import MlpPolicy
 from envbus.runner.nested import map_tree

@@ -11,11 +11,12 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.connectors import (
     Connector,
     ConnectorError,
+    Flatten,
+    Normalize,
     Pipeline,
     map_leaf_spaces,
     map_space,
 )
-from envbus.runner.observation_connectors import Flatten, Normalize
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 KEYS = [(0, "a"), (1, "a")]

@@ -12,12 +12,10 @@ from gymnasium.error import ClosedEnvironmentError
 
 from envbus.actors.testing import CountingEnv, SpaceEnv
 from envbus.bus.errors import ConfigError
-from envbus.runner.action_connectors import ClipActions
 from envbus.runner.callbacks import CallbackError
-from envbus.runner.connectors import Connector, Pipeline
+from envbus.runner.connectors import ClipActions, Connector, FrameStack, Normalize, Pipeline
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.mlp import MlpPolicy
-from envbus.runner.observation_connectors import FrameStack, Normalize
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig, Sample

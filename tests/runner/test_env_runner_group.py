@@ -15,10 +15,9 @@ from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, EncodeError, RemoteError
-from envbus.runner.connectors import Pipeline
+from envbus.runner.connectors import Normalize, Pipeline
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.env_runner_group import EnvRunnerGroup
-from envbus.runner.observation_connectors import Normalize
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig

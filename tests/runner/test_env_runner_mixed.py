@@ -17,11 +17,10 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, EnvbusError
-from envbus.runner.action_connectors import RescaleActions
 from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.connectors import FrameStack, Normalize, RescaleActions
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.mlp import MlpPolicy
-from envbus.runner.observation_connectors import FrameStack, Normalize
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig

@@ -16,10 +16,9 @@ from gymnasium.error import ClosedEnvironmentError
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.callbacks import CallbackError, Callbacks
-from envbus.runner.connectors import Pipeline
+from envbus.runner.connectors import Normalize, Pipeline
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.mlp import MlpPolicy
-from envbus.runner.observation_connectors import Normalize
 from envbus.runner.pool import ActorPool
 from envbus.runner.sampling import RunnerConfig
 from tests.runner.pool_envs import GatedEnv

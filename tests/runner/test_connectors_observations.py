@@ -10,7 +10,7 @@ from gymnasium.spaces.utils import flatten, flatten_space
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.observation_connectors import Flatten, FrameStack, Normalize, OneHot
+from envbus.runner.connectors import Flatten, FrameStack, Normalize, OneHot
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 SPACES = [

@@ -7,8 +7,14 @@ import pytest
 from gymnasium import spaces
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.action_connectors import ClipActions, FreezeActions, RescaleActions
-from envbus.runner.connectors import Connector, ConnectorError, Pipeline
+from envbus.runner.connectors import (
+    ClipActions,
+    Connector,
+    ConnectorError,
+    FreezeActions,
+    Pipeline,
+    RescaleActions,
+)
 
 BOX = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32), dtype=np.float32)
 KEYS = [(0, "a"), (1, "a"), (2, "a")]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbus.runner.observation_connectors import Moments
+from envbus.runner.connectors import Moments
 
 
 @given(
