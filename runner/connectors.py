@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
@@ -20,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 
 from envbus.actors.spaces import Space
 from envbus.bus.errors import ConfigError, EnvbusError
-from envbus.runner.nested import Tree, map_tree
+from envbus.runner.nested import Tree, leaves_of, map_tree
 from envbus.runner.trajectory import AgentID
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
 #: Which env slot and agent each row belongs to.
 Keys: TypeAlias = Sequence[tuple[int, AgentID]]
 State: TypeAlias = Mapping[str, Any]
+_Kind: TypeAlias = "type[Any] | tuple[type[Any], ...]"
 
 
 class ConnectorError(EnvbusError):
@@ -197,30 +199,38 @@ def single_connectors(name: str, connector: Connector) -> dict[str, Connector]:
     }
 
 
-def map_space(function: Callable[[Space, Any], Any], space: Space, batch: Tree) -> Tree:
+def map_space(
+    function: Callable[..., Any], space: Space, batch: Tree, kind: _Kind = gymnasium.Space
+) -> Tree:
     """Return a tree like `space`, with `function(part of the space, its arrays)` in each place.
+
+    Only of parts of some kind: those of others are as they are.
 
     Raises:
         KeyError, TypeError, ValueError: `batch` has not the structure of `space`.
     """
     if isinstance(space, spaces.Dict):
-        return {key: map_space(function, part, batch[key]) for key, part in space.spaces.items()}
+        parts = space.spaces.items()
+        return {key: map_space(function, part, batch[key], kind) for key, part in parts}
     if isinstance(space, spaces.Tuple):
-        return tuple(
-            map_space(function, part, item) for part, item in zip(space.spaces, batch, strict=True)
-        )
-    return function(space, batch)
+        pairs = zip(space.spaces, batch, strict=True)
+        return tuple(map_space(function, part, item, kind) for part, item in pairs)
+    return function(space, batch) if isinstance(space, kind) else batch
 
 
-def map_leaf_spaces(function: Callable[[Space], Any], space: Space) -> Any:
-    """Return a space like `space`, with `function(part)` in the place of each Box, Discrete, ..."""
+def map_leaf_spaces(
+    function: Callable[..., Any], space: Space, kind: _Kind = gymnasium.Space
+) -> Any:
+    """Return a space like `space`, with `function(part)` in the place of each Box, Discrete, ...
+
+    Only of those of some kind.
+    """
     if isinstance(space, spaces.Dict):
-        return spaces.Dict(
-            [(key, map_leaf_spaces(function, part)) for key, part in space.spaces.items()]
-        )
+        parts = space.spaces.items()
+        return spaces.Dict([(key, map_leaf_spaces(function, part, kind)) for key, part in parts])
     if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([map_leaf_spaces(function, part) for part in space.spaces])
-    return function(space)
+        return spaces.Tuple([map_leaf_spaces(function, part, kind) for part in space.spaces])
+    return function(space) if isinstance(space, kind) else space
 
 
 # --- observations ----------------------------------------------------------------------------
@@ -305,9 +315,9 @@ def _float64(arrays: Sequence[npt.ArrayLike]) -> tuple[npt.NDArray[np.float64], 
     return tuple(np.array(array, np.float64) for array in arrays)
 
 
-_Whole: TypeAlias = spaces.Discrete | spaces.MultiDiscrete
+_WHOLE = (spaces.Discrete, spaces.MultiDiscrete)
 #: Spaces whose elements Gymnasium flattens, and that have one shape.
-_FLAT = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_FLAT = (*_WHOLE, spaces.Box, spaces.MultiBinary)
 
 
 class Flatten(Connector):
@@ -328,13 +338,8 @@ class Flatten(Connector):
 
     def __call__(self, batch: Tree, keys: Keys) -> Tree:
         """Return `(rows, n)`."""
-        parts: list[npt.NDArray[Any]] = []
-
-        def add(space: Space, leaf: npt.NDArray[Any]) -> None:
-            part = _one_hot(space, leaf) if _is_discrete(space) else leaf
-            parts.append(part.reshape(len(keys), -1))
-
-        map_space(add, self._space, batch)
+        leaves = leaves_of(map_space(_one_hot, self._space, batch, _WHOLE))
+        parts = [leaf.reshape(len(keys), -1) for _, leaf in leaves]
         return np.concatenate(parts, axis=1).astype(self.space.dtype, copy=False)
 
 
@@ -344,22 +349,15 @@ class OneHot(Connector):
     def __init__(self, space: Space) -> None:
         self._space = space
         self.space = map_leaf_spaces(
-            lambda part: (
-                spaces.Box(0.0, 1.0, flatten_space(part).shape, np.float32)
-                if _is_discrete(part)
-                else part
-            ),
+            lambda part: spaces.Box(0.0, 1.0, flatten_space(part).shape, np.float32),
             space,
+            _WHOLE,
         )
 
     def __call__(self, batch: Tree, keys: Keys) -> Tree:
         """Return a tree of the same structure."""
         del keys
-        return map_space(
-            lambda space, leaf: _one_hot(space, leaf) if _is_discrete(space) else leaf,
-            self._space,
-            batch,
-        )
+        return map_space(_one_hot, self._space, batch, _WHOLE)
 
 
 class FrameStack(Connector):
@@ -384,8 +382,10 @@ class FrameStack(Connector):
         for row, (env_id, agent_id) in enumerate(keys):
             agents = self._frames.setdefault(env_id, {})
             if agent_id in agents:
-                map_tree(
-                    lambda leaf, old, r=row: _shift_in(leaf[r], old), stacked, agents[agent_id]
+                map_tree(  # the older frames in front of the newest, which it is full of
+                    lambda leaf, old, r=row: np.copyto(leaf[r, :-1], old[1:]),
+                    stacked,
+                    agents[agent_id],
                 )
             agents[agent_id] = map_tree(lambda leaf, r=row: leaf[r].copy(), stacked)
         return stacked
@@ -412,12 +412,7 @@ class Normalize(Connector):
         self.clip = clip
         self.epsilon = epsilon
         self.space = map_leaf_spaces(
-            lambda part: (
-                spaces.Box(-clip, clip, part.shape, np.float32)
-                if isinstance(part, spaces.Box)
-                else part
-            ),
-            space,
+            lambda box: spaces.Box(-clip, clip, box.shape, np.float32), space, spaces.Box
         )
         self._moments = Moments()
         self._fresh = Moments()
@@ -428,21 +423,21 @@ class Normalize(Connector):
         """Return the rows, by the moments that they themselves are part of."""
         del keys
         if self.update and not self.is_evaluated:
-            seen = Moments.of(self._boxes(batch))
+            boxes: list[npt.NDArray[Any]] = []
+            map_space(lambda _, leaf: boxes.append(leaf), self._space, batch, spaces.Box)
+            seen = Moments.of(boxes)
             self._moments = self._moments.merge(seen)
             self._fresh = self._fresh.merge(seen)
         if not self._moments.count:
             return batch
         scales = zip(self._moments.means, self._moments.variances(), strict=True)
 
-        def normalize(space: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            if not isinstance(space, spaces.Box):
-                return leaf
+        def normalize(_: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
             mean, variance = next(scales)
             scaled = (leaf - mean) / np.sqrt(variance + self.epsilon)
             return np.clip(scaled, -self.clip, self.clip).astype(np.float32)
 
-        return map_space(normalize, self._space, batch)
+        return map_space(normalize, self._space, batch, spaces.Box)
 
     def get_state(self) -> dict[str, Any]:
         """Return count, means and sums of squares."""
@@ -494,21 +489,10 @@ class Normalize(Connector):
             )
         return moments
 
-    def _boxes(self, batch: Tree) -> list[npt.NDArray[Any]]:
-        boxes: list[npt.NDArray[Any]] = []
-        map_space(
-            lambda space, leaf: boxes.append(leaf) if isinstance(space, spaces.Box) else None,
-            self._space,
-            batch,
-        )
-        return boxes
 
-
-def _is_discrete(space: Space) -> TypeGuard[_Whole]:
-    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
-
-
-def _one_hot(space: _Whole, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+def _one_hot(
+    space: spaces.Discrete | spaces.MultiDiscrete, values: npt.NDArray[Any]
+) -> npt.NDArray[np.float32]:
     """Return `(rows, n)`, each number of a row a vector of its own, side by side.
 
     Raises:
@@ -523,11 +507,6 @@ def _one_hot(space: _Whole, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]
     offsets = np.cumsum(sizes) - sizes
     np.put_along_axis(out, indices + offsets, 1.0, axis=1)
     return out
-
-
-def _shift_in(stack: npt.NDArray[Any], old: npt.NDArray[Any]) -> None:
-    """Put the older frames in front of the newest, which `stack` is full of."""
-    stack[:-1] = old[1:]
 
 
 def _leaf_spaces(space: Space) -> list[Space]:
@@ -553,7 +532,7 @@ class ClipActions(Connector):
     def __call__(self, batch: Tree, keys: Keys) -> Tree:
         """Return actions that the space contains."""
         del keys
-        return map_space(_clip, self.space, batch)
+        return map_space(_clip, self.space, batch, spaces.Box)
 
     def invert(self, batch: Tree, keys: Keys) -> Tree:
         """Return the actions themselves: they are inside."""
@@ -573,15 +552,13 @@ class RescaleActions(Connector):
 
     def __init__(self, space: Space) -> None:
         self._env_space = space
-        self.space = map_leaf_spaces(_unit_space, space)
+        self.space = map_leaf_spaces(_unit_space, space, spaces.Box)
 
     def __call__(self, batch: Tree, keys: Keys) -> Tree:
         """Return actions that the space contains."""
         del keys
 
-        def rescale(space: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            if not isinstance(space, spaces.Box):
-                return leaf
+        def rescale(space: spaces.Box, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
             low, high = space.low.astype(np.float64), space.high.astype(np.float64)
             scaled = low + (np.asarray(leaf, np.float64) + 1.0) * (0.5 * (high - low))
             # The centre of a Box of integers may lie between two of them.
@@ -589,21 +566,19 @@ class RescaleActions(Connector):
                 scaled = np.rint(scaled)
             return _clip(space, scaled)
 
-        return map_space(rescale, self._env_space, batch)
+        return map_space(rescale, self._env_space, batch, spaces.Box)
 
     def invert(self, batch: Tree, keys: Keys) -> Tree:
         """Return the actions in [-1, 1], as float32; of a bound that is a point, 0."""
         del keys
 
-        def scale(space: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            if not isinstance(space, spaces.Box):
-                return leaf
+        def scale(space: spaces.Box, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
             low, high = space.low.astype(np.float64), space.high.astype(np.float64)
             width = np.where(high > low, high - low, 1.0)
             inside = 2.0 * (np.asarray(leaf, np.float64) - low) / width - 1.0
             return np.where(high > low, inside, 0.0).astype(np.float32)
 
-        return map_space(scale, self._env_space, batch)
+        return map_space(scale, self._env_space, batch, spaces.Box)
 
 
 class FreezeActions(Connector):
@@ -632,16 +607,12 @@ class FreezeActions(Connector):
         return batch
 
 
-def _clip(space: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if not isinstance(space, spaces.Box):
-        return leaf
+def _clip(space: spaces.Box, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
     clipped: npt.NDArray[Any] = np.clip(leaf, space.low, space.high).astype(space.dtype)
     return clipped
 
 
-def _unit_space(space: Space) -> Space:
-    if not isinstance(space, spaces.Box):
-        return space
+def _unit_space(space: spaces.Box) -> Space:
     if not space.is_bounded():
         raise ConfigError(f"actions cannot be rescaled to infinite bounds: {space}; clip them")
     return spaces.Box(-1.0, 1.0, space.shape, np.float32)
