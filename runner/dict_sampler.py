@@ -27,7 +27,7 @@ from envbus.runner.faults import Fault
 from envbus.runner.inference import Asked, Inference, by_form, row_of, stack
 from envbus.runner.metrics import EpisodeResult, PerfTimers, SampleMetrics
 from envbus.runner.nested import Tree
-from envbus.runner.policies import Policy
+from envbus.runner.policy_map import PolicyMap
 from envbus.runner.sampling import Demand, Phase, PolicyMapping, RunnerConfig, Sample
 from envbus.runner.shares import EnvShare, OpenShare, Share, Slot
 from envbus.runner.sources import Polled, Source, poll_any
@@ -48,7 +48,7 @@ class _Episodes:
 
     Args:
         shares: Who contributes; their slots are the envs.
-        policies: Returns the policies by id that an episode which begins now can have.
+        policies: Those that an episode which begins now can have.
         is_ragged: Whether observations or actions have no fixed size.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Episodes:
         self,
         shares: Sequence[Share],
         config: RunnerConfig,
-        policies: Callable[[], Mapping[str, Policy]],
+        policies: PolicyMap,
         metrics: SampleMetrics,
         is_ragged: Callable[[], bool],
     ) -> None:
@@ -92,7 +92,7 @@ class _Episodes:
         if slot.phase is not Phase.RESETTING:  # else that one never began
             self.ids.begin(share.index)
         episode = self._recorder(slot, int(self.ids.running[share.index]))
-        slot.begin_episode(episode, self._policies(), self.policy_mapping_fn)
+        slot.begin_episode(episode, self._policies.by_id, self.policy_mapping_fn)
         if not slot.is_rest:
             with naming("on_episode_created"):
                 self._config.callbacks.on_episode_created(episode=episode)
@@ -327,7 +327,7 @@ class DictSampler:
 
     Args:
         sources: Where envs come from. A pool's caller resets its envs (DISABLED).
-        policies: Returns the policies by id that an episode which begins now can have.
+        policies: Those that an episode which begins now can have.
         asking: Held while a policy is asked.
 
     Attributes:
@@ -338,7 +338,7 @@ class DictSampler:
         self,
         sources: Sequence[Source],
         config: RunnerConfig,
-        policies: Callable[[], Mapping[str, Policy]],
+        policies: PolicyMap,
         metrics: SampleMetrics,
         timers: PerfTimers,
         asking: AbstractContextManager[Any],

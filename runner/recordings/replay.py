@@ -6,58 +6,23 @@ So that logs train a policy in the very way in which a simulator that is there d
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from envbus.actors.external.verbs import SimulatorVerbs
 from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.extras import how_to_install
 from envbus.runner.nested import Tree, map_tree
 
-__all__ = ["Verbs", "minari_episodes", "replay"]
-
-
-class Verbs(Protocol):
-    """What of a client is used here; `ExternalEnvClient` has it."""
-
-    def start_episode(self, episode_id: str | None = None, *, training_enabled: bool = True) -> str:
-        """Begin an episode; return its id."""
-        ...
-
-    def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
-        """Tell what was seen and done."""
-        ...
-
-    def log_returns(
-        self,
-        episode_id: str,
-        reward: Any,
-        info: Any = None,
-        *,
-        terminateds: Mapping[Any, bool] | None = None,
-        truncateds: Mapping[Any, bool] | None = None,
-    ) -> None:
-        """Tell what the last action has brought."""
-        ...
-
-    def end_episode(
-        self,
-        episode_id: str,
-        observation: Any,
-        *,
-        truncated: bool = False,
-        terminateds: Mapping[Any, bool] | None = None,
-        truncateds: Mapping[Any, bool] | None = None,
-    ) -> None:
-        """End an episode with its last observation."""
-        ...
+__all__ = ["minari_episodes", "replay"]
 
 
 def replay(
     episodes: Iterable[MultiAgentBatch | SampleBatch],
-    client: Verbs,
+    client: SimulatorVerbs,
     *,
     training_enabled: bool = True,
 ) -> int:
@@ -147,7 +112,7 @@ def _agents(episode: MultiAgentBatch | SampleBatch) -> dict[Any, SampleBatch]:
     return rows
 
 
-def _replay_single(rows: SampleBatch, client: Verbs, episode_id: str) -> None:
+def _replay_single(rows: SampleBatch, client: SimulatorVerbs, episode_id: str) -> None:
     for index in range(len(rows)):
         client.log_action(episode_id, _row(rows["obs"], index), _row(rows["actions"], index))
         client.log_returns(episode_id, float(rows["rewards"][index]), _info(rows, index))
@@ -155,7 +120,9 @@ def _replay_single(rows: SampleBatch, client: Verbs, episode_id: str) -> None:
     client.end_episode(episode_id, last, truncated=not rows["terminateds"][-1])
 
 
-def _replay_several(agents: Mapping[Any, SampleBatch], client: Verbs, episode_id: str) -> None:
+def _replay_several(
+    agents: Mapping[Any, SampleBatch], client: SimulatorVerbs, episode_id: str
+) -> None:
     #: By env step: who acts then, or has acted until then, and by which row.
     starts: dict[int, dict[Any, int]] = {}
     ends: dict[int, dict[Any, int]] = {}
@@ -189,8 +156,8 @@ def _replay_several(agents: Mapping[Any, SampleBatch], client: Verbs, episode_id
             for agent in over
             if agents[agent]["truncateds"][-1] or agent not in terminated
         }
-        flags = {"terminateds": terminated, "truncateds": truncated}
-        told = {name: by_agent for name, by_agent in flags.items() if by_agent}
+        flags: Mapping[str, Any] = {"terminateds": terminated, "truncateds": truncated}
+        told: dict[str, Any] = {name: by_agent for name, by_agent in flags.items() if by_agent}
         if done:
             client.log_returns(
                 episode_id,
