@@ -22,6 +22,7 @@ from envbus.bus.errors import (
 )
 from envbus.bus.lane import LANES_EXIST
 from envbus.runner.policies import FunctionPolicy, TwoStepPolicy, as_rows
+from envbus.runner.policy_processes import MAX_UNDER_WAY
 from envbus.runner.policy_workers import PolicyWorkers
 from tests.integration.nursery_children import wait_until
 from tests.integration.policies_under_test import Probe, hold, make_probe, rows, spoil
@@ -239,7 +240,7 @@ def test_a_version_of_weights_that_is_no_number_is_refused(pair: PolicyWorkers) 
 def test_weights_that_were_pushed_are_those_that_are_got() -> None:
     with PolicyWorkers(make_probe, 2) as workers:
         policy = workers.policy()
-        for number in range(50):
+        for number in range(MAX_UNDER_WAY):  # more may wait until a worker has looked at some
             workers.set_weights({"offset": float(number)})
             assert policy.get_weights()["offset"] == number
 

@@ -231,7 +231,7 @@ def test_r_20_a_time_out_also_ends_a_sample_in_which_some_env_is_always_ready(
         return zeros(observations)
 
     runner = make(counting(2, 1000), slow, mode, rollout_fragment_length=500, vectorized=vectorized)
-    sample = runner.sample(timeout=0.05)
+    sample = runner.sample(timeout=0.5)
     assert 0 < sample.env_steps < 1000
     assert sample.late == (0, 1)
     rest = runner.sample(num_env_steps=10).single()
