@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from envbus.runner.extras import how_to_install
+
 __all__ = ["main"]
 
 TARGETS = ("decode", "broker")
@@ -35,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if importlib.util.find_spec("atheris") is None:
         print(
-            "fuzzing needs atheris, which is not installed: pip install 'envbus[fuzz]'; the tests "
+            f"fuzzing needs atheris, which is not installed: {how_to_install('fuzz')}; the tests "
             "replay the corpus without it",
             file=sys.stderr,
         )

@@ -83,4 +83,4 @@ def test_without_atheris_the_fuzzer_says_so(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["--seconds", "1"]) == 1
-    assert "pip install 'envbus[fuzz]'" in capsys.readouterr().err
+    assert "pip install -e '.[fuzz]' in a clone" in capsys.readouterr().err
