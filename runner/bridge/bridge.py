@@ -122,7 +122,13 @@ class ExternalEnvBridge(StaysHere):
         )
         self.policy_ids = list(policy_ids)
         self._door = PrivateDoor(bind_private)
-        self._hosts = Hosts(self._door.open, self._broker.watch, self._reception.end_client)
+        self._hosts = Hosts(
+            self._door.open,
+            self._broker.watch,
+            self._reception.end_client,
+            self._episodes.knows,
+            self._limits.lease,
+        )
         self._gateway: Gateway | None = None
         self._stopped = False
         #: What Ctrl-C kept from the caller of `poll`.
@@ -226,11 +232,15 @@ class ExternalEnvBridge(StaysHere):
         where: Where = "thread",
         name: str | None = None,
         restart: RestartPolicy | None = None,
+        start_timeout: float = 300.0,
     ) -> str:
         """Run a simulator here, beside others that connect, and return its name.
 
         When its `run` raises or returns, or its process ends, its open episodes end faulty at once,
-        and the next `poll` raises how, unless it is started again.
+        and the next `poll` raises how, unless it is started again. A process that gives no sign of
+        life (stopped, or stuck in C code) until the bridge's lease is over is killed, and has ended
+        then. A loop without end in Python gives such signs. A thread cannot be killed: one that
+        hangs is left to itself.
 
         Args:
             env: It, or a function that makes it. For a process it is pickled by cloudpickle.
@@ -239,6 +249,8 @@ class ExternalEnvBridge(StaysHere):
             name: For people; None: a new one.
             restart: When, and how often, it is started again, as an actor of a pool is: by default
                 not after its `run` has returned. `poll` raises when it is given up. None: never.
+            start_timeout: Seconds that a process has, from its start, until it has joined: one that
+                has not is killed. Only those count in which you `poll`. Infinite: no deadline.
 
         Raises:
             ConfigError: It is no `ExternalEnv`, cannot be pickled, or is not given by a function
@@ -247,7 +259,7 @@ class ExternalEnvBridge(StaysHere):
             ClosedError: The bridge was stopped.
         """
         self._assert_usable()
-        return self._hosts.start(env, where, name, restart)
+        return self._hosts.start(env, where, name, restart, start_timeout)
 
     # --- the dict side --------------------------------------------------------------------------
 

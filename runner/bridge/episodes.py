@@ -156,6 +156,10 @@ class Episodes:
         book = self._book
         return not (book.sessions or book.open or book.ready or book.unconfirmed)
 
+    def knows(self, peer: bytes) -> bool:
+        """Whether a client is there, or gone and may come back to its session."""
+        return self._book.sessions.held_by(peer) is not None
+
     def open_ids(self) -> list[str]:
         """Return the ids of the episodes that are not over."""
         return list(self._book.open)

@@ -29,6 +29,7 @@ from envbus.bus.interrupts import interruptible, uninterrupted_call
 from envbus.bus.nursery import Nursery
 from envbus.bus.process import Child, ExitStatus
 from envbus.bus.restart import ChildState, Exit, Restart, RestartPolicy
+from envbus.bus.settings import check_number
 from envbus.bus.supervision import (
     ChildExited,
     ChildGivenUp,
@@ -51,6 +52,10 @@ Where = Literal["thread", "process"]
 _PRELOAD = (ENTRY.partition(":")[0],)
 #: Seconds that threads get to end when the bridge is stopped.
 _END_TIMEOUT = 2.0
+#: Seconds between two looks at whether the bridge knows those in processes.
+_LOOK = 1.0
+#: Seconds for which the bridge may not know one that it knew: it may join anew, or be ending.
+_GONE_TIMEOUT = 2.0
 #: Of a simulator that is not to be started again.
 _ONCE = RestartPolicy(restart=Restart.TEMPORARY)
 
@@ -175,8 +180,21 @@ class _Simulator:
         self.env = env
         #: Of one in a process: what that is sent.
         self.parcel = b""
+        self.start_timeout = 0.0
         self.thread: HostedThread | None = None
         self.child: Child | None = None
+        self.begin(0.0)
+
+    def begin(self, now: float) -> None:
+        """A life in a process begins."""
+        #: Under which its client is known to the bridge; b"": it has not joined.
+        self.identity = b""
+        #: Seconds for which the bridge still may not know it. Those in which the bridge's owner did
+        #: not look do not count: it could not join.
+        self.patience = self.start_timeout
+        self.looked = now
+        #: Why it is killed, for people; "": it is not.
+        self.doom = ""
 
 
 class Hosts:
@@ -187,6 +205,8 @@ class Hosts:
         watch: Lets the bridge's wait return when a descriptor is readable.
         on_gone: Told of each client that has ended with its simulator: under which id it was
             connected, why, and that in words.
+        is_known: Whether a client is there, or its lease is not over.
+        lease: Seconds of that lease.
 
     Attributes:
         restarts: How often simulators were started again.
@@ -197,8 +217,14 @@ class Hosts:
         open_door: Callable[[Sequence[str]], str],
         watch: Callable[[int], object],
         on_gone: Callable[[bytes, FaultCause, str], object],
+        is_known: Callable[[bytes], bool],
+        lease: float,
     ) -> None:
         self.restarts = 0
+        self._is_known = is_known
+        self._lease = lease
+        #: When those in processes are looked at.
+        self._look_at = 0.0
         self._open_door = open_door
         self._watch = watch
         self._on_gone = on_gone
@@ -220,11 +246,14 @@ class Hosts:
         where: Where,
         name: str | None,
         restart: RestartPolicy | None,
+        start_timeout: float,
     ) -> str:
         """Run a simulator and return its name; see `ExternalEnvBridge.host`."""
+        check_number("start_timeout", start_timeout, over=0.0)
         self._count += 1
         name = name or f"simulator-{self._count}"
         simulator = _Simulator(f"{self._count}", name, where, env)
+        simulator.start_timeout = start_timeout
         if where == "thread":
             if restart is not None and isinstance(env, ExternalEnv):
                 raise ConfigError(
@@ -246,13 +275,15 @@ class Hosts:
             raise ConfigError(f"a simulator runs in a 'thread' or a 'process', not in {where!r}")
         self._simulators[simulator.key] = simulator
         self._supervision.add(simulator.key, restart or _ONCE)
-        self._supervision.handle(ChildReady(simulator.key, 0), time.monotonic())
+        if where == "thread":
+            self._is_ready(simulator, time.monotonic())
         return name
 
     def wake_at(self) -> float | None:
         """Return by when `look_after` is due, in seconds of `time.monotonic`."""
         exits_at = None if self._nursery is None else self._nursery.wake_at()
-        times = [at for at in (self._supervision.wake_at(), exits_at) if at is not None]
+        look_at = None if self._nursery is None else self._look_at
+        times = [at for at in (self._supervision.wake_at(), exits_at, look_at) if at is not None]
         return min(times, default=None)
 
     def look_after(self, now: float) -> None:
@@ -266,6 +297,10 @@ class Hosts:
             return
         self._take_threads(now)
         self._take_processes(now)
+        if self._nursery is not None and now >= self._look_at:
+            self._look_at = now + _LOOK
+            for simulator in self._simulators.values():
+                self._judge(simulator, self._nursery, now)
         if self._supervision.wake_at() is not None:
             self._perform(self._supervision.handle(SupervisionTick(), now), now)
         if self._ends:
@@ -322,6 +357,7 @@ class Hosts:
             self._nursery = Nursery(_PRELOAD)
             self._watch(self._nursery.fileno())
         child = simulator.child = self._nursery.start(simulator.name, ENTRY)
+        simulator.begin(time.monotonic())
         number = child.pipe.next_number()
         assert number == ENV_PARCEL
         with contextlib.suppress(EnvbusError):  # it is dead already, which will be heard
@@ -341,9 +377,44 @@ class Hosts:
             end.__cause__ = error
             self._supervise(simulator, Exit.CRASH, end, now)
         else:
-            life = self._supervision.incarnation(simulator.key)
-            self._supervision.handle(ChildReady(simulator.key, life), now)
+            if simulator.where == "thread":
+                self._is_ready(simulator, now)
             logger.info("simulator %s runs again", simulator.name)
+
+    def _is_ready(self, simulator: _Simulator, now: float) -> None:
+        life = self._supervision.incarnation(simulator.key)
+        self._supervision.handle(ChildReady(simulator.key, life), now)
+
+    # --- those that hang ----------------------------------------------------------------------
+
+    def _judge(self, simulator: _Simulator, nursery: Nursery, now: float) -> None:
+        """Kill a process that does not join in time, or gives no sign of life for its lease."""
+        child = simulator.child
+        if child is None or simulator.doom:
+            return
+        away, simulator.looked = min(now - simulator.looked, _LOOK), now
+        self._find_client(simulator, child, now)
+        if simulator.identity and self._is_known(simulator.identity):
+            simulator.patience = _GONE_TIMEOUT
+            return
+        simulator.patience -= away
+        if simulator.patience > 0.0:
+            return
+        why = (
+            f"it gave no sign of life for {self._lease:g} s (EpisodeLimits.lease)"
+            if simulator.identity
+            else f"it did not join within {simulator.start_timeout:g} s (start_timeout)"
+        )
+        (stacks,) = nursery.stacks([child])
+        simulator.doom = f"was killed, as {why}\n{stacks}"
+        nursery.kill(child)
+
+    def _find_client(self, simulator: _Simulator, child: Child, now: float) -> None:
+        """Learn under which identity a process has joined, if it has."""
+        if not simulator.identity:
+            with contextlib.suppress(EnvbusError):  # it has not
+                simulator.identity = child.pipe.receive_bytes(IDENTITY_PARCEL, 0.0)
+                self._is_ready(simulator, now)
 
     # --- ends ---------------------------------------------------------------------------------
 
@@ -374,19 +445,26 @@ class Hosts:
 
     def _on_exit(self, simulator: _Simulator, child: Child, status: ExitStatus, now: float) -> None:
         returned = status.code == 0
-        how = "run() returned" if returned else f"ended with {status.report()}"
+        if returned:
+            how, why, cause = "run() returned", Exit.NORMAL, FaultCause.LOST
+        elif simulator.doom:
+            how, why, cause = simulator.doom, Exit.HANG, FaultCause.TIMEOUT
+        else:
+            how, why, cause = f"ended with {status.report()}", Exit.CRASH, FaultCause.CRASH
         end = SimulatorError(f"simulator {simulator.name} (process {child.pid}): {how}")
-        with contextlib.suppress(EnvbusError):  # it had not connected
-            peer = child.pipe.receive_bytes(IDENTITY_PARCEL, 0.0)
-            self._on_gone(peer, FaultCause.LOST if returned else FaultCause.CRASH, str(end))
+        self._find_client(simulator, child, now)
+        if simulator.identity:
+            self._on_gone(simulator.identity, cause, str(end))
         child.pipe.close()
-        self._supervise(simulator, Exit.NORMAL if returned else Exit.CRASH, end, now)
+        simulator.child = None
+        self._supervise(simulator, why, end, now)
 
     def _supervise(self, simulator: _Simulator, why: Exit, end: SimulatorError, now: float) -> None:
         """One has ended: start it again, now or later, or have `look_after` tell of it."""
         supervision, key = self._supervision, simulator.key
         life = supervision.incarnation(key)
-        effects = supervision.handle(ChildExited(key, life, why, str(end)), now)
+        idle = self._lease if why is Exit.HANG else 0.0
+        effects = supervision.handle(ChildExited(key, life, why, str(end), idle), now)
         if supervision.state(key) is ChildState.STOPPED:
             self._forget(simulator, end)
         else:

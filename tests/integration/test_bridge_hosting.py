@@ -233,6 +233,51 @@ def test_x_15_a_killed_process_is_started_again_where_that_is_asked_for() -> Non
         assert {fault.episode_id for fault in runner.faults} <= set(runner.ended)
 
 
+class Stopping(Playing):
+    """Stops its process, in its constructor or after the first episode; a later life does not."""
+
+    def __init__(self, marker: Path, where: str) -> None:
+        first = not marker.exists()
+        marker.touch()
+        if first and where == "constructor":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        super().__init__(lambda: os.kill(os.getpid(), signal.SIGSTOP) if first else None)
+
+
+@pytest.mark.parametrize("restart", [RestartPolicy(backoff=0.01), None])
+@pytest.mark.parametrize("where", ["constructor", "run"])
+def test_x_15_a_process_that_hangs_is_killed_and_has_ended(
+    where: str, restart: RestartPolicy | None, tmp_path: Path
+) -> None:
+    with ExternalEnvBridge(OBSERVATION, ACTION, limits=EpisodeLimits(lease=0.1)) as bridge:
+        runner = Runner(bridge)
+        bridge.host(
+            lambda: Stopping(tmp_path / "was here", where),
+            where="process",
+            name="robot",
+            restart=restart,
+            start_timeout=5.0 if where == "constructor" else 300.0,
+        )
+        why = "did not join within 5 s" if where == "constructor" else "gave no sign of life for"
+        if restart is None:
+            with pytest.raises(SimulatorError, match=f"simulator robot .*was killed, as it {why}"):
+                runner.serve(lambda: False)
+            return
+        lives = 1 if where == "constructor" else 2
+        runner.serve(lambda: len(pids(runner)) >= lives and bridge.statistics().host_restarts)
+        assert sum(is_alive(pid) for pid in pids(runner)) == 1
+
+
+def test_a_process_that_cannot_join_as_nobody_looks_is_not_killed() -> None:
+    with ExternalEnvBridge(OBSERVATION, ACTION) as bridge:
+        bridge.host(lambda: Counting("return"), where="process", start_timeout=5.0)
+        bridge.poll(0.0)
+        pass_time(6.0)
+        runner = Runner(bridge)
+        with pytest.raises(SimulatorError, match=r"run\(\) returned"):
+            runner.serve(lambda: False)
+
+
 @BOTH
 def test_x_15_a_simulator_that_fails_again_and_again_is_given_up(where: Where) -> None:
     def fail() -> None:
