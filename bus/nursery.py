@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 
 from envbus.bus.autopsy import last_words
+from envbus.bus.brief import cut
 from envbus.bus.channel import (
     Attached,
     Channel,
@@ -66,6 +67,10 @@ _KILL_TIMEOUT: Final = 2.2
 #: Seconds for one that was killed without the server to be gone. Only what the kernel holds (a dead
 #: network disk, a broken driver) takes longer. `close` promises the sum of both, with some air.
 _DIRECT_KILL_TIMEOUT: Final = 0.5
+#: Seconds for which `close` waits before the log says for whom, and until when.
+_PROGRESS_AFTER: Final = 2.0
+#: Characters of their names.
+_LONGEST_LIST: Final = 500
 #: Seconds for a server that is not importing to take a message, and to answer one.
 _ANSWER_TIMEOUT: Final = 10.0
 
@@ -299,7 +304,8 @@ class Nursery:
         """Wait until all children have ended, kill those that have not. Idempotent.
 
         Whoever wants them to end by themselves asks them before. Returns within `timeout` and
-        three more seconds, also if the fork server is stopped or stuck.
+        three more seconds, also if the fork server is stopped or stuck. After two seconds the log
+        says who is waited for, and until when.
 
         Args:
             timeout: Seconds to wait before killing.
@@ -311,7 +317,7 @@ class Nursery:
             return []
         late: list[Child] = []
         try:
-            self._wait_for_exits(time.monotonic() + timeout)
+            self._wait_for_ends(timeout)
             late = list(self._children.values())
             if late:
                 self._have_killed(late)
@@ -474,6 +480,20 @@ class Nursery:
             self._notes[number] = note
             ends.append(Exited(number, -signal.SIGKILL))
         self._links.renew(ends)
+
+    def _wait_for_ends(self, timeout: float) -> None:
+        """Wait for children that were asked to end; tell of a longer wait."""
+        begun = time.monotonic()
+        self._wait_for_exits(begun + min(timeout, _PROGRESS_AFTER))
+        if self._children and timeout > _PROGRESS_AFTER:
+            late = ", ".join(f"{child.name} (pid {child.pid})" for child in self.children)
+            logger.warning(
+                "waiting since %g s for processes to end, which are killed in %.3g s: %s",
+                _PROGRESS_AFTER,
+                timeout - _PROGRESS_AFTER,
+                cut(late, _LONGEST_LIST),
+            )
+            self._wait_for_exits(begun + timeout)
 
     def _wait_for_exits(self, deadline: float) -> None:
         while self._children:

@@ -296,6 +296,17 @@ def test_close_kills_whoever_does_not_leave_and_says_who(nursery: Nursery, metho
     assert (statistics.started, statistics.exited, statistics.killed) == (2, 2, 1)
 
 
+def test_a_close_that_waits_for_long_says_for_whom_and_until_when(
+    nursery: Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = start_up(nursery, "wait_for_the_driver")
+    assert nursery.close(2.5) == [child]
+    (record,) = [one for one in caplog.records if "waiting" in one.message]
+    assert record.levelname == "WARNING"
+    assert "killed in 0.5 s" in record.message
+    assert f"{child.name} (pid {child.pid})" in record.message
+
+
 def test_close_twice_is_close_once(nursery: Nursery) -> None:
     start_up(nursery, "wait_for_the_driver")
     assert len(nursery.close(0.0)) == 1
