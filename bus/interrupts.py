@@ -257,6 +257,8 @@ def hand_out(
         if made:
             keep(made[0])
         was_raised(exc)
+        if exc.__traceback__ is None:  # `was_raised` has dropped the frames below
+            raise exc
         raise
 
 

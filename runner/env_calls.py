@@ -23,7 +23,7 @@ from envbus.bus.messages import Failed, FailureCode, Request, Tree
 from envbus.runner.actor import Actor, ActorState, Lost
 from envbus.runner.engine import Engine, Ticket
 from envbus.runner.env_faults import ADVICE, errors_of
-from envbus.runner.faults import ActorLostError, EnvError, advise, raise_env_errors
+from envbus.runner.faults import ActorLostError, EnvError, advise, failure_of
 from envbus.runner.local_fleet import AnyFleet
 
 __all__ = ["Asked", "EnvCalls", "MakeOne", "SubEnvironment"]
@@ -117,7 +117,7 @@ class EnvCalls:
         self.wait(asked)
         self.raise_loss(asked)
         for error, original in asked.errors:
-            raise_env_errors([error], [original])
+            raise failure_of([error], [original])
         return asked.values[env_id]
 
     def wait(self, asked: Asked, deadline: float = math.inf) -> list[Actor]:

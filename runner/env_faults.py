@@ -26,12 +26,13 @@ from envbus.runner.faults import (
     Fault,
     FaultCause,
     advise,
-    raise_env_errors,
+    failure_of,
     to_exception,
+    without_our_frames,
 )
 from envbus.runner.recovery import Lives, Recovery
 
-__all__ = ["ADVICE", "EnvFaults", "Trouble", "errors_of"]
+__all__ = ["ADVICE", "ENV_ADVICE", "EnvFaults", "Trouble", "errors_of"]
 
 
 def errors_of(actor: Actor, errors: Sequence[SlotError]) -> list[tuple[EnvError, Exception | None]]:
@@ -51,6 +52,10 @@ def errors_of(actor: Actor, errors: Sequence[SlotError]) -> list[tuple[EnvError,
 ADVICE: Final = (
     "close this and make a new one, or pass restart_failed_sub_environments=True to have its envs "
     "started again"
+)
+#: What to do about an env that raised.
+ENV_ADVICE: Final = (
+    "mend it, or pass restart_failed_sub_environments=True to have such envs made anew"
 )
 
 
@@ -125,10 +130,10 @@ class EnvFaults:
             return
         # Of a last step, whose row a pool does not tell, either.
         infos = {error.env_id: self._results.take_info(error.env_id) for error, _ in rebuilt}
-        try:
-            raise_env_errors([error for error, _ in rebuilt], [found for _, found in rebuilt])
-        except Exception as exc:  # raised by the next call, after this news is all taken
-            self._troubles.append(Trouble(exc, None, rebuilt, infos))
+        errors, originals = zip(*rebuilt, strict=True)
+        failure = failure_of(errors, originals, ENV_ADVICE)
+        # Raised by the next call, after this news is all taken.
+        self._troubles.append(Trouble(failure, None, rebuilt, infos))
 
     def on_gone(self, news: Gone[Actor]) -> None:
         """An actor's process has ended."""
@@ -263,6 +268,7 @@ class EnvFaults:
 
     def was_raised(self, error: BaseException) -> None:
         """The caller gets this; if it is what `raise_next` raised, and not Ctrl-C, it was told."""
+        without_our_frames(error)
         if self._troubles and self._troubles[0].error is error:
             self._troubles.popleft()
         elif self._losses and self._losses[0] is error:

@@ -24,8 +24,9 @@ __all__ = [
     "advise",
     "as_cause",
     "env_errors",
-    "raise_env_errors",
+    "failure_of",
     "to_exception",
+    "without_our_frames",
 ]
 
 logger = logging.getLogger("envbus.runner.faults")
@@ -129,8 +130,10 @@ def advise(reason: str, advice: str) -> str:
     return "\n".join([f"{first}; {advice}", *rest])
 
 
-def raise_env_errors(errors: Sequence[EnvError], originals: Sequence[Exception | None]) -> None:
-    """Raise the last error.
+def failure_of(
+    errors: Sequence[EnvError], originals: Sequence[Exception | None], advice: str = ""
+) -> Exception:
+    """Return what is to be raised: the last error.
 
     As its own type where that could be rebuilt. All of them stand in its `__cause__`: the one
     `EnvError`, or, for several, an `ExceptionGroup` of them. Before Python 3.11 there are no
@@ -139,17 +142,25 @@ def raise_env_errors(errors: Sequence[EnvError], originals: Sequence[Exception |
     Args:
         errors: At least one.
         originals: For each, the rebuilt original exception or None.
+        advice: What to do, at the end of the last one's first line; "": nothing.
     """
     if sys.version_info < (3, 11):
         for error in errors[:-1]:
             logger.error("%s", error)
     last, original = errors[-1], originals[-1]
     cause = as_cause(errors)
-    if original is not None:
-        raise original from cause
-    if cause is last:
-        raise last
-    raise last from cause
+    if advice and advice not in str(last):
+        last.args = (advise(str(last), advice),)
+    failure = last if original is None else original
+    if cause is not failure:
+        failure.__cause__ = cause
+    return failure
+
+
+def without_our_frames(error: BaseException) -> None:
+    """Drop the frames of what an env raised: they are of envbus, the env's are in its cause."""
+    if isinstance(error, Exception) and env_errors(error):
+        error.__traceback__ = None
 
 
 def as_cause(errors: Sequence[EnvError]) -> Exception | None:

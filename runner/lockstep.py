@@ -30,10 +30,10 @@ from envbus.runner.actions import ActionStore
 from envbus.runner.actor import Actor, ActorState
 from envbus.runner.engine import Engine, Given
 from envbus.runner.env_calls import Asked, EnvCalls
-from envbus.runner.env_faults import Trouble
+from envbus.runner.env_faults import ENV_ADVICE, Trouble
 from envbus.runner.env_results import Infos
 from envbus.runner.env_states import EnvState
-from envbus.runner.faults import EnvError, Fault, as_cause, raise_env_errors
+from envbus.runner.faults import EnvError, Fault, as_cause, failure_of, without_our_frames
 from envbus.runner.local_fleet import AnyFleet
 from envbus.runner.lockstep_recycling import LockstepRecycling
 from envbus.runner.seeding import spread_seeds
@@ -294,6 +294,7 @@ class Lockstep:
 
     def _was_raised(self, error: BaseException) -> None:
         """The caller gets this; if it is what a round raised, and not Ctrl-C, it was told."""
+        without_our_frames(error)
         if self._untold is not None and self._untold[1] is error:
             self._untold = None
 
@@ -423,7 +424,8 @@ class Lockstep:
             for error, _ in trouble.raised:
                 self._raised[error.env_id] = error, trouble.infos.get(error.env_id, {})
         if raised:
-            raise_env_errors([error for error, _ in raised], [found for _, found in raised])
+            errors, originals = zip(*raised, strict=True)
+            raise failure_of(errors, originals, ENV_ADVICE)
 
     def _take_rows(self, *, in_step: bool) -> Infos:
         """Take what all envs have brought; who has failed gets a row, too."""
@@ -515,7 +517,7 @@ class Lockstep:
         if found.errors:
             errors, found.errors = found.errors, []
             self._fetchable = Pending.CALL
-            raise_env_errors([error for error, _ in errors], [original for _, original in errors])
+            raise failure_of([error for error, _ in errors], [original for _, original in errors])
         return found.values
 
     # --- end ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from envbus.runner.faults import (
     EnvError,
     advise,
     env_errors,
-    raise_env_errors,
+    failure_of,
     to_exception,
 )
 
@@ -190,7 +190,7 @@ def test_errors_survive_pickling(make: Callable[[], EnvbusError]) -> None:
 
 def raised_by(errors: list[tuple[EnvError, Exception | None]]) -> Exception:
     with pytest.raises(Exception) as caught_error:  # noqa: PT011 - any, to look at
-        raise_env_errors([error for error, _ in errors], [original for _, original in errors])
+        raise failure_of([error for error, _ in errors], [original for _, original in errors])
     return caught_error.value
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from envbus.actors.testing import CountingEnv, FailingEnv, InfoEnv, SpaceEnv
 from envbus.bus.errors import ConfigError
-from envbus.runner import BusVectorEnv
+from envbus.runner import BusVectorEnv, env_errors
 from envbus.runner.config import Timeouts
 from envbus.runner.testing import assert_same, assert_same_trajectory
 from tests.integration.nursery_children import wait_until
@@ -560,6 +561,27 @@ def test_an_error_in_an_automatic_reset_is_told_as_one(make: Make) -> None:
             envs.step([0])
         assert caught.value.__cause__ is not None
         assert "env 0 (actor-0, incarnation 0) failed in autoreset" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("num_actors", [0, 2])
+def test_what_an_env_raised_is_printed_once_with_frames_of_the_users_and_what_to_do(
+    make: Make, num_actors: int
+) -> None:
+    envs = make(
+        [partial(FailingEnv, "step", after=1 if i == 3 else 99) for i in range(8)],
+        num_actors=num_actors,
+    )
+    envs.reset()
+    envs.step([0] * 8)
+    with pytest.raises(RuntimeError, match="failing on purpose") as caught:
+        envs.step([0] * 8)
+    text = "".join(traceback.format_exception(caught.value))
+    (error,) = env_errors(caught.value)
+    frames = error.remote_traceback.count("actors/testing.py")
+    assert text.count("actors/testing.py") == frames > 0
+    assert text.count("envs.step([0] * 8)") == 1
+    assert text.count("restart_failed_sub_environments=True") == 1
+    assert len(traceback.extract_tb(caught.value.__traceback__)) <= 4  # this one, and the way in
 
 
 def test_after_an_error_the_other_envs_have_gone_on_and_all_can_be_used(make: Make) -> None:
