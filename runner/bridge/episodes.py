@@ -8,7 +8,7 @@ Rules:
 - An episode belongs to the session that started it. Its id is used once, as long as it is
   remembered.
 - Calls of one episode come one after another. If one comes while another waits for an action, the
-  newest counts: the waiting one fails, and its action is dropped.
+  newest counts, unless it is refused: the waiting one fails, and its action is dropped.
 - An action reaches the request that it was chosen for, or nobody. An observation whose action
   reaches nobody, or a client that says it had given up before, is void: the episode's next record
   says so. Of several void ones in a row that the runner has not seen only the first is shown.
@@ -279,7 +279,6 @@ class Episodes:
         if session is None:
             book.counts.refused += 1
             return [Refuse(event.peer, event.request_id, NOT_JOINED)]
-        effects: list[Effect] = []
         try:
             if event.request_id in session.answers:
                 return self._answer_again(session, event)
@@ -294,14 +293,11 @@ class Episodes:
                 raise book.unknown(event.episode_id)
             if event.not_taken is not None:
                 book.counts.dropped_actions += episode.give_back(event.not_taken)
-            # At an end, what waits may still be shown to the runner.
-            if episode.waiting is not None and not isinstance(event, End):
-                effects = self._supersede(session, episode)
-            return effects + self._verbs[type(event)](session, episode, event, now)
+            return self._verbs[type(event)](session, episode, event, now)
         except RefusedError as error:
-            return effects + book.refuse(event, error)
+            return book.refuse(event, error)
         except _NoRoomError as error:
-            return effects + book.overloaded(event, str(error))
+            return book.overloaded(event, str(error))
 
     def _answer_again(self, session: Session, event: Call) -> list[Effect]:
         if event.digest != session.digests[event.request_id]:
@@ -351,19 +347,21 @@ class Episodes:
     def _ask(self, session: Session, episode: Episode, event: Ask, now: float) -> list[Effect]:
         book = self._book
         self._check_budget(session, event.size)
+        effects = self._supersede(session, episode)
         size = self._charge(session, event)
         record = episode.observe(event.observation, size=size)
         number = book.wait(session, event, now)
         episode.asked = event.request_id
         episode.waiting = Waiting(event.request_id, number, record, size)
         book.ready[episode.episode_id] = episode
-        return []
+        return effects
 
     def _log_step(
         self, session: Session, episode: Episode, event: LogStep, now: float
     ) -> list[Effect]:
         self._check_queue(session, episode, event)
         book = self._book
+        effects = self._supersede(session, episode)
         size = self._charge(session, event)
         has_to_wait = self._has_to_wait(session, episode.num_queued + 1)
         held = book.hold(session, event, LOGGED, now) if has_to_wait else 0
@@ -371,14 +369,15 @@ class Episodes:
         book.ready[episode.episode_id] = episode
         book.counts.logged_actions += 1
         if held:
-            return []
-        return book.reply(session, event, LOGGED)
+            return effects
+        return effects + book.reply(session, event, LOGGED)
 
     def _log_reward(
         self, session: Session, episode: Episode, event: LogReward, _now: float
     ) -> list[Effect]:
         self._check_budget(session, event.size)
         self._check_rewards(episode, [(event.rewards, {})])
+        effects = self._supersede(session, episode)
         episode.log(
             event.rewards,
             event.infos,
@@ -386,7 +385,7 @@ class Episodes:
             event.truncateds,
             size=self._charge(session, event),
         )
-        return self._book.reply(session, event, LOGGED)
+        return effects + self._book.reply(session, event, LOGGED)
 
     def _log_fragment(
         self, session: Session, episode: Episode, event: Fragment, now: float
@@ -407,6 +406,7 @@ class Episodes:
             for part in parts
         ]
         self._check_rewards(episode, told)
+        effects = self._supersede(session, episode)
         record: Record | None = None
         stale = 0
         size = self._charge(session, event)
@@ -433,12 +433,12 @@ class Episodes:
             episode.log({}, {}, {}, {}, size=size)
         reply = FragmentLogged(dropped=stale)
         if record is None:
-            return book.reply(session, event, reply)
+            return effects + book.reply(session, event, reply)
         book.ready[episode.episode_id] = episode
         if not self._has_to_wait(session, episode.num_queued):
-            return book.reply(session, event, reply)
+            return effects + book.reply(session, event, reply)
         record.held = book.hold(session, event, reply, now)
-        return []
+        return effects
 
     def _charge(self, session: Session, event: Call) -> int:
         """Return what a message counts for in its client's budget, from which it was taken."""
@@ -501,7 +501,12 @@ class Episodes:
         return effects + book.reply(session, event, ENDED)
 
     def _supersede(self, session: Session, episode: Episode) -> list[Effect]:
-        """Another call comes for an episode that waits for an action."""
+        """A call is taken; fail the one before if that waits for an action.
+
+        An end does not: what waits may still be shown to the runner.
+        """
+        if episode.waiting is None:
+            return []
         book = self._book
         book.counts.superseded += 1
         error = EpisodeBusyError(

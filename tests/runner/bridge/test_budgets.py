@@ -7,11 +7,14 @@ from typing import Any
 
 from envbus.bus.messages import FailureCode
 from envbus.runner.bridge.vocabulary import (
+    Act,
     Answer,
     Ask,
+    Chosen,
     ClientLost,
     Effect,
     End,
+    Fragment,
     Join,
     LogReward,
     LogStep,
@@ -104,6 +107,23 @@ def test_ended_episodes_that_the_runner_was_not_shown_count_as_well() -> None:
         pass
     assert scene.episodes.statistics().queued_bytes_now == 0
     assert isinstance(start(scene, A, "again"), Answer)
+
+
+def test_a_call_that_is_refused_does_not_hurt_the_one_that_waits() -> None:
+    scene = Scene(max_client_bytes=100_000)
+    scene.start("e")
+    waits = scene.ask("e", 7)
+    scene.episodes.collect()
+    over_budget(reward(scene, A, "e", 100_001))
+    over_budget(step(scene, A, "e", 100_001))
+    over_budget(scene.do(Ask(A, scene.number(A), "e", {AGENT: 0}, size=100_001)))
+    first = Fragment(A, scene.number(A), "e", "default", 3, [])
+    assert isinstance(refused := scene.do(first), Refuse)
+    assert refused.failed.remote_type == "EpisodeError"
+    acted = scene.do(Chosen("e", {AGENT: 1}))
+    assert isinstance(acted, Act)
+    assert acted.request_id == waits
+    assert scene.episodes.statistics().superseded == 0
 
 
 def test_what_nothing_is_kept_of_does_not_count() -> None:
