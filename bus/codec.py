@@ -29,9 +29,7 @@ from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.limits import DEFAULT_LIMITS, CodecLimits
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Payload, Tree
 from envbus.bus.transport import Buffer
-from envbus.bus.tree import OUT_OF_BAND_BYTES, Value
-from envbus.bus.tree_decoder import TreeDecoder
-from envbus.bus.tree_encoder import TreeEncoder
+from envbus.bus.tree import OUT_OF_BAND_BYTES, TreeDecoder, TreeEncoder, Value
 
 __all__ = [
     "DEFAULT_LIMITS",

@@ -14,8 +14,7 @@ from hypothesis import given
 from envbus.bus.codec import CodecLimits, Ext, decode, encode
 from envbus.bus.errors import DecodeError, EncodeError
 from envbus.bus.messages import Tree
-from envbus.bus.tree import Value, survey
-from envbus.bus.tree_encoder import place_of, short_repr
+from envbus.bus.tree import Value, place_of, short_repr, survey
 from tests.bus.codec_samples import Sample, identical, patient, round_trip, values
 
 Pair = namedtuple("Pair", "x y")
