@@ -19,7 +19,7 @@ from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.serve import Handlers, Worker
 from envbus.bus.transport import PeerTransport
 from envbus.bus.words import Doer
-from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_sockets import ZmqPeer
 
 __all__ = ["BOOTSTRAP_PARCEL", "HANDOVER_TIMEOUT", "LANE_PARCEL", "Bootstrap", "Hosted", "host"]
 

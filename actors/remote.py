@@ -20,7 +20,7 @@ from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Hello, Tree
 from envbus.bus.serve import Heartbeats, PlainCodec, Worker
 from envbus.bus.transport import PeerTransport
-from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_sockets import ZmqPeer
 
 __all__ = ["HEARTBEAT", "REMOTE_SERVICE", "serve_remote"]
 

@@ -25,8 +25,7 @@ import zmq
 
 from envbus.actors.external.protocol import BRIDGE, GetAction, JoinBridge, StartEpisode
 from envbus.bench.bridge_servers import BridgeCase, case_named
-from envbus.bus.codec import encode
-from envbus.bus.headers import decode_header, encode_header
+from envbus.bus.codec import decode_header, encode, encode_header
 from envbus.bus.lane_listener import INTRODUCTION, address_of
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Hello, Kind
 from envbus.bus.packets import Assembler, pack

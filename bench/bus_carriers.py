@@ -27,9 +27,7 @@ from envbus.bus.broker_vocabulary import BrokerConfig, Complete, PeerReady
 from envbus.bus.codec import decode, encode, encode_header
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Hello, Kind, Reply, Request
 from envbus.bus.serve import Worker
-from envbus.bus.zmq_peer import ZmqPeer
-from envbus.bus.zmq_router import ZmqRouter
-from envbus.bus.zmq_sockets import router_socket
+from envbus.bus.zmq_sockets import ZmqPeer, ZmqRouter, router_socket
 
 __all__ = ["BUS_CASES", "CARRIERS", "BenchAnswer", "BenchQuestion", "BusCase", "Carrier"]
 

@@ -19,8 +19,7 @@ from envbus.bus.lane import LanePeer
 from envbus.bus.lane_router import LaneRouter
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.transport import PeerTransport, RouterTransport
-from envbus.bus.zmq_peer import ZmqPeer
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqPeer, ZmqRouter
 from envbus.runner.engine import Engine
 from envbus.runner.lockstep import Lockstep
 

@@ -19,11 +19,11 @@ import zmq.auth
 from zmq.utils.monitor import recv_monitor_message
 
 from envbus.bus.keys import BrokerKeys, PeerKeys
-from envbus.bus.zmq_sockets import ZAP_DOMAIN
 
 __all__ = [
     "MONITOR_QUEUE",
     "NOBODY",
+    "ZAP_DOMAIN",
     "Doorkeeper",
     "guard",
     "handshake_trouble",
@@ -33,6 +33,8 @@ __all__ = [
 
 logger = logging.getLogger("envbus.bus.authentication")
 
+#: Domain in which a ZAP handler is asked, where there is one.
+ZAP_DOMAIN = "envbus"
 #: User of a connection without keys that a `Doorkeeper` has let in; no key looks like that.
 NOBODY = "anonymous"
 #: Events that a socket's monitor keeps. libzmq's threads stand still when there is no room.

@@ -56,7 +56,7 @@ from envbus.bus.peer_session import Call, Outcome, PeerSession
 from envbus.bus.serve import Codec, PlainCodec
 from envbus.bus.transport import AT_ONE_GO, Frames
 from envbus.bus.unix_sockets import Bell
-from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_sockets import ZmqPeer
 
 __all__ = ["Client"]
 

@@ -1,7 +1,6 @@
 """CURVE keys: files of them, who holds which, and which clients a broker lets in.
 
-Leaves out sockets: `zmq_router.py` and `zmq_peer.py` use the keys, `authentication.py` asks who may
-come in.
+Leaves out sockets: `zmq_sockets.py` uses the keys, `authentication.py` asks who may come in.
 Secrets are read from files only, so that they stand in no argument, log line or repr.
 """
 

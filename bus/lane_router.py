@@ -29,7 +29,7 @@ from envbus.bus.lane_listener import LaneListener
 from envbus.bus.spinning import BROKER_SPIN_SECONDS, SpinBudget
 from envbus.bus.stream_end import StreamEnd
 from envbus.bus.transport import Buffer, Frames
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqRouter
 
 __all__ = ["QUEUE_BYTES", "QUEUE_LIMIT", "LaneRouter", "with_lanes"]
 

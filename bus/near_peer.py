@@ -21,7 +21,7 @@ from envbus.bus.packets import pack
 from envbus.bus.spinning import CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.stream_end import StreamEnd
 from envbus.bus.transport import Buffer, Frames
-from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_sockets import ZmqPeer
 
 __all__ = ["NearPeer"]
 

@@ -19,7 +19,7 @@ from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig, BrokerStatistics
 from envbus.bus.keys import Allow, BrokerKeys, PathLike
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqRouter
 
 __all__ = ["serve_broker"]
 

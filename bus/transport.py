@@ -1,6 +1,6 @@
 """How frames move between a broker and its peers: the interface, and endpoint syntax.
 
-Vocabulary only; `zmq_router.py`, `zmq_peer.py` and lanes implement it.
+Vocabulary only; `zmq_sockets.py` and lanes implement it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import msgspec
 from envbus.actors.protocol import Built
 from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Failed, Payload, Request
-from envbus.bus.process import Child
+from envbus.bus.nursery import Child
 from envbus.bus.serve import Codec
 from envbus.runner.faults import FaultCause
 

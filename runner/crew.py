@@ -24,7 +24,7 @@ from envbus.bus.errors import ClosedError, DecodeError, NoPeerError, StartError,
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted_call, without_interrupts
 from envbus.bus.messages import Failed, FailureCode, Payload, Reply, Request
-from envbus.bus.process import ExitStatus
+from envbus.bus.nursery import ExitStatus
 from envbus.bus.unix_sockets import wait_for
 from envbus.runner.actor import ActorState, Answer, Gone, Lost, Member, News, taken_from
 from envbus.runner.config import FleetConfig

@@ -20,8 +20,7 @@ from envbus.bus.attention import GRACE
 from envbus.bus.errors import StartError
 from envbus.bus.memory import tree_memory
 from envbus.bus.messages import Failed, FailureCode
-from envbus.bus.nursery import Nursery
-from envbus.bus.process import Child, ExitStatus
+from envbus.bus.nursery import Child, ExitStatus, Nursery
 from envbus.bus.restart import Exit
 from envbus.bus.supervision import (
     ChildExited,

@@ -30,7 +30,7 @@ from envbus.bus.pipe import Pipe
 from envbus.bus.pipe_codec import PipeCodec
 from envbus.bus.serve import PlainCodec
 from envbus.bus.transport import RouterTransport
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqRouter
 from envbus.runner.actor import ActorState, Member
 from envbus.runner.config import FleetConfig, choose_start_method
 from envbus.runner.faults import FaultCause

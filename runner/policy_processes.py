@@ -26,9 +26,8 @@ from envbus.bus.errors import ClosedError, EnvbusError, StartError
 from envbus.bus.folders import make_folder, name_folder
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted_call
-from envbus.bus.nursery import Nursery
+from envbus.bus.nursery import Child, ExitStatus, Nursery
 from envbus.bus.probing import Probing, Verdict
-from envbus.bus.process import Child, ExitStatus
 from envbus.bus.restart import Exit, RestartPolicy
 from envbus.bus.settings import check_number
 from envbus.bus.supervision import (

@@ -34,7 +34,7 @@ from envbus.bus.keys import PathLike, PeerKeys
 from envbus.bus.messages import Payload
 from envbus.bus.near_peer import NearPeer
 from envbus.bus.serve import Heartbeats
-from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_sockets import ZmqPeer
 
 __all__ = ["ExternalEnvClient"]
 

@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from envbus.actors.remote import REMOTE_SERVICE
-from envbus.bus.headers import encode_header
+from envbus.bus.codec import encode_header
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Hello, Kind
 
 __all__ = ["Strangers"]

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import msgpack
 import msgspec
 
+from envbus.bus.codec import readable_request_id
 from envbus.bus.errors import DecodeError, EncodeError
-from envbus.bus.headers import readable_request_id
 from envbus.bus.limits import MAX_HEADER_BYTES
 from envbus.bus.transport import Frames
 

@@ -35,10 +35,9 @@ from envbus.bus.gateway.config import (
     split_address,
 )
 from envbus.bus.interrupts import uninterrupted_call
-from envbus.bus.nursery import Nursery
+from envbus.bus.nursery import Child, ExitStatus, Nursery
 from envbus.bus.pipe import Pipe
 from envbus.bus.probing import Probing, Verdict
-from envbus.bus.process import Child, ExitStatus
 from envbus.bus.restart import Exit, RestartPolicy
 from envbus.bus.supervision import (
     ChildExited,

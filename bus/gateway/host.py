@@ -20,8 +20,7 @@ from envbus.bus.complaints import Complaints
 from envbus.bus.errors import ClosedError, EnvbusError, TransportError
 from envbus.bus.gateway.carriage import StreamCarriage, WebSocketCarriage
 from envbus.bus.gateway.config import BOOTSTRAP_PARCEL, PROBE, Bootstrap
-from envbus.bus.gateway.connection import PIECE, Connection, Crowd
-from envbus.bus.gateway.dealer import Dealer
+from envbus.bus.gateway.connection import PIECE, Connection, Crowd, Dealer
 from envbus.bus.gateway.session import Session
 from envbus.bus.messages import FailureCode
 from envbus.bus.pipe import Pipe

@@ -7,12 +7,11 @@ from typing import Final
 import msgspec
 
 from envbus.bus.brief import printable
-from envbus.bus.codec import decode, encode, message
+from envbus.bus.codec import decode, decode_header, encode, encode_header, message
 from envbus.bus.control import NOBODY
 from envbus.bus.errors import EncodeError, ProtocolError, VersionMismatchError
 from envbus.bus.gateway.carriage import Carriage, TurnedAwayError, check_token, failure_of
 from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import (
     Failed,
     FailureCode,

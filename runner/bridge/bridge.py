@@ -28,7 +28,7 @@ from envbus.bus.keys import Allow, BrokerKeys, PathLike
 from envbus.bus.lane_router import with_lanes
 from envbus.bus.messages import Failed, FailureCode
 from envbus.bus.restart import RestartPolicy
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqRouter
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.hosting import Hosts, PrivateDoor, Where
 from envbus.runner.bridge.models import Models

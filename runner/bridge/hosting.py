@@ -26,8 +26,7 @@ from envbus.actors.external.hosting import ENTRY, ENV_PARCEL, IDENTITY_PARCEL, r
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError
 from envbus.bus.folders import name_folder
 from envbus.bus.interrupts import interruptible, uninterrupted_call
-from envbus.bus.nursery import Nursery
-from envbus.bus.process import Child, ExitStatus
+from envbus.bus.nursery import Child, ExitStatus, Nursery
 from envbus.bus.restart import ChildState, Exit, Restart, RestartPolicy
 from envbus.bus.settings import check_number
 from envbus.bus.supervision import (

@@ -34,8 +34,8 @@ from envbus.actors.external.protocol import (
     StartEpisode,
     Value,
 )
+from envbus.bus.codec import encode_header
 from envbus.bus.errors import ConfigError
-from envbus.bus.headers import encode_header
 from envbus.bus.messages import PROTOCOL_VERSION, Failed, FailureCode, Header, Hello, Kind, Token
 from envbus.runner.diagnosis.address import Address
 from envbus.runner.diagnosis.doctor import Means

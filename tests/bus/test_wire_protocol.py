@@ -11,8 +11,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from envbus.bus.codec import DEFAULT_LIMITS, Ext, Placeholder, decode, encode, encode_header
-from envbus.bus.headers import MAX_HEADER_BYTES
+from envbus.bus.codec import (
+    DEFAULT_LIMITS,
+    MAX_HEADER_BYTES,
+    Ext,
+    Placeholder,
+    decode,
+    encode,
+    encode_header,
+)
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     Failed,

@@ -28,8 +28,7 @@ from envbus.bus.messages import (
 )
 from envbus.bus.pipe import Pipe
 from envbus.bus.serve import Heartbeats, Worker
-from envbus.bus.zmq_peer import ZmqPeer
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqPeer, ZmqRouter
 from tests.integration.nursery_children import PATIENCE
 
 __all__ = [

@@ -30,8 +30,7 @@ from envbus.bus.errors import (
 from envbus.bus.keys import BrokerKeys, PeerKeys, load_keys, new_keys
 from envbus.bus.messages import Hello
 from envbus.bus.serve import Worker
-from envbus.bus.zmq_peer import ZmqPeer
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqPeer, ZmqRouter
 from envbus.runner import ExternalEnvBridge
 from tests.integration.bus_programs import Name, Named, RunningBroker, hello_frames
 from tests.integration.nursery_children import PATIENCE

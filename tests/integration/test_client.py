@@ -33,8 +33,7 @@ from envbus.bus.errors import (
     RequestTimeoutError,
 )
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Request
-from envbus.bus.nursery import Nursery
-from envbus.bus.process import Child
+from envbus.bus.nursery import Child, Nursery
 from envbus.bus.serve import PlainCodec
 from tests.integration.bus_programs import (
     Ask,

@@ -28,8 +28,7 @@ from envbus.bus.lane import (
 from envbus.bus.lane_router import QUEUE_BYTES, QUEUE_LIMIT, LaneRouter
 from envbus.bus.transport import Buffer, RouterTransport
 from envbus.bus.unix_sockets import rights
-from envbus.bus.zmq_peer import ZmqPeer
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqPeer, ZmqRouter
 from tests.integration.nursery_children import PATIENCE, wait_until
 
 pytestmark = pytest.mark.skipif(not LANES_EXIST, reason="no SOCK_SEQPACKET or epoll here")

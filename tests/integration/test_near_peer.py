@@ -19,8 +19,7 @@ from envbus.bus.lane_listener import ADDRESSES_EXIST, INTRODUCTION, address_of
 from envbus.bus.lane_router import QUEUE_BYTES, LaneRouter, with_lanes
 from envbus.bus.near_peer import NearPeer
 from envbus.bus.packets import pack
-from envbus.bus.zmq_peer import ZmqPeer
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqPeer, ZmqRouter
 from tests.integration.nursery_children import PATIENCE, wait_until
 from tests.integration.test_lane import until_full
 from tests.sources import ROOT

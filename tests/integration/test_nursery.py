@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from envbus.bus.errors import ClosedError, ConfigError, StartError
-from envbus.bus.nursery import Nursery
-from envbus.bus.process import Child, ExitStatus
+from envbus.bus.nursery import Child, ExitStatus, Nursery
 from tests.integration.nursery_children import PATIENCE, is_alive, wait_until
 
 pytestmark = pytest.mark.timeout(180)

@@ -18,8 +18,7 @@ from gymnasium import spaces
 from envbus.actors import ExternalEnvClient
 from envbus.bus.client import Client
 from envbus.bus.keys import BrokerKeys, new_keys
-from envbus.bus.zmq_peer import ZmqPeer
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqPeer, ZmqRouter
 from envbus.runner import BusVectorEnv, ExternalEnvBridge
 from envbus.runner.policy_workers import PolicyWorkers
 from tests.clients.browser import PROGRAMS, Page, find_browser

@@ -29,7 +29,7 @@ from envbus.bus.errors import ConfigError, EncodeError, ProtocolError, StartErro
 from envbus.bus.keys import new_keys
 from envbus.bus.messages import Hello, Tree
 from envbus.bus.serve import Worker
-from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_sockets import ZmqPeer
 from envbus.runner import ActorLostError, ActorPool, BusVectorEnv
 from tests.integration.bus_programs import RunningBroker, free_port
 from tests.integration.nursery_children import wait_until

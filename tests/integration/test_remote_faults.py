@@ -12,11 +12,10 @@ import pytest
 
 from envbus.actors.env_actor import EnvActor
 from envbus.actors.remote import REMOTE_SERVICE
-from envbus.bus.codec import encode
-from envbus.bus.headers import encode_header
+from envbus.bus.codec import encode, encode_header
 from envbus.bus.messages import PROTOCOL_VERSION, Goodbye, Header, Hello, Kind
 from envbus.bus.serve import HELLO_ID, Worker
-from envbus.bus.zmq_peer import ZmqPeer
+from envbus.bus.zmq_sockets import ZmqPeer
 from envbus.runner.config import Timeouts
 from envbus.runner.pool import ActorPool
 from envbus.runner.seeding import restart_seed

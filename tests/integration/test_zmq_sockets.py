@@ -18,9 +18,7 @@ from envbus.bus.errors import (
     UnknownPeerError,
 )
 from envbus.bus.transport import PeerTransport, RouterTransport
-from envbus.bus.zmq_peer import ZmqPeer
-from envbus.bus.zmq_router import QUEUE_BYTES, ZmqRouter
-from envbus.bus.zmq_sockets import HIGH_WATER_MARK
+from envbus.bus.zmq_sockets import HIGH_WATER_MARK, QUEUE_BYTES, ZmqPeer, ZmqRouter
 from tests.bus.memory_transport import MemoryNetwork
 from tests.integration.nursery_children import PATIENCE, wait_until
 from tests.integration.test_lane import until_full

@@ -9,7 +9,7 @@ import pytest
 
 from envbus.bus.errors import StartError
 from envbus.bus.messages import Failed, FailureCode
-from envbus.bus.process import ExitStatus
+from envbus.bus.nursery import ExitStatus
 from envbus.bus.restart import RestartPolicy
 from envbus.runner.actor import Actor, ActorState, Gone, Lost, News, Ready, share_out
 from envbus.runner.config import FleetConfig

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from envbus.bus.errors import TransportError
-from envbus.bus.nursery import Nursery
+from envbus.bus.nursery import ExitStatus, Nursery
 from envbus.bus.pipe import Pipe
-from envbus.bus.process import ExitStatus
 from envbus.bus.restart import Exit
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_door import door_of

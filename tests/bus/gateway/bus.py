@@ -14,10 +14,9 @@ from websockets.sync.client import ClientConnection, connect
 
 from envbus.bus.broker import Broker, Outcome
 from envbus.bus.broker_core import BrokerCore
-from envbus.bus.codec import decode, encode
+from envbus.bus.codec import decode, decode_header, encode, encode_header
 from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.gateway.framing import StreamReader, pack, pack_for_stream, unpack
-from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     Failed,
@@ -27,7 +26,7 @@ from envbus.bus.messages import (
     Payload,
     Welcome,
 )
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqRouter
 
 #: Seconds; never expected to pass.
 PATIENCE = 30.0

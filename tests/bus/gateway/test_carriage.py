@@ -10,7 +10,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
 
-from envbus.bus.codec import decode
+from envbus.bus.codec import decode, decode_header, encode_header
 from envbus.bus.errors import DecodeError
 from envbus.bus.gateway.carriage import (
     StreamCarriage,
@@ -22,7 +22,6 @@ from envbus.bus.gateway.carriage import (
 )
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.framing import pack, pack_for_stream, unpack
-from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import Failed, Header, Kind
 
 FRAMES = [b"header", b"payload", b"buffer"]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from envbus.bus.codec import encode_header
 from envbus.bus.errors import DecodeError, EncodeError
 from envbus.bus.gateway.framing import (
     MAX_FRAMES,
@@ -17,7 +18,6 @@ from envbus.bus.gateway.framing import (
     pack_for_stream,
     unpack,
 )
-from envbus.bus.headers import encode_header
 from envbus.bus.messages import Header, Kind
 
 messages = st.lists(st.binary(max_size=300), min_size=1, max_size=20)

@@ -16,11 +16,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from envbus.bus.broker_vocabulary import Complete, Notify, PeerLeft, PeerReady
+from envbus.bus.codec import decode_header, encode_header
 from envbus.bus.errors import ConfigError, RestartLimitError, TransportError
 from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.gateway.config import STOP
 from envbus.bus.gateway.framing import pack, pack_for_stream
-from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     FailureCode,

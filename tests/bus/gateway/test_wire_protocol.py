@@ -10,10 +10,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from envbus.bus.codec import decode
+from envbus.bus.codec import decode, decode_header
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.framing import StreamReader, pack, pack_for_stream
-from envbus.bus.headers import decode_header
 from envbus.bus.messages import Header, Hello, Kind, Token
 from envbus.bus.transport import Frames
 from tests.sources import ROOT

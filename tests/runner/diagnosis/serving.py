@@ -15,12 +15,11 @@ from gymnasium import spaces
 from envbus.bus.broker import Broker
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.broker_vocabulary import BrokerConfig
-from envbus.bus.codec import decode, encode
+from envbus.bus.codec import decode, decode_header, encode, encode_header
 from envbus.bus.errors import ProtocolError
 from envbus.bus.gateway import Gateway, GatewayConfig
-from envbus.bus.headers import decode_header, encode_header
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Payload
-from envbus.bus.zmq_router import ZmqRouter
+from envbus.bus.zmq_sockets import ZmqRouter
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 
 #: What a server answers to a message; None: nothing.

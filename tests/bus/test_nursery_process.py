@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from envbus.bus.process import ExitStatus
+from envbus.bus.nursery import ExitStatus
 
 
 @pytest.mark.parametrize(
