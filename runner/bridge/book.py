@@ -329,6 +329,7 @@ class Book:
             self.pending.settle(number, b"")
         gone = Failed(code=FailureCode.PEER_LOST, message="its client has begun anew")
         for episode in session.episodes.values():
+            episode.gap_until = -1
             if episode.waiting is not None:
                 self.release(session, episode, gone)
 

@@ -21,6 +21,10 @@ __all__ = ["MAX_REWARD", "Episode", "Waiting", "acting"]
 MAX_REWARD = 3.4e38
 
 
+#: Refused requests of one episode that are remembered until they come again.
+_MOST_REFUSED = 256
+
+
 class Waiting(msgspec.Struct, gc=False):
     """A client waits for the action of an episode."""
 
@@ -45,6 +49,7 @@ class Episode:
         num_parts: Of fragments, that were taken.
         known: Whether the runner was, or will be, shown an observation of it.
         num_bytes: Of the messages by which something was logged since the last record.
+        gap_until: Id of the request that was taken in place of refused ones; -1: none was.
     """
 
     __slots__ = (
@@ -52,11 +57,13 @@ class Episode:
         "_held_back",
         "_infos",
         "_queue",
+        "_refused",
         "_rewards",
         "_unacted",
         "answered",
         "asked",
         "episode_id",
+        "gap_until",
         "known",
         "num_bytes",
         "num_parts",
@@ -77,6 +84,9 @@ class Episode:
         self.num_parts = 0
         self.known = False
         self._unacted = False
+        #: Digests of requests for which there was no room, and that did not come again, in order.
+        self._refused: deque[int] = deque()
+        self.gap_until = -1
         self.num_bytes = 0
         self._queue: deque[Record] = deque()
         self._held_back: HeldBack | None = None
@@ -208,6 +218,32 @@ class Episode:
             return False
         self.answered, self._unacted = None, True
         return True
+
+    @property
+    def misses(self) -> bool:
+        """Whether there was no room for a request, and none was taken since in its place."""
+        return bool(self._refused)
+
+    def miss(self, digest: int) -> None:
+        """There is no room for a request; it is to come again before others are taken."""
+        if digest not in self._refused and len(self._refused) <= _MOST_REFUSED:
+            self._refused.append(digest)
+
+    def follow(self, request_id: int, digest: int) -> None:
+        """A request is taken. If it is not the one that was missed, there is a gap before it.
+
+        As where an observation never arrived, the next record says so, and the row before is left
+        out. Where too many were missed, they count as such a gap.
+        """
+        refused = self._refused
+        if not refused:
+            return
+        if digest == refused[0] and len(refused) <= _MOST_REFUSED:
+            refused.popleft()
+            return
+        refused.clear()
+        self.gap_until = request_id
+        self._unacted |= self.known
 
     def take(self) -> Record:
         """Return the oldest record that the runner was not shown; there is one."""

@@ -12,6 +12,8 @@ Rules:
 - An action reaches the request that it was chosen for, or nobody. An observation whose action
   reaches nobody, or a client that says it had given up before, is void: the episode's next record
   says so. Of several void ones in a row that the runner has not seen only the first is shown.
+- Behind a call for which there was no room, only the same one goes on where the episode was. Any
+  other leaves a gap, over which there is no row; what is missing is not taken later.
 - What was logged reaches the runner in its order, also when the episode has ended meanwhile.
 - A request that comes again is answered again, and not done again.
 - Where ends are to be confirmed, a client is told of an episode's end when the runner says so.
@@ -279,6 +281,7 @@ class Episodes:
         if session is None:
             book.counts.refused += 1
             return [Refuse(event.peer, event.request_id, NOT_JOINED)]
+        episode: Episode | None = None
         try:
             if event.request_id in session.answers:
                 return self._answer_again(session, event)
@@ -293,10 +296,19 @@ class Episodes:
                 raise book.unknown(event.episode_id)
             if event.not_taken is not None:
                 book.counts.dropped_actions += episode.give_back(event.not_taken)
+            if event.request_id < episode.gap_until:
+                raise EpisodeError(
+                    f"Episode {event.episode_id}: request {event.request_id} comes too late, as "
+                    f"{episode.gap_until} was taken in its place."
+                )
+            if episode.misses and not isinstance(event, End):
+                self._check_queue(episode)  # also what takes no place in it: its step is missing
             return self._verbs[type(event)](session, episode, event, now)
         except RefusedError as error:
             return book.refuse(event, error)
         except _NoRoomError as error:
+            if episode is not None:
+                episode.miss(event.digest)
             return book.overloaded(event, str(error))
 
     def _answer_again(self, session: Session, event: Call) -> list[Effect]:
@@ -347,7 +359,7 @@ class Episodes:
     def _ask(self, session: Session, episode: Episode, event: Ask, now: float) -> list[Effect]:
         book = self._book
         self._check_budget(session, event.size)
-        effects = self._supersede(session, episode)
+        effects = self._take(session, episode, event)
         size = self._charge(session, event)
         record = episode.observe(event.observation, size=size)
         number = book.wait(session, event, now)
@@ -359,9 +371,10 @@ class Episodes:
     def _log_step(
         self, session: Session, episode: Episode, event: LogStep, now: float
     ) -> list[Effect]:
-        self._check_queue(session, episode, event)
+        self._check_queue(episode)
+        self._check_budget(session, event.size)
         book = self._book
-        effects = self._supersede(session, episode)
+        effects = self._take(session, episode, event)
         size = self._charge(session, event)
         has_to_wait = self._has_to_wait(session, episode.num_queued + 1)
         held = book.hold(session, event, LOGGED, now) if has_to_wait else 0
@@ -377,7 +390,7 @@ class Episodes:
     ) -> list[Effect]:
         self._check_budget(session, event.size)
         self._check_rewards(episode, [(event.rewards, {})])
-        effects = self._supersede(session, episode)
+        effects = self._take(session, episode, event)
         episode.log(
             event.rewards,
             event.infos,
@@ -390,7 +403,8 @@ class Episodes:
     def _log_fragment(
         self, session: Session, episode: Episode, event: Fragment, now: float
     ) -> list[Effect]:
-        self._check_queue(session, episode, event)
+        self._check_queue(episode)
+        self._check_budget(session, event.size)
         book = self._book
         if event.first > episode.num_parts:
             raise EpisodeError(
@@ -406,7 +420,7 @@ class Episodes:
             for part in parts
         ]
         self._check_rewards(episode, told)
-        effects = self._supersede(session, episode)
+        effects = self._take(session, episode, event)
         record: Record | None = None
         stale = 0
         size = self._charge(session, event)
@@ -468,18 +482,18 @@ class Episodes:
                 f"Episode {episode.episode_id}: rewards add up to more than float32 can express."
             )
 
-    def _check_queue(self, session: Session, episode: Episode, event: LogStep | Fragment) -> None:
-        """Refuse steps of an episode for which far too many wait, or beyond the budget."""
+    def _check_queue(self, episode: Episode) -> None:
+        """Refuse steps of an episode for which far too many wait."""
         queued = episode.num_queued
         if queued >= _OVERFLOW * self._book.limits.max_queued:
             raise _NoRoomError(
-                f"{queued} steps of episode {event.episode_id} wait for the runner; wait"
+                f"{queued} steps of episode {episode.episode_id} wait for the runner; wait"
             )
-        self._check_budget(session, event.size)
 
     def _end(self, session: Session, episode: Episode, event: End, now: float) -> list[Effect]:
         book = self._book
         effects: list[Effect] = []
+        episode.follow(event.request_id, event.digest)
         book.close(session, episode, lost=False)
         if episode.waiting is not None:
             error = EpisodeFinishedError(
@@ -500,11 +514,12 @@ class Episodes:
             book.counts.empty += 1
         return effects + book.reply(session, event, ENDED)
 
-    def _supersede(self, session: Session, episode: Episode) -> list[Effect]:
-        """A call is taken; fail the one before if that waits for an action.
+    def _take(self, session: Session, episode: Episode, event: Call) -> list[Effect]:
+        """A call is taken: fail the one before if that waits for an action.
 
         An end does not: what waits may still be shown to the runner.
         """
+        episode.follow(event.request_id, event.digest)
         if episode.waiting is None:
             return []
         book = self._book

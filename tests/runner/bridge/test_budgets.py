@@ -109,6 +109,52 @@ def test_ended_episodes_that_the_runner_was_not_shown_count_as_well() -> None:
     assert isinstance(start(scene, A, "again"), Answer)
 
 
+def pipelined(scene: Scene, number: int, value: int) -> Any:
+    """Log a step by a request of this id, as a client that does not wait for answers."""
+    content = {AGENT: value}, {AGENT: 0}
+    return scene.do(LogStep(A, number, "e", *content, digest=value, timeout=1e6))
+
+
+def fill(scene: Scene) -> int:
+    """Log steps until one is refused, and return its id; values are ids."""
+    scene.start("e")
+    return next(n for n in itertools.count(100) if isinstance(pipelined(scene, n, n), Refuse))
+
+
+def rows(scene: Scene) -> list[tuple[int, bool]]:
+    """Return each observation that the runner gets, and whether there is a gap before it."""
+    taken = []
+    while records := scene.episodes.collect()[0]:
+        (record,) = records
+        taken.append((record.content["observations"][AGENT], record.unacted))
+    return taken
+
+
+def test_what_is_taken_in_place_of_a_refused_step_is_behind_a_gap() -> None:
+    scene = Scene(max_queued=2)
+    first = fill(scene)
+    over_budget(pipelined(scene, first + 1, first + 1))
+    late = LogReward(A, first + 2, "e", {AGENT: 1.0}, {}, {}, {}, digest=1)
+    over_budget(scene.do(late))  # of a step that is missing
+    assert rows(scene) == [(n, False) for n in range(100, first)]
+    pipelined(scene, first + 3, first + 3)
+    assert isinstance(refused := pipelined(scene, first, first), Refuse)  # out of order
+    assert "comes too late" in refused.failed.message
+    pipelined(scene, first + 4, first + 4)
+    assert rows(scene) == [(first + 3, True), (first + 4, False)]
+
+
+def test_refused_steps_that_come_again_in_their_order_leave_no_gap() -> None:
+    scene = Scene(max_queued=2)
+    first = fill(scene)
+    over_budget(pipelined(scene, first + 1, first + 1))
+    over_budget(pipelined(scene, first, first))  # too early
+    assert rows(scene) == [(n, False) for n in range(100, first)]
+    for number in (first, first + 1, first + 2):
+        assert isinstance(pipelined(scene, number, number), Answer) or number > first + 1
+    assert rows(scene) == [(n, False) for n in range(first, first + 3)]
+
+
 def test_a_call_that_is_refused_does_not_hurt_the_one_that_waits() -> None:
     scene = Scene(max_client_bytes=100_000)
     scene.start("e")
