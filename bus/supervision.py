@@ -15,39 +15,12 @@ from envbus.bus.invariants import expect
 from envbus.bus.restart import Child, ChildState, Exit, GiveUp, RestartPolicy, StartAfter
 
 __all__ = [
-    "ChildExited",
     "ChildGivenUp",
-    "ChildReady",
     "StartChild",
     "Supervision",
     "SupervisionEffect",
-    "SupervisionEvent",
     "SupervisionStatistics",
-    "SupervisionTick",
 ]
-
-
-class ChildReady(msgspec.Struct, frozen=True, gc=False):
-    """Event: the child said hello."""
-
-    name: str
-    incarnation: int
-
-
-class ChildExited(msgspec.Struct, frozen=True, gc=False):
-    """Event: the child's process, and all that it started, is gone."""
-
-    name: str
-    incarnation: int
-    exit: Exit
-    #: For people, e.g. `"signal SIGKILL"`; the last one is in `ChildGivenUp`.
-    detail: str = ""
-    #: Seconds before its end in which it did not work, but hang.
-    idle: float = 0.0
-
-
-class SupervisionTick(msgspec.Struct, frozen=True, gc=False):
-    """Event: time has passed."""
 
 
 class StartChild(msgspec.Struct, frozen=True, gc=False):
@@ -78,7 +51,6 @@ class SupervisionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
 
 
-SupervisionEvent: TypeAlias = ChildReady | ChildExited | SupervisionTick
 SupervisionEffect: TypeAlias = StartChild | ChildGivenUp
 
 
@@ -148,26 +120,56 @@ class Supervision:
         """Return how often the child was restarted, over its whole life."""
         return self._children[name].restarts
 
-    def handle(self, event: SupervisionEvent, now: float) -> list[SupervisionEffect]:
-        """Return what to do about `event`; `now` is in seconds of a clock that never goes back.
+    def on_ready(self, name: str, incarnation: int, now: float) -> None:
+        """The child said hello; nothing changes if it is too late to matter."""
+        child = self._living(name, incarnation)
+        if child is not None and child.state is ChildState.STARTING:
+            child.on_ready(now)
 
-        Events of unknown children and former incarnations, and those that come too late to
-        matter (ready after stop), change nothing.
+    def on_exit(
+        self,
+        name: str,
+        incarnation: int,
+        reason: Exit,
+        now: float,
+        detail: str = "",
+        idle: float = 0.0,
+    ) -> list[SupervisionEffect]:
+        """The child's process, and all that it started, is gone; return what to do about it.
+
+        Args:
+            name: Of the child; one that is unknown changes nothing.
+            incarnation: Which life; a former one changes nothing.
+            reason: Why.
+            now: Seconds of a clock that never goes back.
+            detail: For people, e.g. `"signal SIGKILL"`; the last one is in `ChildGivenUp`.
+            idle: Seconds before its end in which it did not work, but hang.
         """
-        match event:
-            case ChildReady(name, incarnation):
-                child = self._living(name, incarnation)
-                if child is not None and child.state is ChildState.STARTING:
-                    child.on_ready(now)
-                return []
-            case ChildExited(name, incarnation):
-                child = self._living(name, incarnation)
-                return [] if child is None else self._on_exit(child, event, now)
-            case SupervisionTick():
-                return self._due(now)
+        child = self._living(name, incarnation)
+        if child is None:
+            return []
+        for effect in child.on_exit(reason, now, idle):
+            match effect:
+                case StartAfter(delay):
+                    self._starts[name] = now + delay
+                case GiveUp(restarts):
+                    how_often = child.policy.exhausted(restarts)
+                    return [ChildGivenUp(name, how_often, detail or reason.value)]
+        return [*self.due(now)]  # without a pause it is started at once
+
+    def due(self, now: float) -> list[StartChild]:
+        """Return who is to be started by now, in the order in which their pauses end."""
+        due = sorted((at, name) for name, at in self._starts.items() if at <= now)
+        effects: list[StartChild] = []
+        for _, name in due:
+            del self._starts[name]
+            child = self._children[name]
+            child.on_started_again()
+            effects.append(StartChild(name, child.incarnation))
+        return effects
 
     def wake_at(self) -> float | None:
-        """Return by when a `SupervisionTick` is due, or None if nothing will be."""
+        """Return by when `due` has somebody, or None if it never will."""
         return min(self._starts.values(), default=None)
 
     def statistics(self) -> SupervisionStatistics:
@@ -195,23 +197,3 @@ class Supervision:
         if child is None or child.incarnation != incarnation:
             return None
         return child if child.state in (ChildState.STARTING, ChildState.READY) else None
-
-    def _on_exit(self, child: Child, event: ChildExited, now: float) -> list[SupervisionEffect]:
-        for effect in child.on_exit(event.exit, now, event.idle):
-            match effect:
-                case StartAfter(delay):
-                    self._starts[event.name] = now + delay
-                case GiveUp(restarts):
-                    how_often = child.policy.exhausted(restarts)
-                    return [ChildGivenUp(event.name, how_often, event.detail or event.exit.value)]
-        return self._due(now)  # without a pause it is started at once
-
-    def _due(self, now: float) -> list[SupervisionEffect]:
-        due = sorted((at, name) for name, at in self._starts.items() if at <= now)
-        effects: list[SupervisionEffect] = []
-        for _, name in due:
-            del self._starts[name]
-            child = self._children[name]
-            child.on_started_again()
-            effects.append(StartChild(name, child.incarnation))
-        return effects

@@ -22,14 +22,7 @@ from envbus.bus.memory import tree_memory
 from envbus.bus.messages import Failed, FailureCode
 from envbus.bus.nursery import Child, ExitStatus, Nursery
 from envbus.bus.restart import Exit
-from envbus.bus.supervision import (
-    ChildExited,
-    ChildReady,
-    StartChild,
-    Supervision,
-    SupervisionEffect,
-    SupervisionTick,
-)
+from envbus.bus.supervision import StartChild, Supervision, SupervisionEffect
 from envbus.runner.actor import ActorState, Gone, Lost, Member, News, Ready
 from envbus.runner.config import FleetConfig
 from envbus.runner.faults import FaultCause
@@ -194,7 +187,7 @@ class Endings(Generic[M]):
         """An actor has become READY."""
         if self.recycling is not None and not actor.remote:
             self.recycling.begin(actor.index, time.monotonic())
-        self._supervision.handle(ChildReady(actor.name, actor.incarnation), time.monotonic())
+        self._supervision.on_ready(actor.name, actor.incarnation, time.monotonic())
         if actor.incarnation > 0:
             logger.info("%s runs again", actor.describe())
             self._news.append(Ready(actor))
@@ -226,8 +219,8 @@ class Endings(Generic[M]):
                 # Which deadline it passed is not known here; the longest takes no work for granted.
                 timeouts = self._config.timeouts
                 why, idle = Exit.HANG, max(timeouts.step or 0.0, timeouts.reset or 0.0)
-            exited = ChildExited(actor.name, actor.incarnation, why, detail, idle)
-            self._perform(self._supervision.handle(exited, now))
+            name, life = actor.name, actor.incarnation
+            self._perform(self._supervision.on_exit(name, life, why, now, detail, idle))
             if actor.state is ActorState.LOST:  # told once, with the number of restarts
                 self._news.remove(gone)
 
@@ -245,7 +238,7 @@ class Endings(Generic[M]):
         if self._silent:
             self._judge_silent(now)
         if self._supervision.wake_at() is not None:
-            self._perform(self._supervision.handle(SupervisionTick(), now))
+            self._perform(self._supervision.due(now))
 
     def _judge_silent(self, now: float) -> None:
         """Kill who was started again and has not said hello in time: nothing else ends it."""

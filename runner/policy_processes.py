@@ -30,14 +30,7 @@ from envbus.bus.nursery import Child, ExitStatus, Nursery
 from envbus.bus.probing import Probing, Verdict
 from envbus.bus.restart import Exit, RestartPolicy
 from envbus.bus.settings import check_number
-from envbus.bus.supervision import (
-    ChildExited,
-    ChildReady,
-    StartChild,
-    Supervision,
-    SupervisionEffect,
-    SupervisionTick,
-)
+from envbus.bus.supervision import StartChild, Supervision, SupervisionEffect
 from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_door import Board, BoardEntry, board_exists, door_of, write_board
@@ -472,7 +465,7 @@ class PolicyProcesses:
                 if member.child is child:
                     self._on_exit(member, status, now)
                     changed = True
-        effects = self._supervision.handle(SupervisionTick(), now)
+        effects = self._supervision.due(now)
         changed |= bool(effects)
         self._perform(effects)
         if changed:
@@ -494,7 +487,7 @@ class PolicyProcesses:
         for report in member.take_reports(now):
             if report.up:
                 came_up = True
-                self._supervision.handle(ChildReady(member.name, member.incarnation), now)
+                self._supervision.on_ready(member.name, member.incarnation, now)
                 if member.incarnation:
                     logger.info("%s runs again", member.describe())
             elif report.policy_id:
@@ -521,8 +514,8 @@ class PolicyProcesses:
         if member.name in self._supervision:
             member.state = "down"
             idle = (self._outfit.hang_timeout or 0.0) if member.exit is Exit.HANG else 0.0
-            exited = ChildExited(member.name, member.incarnation, member.exit, how, idle)
-            self._perform(self._supervision.handle(exited, now))
+            name, life = member.name, member.incarnation
+            self._perform(self._supervision.on_exit(name, life, member.exit, now, how, idle))
 
     def _perform(self, effects: Sequence[SupervisionEffect]) -> None:
         for effect in effects:
@@ -544,8 +537,8 @@ class PolicyProcesses:
                 return
             member.state, member.reason = "down", f"{member.name} was not started again: {exc}"
             logger.warning("%s", member.reason)
-            exited = ChildExited(member.name, member.incarnation, Exit.CRASH, str(exc))
-            self._perform(self._supervision.handle(exited, time.monotonic()))
+            name, life, now = member.name, member.incarnation, time.monotonic()
+            self._perform(self._supervision.on_exit(name, life, Exit.CRASH, now, str(exc)))
 
     def _tell(self) -> None:
         """Write on the board, and wake who waits for news."""

@@ -13,14 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from envbus.bus.restart import Exit, RestartPolicy
-from envbus.bus.supervision import (
-    ChildExited,
-    ChildGivenUp,
-    ChildReady,
-    StartChild,
-    Supervision,
-    SupervisionTick,
-)
+from envbus.bus.supervision import ChildGivenUp, StartChild, Supervision
 from envbus.runner.seeding import restart_seed
 
 __all__ = ["Lives", "Recovery"]
@@ -109,8 +102,8 @@ class Recovery:
         if unit.start in self._given_up:
             return self._given_up[unit.start]
         self._broken.add(unit.start)
-        exited = ChildExited(name, self._supervision.incarnation(name), Exit.CRASH, detail)
-        for effect in self._supervision.handle(exited, now):
+        life = self._supervision.incarnation(name)
+        for effect in self._supervision.on_exit(name, life, Exit.CRASH, now, detail):
             if isinstance(effect, ChildGivenUp):
                 self._broken.discard(unit.start)
                 self._given_up[unit.start] = effect.how_often
@@ -120,8 +113,7 @@ class Recovery:
 
     def due(self, now: float) -> list[range]:
         """Return the units to make anew now; each is told once per failure."""
-        for effect in self._supervision.handle(SupervisionTick(), now):
-            assert isinstance(effect, StartChild)
+        for effect in self._supervision.due(now):
             self._take(effect, now)
         due, self._due = self._due, []
         return due
@@ -156,7 +148,7 @@ class Recovery:
 
     def _works(self, unit: range, now: float) -> None:
         name = _name(unit)
-        self._supervision.handle(ChildReady(name, self._supervision.incarnation(name)), now)
+        self._supervision.on_ready(name, self._supervision.incarnation(name), now)
 
 
 def _name(unit: range) -> str:

@@ -14,6 +14,7 @@ import random
 import select
 import socket
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -39,15 +40,7 @@ from envbus.bus.nursery import Child, ExitStatus, Nursery
 from envbus.bus.pipe import Pipe
 from envbus.bus.probing import Probing, Verdict
 from envbus.bus.restart import Exit, RestartPolicy
-from envbus.bus.supervision import (
-    ChildExited,
-    ChildGivenUp,
-    ChildReady,
-    StartChild,
-    Supervision,
-    SupervisionEffect,
-    SupervisionTick,
-)
+from envbus.bus.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
 
 __all__ = ["PRELOAD", "Gateway"]
 
@@ -175,7 +168,7 @@ class Gateway:
         for child, status in self._nursery.exits():
             if child is self._child:
                 self._on_exit(status, now)
-        self._perform(self._supervision.handle(SupervisionTick(), now))
+        self._perform(self._supervision.due(now))
 
     def close(self, timeout: float = 2.0) -> None:
         """Tell clients that it ends, and end. Idempotent.
@@ -252,9 +245,9 @@ class Gateway:
             idle = self._hang_timeout or 0.0
         logger.warning("the gateway's process ended with %s", how)
         life = self._supervision.incarnation(_NAME)
-        self._perform(self._supervision.handle(ChildExited(_NAME, life, cause, how, idle), now))
+        self._perform(self._supervision.on_exit(_NAME, life, cause, now, how, idle))
 
-    def _perform(self, effects: list[SupervisionEffect]) -> None:
+    def _perform(self, effects: Sequence[SupervisionEffect]) -> None:
         for effect in effects:
             match effect:
                 case StartChild(_, 0):
@@ -266,9 +259,8 @@ class Gateway:
                         logger.warning("the gateway's process was not started again: %s", error)
                         assert self._child is not None
                         self._nursery.kill(self._child)  # one that was not told what it needs
-                        self._look_at, now = math.inf, time.monotonic()
-                        ended = ChildExited(_NAME, life, Exit.CRASH, str(error))
-                        self._perform(self._supervision.handle(ended, now))
+                        self._look_at, now, how = math.inf, time.monotonic(), str(error)
+                        self._perform(self._supervision.on_exit(_NAME, life, Exit.CRASH, now, how))
                 case ChildGivenUp(_, how_often, cause):
                     raise RestartLimitError(f"the gateway's process {how_often}: {cause}")
 
@@ -276,7 +268,7 @@ class Gateway:
     def _start(self) -> None:
         self._child = self._nursery.start(_NAME, f"{_HOST}:main")
         life = self._supervision.incarnation(_NAME)
-        self._supervision.handle(ChildReady(_NAME, life), time.monotonic())
+        self._supervision.on_ready(_NAME, life, time.monotonic())
         self._next_parcel, self._hung = 1, False
         if self._hang_timeout is not None:
             now = time.monotonic()

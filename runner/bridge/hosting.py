@@ -29,15 +29,7 @@ from envbus.bus.interrupts import interruptible, uninterrupted_call
 from envbus.bus.nursery import Child, ExitStatus, Nursery
 from envbus.bus.restart import ChildState, Exit, Restart, RestartPolicy
 from envbus.bus.settings import check_number
-from envbus.bus.supervision import (
-    ChildExited,
-    ChildGivenUp,
-    ChildReady,
-    StartChild,
-    Supervision,
-    SupervisionEffect,
-    SupervisionTick,
-)
+from envbus.bus.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
 from envbus.bus.unix_sockets import Bell
 from envbus.runner.faults import FaultCause
 
@@ -301,7 +293,7 @@ class Hosts:
             for simulator in self._simulators.values():
                 self._judge(simulator, self._nursery, now)
         if self._supervision.wake_at() is not None:
-            self._perform(self._supervision.handle(SupervisionTick(), now), now)
+            self._perform(self._supervision.due(now), now)
         if self._ends:
             raise self._ends[0]
 
@@ -382,7 +374,7 @@ class Hosts:
 
     def _is_ready(self, simulator: _Simulator, now: float) -> None:
         life = self._supervision.incarnation(simulator.key)
-        self._supervision.handle(ChildReady(simulator.key, life), now)
+        self._supervision.on_ready(simulator.key, life, now)
 
     # --- those that hang ----------------------------------------------------------------------
 
@@ -463,7 +455,7 @@ class Hosts:
         supervision, key = self._supervision, simulator.key
         life = supervision.incarnation(key)
         idle = self._lease if why is Exit.HANG else 0.0
-        effects = supervision.handle(ChildExited(key, life, why, str(end), idle), now)
+        effects = supervision.on_exit(key, life, why, now, str(end), idle)
         if supervision.state(key) is ChildState.STOPPED:
             self._forget(simulator, end)
         else:

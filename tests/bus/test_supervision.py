@@ -5,14 +5,7 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from envbus.bus.restart import ChildState, Exit, RestartPolicy
-from envbus.bus.supervision import (
-    ChildExited,
-    ChildGivenUp,
-    ChildReady,
-    StartChild,
-    Supervision,
-    SupervisionTick,
-)
+from envbus.bus.supervision import ChildGivenUp, StartChild, Supervision
 
 POLICY = RestartPolicy(max_restarts=2, window=10.0, backoff=1.0)
 
@@ -21,16 +14,15 @@ def supervision_of(*names: str) -> Supervision:
     supervision = Supervision()
     for name in names:
         assert supervision.add(name, POLICY) == [StartChild(name, 0)]
-        supervision.handle(ChildReady(name, 0), 0.0)
+        supervision.on_ready(name, 0, 0.0)
     return supervision
 
 
 def test_one_child_is_restarted_and_the_others_go_on() -> None:
     supervision = supervision_of("a", "b")
-    exited = ChildExited("a", 0, Exit.CRASH, "exit code 9")
-    assert supervision.handle(exited, 5.0) == [StartChild("a", 1)]
+    assert supervision.on_exit("a", 0, Exit.CRASH, 5.0, "exit code 9") == [StartChild("a", 1)]
     assert supervision.wake_at() is None
-    supervision.handle(ChildReady("a", 1), 5.1)
+    supervision.on_ready("a", 1, 5.1)
     assert (supervision.state("a"), supervision.incarnation("a")) == (ChildState.READY, 1)
     assert (supervision.state("b"), supervision.incarnation("b")) == (ChildState.READY, 0)
     assert (supervision.restarts("a"), supervision.restarts("b")) == (1, 0)
@@ -38,59 +30,58 @@ def test_one_child_is_restarted_and_the_others_go_on() -> None:
 
 def test_a_second_restart_waits() -> None:
     supervision = supervision_of("a")
-    supervision.handle(ChildExited("a", 0, Exit.CRASH), 4.0)
-    assert supervision.handle(ChildExited("a", 1, Exit.CRASH), 5.0) == []
+    supervision.on_exit("a", 0, Exit.CRASH, 4.0)
+    assert supervision.on_exit("a", 1, Exit.CRASH, 5.0) == []
     assert supervision.state("a") is ChildState.BACKING_OFF
     assert supervision.wake_at() == 6.0
-    assert supervision.handle(SupervisionTick(), 5.9) == []
-    assert supervision.handle(SupervisionTick(), 6.0) == [StartChild("a", 2)]
+    assert supervision.due(5.9) == []
+    assert supervision.due(6.0) == [StartChild("a", 2)]
     assert supervision.wake_at() is None
 
 
 def test_giving_up_names_child_count_and_last_cause() -> None:
     supervision = supervision_of("a")
     for incarnation in range(2):
-        supervision.handle(ChildExited("a", incarnation, Exit.CRASH, "exit code 9"), incarnation)
-        supervision.handle(SupervisionTick(), incarnation + 5.0)
-    exited = ChildExited("a", 2, Exit.CRASH, "signal SIGKILL")
-    how_often = POLICY.exhausted(2)
-    assert supervision.handle(exited, 6.0) == [ChildGivenUp("a", how_often, "signal SIGKILL")]
-    assert supervision.handle(SupervisionTick(), 1e9) == []
+        supervision.on_exit("a", incarnation, Exit.CRASH, incarnation, "exit code 9")
+        supervision.due(incarnation + 5.0)
+    given_up = ChildGivenUp("a", POLICY.exhausted(2), "signal SIGKILL")
+    assert supervision.on_exit("a", 2, Exit.CRASH, 6.0, "signal SIGKILL") == [given_up]
+    assert supervision.due(1e9) == []
     assert supervision.statistics().given_up_now == 1
 
 
 def test_an_exit_of_a_former_life_is_dropped() -> None:
     supervision = supervision_of("a")
-    supervision.handle(ChildExited("a", 0, Exit.CRASH), 0.0)
-    supervision.handle(SupervisionTick(), 1.0)
-    assert supervision.handle(ChildExited("a", 0, Exit.CRASH), 1.1) == []
+    supervision.on_exit("a", 0, Exit.CRASH, 0.0)
+    supervision.due(1.0)
+    assert supervision.on_exit("a", 0, Exit.CRASH, 1.1) == []
     assert supervision.state("a") is ChildState.STARTING
-    supervision.handle(ChildReady("a", 0), 1.2)
+    supervision.on_ready("a", 0, 1.2)
     assert supervision.state("a") is ChildState.STARTING
 
 
 def test_a_stopped_child_is_not_started_again() -> None:
     supervision = supervision_of("a", "b")
-    supervision.handle(ChildExited("a", 0, Exit.CRASH), 0.0)
+    supervision.on_exit("a", 0, Exit.CRASH, 0.0)
     supervision.stop("a")
     supervision.stop("b")
-    assert supervision.handle(ChildExited("b", 0, Exit.CRASH), 0.0) == []
-    assert supervision.handle(SupervisionTick(), 1e9) == []
+    assert supervision.on_exit("b", 0, Exit.CRASH, 0.0) == []
+    assert supervision.due(1e9) == []
     assert supervision.statistics().stopped_now == 2
 
 
 def test_without_a_pause_the_start_is_immediate() -> None:
     supervision = Supervision()
     supervision.add("a", RestartPolicy(backoff=0.0))
-    assert supervision.handle(ChildExited("a", 0, Exit.CRASH), 3.0) == [StartChild("a", 1)]
+    assert supervision.on_exit("a", 0, Exit.CRASH, 3.0) == [StartChild("a", 1)]
 
 
 def test_a_removed_child_is_forgotten_but_its_restarts_stay_counted() -> None:
     supervision = supervision_of("a")
-    supervision.handle(ChildExited("a", 0, Exit.CRASH), 0.0)
+    supervision.on_exit("a", 0, Exit.CRASH, 0.0)
     supervision.remove("a")
     assert "a" not in supervision
-    assert supervision.handle(ChildExited("a", 0, Exit.CRASH), 0.0) == []
+    assert supervision.on_exit("a", 0, Exit.CRASH, 0.0) == []
     assert supervision.wake_at() is None
     assert supervision.statistics().restarts == 1
 
@@ -129,12 +120,11 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @rule(name=names, incarnation=st.integers(0, 4))
     def ready(self, name: str, incarnation: int) -> None:
-        self.note([*self.supervision.handle(ChildReady(name, incarnation), self.now)])
+        self.supervision.on_ready(name, incarnation, self.now)
 
     @rule(name=names, incarnation=st.integers(0, 4), reason=st.sampled_from(list(Exit)))
     def exit(self, name: str, incarnation: int, reason: Exit) -> None:
-        event = ChildExited(name, incarnation, reason)
-        self.note([*self.supervision.handle(event, self.now)])
+        self.note([*self.supervision.on_exit(name, incarnation, reason, self.now)])
 
     @rule(name=names)
     def stop(self, name: str) -> None:
@@ -144,7 +134,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, 20.0]))
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        self.note([*self.supervision.handle(SupervisionTick(), self.now)])
+        self.note([*self.supervision.due(self.now)])
         wake_at = self.supervision.wake_at()
         assert wake_at is None or wake_at > self.now
 
@@ -161,10 +151,8 @@ def test_a_renewed_child_lives_on_in_another_incarnation_and_is_not_counted() ->
     for incarnation in range(1, 50):
         assert supervision.renew("a", 0.0) == incarnation
         assert supervision.state("a") is ChildState.STARTING
-        supervision.handle(ChildReady("a", incarnation), 0.0)
-    late = ChildExited("a", 48, Exit.CRASH)
-    assert supervision.handle(late, 1.0) == []
+        supervision.on_ready("a", incarnation, 0.0)
+    assert supervision.on_exit("a", 48, Exit.CRASH, 1.0) == []
     assert supervision.restarts("a") == 0
-    exited = ChildExited("a", 49, Exit.CRASH)
-    assert supervision.handle(exited, 1.0) == [StartChild("a", 50)]
+    assert supervision.on_exit("a", 49, Exit.CRASH, 1.0) == [StartChild("a", 50)]
     supervision.check_invariants()
