@@ -9,16 +9,20 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from envbus.bus.gateway.framing import pack_for_stream
+from envbus.bus.messages import Kind
 from envbus.runner.diagnosis.address import Address
 from envbus.runner.diagnosis.client_conformance import Server, check_client
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
@@ -225,6 +229,16 @@ def test_tls_carries_the_verbs_too(checks: list[str], tmp_path: Path) -> None:
         check(serving, checks, "untrusted", "secret", "tls")
 
 
+def first_answer(kind: Kind, payload: object) -> bytes:
+    """Return an answer to a client's first request, as a stream has it."""
+    header = [1, kind, 1, "Failed", 0, 0, ""]
+    return pack_for_stream([msgspec.msgpack.encode(part) for part in (header, payload)])
+
+
+#: In JavaScript all objects have a toString.
+FAILED = {"code": "remote", "remote_type": "toString", "message": "as told"}
+
+
 @pytest.mark.parametrize(
     ("what", "sent", "is_endless"),
     [
@@ -232,6 +246,8 @@ def test_tls_carries_the_verbs_too(checks: list[str], tmp_path: Path) -> None:
         ("huge", b"\xff" * 4096, True),
         # A REPLY to a request that nobody has made; `[header, payload]`.
         ("flood", b"\0\0\0\x0f\x92\xc4\x09\x97\1\1\x7f\xa1x\0\0\xa0\xc4\1\x80" * 4096, True),
+        ("failure", first_answer(Kind.FAILURE, FAILED), False),
+        ("nil", first_answer(Kind.REPLY, None), False),
     ],
 )
 def test_whatever_a_server_sends_its_client_ends(
@@ -255,6 +271,56 @@ def test_whatever_a_server_sends_its_client_ends(
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         thread.join(PATIENCE)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("language", ["javascript", "csharp"], indirect=True, scope="module")
+@pytest.mark.parametrize("pace", ["silent before TLS", "slow in TLS", "silent after TLS"])
+def test_a_server_with_tls_that_is_silent_or_slow_holds_nobody_up(
+    checks: list[str], pace: str, tmp_path: Path
+) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(PRIVATE_KEY)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    gone = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def let_in() -> None:
+            while True:
+                try:
+                    server = door.accept()[0]
+                except OSError:
+                    return
+                with contextlib.suppress(OSError), server:
+                    if pace == "silent after TLS":
+                        server = context.wrap_socket(server, server_side=True)
+                    elif pace == "slow in TLS":  # the beginning of a record of 16 KiB
+                        for byte in b"\x16\3\3\x40\0" + bytes(2**14):
+                            server.sendall(bytes([byte]))
+                            if gone.wait(0.1):
+                                break
+                    gone.wait(PATIENCE)
+                    server.close()
+
+        thread = threading.Thread(target=let_in)
+        thread.start()
+        command = [*checks, "localhost", str(door.getsockname()[1]), "mute", "", "tls"]
+        trusted = {**os.environ, "NODE_EXTRA_CA_CERTS": str(certificate)}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=60, check=False, env=trusted
+            )
+        finally:
+            gone.set()
+            door.shutdown(socket.SHUT_RDWR)
+            thread.join(PATIENCE)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("language", ["javascript"], indirect=True, scope="module")
+def test_whatever_a_websocket_tells_does_not_end_the_program(checks: list[str]) -> None:
+    subprocess.run([*checks, "nowhere", "0", "websocket", ""], timeout=60, check=True)
 
 
 def test_its_messagepack_reads_what_it_writes_and_refuses_the_rest(checks: list[str]) -> None:

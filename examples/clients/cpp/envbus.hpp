@@ -558,6 +558,9 @@ class Client {
       } catch (const TimeoutError& error) {
         throw ConnectionLost(error.what());
       }
+    } catch (const Refused&) {  // what is no message leaves none behind it
+      connection_.reset();
+      throw;
     }
   }
 

@@ -233,30 +233,55 @@ namespace Envbus
             Send(Request, id, type, payload, deadline, to);
             // The bridge says itself that time is over; a moment later means that it cannot.
             var patience = deadline.Later(TimeSpan.FromSeconds(1));
-            while (true)
+            Dictionary<string, object> reply = null;
+            while (reply == null)
             {
-                var frames = (List<object>)MessagePack.Unpack(Receive(patience));
-                var header = (List<object>)MessagePack.Unpack((byte[])frames[0]);
-                var answer = (Dictionary<string, object>)MessagePack.Unpack((byte[])frames[1]);
-                long kind = (long)header[1], answered = (long)header[2];
-                if (answered == id && kind == Reply) return answer;
-                if (kind == Failure && (string)answer["code"] == "not_joined")
-                {
-                    Drop(); // our lease is over: we slept; after a new hello it is asked again
-                    throw ErrorOf(answer);
-                }
-                if (answered == id && kind == Failure)
-                {
-                    refusedId = id;
-                    throw ErrorOf(answer);
-                }
-                if (answered == 0 && kind == Failure) complaint = answer;
-                if (kind == Notice && (string)header[3] == "Shutdown")
-                {
-                    Drop();
-                    throw new ConnectionLostException("the bridge has ended");
-                }
-                // All else is a late answer, which nobody waits for any more.
+                var message = Receive(patience);
+                reply = Understood(() => ReplyIn(message, id));
+            }
+            return reply;
+        }
+
+        /// Return the reply to a request, if the message is that; throw, if it says why there is none.
+        Dictionary<string, object> ReplyIn(byte[] message, long id)
+        {
+            var frames = (List<object>)MessagePack.Unpack(message);
+            var header = (List<object>)MessagePack.Unpack((byte[])frames[0]);
+            var answer = (Dictionary<string, object>)MessagePack.Unpack((byte[])frames[1]);
+            long kind = (long)header[1], answered = (long)header[2];
+            if (answer == null) throw new InvalidCastException("a message without fields");
+            if (answered == id && kind == Reply) return answer;
+            if (kind == Failure && (string)answer["code"] == "not_joined")
+            {
+                Drop(); // our lease is over: we slept; after a new hello it is asked again
+                throw ErrorOf(answer);
+            }
+            if (answered == id && kind == Failure)
+            {
+                var error = ErrorOf(answer);
+                refusedId = id;
+                throw error;
+            }
+            if (answered == 0 && kind == Failure) complaint = answer;
+            if (kind == Notice && (string)header[3] == "Shutdown")
+            {
+                Drop();
+                throw new ConnectionLostException("the bridge has ended");
+            }
+            return null; // a late answer, which nobody waits for any more
+        }
+
+        /// Return what is read of what came; whoever sent it is no bridge if that fails.
+        T Understood<T>(Func<T> read)
+        {
+            try
+            {
+                return read();
+            }
+            catch (Exception error) when (!(error is EnvbusException))
+            {
+                Drop();
+                throw new RefusedException("the other side sent what no bridge sends: " + error.Message);
             }
         }
 
@@ -274,6 +299,12 @@ namespace Envbus
                 var error = ErrorOf(complaint);
                 complaint = null;
                 throw error is AnswerTimeoutException ? new ConnectionLostException(error.Message) : error;
+            }
+            catch (EnvbusException error)
+            {
+                // What is no message leaves none behind it; and TLS cannot be read on where time was over.
+                if (options.Tls || error is RefusedException) Drop();
+                throw;
             }
         }
 
@@ -306,8 +337,8 @@ namespace Envbus
                 var welcome = RequestReply(++lastId, "Hello", new Dictionary<string, object> {
                     { "name", options.Name + "-" + Guid.NewGuid() },
                     { "heartbeat", options.Heartbeat.TotalSeconds } }, deadline, "");
-                lease = TimeSpan.FromSeconds(Convert.ToDouble(welcome["lease"]));
-                limit = Convert.ToInt64(welcome["max_message_bytes"]);
+                lease = Understood(() => TimeSpan.FromSeconds(Convert.ToDouble(welcome["lease"])));
+                limit = Understood(() => Convert.ToInt64(welcome["max_message_bytes"]));
                 var hello = new Dictionary<string, object> {
                     { "client", options.Name }, { "plain", true }, { "resume", session } };
                 try
@@ -319,8 +350,8 @@ namespace Envbus
                     hello["resume"] = "";
                     Bridge = RequestReply(++lastId, "JoinBridge", hello, deadline, "bridge");
                 }
-                session = (string)Bridge["session"];
-                var open = (List<object>)Bridge["episodes"];
+                session = Understood(() => (string)Bridge["session"]);
+                var open = Understood(() => (List<object>)Bridge["episodes"]);
                 foreach (string episode in new List<string>(givenUp.Keys))
                     if (!open.Contains(episode)) givenUp.Remove(episode); // what is over will not be told of
             }
@@ -381,6 +412,7 @@ namespace Envbus
     {
         readonly TcpClient tcp = new TcpClient { NoDelay = true };
         readonly Stream stream;
+        readonly bool isSecure;
         // What has come of a message is kept if the time is over in its midst.
         byte[] incoming = new byte[4];
         int filled;
@@ -397,8 +429,8 @@ namespace Envbus
                 {
                     var secure = new SslStream(stream, false, options.ValidateCertificate);
                     stream = secure;
-                    secure.ReadTimeout = secure.WriteTimeout = deadline.Milliseconds;
-                    secure.AuthenticateAsClient(host);
+                    isSecure = true;
+                    InTime(deadline, () => { secure.AuthenticateAsClient(host); return 0; });
                 }
             }
             catch (Exception error)
@@ -418,7 +450,7 @@ namespace Envbus
             var data = new byte[4 + message.Length];
             for (int i = 0; i < 4; i++) data[i] = (byte)(message.Length >> (24 - 8 * i));
             message.CopyTo(data, 4);
-            Guarded(() =>
+            Guarded(deadline, () =>
             {
                 stream.WriteTimeout = deadline.Milliseconds;
                 stream.Write(data, 0, data.Length);
@@ -448,7 +480,7 @@ namespace Envbus
             while (filled < incoming.Length)
             {
                 if (deadline.Left < TimeSpan.Zero) throw new AnswerTimeoutException("no answer came in time");
-                int count = Guarded(() =>
+                int count = Guarded(deadline, () =>
                 {
                     stream.ReadTimeout = deadline.Milliseconds;
                     return stream.Read(incoming, filled, incoming.Length - filled);
@@ -458,15 +490,32 @@ namespace Envbus
             }
         }
 
-        static int Guarded(Func<int> work)
+        /// Do what TLS may need many reads for, each with a time-out of its own; when time is over it is closed.
+        int InTime(Deadline deadline, Func<int> work)
+        {
+            bool isLate = false;
+            using (new Timer(_ => { isLate = true; tcp.Close(); }, null, deadline.Milliseconds, Timeout.Infinite))
+            {
+                try
+                {
+                    return work();
+                }
+                catch (Exception) when (isLate)
+                {
+                    throw new AnswerTimeoutException("no answer came in time");
+                }
+            }
+        }
+
+        int Guarded(Deadline deadline, Func<int> work)
         {
             try
             {
-                return work();
+                return isSecure ? InTime(deadline, work) : work();
             }
-            catch (IOException error)
+            catch (Exception error) when (error is IOException || error is AggregateException) // Mono's TLS: the latter
             {
-                var cause = error.InnerException as SocketException;
+                var cause = error.GetBaseException() as SocketException;
                 if (cause != null && (cause.SocketErrorCode == SocketError.TimedOut || cause.SocketErrorCode == SocketError.WouldBlock))
                     throw new AnswerTimeoutException("no answer came in time");
                 throw new ConnectionLostException(error.GetBaseException().Message);

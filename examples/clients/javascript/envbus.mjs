@@ -6,6 +6,7 @@
 
 const REQUEST = 0, REPLY = 1, FAILURE = 2, NOTICE = 3
 const MAX_BYTES = 2 ** 30 // of a message from a bridge
+const LINGER = 1000 // milliseconds for last words
 
 // --- errors ----------------------------------------------------------------------------------
 
@@ -49,7 +50,7 @@ function errorOf({ code, message, remote_type: type }) {
   if (code === "peer_lost" || code === "not_joined") return new ConnectionLostError(message)
   if (code === "overloaded") return new OverloadedError(message)
   if (["no_peer", "version", "protocol"].includes(code)) return new RefusedError(message)
-  if (code === "remote" && type in REFUSALS) return new REFUSALS[type](message)
+  if (code === "remote" && Object.hasOwn(REFUSALS, type)) return new REFUSALS[type](message)
   return new RemoteError(`${type || code}: ${message}`) // also of a code that is newer than this
 }
 
@@ -87,6 +88,7 @@ export class Client {
   bridge
   #url; #name; #token; #WebSocket
   #carriage = null
+  #opening = null // ends what is to become a carriage
   #joined = false
   #session = ""
   #calls = new Map() // those without an answer, by request id
@@ -215,8 +217,14 @@ export class Client {
         this.#carriage.close()
       }
     }
-    const opening = openCarriage(this.#url, this.#WebSocket, onMessage, onLost)
-    this.#carriage = mine = await before(deadline, opening, `nobody answers at ${this.#url.host}`)
+    const opening = this.#opening = new AbortController()
+    const carriage = openCarriage(this.#url, this.#WebSocket, onMessage, onLost, opening.signal)
+    try {
+      this.#carriage = mine = await before(deadline, carriage, `nobody answers at ${this.#url.host}`)
+    } catch (error) {
+      opening.abort() // left open, it would keep the program from ending
+      throw error
+    }
     if (this.#token) this.#notify("Token", { token: this.#token })
     const greet = (type, payload, to) =>
       this.#ask(type, payload, deadline - Date.now(), { to, handshake: true })
@@ -242,21 +250,23 @@ export class Client {
 
   #take(data) {
     if (!data) throw new EnvbusError(`a message of over ${MAX_BYTES} bytes`)
+    if (typeof data === "string") throw new EnvbusError("a text message")
     const [header, payload] = decode(data).map((frame) => decode(frame))
     const [, kind, id, type] = header
     if (kind === NOTICE && type === "Shutdown") return this.#carriage.close()
     if (kind !== REPLY && kind !== FAILURE) return
+    if (payload === null || typeof payload !== "object") throw new EnvbusError(`${type} without fields`)
+    const error = kind === FAILURE ? errorOf(payload) : null // what cannot be read is no call's answer
     // Our lease is over: we slept. What has no answer is asked again after a new hello.
     if (kind === FAILURE && payload.code === "not_joined" && this.#joined) return this.#onLost(payload.message)
     const call = this.#calls.get(id)
     if (call) {
       this.#settle(call)
-      if (kind === REPLY) {
-        this.#givenUp.delete(call.payload.episode_id)
-        call.resolve(payload)
-      } else call.reject(errorOf(payload))
-    } else if (kind === FAILURE && id === 0) {
-      this.#complaint = errorOf(payload)
+      if (error) return call.reject(error)
+      this.#givenUp.delete(call.payload.episode_id)
+      call.resolve(payload)
+    } else if (error && id === 0) {
+      this.#complaint = error
       this.#carriage.close() // as the gateway is about to do; or the broker has forgotten us
     } // or a late answer, which nobody waits for any more
   }
@@ -301,6 +311,7 @@ export class Client {
   #finish(error) {
     this.#end ??= error
     clearInterval(this.#pulse)
+    this.#opening?.abort()
     this.#carriage?.close()
     this.#fail(this.#end)
   }
@@ -330,32 +341,40 @@ async function before(deadline, promise, what) {
 
 // --- carriages: each has send(bytes) and close() ---------------------------------------------
 
-function openCarriage(url, WebSocket, onMessage, onLost) {
+/** `signal`: gives up what is not open yet. */
+function openCarriage(url, WebSocket, onMessage, onLost, signal) {
   const web = url.protocol === "ws:" || url.protocol === "wss:"
-  return web ? openWeb(url, WebSocket, onMessage, onLost) : openTcp(url, onMessage, onLost)
+  return web ? openWeb(url, WebSocket, onMessage, onLost, signal) : openTcp(url, onMessage, onLost, signal)
 }
 
-function openWeb(url, WebSocket, onMessage, onLost) {
+function openWeb(url, WebSocket, onMessage, onLost, signal) {
   if (!WebSocket) throw new EnvbusError("no WebSocket here: use stream://, or give the option WebSocket")
   const socket = new WebSocket(url)
   socket.binaryType = "arraybuffer"
+  signal.addEventListener("abort", () => { if (socket.readyState === 0) socket.close() })
   return new Promise((resolve, reject) => {
     socket.onopen = () => resolve({ send: (data) => socket.send(data), close: () => socket.close() })
-    socket.onmessage = ({ data }) => onMessage(new Uint8Array(data))
-    socket.onclose = ({ reason, code }) => {
-      // Browsers do not tell why a connection was refused: nobody there, or a page's origin.
-      const why = reason || `code ${code}`
+    // A text would be taken for an array's length.
+    socket.onmessage = ({ data }) => onMessage(typeof data === "string" ? data : new Uint8Array(data))
+    const gone = (why) => {
       onLost(why)
       reject(new ConnectionLostError(`cannot connect to ${url.host}: ${why}`))
     }
+    // Browsers do not tell why a connection was refused: nobody there, or a page's origin.
+    socket.onclose = ({ reason, code }) => gone(reason || `code ${code}`)
+    // Node 22 closes nothing that was refused; of the package ws an error without a listener ends the program.
+    socket.onerror = ({ message }) => gone(message || "code 1006")
   })
 }
 
-async function openTcp(url, onMessage, onLost) {
+async function openTcp(url, onMessage, onLost, signal) {
   const secure = url.protocol === "streams:"
   const { connect } = secure ? await import("node:tls") : await import("node:net")
   const host = url.hostname.replace(/^\[|\]$/g, "")
   const socket = connect({ host, port: Number(url.port), noDelay: true })
+  let isOpen = false
+  signal.addEventListener("abort", () => { if (!isOpen) socket.destroy() })
+  if (signal.aborted) socket.destroy()
   let rest = new Uint8Array(0)
   socket.on("data", (data) => {
     rest = rest.length ? Buffer.concat([rest, data]) : data
@@ -384,8 +403,13 @@ async function openTcp(url, onMessage, onLost) {
       socket.uncork()
     }
     socket.on(secure ? "secureConnect" : "connect", () => {
-      // Not `end`: who does not close its side in turn would keep the program from ending.
-      resolve({ send, close: () => socket.destroySoon() })
+      isOpen = true
+      // Who does not close its side in turn, or does not read, would keep the program from ending.
+      const close = () => {
+        socket.destroySoon()
+        setTimeout(() => socket.destroy(), LINGER).unref()
+      }
+      resolve({ send, close })
     })
   })
 }

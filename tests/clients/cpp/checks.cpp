@@ -182,6 +182,16 @@ void flood(const char* host, int port, envbus::Options options) {
   rejected<envbus::TimeoutError>([&] { Client(host, port, options); });
 }
 
+// Who is there fails the first request with an error whose name all objects have.
+void failure(const char* host, int port, envbus::Options options) {
+  rejected<envbus::RemoteError>([&] { Client(host, port, options); });
+}
+
+// Who is there answers the first request with nil.
+void nil(const char* host, int port, envbus::Options options) {
+  rejected<envbus::ValueError>([&] { Client(host, port, options); });
+}
+
 void messagepack() {
   const std::int64_t smallest = std::int64_t(1) << 63;
   Map large;
@@ -222,6 +232,8 @@ int main(int, char** argv) try {
   else if (what == "nonsense") nonsense(host, port, options);
   else if (what == "huge") huge(host, port, options);
   else if (what == "flood") flood(host, port, options);
+  else if (what == "failure") failure(host, port, options);
+  else if (what == "nil") nil(host, port, options);
   else if (what == "messagepack") messagepack();
   else throw std::logic_error("there is no check " + what);
   std::cout << "passed: " << what << std::endl;

@@ -230,6 +230,25 @@ static class Checks
         Rejected<AnswerTimeoutException>(() => new Client(host, port, options));
     }
 
+    // Who is there fails the first request with an error whose name all objects have.
+    static void Failed(string host, int port, Options options)
+    {
+        Rejected<RemoteException>(() => new Client(host, port, options));
+    }
+
+    // Who is there answers the first request with nil.
+    static void Nil(string host, int port, Options options)
+    {
+        Rejected<RefusedException>(() => new Client(host, port, options));
+    }
+
+    // Who is there says nothing, before or after TLS, or too slowly.
+    static void Mute(string host, int port, Options options)
+    {
+        options.Timeout = TimeSpan.FromSeconds(0.5);
+        Rejected<AnswerTimeoutException>(() => new Client(host, port, options));
+    }
+
     static void Messages()
     {
         var values = new object[] {
@@ -272,6 +291,9 @@ static class Checks
             case "untrusted": Untrusted(args[0], port, options); break;
             case "nonsense": Nonsense(args[0], port, options); break;
             case "huge": Huge(args[0], port, options); break;
+            case "failure": Failed(args[0], port, options); break;
+            case "nil": Nil(args[0], port, options); break;
+            case "mute": Mute(args[0], port, options); break;
             case "flood": Flood(args[0], port, options); break;
             case "messagepack": Messages(); break;
             default: throw new ArgumentException(args[2]);

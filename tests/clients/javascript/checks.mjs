@@ -171,6 +171,54 @@ const checks = {
     await assert.rejects(bus.Client.connect(url, { timeout: 200 }), bus.ConnectionLostError)
   },
 
+  // Who is there fails the first request with an error whose name all objects have.
+  async failure() {
+    await assert.rejects(bus.Client.connect(url), (error) =>
+      error instanceof bus.RemoteError && error.message === "toString: as told")
+  },
+
+  // Who is there answers the first request with nil.
+  async nil() {
+    await assert.rejects(bus.Client.connect(url), bus.RefusedError)
+  },
+
+  // Who is there says nothing, before or after TLS, or too slowly: the program ends all the same.
+  async mute() {
+    await assert.rejects(bus.Client.connect(url, { timeout: 500 }), (error) =>
+      error instanceof bus.TimeoutError || error instanceof bus.ConnectionLostError)
+  },
+
+  // Nobody is there, which is thrown where it has no listener (the package ws), and no close follows (Node 22):
+  // it is tried again. Then one that takes what is sent for the beginning of a chat.
+  async websocket() {
+    let tries = 0
+    class Refused {
+      constructor() {
+        tries++
+        this.readyState = 0
+        setTimeout(() => {
+          this.readyState = 3
+          if (!this.onerror) throw new Error("an error without a listener")
+          this.onerror({ message: "nobody is there" })
+        })
+      }
+    }
+    await assert.rejects(
+      bus.Client.connect("ws://127.0.0.1:1", { timeout: 500, WebSocket: Refused }), bus.ConnectionLostError)
+    assert.ok(tries > 1)
+
+    class Chat {
+      constructor() {
+        this.readyState = 1
+        setTimeout(() => this.onopen({}))
+      }
+      send() { setTimeout(() => this.onmessage({ data: "99999999999999999" })) }
+      close() { setTimeout(() => this.onclose({ reason: "", code: 1000 })) }
+    }
+    await assert.rejects(
+      bus.Client.connect("ws://127.0.0.1:1", { timeout: 5000, WebSocket: Chat }), bus.RefusedError)
+  },
+
   // Without NODE_EXTRA_CA_CERTS; nothing is waited for.
   async untrusted() {
     await assert.rejects(bus.Client.connect(url, { token }), bus.RefusedError)
