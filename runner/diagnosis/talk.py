@@ -55,6 +55,8 @@ __all__ = [
 
 #: Longest message that is taken, in bytes.
 MAX_MESSAGE_BYTES = 64 * 2**20
+#: Seconds behind a deadline in which what has come is still read; some send without end.
+_GRACE = 1.0
 
 
 class LinkEndedError(Exception):
@@ -330,7 +332,8 @@ class Talk:
         """Return the answer to a request that was sent."""
         deadline = time.monotonic() + timeout
         while True:
-            frames = self.link.receive(max(deadline - time.monotonic(), 0.0))
+            left = deadline - time.monotonic()
+            frames = self.link.receive(max(left, 0.0)) if left > -_GRACE else None
             if frames is None:
                 raise NoAnswerError(
                     f"{type(request).__name__} was not answered in {timeout:.3g} s: neither REPLY "
