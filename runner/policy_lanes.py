@@ -12,7 +12,7 @@ import random
 import secrets
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -261,6 +261,9 @@ class PolicyRoster:
         knock(door, ShareRows(name=name, size=size), (arena, layout))
 
 
+R = TypeVar("R", bound=Reply)
+
+
 class Asking(msgspec.Struct, eq=False):
     """A request, from `ask` until its end was taken."""
 
@@ -325,10 +328,11 @@ class PolicyLanes:
         """The worker that is asked first is crowded: maybe ask another one."""
         self._roster.change_favourite()
 
-    def wait_for(self, asking: Asking) -> Reply:
-        """Return the reply to a request.
+    def wait_for(self, asking: Asking, *kinds: type[R]) -> R:
+        """Return the reply to a request, which is of one of these kinds.
 
         Raises:
+            DecodeError: It is of another kind, or cannot be read.
             RequestError: There is none: time-out, lost worker, error in the policy, ...
             RestartLimitError: No worker is left, nor will be.
             ClosedError: This, or the workers, were closed.
@@ -339,7 +343,7 @@ class PolicyLanes:
         if isinstance(end, Exception):
             raise end
         reply_type = Payload.registry.get(end.header.payload_type)
-        if reply_type is None or not issubclass(reply_type, Reply):
+        if reply_type is None or not issubclass(reply_type, kinds):
             raise DecodeError(f"{asking.to} answered with {end.header.payload_type}")
         return decode(reply_type, end.frames, writable=True)
 

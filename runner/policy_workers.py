@@ -271,12 +271,9 @@ class PolicyWorkers(StaysHere):
             }
             for name, asking in askings.items():
                 try:
-                    reply = lanes.wait_for(asking)
+                    counts[name] = lanes.wait_for(asking, PolicyWorkerCounts)
                 except (RequestError, ClosedError):  # closed: what cleans up has taken the folder
                     silent.append(name)
-                else:
-                    assert isinstance(reply, PolicyWorkerCounts)
-                    counts[name] = reply
         finally:
             lanes.close()
         return counts, silent

@@ -194,7 +194,7 @@ class RemotePolicy(TwoStepPolicy):
         assert isinstance(ticket, _PolicyTicket)
         lanes = self._lanes or self._connected()
         try:
-            while isinstance(reply := lanes.wait_for(ticket.asking), Behind):
+            while isinstance(reply := lanes.wait_for(ticket.asking, ActionsChosen, Behind), Behind):
                 ticket.behind = reply
                 self._ask_elsewhere(lanes, ticket, reply)
         except RequestTimeoutError as exc:
@@ -299,11 +299,10 @@ class RemotePolicy(TwoStepPolicy):
         request = DescribePolicy(policy_id=self.policy_id, with_weights=with_weights)
         asking = lanes.ask(self._service, request, self._handle.timeout)
         try:
-            reply = lanes.wait_for(asking)
+            reply = lanes.wait_for(asking, PolicyDescribed)
         except BaseException:  # Ctrl-C: nobody will take it
             lanes.forget(asking)
             raise
-        assert isinstance(reply, PolicyDescribed)
         if reply.push >= self._newest_push:
             self._newest_push, self.policy_version = reply.push, reply.version
         return reply
