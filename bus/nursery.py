@@ -107,6 +107,7 @@ class Nursery:
         processes: How many children share the cores.
     """
 
+    @uninterrupted_call
     def __init__(
         self,
         preload: Sequence[str] = (),
@@ -390,6 +391,7 @@ class Nursery:
         self._probing = None  # the server has just answered
         return child
 
+    @uninterrupted_call  # or a lock is kept, for which all later starts would wait
     def _attach(self) -> None:
         """Give the far ends of new links to a server that lives."""
         self._server = server_for(self._preload, one_thread=bool(self._variables))

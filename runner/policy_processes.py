@@ -367,27 +367,32 @@ class PolicyProcesses:
                     member.send(data)
             return pushed
 
+    @uninterrupted_call
     def latest(self, policy_id: str) -> tuple[int, int]:
         """Return number and version of a policy's latest push; 0 and 0 before the first."""
         with self._lock:
             pushed = self._latest.get(policy_id)
             return (0, 0) if pushed is None else (pushed[0].push, pushed[0].version)
 
+    @uninterrupted_call
     def restarts(self) -> int:
         """Return how many processes were started again."""
         with self._lock:
             return self._supervision.statistics().restarts
 
+    @uninterrupted_call
     def ready(self) -> int:
         """Return how many workers are up."""
         with self._lock:
             return len(self.up())
 
+    @uninterrupted_call
     def up(self) -> list[str]:
         """Return the names of the workers that are up."""
         with self._lock:
             return [member.name for member in self._members if member.state == "up"]
 
+    @uninterrupted_call
     def pids(self) -> list[int]:
         """Return the process ids of those that run."""
         with self._lock:

@@ -34,6 +34,7 @@ from envbus.bus.client import Client
 from envbus.bus.errors import PeerLostError, RemoteError
 from envbus.bus.gateway import GatewayConfig
 from envbus.bus.lane import LANES_EXIST
+from envbus.bus.nursery import Nursery
 from envbus.runner import (
     ActorPool,
     BusVectorEnv,
@@ -672,6 +673,28 @@ def test_a_bridge_goes_on_where_ctrl_c_broke_it_off(lanes: bool) -> None:
             while not simulator.done():
                 take(answer(0.05))
         simulator.result()
+
+
+def test_a_nursery_whose_beginning_ctrl_c_broke_off_keeps_no_lock_from_the_next_one() -> None:
+    with Nursery():  # has the fork server run, which all of them share
+
+        def after(made: Nursery | None) -> None:
+            (Nursery() if made is None else made).close(0.0)
+
+        assert at_every_line(Nursery, after) > 50
+
+
+@lanes
+def test_ctrl_c_in_a_question_to_policy_workers_keeps_no_lock_from_other_threads() -> None:
+    with PolicyWorkers(make_probe) as workers, ThreadPoolExecutor(1) as thread:
+
+        def ask() -> object:
+            return workers.pids(), workers.policy(), workers.statistics()
+
+        def after(_: object) -> None:
+            assert thread.submit(workers.pids).result(20.0) == workers.pids()
+
+        at_every_line(ask, after, every=3)
 
 
 @pytest.mark.parametrize("kind", [ExternalEnvClient, Client])
