@@ -94,7 +94,7 @@ class Engine:
         recycling: Whose turn it is to be exchanged; None: never anybody's.
         waits: Envs whose next life does not begin before `begin_lives` is called, since their
             caller is to be told first.
-        failed_wait: Whether those that fail in a reset join them.
+        failed_wait: Whether those join them whose faults are still to be told.
         given: What a caller wants the next resets of envs to be.
         unasked: Envs whose episodes have begun by themselves, until they are asked again: what
             is sent to them before their first rows are received came too late.
@@ -331,10 +331,14 @@ class Engine:
                 )
                 self.ask(actor, request, members, self._timeouts.start)
 
+    def is_waiting(self, env_id: int) -> bool:
+        """Return whether an env that fails, or was made anew, waits for `begin_lives`."""
+        return env_id in self.waits or (self.failed_wait and self.faults.is_untold(env_id))
+
     def begin_lives(self, env_ids: Sequence[int]) -> None:
         """Ask those of some envs that were made anew, and not reset, for their first episodes."""
-        states, waits = self.states, self.waits
-        fresh = [i for i in env_ids if states[i] is EnvState.FRESH and i not in waits]
+        states = self.states
+        fresh = [i for i in env_ids if states[i] is EnvState.FRESH and not self.is_waiting(i)]
         for actor, members in self.roster.by_actor(fresh):
             given = self.given
             seeds = self.faults.lives.seeds(members) or [None] * len(members)
@@ -515,9 +519,6 @@ class Engine:
                 self.given.seeds.pop(env_id, None)
         if failed:
             self.faults.on_env_errors(actor, result)
-            if self.failed_wait:
-                states = self.states
-                self.waits = {*self.waits, *(i for i in members if states[i] is not EnvState.READY)}
         elif kind is Reset:
             self.faults.works(members)
         if kind is Rebuild:

@@ -234,6 +234,10 @@ class EnvFaults:
         """Return whether nothing is to be told, and no env is being made anew, or lost."""
         return not (self.any() or self.recovery or self.lost or self._log.untold)
 
+    def is_untold(self, env_id: int) -> bool:
+        """Return whether a fault of this env is still to be told."""
+        return any(fault.env_id == env_id for fault in self.untold)
+
     def take(self) -> list[Fault]:
         """Return the faults that were not told yet."""
         untold, self.untold = self.untold, []

@@ -256,12 +256,8 @@ class Lockstep:
 
         Others that failed, and whose caller does not know, do nothing: their rows say so.
         """
-        self._acting = waits = acting
-        if acting is not self._all:
-            known = (EnvState.IDLE, EnvState.READY)
-            mute = [i for i, s in enumerate(self._states) if s not in known and i not in self._over]
-            waits = acting.union(mute)
-        self._engine.waits = () if self._begins_at_once else waits
+        self._acting = acting
+        self._engine.waits = () if self._begins_at_once else acting
         self._engine.failed_wait = not self._begins_at_once
 
     def end_step(self, verb: str, timeout: float | None) -> Infos:
@@ -390,13 +386,13 @@ class Lockstep:
             return False
         if states.num_ready == self._num_envs:
             return True
-        waits = self._engine.waits
+        is_waiting = self._engine.is_waiting
         for env_id, state in enumerate(states):
-            if state is EnvState.FRESH and env_id not in waits:
+            if state is EnvState.FRESH and not is_waiting(env_id):
                 return False
             # Those whose actor is being started again are not waited for, if they need not be.
             if state is EnvState.RECOVERING and (
-                env_id not in waits or self._roster.actor_of(env_id).state is ActorState.READY
+                not is_waiting(env_id) or self._roster.actor_of(env_id).state is ActorState.READY
             ):
                 return False
         return True

@@ -95,8 +95,8 @@ class EnvModel:
             assert self.mode is AutoresetMode.NEXT_STEP
             assert row.reward == 0.0
             assert not row.terminated
-            if row.truncated:  # it died once more; its episode begins later
-                assert row.fault is not None
+            assert row.truncated == (row.fault is not None)
+            if row.truncated:  # its episode begins later
                 assert row.observation[2] == 0 or np.array_equal(row.observation, self.last)
             else:
                 self._begins(row)

@@ -133,6 +133,45 @@ def test_a_row_is_one_that_may_be_when_an_env_raises_and_its_actor_is_killed(
             watched.check(observations, infos, flags, actions)
 
 
+class FailsToBeginEnv(LifeEnv):
+    """Its resets after the first one fail as often as there are files to take away."""
+
+    def __init__(self, length: int, files: Path, how: str) -> None:
+        super().__init__(length)
+        self.files, self.how = files, how
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        for file in self.files.iterdir():
+            file.unlink()
+            if self.how == "dies":
+                os._exit(3)
+            raise ValueError("raised on purpose")
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("how", ["dies", "raises"])
+def test_next_step_each_fault_on_the_way_to_an_episode_has_a_truncated_row(
+    tmp_path: Path, how: str
+) -> None:
+    factories = [partial(FailsToBeginEnv, 2, tmp_path, how), partial(LifeEnv, 100)]
+    with closing(BusVectorEnv(factories, num_actors=2, **RESTART)) as envs:
+        envs.reset()
+        envs.step(np.ones(2))
+        last, _, terminations, *_ = envs.step(np.ones(2))
+        assert terminations.tolist() == [True, False]
+        for name in "ab":
+            (tmp_path / name).touch()
+        for _ in range(2):
+            observations, rewards, terminations, truncations, infos = envs.step(np.ones(2))
+            assert observations[0].tolist() == last[0].tolist()
+            assert (rewards[0], terminations[0], truncations[0]) == (0.0, False, True)
+            assert infos["_fault"].tolist() == [True, False]
+        observations, rewards, terminations, truncations, infos = envs.step(np.ones(2))
+        assert observations[0, 1:].tolist() == [1, 0, 0]
+        assert (rewards[0], terminations[0], truncations[0]) == (0.0, False, False)
+        assert "fault" not in infos
+
+
 class HookError(Exception):
     """What a hook raises."""
 
