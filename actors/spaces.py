@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 import gymnasium
@@ -41,13 +42,7 @@ Plain: TypeAlias = Any
 
 #: One entry per space class that has a plain form: its attributes as plain data.
 _DESCRIBE: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
-    spaces.Box: lambda space: {
-        "dtype": space.dtype.str,
-        "low": space.low,
-        "high": space.high,
-        "bounded_below": space.bounded_below,
-        "bounded_above": space.bounded_above,
-    },
+    spaces.Box: lambda space: _describe_box(space),
     spaces.Discrete: lambda space: {
         "dtype": space.dtype.str,
         "n": int(space.n),
@@ -83,6 +78,8 @@ _DESCRIBE: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
 }
 
 
+#: What nests numbers.
+_LISTS = frozenset({list, tuple})
 #: Elements of a MultiBinary space, whose description is not the longer for being large.
 _MAX_BINARY = 2**24
 #: Longest element of a Text space, in characters.
@@ -106,11 +103,12 @@ def _numbers(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         if value.dtype.kind not in "biuf":
             raise ValueError(f"bounds are numbers, not of {value.dtype}")
     else:
-        level = [value]
-        while level:  # as long as there are lists in it: their depth was bounded by who decoded
-            if not all(isinstance(x, list | tuple | int | float | np.number) for x in level):
-                raise ValueError("bounds are numbers, or lists of them")
-            level = [x for part in level if isinstance(part, list | tuple) for x in part]
+        level, kinds = [value], {type(value)}
+        while kinds and kinds <= _LISTS:  # their depth was bounded by who decoded
+            level = list(chain.from_iterable(level))
+            kinds = set(map(type, level))
+        if not all(issubclass(kind, int | float | np.number) for kind in kinds):
+            raise ValueError("bounds are numbers, or lists of them, of one depth")
     with np.errstate(over="raise", invalid="raise"):
         return np.array(value, dtype)
 
@@ -119,6 +117,16 @@ def _int(value: Any) -> int:
     if not isinstance(value, int | np.integer):
         raise TypeError(f"expected an integer, not {brief(value)}")
     return int(value)
+
+
+def _describe_box(space: spaces.Box) -> dict[str, Any]:
+    plain = {"dtype": space.dtype.str, "low": space.low, "high": space.high}
+    # What the bounds say themselves need not be told.
+    if not np.array_equal(space.bounded_below, -np.inf < space.low):
+        plain["bounded_below"] = space.bounded_below
+    if not np.array_equal(space.bounded_above, space.high < np.inf):
+        plain["bounded_above"] = space.bounded_above
+    return plain
 
 
 def _build_box(plain: Mapping[str, Any]) -> Space:

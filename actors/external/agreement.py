@@ -6,6 +6,8 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import gymnasium
@@ -24,6 +26,8 @@ __all__ = ["Agreement", "SpaceLike"]
 
 #: Maps, lists and spaces within each other, as in a `Tree` of the codec.
 _MAX_DEPTH: Final = 64
+#: What a codec nests values in.
+_NESTED: Final = (dict, list, tuple)
 #: Spaces within each other or beside each other, and agents, that somebody may tell us.
 _MAX_SPACES: Final = 4096
 _MAX_AGENTS: Final = 1024
@@ -45,6 +49,7 @@ class Agreement:
         multi_agent: Whether values are dicts by agent.
         observation_space: As given; an `AgentSpaces` where there are several agents.
         action_space: The same.
+        described: How a client tells them, with bounds as arrays.
 
     Raises:
         ConfigError: The two are not of the same agents, or a space has no form on the wire.
@@ -68,10 +73,15 @@ class Agreement:
         assert isinstance(observation_space, gymnasium.Space)
         assert isinstance(action_space, gymnasium.Space)
         self.observation_space, self.action_space = observation_space, action_space
-        #: How they are told to others.
-        self.wire = _describe(observation_space), _describe(action_space)
+        self.described = _describe(observation_space), _describe(action_space)
         self._observation = _taker(observation_space)
         self._action = _taker(action_space)
+
+    @cached_property
+    def wire(self) -> tuple[Value, Value]:
+        """How a bridge tells them: without ext types, so with nested lists for arrays."""
+        observation_space, action_space = self.described
+        return _listed(observation_space), _listed(action_space)
 
     @classmethod
     def of(
@@ -183,17 +193,26 @@ def _taker(space: Space) -> Take:
 def _describe(space: Space) -> Value:
     if isinstance(space, AgentSpaces):
         return {agent: _describe(sub) for agent, sub in space.spaces.items()}
-    return _listed(to_plain(space))
+    return _told(to_plain(space))
 
 
-def _listed(plain: Any) -> Value:
-    """Return a plain form without arrays, and without the state of random generators."""
+def _told(plain: Any) -> Value:
+    """Return a plain form without the state of random generators."""
     if isinstance(plain, gymnasium.Space):
         raise ConfigError(
             f"{plain} has no form on the wire: use the classes of gymnasium.spaces themselves"
         )
     if isinstance(plain, Mapping):
-        return {key: _listed(value) for key, value in plain.items() if key != "random"}
+        return {key: _told(value) for key, value in plain.items() if key != "random"}
+    if isinstance(plain, list | tuple):
+        return [_told(value) for value in plain]
+    return plain
+
+
+def _listed(plain: Any) -> Value:
+    """Return a plain form without arrays."""
+    if isinstance(plain, Mapping):
+        return {key: _listed(value) for key, value in plain.items()}
     if isinstance(plain, list | tuple):
         return [_listed(value) for value in plain]
     if isinstance(plain, np.ndarray | np.generic):
@@ -213,17 +232,14 @@ def _build(value: Value) -> SpaceLike:
 
 def _assert_bounded(value: Value) -> None:
     """Raise ValueError for what is nested without reason, or made to fill memory."""
-    level: list[Value] = [value] if isinstance(value, Mapping | list | tuple) else []
+    level: list[Any] = [value] if isinstance(value, _NESTED) else []
     spaces = 0
     for _ in range(_MAX_DEPTH):
-        spaces += sum(isinstance(item, Mapping) for item in level)
+        spaces += sum(isinstance(item, dict) for item in level)
         if spaces > _MAX_SPACES:
             raise ValueError(f"more than {_MAX_SPACES} spaces")
-        found: list[Value] = []
-        for item in level:
-            parts = item.values() if isinstance(item, Mapping) else item
-            found += [part for part in parts if isinstance(part, Mapping | list | tuple)]
-        if not found:
+        parts = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [part for part in chain.from_iterable(parts) if isinstance(part, _NESTED)]
+        if not level:
             return
-        level = found
     raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")

@@ -306,7 +306,7 @@ class ClientState:
 
     def join(self, session: str) -> JoinBridge:
         """Return what to join with."""
-        spaces = (None, None) if self._own is None else self._own.wire
+        spaces = (None, None) if self._own is None else self._own.described
         return JoinBridge(
             client=self.name,
             observation_space=spaces[0],

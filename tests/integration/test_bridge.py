@@ -156,6 +156,19 @@ def test_x_20_several_agents_come_and_go() -> None:
     assert last.terminateds["e"]["__all__"] is True
 
 
+def test_a_client_may_tell_the_space_of_large_images() -> None:
+    image = spaces.Box(0, 255, (480, 640, 3), np.uint8)
+
+    def play() -> None:
+        with ExternalEnvClient(
+            bridge.address, observation_space=image, action_space=ACTION
+        ) as client:
+            client.start_episode("e")
+
+    with ExternalEnvBridge(image, ACTION) as bridge, in_thread(play) as sim:
+        Runner(bridge).serve(sim.over)
+
+
 def test_x_20_spaces_of_different_agents_are_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="those of"):
         ExternalEnvBridge({"a": OBSERVATION}, {"b": ACTION})

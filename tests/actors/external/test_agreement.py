@@ -56,6 +56,28 @@ def test_a_box_may_be_told_by_its_bounds_alone() -> None:
     Agreement(spaces.Box(-1.0, 1.0, (2,)), TWO).check_equal(theirs)
 
 
+def test_a_client_tells_bounds_as_arrays() -> None:
+    agreement = Agreement(spaces.Box(0, 255, (480, 640, 3), np.uint8), TWO)
+    assert isinstance(agreement.described[0]["low"], np.ndarray)
+    agreement.check_equal(Agreement.from_wire(*agreement.described))
+
+
+def test_which_bounds_are_infinite_is_told_only_where_they_do_not_say_it() -> None:
+    assert agreed_keys(spaces.Box(-1.0, np.inf, (2,))) == {"space", "dtype", "low", "high"}
+    assert "bounded_above" in agreed_keys(spaces.Box(0, np.inf, (2,), np.int32))
+
+
+def agreed_keys(space: spaces.Box) -> set[str]:
+    return set(Agreement(space, TWO).wire[0])
+
+
+@pytest.mark.parametrize("low", [[1.0, [1.0]], [1.0, "1.0"], [[1.0], ["1.0"]], ["1.0"]])
+def test_bounds_are_numbers_of_one_depth(low: Any) -> None:
+    plain = {"space": "Box", "dtype": "<f4", "low": low, "high": low}
+    with pytest.raises(SpaceMismatchError, match="bounds are numbers"):
+        Agreement.from_wire(plain, Agreement(BOX, TWO).wire[1])
+
+
 def test_x_22_other_spaces_are_refused_with_both_printed() -> None:
     with pytest.raises(SpaceMismatchError, match=r"observation space Discrete\(2\).*Box\(-1"):
         Agreement(TWO, TWO).check_equal(Agreement(BOX, TWO))
