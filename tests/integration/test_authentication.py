@@ -142,13 +142,17 @@ def test_who_is_not_is_kept_out_counted_and_told_and_nobody_else_notices(
         Client(broker.endpoint, keys=ring.client_secret, server_key=ring.server) as client,
         answering(broker, ring.peer()),
     ):
-        with pytest.raises(RequestTimeoutError, match="authentication") as caught:
-            Client(
-                broker.endpoint,
-                timeout=SHORT,
-                keys=keys,
-                server_key=server and getattr(ring, server),
-            )
+        for timeout in (SHORT, 5 * SHORT, PATIENCE):  # longer where the machine is busy
+            with pytest.raises(RequestTimeoutError) as caught:
+                Client(
+                    broker.endpoint,
+                    timeout=timeout,
+                    keys=keys,
+                    server_key=server and getattr(ring, server),
+                )
+            if told in str(caught.value):
+                break
+        assert "authentication" in str(caught.value)
         assert told in str(caught.value)
         assert client.ask("names", Name(number=3), timeout=PATIENCE).result(PATIENCE).number == 3
         statistics = broker.statistics()
