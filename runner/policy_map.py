@@ -68,7 +68,15 @@ class PolicyMap:
         self.by_id = fresh
 
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
-        """Return weights by policy id, of all or of some."""
+        """Return weights by policy id, of all or of some.
+
+        Raises:
+            ConfigError: `policy_ids` are no ids, or there is no such policy.
+        """
+        if isinstance(policy_ids, str) or not isinstance(policy_ids, Iterable | None):
+            raise ConfigError(
+                f"policy_ids are a list of policies' ids, or None for all, not {brief(policy_ids)}"
+            )
         names = list(self.by_id) if policy_ids is None else list(policy_ids)
         return {name: self[name].get_weights() for name in names}
 

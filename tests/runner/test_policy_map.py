@@ -46,6 +46,12 @@ def test_who_kept_the_policies_keeps_those_that_there_were() -> None:
         policies.remove("b")
 
 
+@pytest.mark.parametrize("odd", [5, "a"])
+def test_what_is_no_list_of_ids_is_refused_by_name(odd: Any) -> None:
+    with pytest.raises(ConfigError, match=f"policy_ids are a list .* not {odd!r}"):
+        PolicyMap({"a": Keeps(1)}).get_weights(odd)
+
+
 def test_a_version_of_weights_that_is_no_number_is_refused() -> None:
     policies = PolicyMap({"a": Keeps(1)})
     for odd in ("3", 1.5, True):
