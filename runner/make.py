@@ -9,6 +9,8 @@ from typing import Any, Literal
 import gymnasium
 
 from envbus.actors.env_source import AnyEnv, EnvSource, GymId, make, parse_source
+from envbus.bus.brief import brief
+from envbus.bus.errors import ConfigError
 from envbus.bus.settings import positive_int
 from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.vector_env import BusVectorEnv
@@ -47,6 +49,9 @@ def make_vec(
     """
     num_envs = positive_int("num_envs", num_envs)
     source = parse_source(id_or_factory, env_kwargs)
+    given: Any = wrappers
+    if given and not (isinstance(given, Sequence) and all(map(callable, given))):
+        raise ConfigError(f"wrappers are a list of functions of an env, not {brief(wrappers)}")
     one = _wrapped(source, tuple(wrappers)) if wrappers else source
     settings = {"threads_per_process": threads_per_process, **dict(vector_kwargs or {})}
     envs = BusVectorEnv([one] * num_envs, num_actors=num_actors, **settings)

@@ -94,3 +94,9 @@ def test_what_is_no_env_is_refused() -> None:
         make_vec("NoSuchEnv-v3", 2)
     with pytest.raises(TypeError, match="g_force"):
         make_vec("Pendulum-v1", 2, g_force=3)
+
+
+@pytest.mark.parametrize("odd", [5, "abc", [3]])
+def test_wrappers_that_are_no_list_of_functions_are_refused(odd: Any) -> None:
+    with pytest.raises(ConfigError, match="wrappers are a list of functions of an env"):
+        make_vec("CartPole-v1", wrappers=odd)
