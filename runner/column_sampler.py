@@ -51,8 +51,6 @@ class ColumnPolicy:
     """A policy, and its state in each env.
 
     Args:
-        policy: Whose.
-        num_envs: How many there are.
         unchanged: Observations are what the pool's envs returned, untouched by connectors.
     """
 
@@ -434,11 +432,7 @@ class ColumnSampler:
     def _have_go_on(self, ids: _Ints, observations: Tree, ended: bool, explore: bool) -> None:
         """Have those envs go on that are to, and keep what the others wait with.
 
-        Args:
-            ids: They have brought observations.
-            observations: One row each.
-            ended: Whether an episode is over for which an env has just brought the last one.
-            explore: As the policy is told.
+        `ended`: an episode is over for which an env has just brought the last observation.
         """
         going_on = self._rows.going_on(ids)
         over, acting = ids[:0], going_on

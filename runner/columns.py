@@ -365,14 +365,9 @@ class RunningEpisodes:
     def result(
         self, env_id: int, terminated: bool, truncated: bool, dropped: int | None, *, has_rows: bool
     ) -> EpisodeResult:
-        """Return the summary of an episode that is over.
+        """Return the summary of an episode that is over, by the env's word or by a fault.
 
-        Args:
-            env_id: Its env.
-            terminated: By the env's word, as `truncated`.
-            truncated: Likewise.
-            dropped: It failed instead, and so many rows were forgotten for that; None: it did not.
-            has_rows: Whether this fragment has rows of it.
+        `dropped` rows were forgotten for a fault; None: there was none.
         """
         value, length = float(self._return[env_id]), int(self.length[env_id])
         return EpisodeResult(

@@ -48,8 +48,6 @@ class _Episodes:
 
     Args:
         shares: Who contributes; their slots are the envs.
-        policies: Those that an episode which begins now can have.
-        is_ragged: Whether observations or actions have no fixed size.
 
     Attributes:
         ids: Of the episodes, by share.
@@ -327,7 +325,6 @@ class DictSampler:
 
     Args:
         sources: Where envs come from. A pool's caller resets its envs (DISABLED).
-        policies: Those that an episode which begins now can have.
         asking: Held while a policy is asked.
 
     Attributes:

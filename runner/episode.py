@@ -66,10 +66,6 @@ DEFAULT_POLICY_ID = "default_policy"
 class EpisodeIds:
     """Numbers episodes: by env and how many it has had, not by who was faster.
 
-    Args:
-        first: Of all ids that the runner may give.
-        num_envs: How many there are.
-
     Attributes:
         running: `(num_envs,)` id of each env's last episode that has begun.
     """

@@ -119,13 +119,6 @@ class Batcher(Generic[R]):
         """Let a request wait; False: too many rows wait already, and it does not.
 
         A request that is larger than `max_rows_waiting` is taken if nothing else waits.
-
-        Args:
-            request: For `Piece`.
-            key: Only requests of equal keys go together.
-            num_rows: Positive.
-            now: When it came.
-            deadline: When its answer is of no use any more.
         """
         assert num_rows > 0, f"a request of {num_rows} rows waits for nothing"
         if self.rows_waiting and self.rows_waiting + num_rows > self._config.max_rows_waiting:

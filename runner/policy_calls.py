@@ -103,8 +103,6 @@ class Calls:
     """The requests of one worker that wait for actions.
 
     Args:
-        worker: Its name, for messages to people.
-        config: How requests are gathered.
         end: Called with the answer to each request, or its failure, once; not for those that
             expire, nor for those of an asker that is gone.
     """

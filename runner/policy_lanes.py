@@ -74,11 +74,8 @@ class PolicyRoster:
     """The workers of one asker.
 
     Args:
-        directory: The workers'.
         identity: The asker's own.
         capacity: Requests that it may have in flight.
-        router: Gets a lane to each worker.
-        broker: Over that router; is told who is there.
 
     Attributes:
         silent: How many have a lane and have not said hello.
@@ -200,12 +197,7 @@ class PolicyRoster:
     def share(self, arena_fd: int, size: int, layout: MapBlocks) -> str:
         """Let all workers, also later ones, read an arena; return what requests call it.
 
-        What was shared before is shared no more.
-
-        Args:
-            arena_fd: Its descriptor; the caller keeps it.
-            size: Its bytes.
-            layout: What is where.
+        What was shared before is shared no more. The descriptor stays the caller's.
         """
         self._num_shared += 1
         name = f"{self._identity}:{self._num_shared}"
@@ -282,7 +274,6 @@ class PolicyLanes:
     """One asker. Used by one thread, in the process that made it.
 
     Args:
-        directory: The workers'.
         max_in_flight: Most requests that may be unsettled at one time.
 
     Raises:

@@ -50,12 +50,8 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     ) -> Answer:
         """Return what a policy has returned, after a look at its form.
 
-        Args:
-            out: What it returned.
-            rows: How many observations it was asked about.
-            version: Of its weights.
-            states: What it was told; None: of a policy without a state.
-            listed: Actions are single ones, and stay so; None: where their type says so.
+        `states` are what it was told. With `listed` actions are single ones, and stay so; None:
+        where their type says so.
 
         Raises:
             ValueError: Something has another number of rows, an action is NaN, states are not as

@@ -104,12 +104,6 @@ class Outfit(NamedTuple):
 class Member:
     """One worker. Whoever calls holds its owner's lock.
 
-    Args:
-        index: Its number among the workers.
-        outfit: What it is given.
-        nursery: Of its processes.
-        directory: Of its doors.
-
     Attributes:
         state: "starting", "up", "down" or "lost", as on the board.
         reason: Why it is not up, for people.
@@ -156,9 +150,7 @@ class Member:
     def launch(self, weights: list[bytes], now: float) -> None:
         """Start a process; that it is up it tells by its pipe.
 
-        Args:
-            weights: The latest `Pushed` of those policies that were given any, each pickled.
-            now: Since when it may take `start_timeout`.
+        `weights` are the latest `Pushed` of those policies that were given any, each pickled.
 
         Raises:
             StartError: There is no process or no memory for it.
@@ -257,13 +249,6 @@ class Member:
 
 class PolicyProcesses:
     """All workers of one owner. `start`, `push`, `close` and the rest may be called by any thread.
-
-    Args:
-        num_workers: How many.
-        outfit: What each life of each is given.
-        restart: Whether, and how often, those that ended are started again.
-        preload: Modules that the fork server imports beforehand.
-        threads_per_process: As in `PolicyWorkers`.
 
     Attributes:
         directory: Where their doors and the board are; only this user may enter.

@@ -55,11 +55,8 @@ class HostedPolicies:
     """The policies of one worker.
 
     Args:
-        policies: By id.
         pipe: To the process that owns the worker: weights come there, each a pickled `Pushed`,
             questions for a sign of life (`PROBE`), and at the end an empty parcel.
-        next_parcel: Number of the next parcel on it.
-        report: Tells that process.
 
     Attributes:
         is_over: Whether the owner said to leave, or is gone.

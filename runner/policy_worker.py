@@ -79,11 +79,6 @@ class PolicyWorker:
     """Answers requests of any number of askers; each has a lane to it.
 
     Args:
-        name: Of this worker.
-        incarnation: Which life of it this is.
-        policies: And their weights.
-        config: How requests are gathered.
-        door: Where askers come.
         spin: Whether there is a core to spare for short waits.
     """
 

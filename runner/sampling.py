@@ -341,12 +341,7 @@ def share_out(
 
     Each env contributes an equal part, wherever it is. Who has been asked before and has not
     delivered is not asked again: what it owes counts, so that the total comes out exactly.
-
-    Args:
-        total: Of all together.
-        num_envs: Envs of each runner.
-        owed: What each was asked for before; None: nothing.
-        turn: Which env is the first to get one more, if the number does not divide.
+    Env `turn` is the first to get one more, if the number does not divide.
     """
     free = [index for index, share in enumerate(owed) if share is None]
     quotas: list[Quota | None] = [None] * len(owed)

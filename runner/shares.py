@@ -22,12 +22,7 @@ __all__ = ["EnvShare", "OpenShare", "Share", "Slot"]
 
 
 class Slot:
-    """What is known of an env: one of a pool, or an episode of a bridge.
-
-    Args:
-        episode_id: Of an episode of a bridge: what its simulator calls it.
-        training_enabled: Whether its rows are to be trained on.
-    """
+    """What is known of an env: one of a pool, or an episode of a bridge."""
 
     def __init__(self, env_id: int, *, episode_id: str = "", training_enabled: bool = True) -> None:
         self.env_id = env_id

@@ -58,7 +58,6 @@ class PoolSource:
 
     Args:
         pool: It stays its owner's.
-        clip_actions: Bring actions into the bounds of their space.
     """
 
     def __init__(self, pool: ActorPool, *, clip_actions: bool) -> None:
@@ -119,9 +118,6 @@ class EnvNumbers:
     """Env ids for episodes that come and go: the lowest that is free.
 
     Few of them are ever in use, so that what is kept per env (of connectors) is bounded.
-
-    Args:
-        first: The lowest of all.
     """
 
     def __init__(self, first: int) -> None:
@@ -142,11 +138,9 @@ class BridgeSource:
 
     Args:
         bridge: It stays its owner's.
-        index: Of the share.
         width: As how many envs it counts.
         numbers: Env ids; bridges of one runner share them.
         min_envs: How many episodes to wait for, or all that are open.
-        clip_actions: Bring actions into the bounds of their space.
     """
 
     def __init__(

@@ -30,7 +30,6 @@ class Trajectory:
     is handed in is copied, so that it may be a view of memory that the env writes again.
 
     Args:
-        policy_id: None until the agent observes for the first time.
         infos: Whether to keep an info per row.
         ragged: Observations and actions are objects: their space has no fixed size.
     """
@@ -108,9 +107,6 @@ class Trajectory:
         """Forget the last observation as the begin of a row: the agent's action did not happen.
 
         The row that led there stays, truncated; the next observation does not follow from it.
-
-        Args:
-            constants: As for `cut`.
         """
         self.acted = False
         if self.num_rows:
@@ -222,9 +218,6 @@ class Trajectory:
         """Return the complete rows and go on behind them.
 
         An open row stays: it belongs to the fragment that it is completed in.
-
-        Args:
-            constants: More columns of one int64 value.
         """
         count = self.num_rows
         assert count

@@ -75,12 +75,6 @@ class VideoConfig:
 class VideoRecorder(Callbacks):
     """Films, and hands on to other callbacks, which come first.
 
-    Args:
-        config: What to film.
-        callbacks: The others.
-        envs: All envs of the pool.
-        timers: Take the time of drawing and writing, as `env_render`.
-
     Raises:
         ConfigError: An env does not draw, or there is none of that number, or a library is
             missing.

@@ -59,9 +59,6 @@ class HostedRunner:
     """One runner and a handler per request type. Requests are answered one after the other.
 
     So weights that come while a sample is taken hold from the next one on.
-
-    Args:
-        memory: Carries large columns of samples.
     """
 
     #: A reply that cannot be sent fails its request.

@@ -100,12 +100,6 @@ def join(
 ) -> GroupSample:
     """Return the parts as one sample, ordered by runner, in memory of its own.
 
-    Args:
-        parts: In any order.
-        late_runners: Told with the sample, as `runner_faults`.
-        runner_faults: Likewise.
-        join_arrays: Joins the arrays of a column.
-
     Raises:
         ValueError: Rows of one policy have different columns.
     """

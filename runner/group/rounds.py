@@ -141,12 +141,7 @@ class _BringUp:
 
 
 class RunnerCrew(Crew[RunnerProcess]):
-    """The processes of a group.
-
-    Args:
-        parts: What each runner is made of.
-        config: How they are started and watched.
-    """
+    """The processes of a group."""
 
     def __init__(self, parts: Sequence[Parts], config: FleetConfig) -> None:
         def bring_up(links: Links[RunnerProcess], requests: Requests[RunnerProcess]) -> _BringUp:
@@ -260,10 +255,8 @@ class Rounds:
     """Asks the runners of a crew, and takes in what they answer.
 
     Args:
-        crew: Started.
         connectors: The caller's, who may switch their `update`; copies of them merge what those
             of the runners learn.
-        versions: Of the policies' weights, by policy id.
         sample_timeout: Seconds after which a runner that samples is taken for hung; None: never.
 
     Attributes:
@@ -381,9 +374,7 @@ class Rounds:
     ) -> None:
         """Send weights to all runners, without waiting for anybody.
 
-        Args:
-            weights: By policy id.
-            version: Of all, or by policy id; None: per policy, the one after the present.
+        The version is that of all, or by policy id; None: per policy, the one after the present.
 
         Raises:
             ConfigError: There is no such policy. Nothing was sent.

@@ -213,11 +213,8 @@ def fetch(
 ) -> Tree:
     """Return `tree` with its arrays, which are views.
 
-    Args:
-        tree: As it was placed.
-        places: Likewise.
-        arena: The runner's own memory; what is there is overwritten by its next sample.
-        room: Returns what is at a place in the runner's room.
+    What is in `arena`, the runner's own memory, is overwritten by its next sample; `room` returns
+    what is at a place in the runner's room.
     """
     if not places:
         return tree

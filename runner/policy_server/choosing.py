@@ -44,12 +44,7 @@ class Batch(NamedTuple):
 
 
 class Chooser:
-    """The policies of a server, and their states by episode and agent.
-
-    Args:
-        policies: Who acts for whom.
-        explore: Whether actions are sampled, instead of the best ones.
-    """
+    """The policies of a server, and their states by episode and agent."""
 
     def __init__(self, policies: ServedPolicies, *, explore: bool) -> None:
         self._policies = policies

@@ -30,9 +30,6 @@ class Recording:
 
     Columns besides those of every sample: `episode_id`, the simulator's; `training_enabled`;
     `off_policy`, whether the simulator has acted itself; `action_logp`, NaN where nobody told it.
-
-    Args:
-        policies: Who acts for whom.
     """
 
     def __init__(self, policies: ServedPolicies) -> None:
@@ -72,12 +69,7 @@ class Recording:
         return ended
 
     def acted(self, batch: Batch, off_policy: Container[str]) -> None:
-        """Take in what a policy has chosen for agents that were asked.
-
-        Args:
-            batch: One that has come to something.
-            off_policy: Episodes whose actions were others.
-        """
+        """Take in what a policy has chosen, for agents of which no other actions were taken."""
         for index, one in enumerate(batch.rows):
             episode = self._running.get(one.episode_id)
             if episode is None or one.episode_id in off_policy:

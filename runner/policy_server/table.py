@@ -51,12 +51,7 @@ class ServerTable:
         return seconds >= self._due
 
     def show(self, now: Snapshot, note: str = "") -> None:
-        """Draw a picture.
-
-        Args:
-            now: The counts.
-            note: What else there is to say, "draining" for example.
-        """
+        """Draw a picture; a note says what else there is to say, "draining" for example."""
         self._due = now.seconds + self.every
         before, self._before = self._before, now
         if self._live is not None:

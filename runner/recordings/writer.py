@@ -396,9 +396,7 @@ def _new_journal(folder: Path, writer: str) -> tuple[Path, FileIO]:
 def _take_over(path: Path, num_rows: int | None = None) -> bool:
     """Complete a journal that nobody writes to any more; return whether it is complete.
 
-    Args:
-        path: Of the journal.
-        num_rows: That must be in it; None: nobody knows.
+    `num_rows` must be in it; None: nobody knows.
 
     Raises:
         OSError: It cannot be opened or locked.
@@ -418,9 +416,7 @@ def _take_over(path: Path, num_rows: int | None = None) -> bool:
 def _to_parquet(path: Path, num_rows: int | None = None) -> bool:
     """Write a journal anew as Parquet, and remove it. A kill leaves one of the two, or both.
 
-    Args:
-        path: Of the journal.
-        num_rows: That must be in it; None: nobody knows.
+    `num_rows` must be in it; None: nobody knows.
 
     Returns:
         Whether that was done. If not, the journal is as it was, and the log says why.
