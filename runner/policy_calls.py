@@ -28,9 +28,9 @@ from envbus.runner.nested import Tree as Nested
 from envbus.runner.nested import leaves_of, map_tree
 from envbus.runner.policies import as_rows
 from envbus.runner.policy_batching import Batcher, BatchingConfig, Piece
+from envbus.runner.policy_counts import HostedPolicy
 from envbus.runner.policy_output import Answer, ask
 from envbus.runner.policy_protocol import ActionsChosen, ChooseActions
-from envbus.runner.policy_weights import HostedPolicy
 from envbus.runner.row_memory import LARGE, RowMemory
 
 __all__ = ["Calls", "End", "SharedRows", "cut", "form_of", "gather"]
@@ -141,7 +141,7 @@ class Calls:
         deadline = now + header.ttl
         if self._batcher.add(call, key, request.num_rows, now=now, deadline=deadline):
             return
-        hosted.counting.overloaded += 1
+        hosted.overloaded += 1
         text = (
             f"{self._batcher.rows_waiting} rows wait in {self._worker} and max_rows_waiting does "
             f"not allow {request.num_rows} more; add workers, or ask less"
@@ -193,7 +193,7 @@ class Calls:
             return
         now = self._clock()
         for call in batcher.expire(now):
-            call.hosted.counting.expired += 1
+            call.hosted.expired += 1
         batch = batcher.next_batch(math.inf if hurry else now)
         if batch is None:
             return
@@ -215,7 +215,7 @@ class Calls:
                 return
             if pieces[0].stop < first.request.num_rows:
                 self._batcher.drop(lambda call: call is first)
-            hosted.counting.failures += 1
+            hosted.failures += 1
             self._end(first.asker, first.header, describe(exc))
             return
         crowded = self._batcher.rows_waiting > 0 or (
@@ -228,12 +228,12 @@ class Calls:
             self._take(piece, part, crowded=crowded)
             start = stop
         # Counted when the answers are on their way: nobody waits for that.
-        hosted.counting.add_batch(rows, seconds)
+        hosted.add_batch(rows, seconds)
         now = self._clock()
         for piece in pieces:
             call = piece.request
             if piece.stop == call.request.num_rows:
-                hosted.counting.add_request(piece.stop, now - call.arrived)
+                hosted.add_request(piece.stop, now - call.arrived)
 
     def _ask_policy(
         self, hosted: HostedPolicy, pieces: Sequence[Piece[_Call]], rows: int

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from envbus.runner.latency import LatencyHistogram
+from envbus.runner.policies import Policy
 from envbus.runner.policy_protocol import PolicyCounts
 
-__all__ = ["Counting", "PolicyStatistics", "PolicyWorkersStatistics", "summed"]
+__all__ = ["HostedPolicy", "PolicyStatistics", "PolicyWorkersStatistics", "summed"]
 
 _MS = 1e3
 
@@ -71,10 +72,12 @@ class PolicyWorkersStatistics(msgspec.Struct, frozen=True, kw_only=True):
     silent: list[str]
 
 
-class Counting:
-    """Counts one policy in one worker."""
+class HostedPolicy:
+    """A policy in one worker, how new its weights are, and what is counted of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.push = 0
         self.failures = 0
         self.overloaded = 0
         self.behind = 0
@@ -96,11 +99,11 @@ class Counting:
         self._rows += rows
         self._latency.add(seconds)
 
-    def counts(self, version: int, push: int) -> PolicyCounts:
+    def counts(self) -> PolicyCounts:
         """Return what was counted."""
         return PolicyCounts(
-            version=version,
-            push=push,
+            version=self.policy.policy_version,
+            push=self.push,
             requests=self._requests,
             rows=self._rows,
             failures=self.failures,
@@ -115,27 +118,22 @@ class Counting:
 
 def summed(counts: Mapping[str, PolicyCounts]) -> PolicyStatistics:
     """Return the counts of one policy in all workers, which are given by name."""
-    every: Sequence[PolicyCounts] = list(counts.values())
     sizes: Counter[int] = Counter()
     latency, compute = LatencyHistogram(), LatencyHistogram()
-    for one in every:
+    for one in counts.values():
         sizes.update(one.batch_sizes)
         latency.add_counts(one.latency)
         compute.add_counts(one.compute)
+    added = ("requests", "rows", "failures", "overloaded", "behind", "expired")
     return PolicyStatistics(
         versions={name: one.version for name, one in counts.items()},
-        requests=sum(one.requests for one in every),
-        rows=sum(one.rows for one in every),
         batches=sum(sizes.values()),
-        failures=sum(one.failures for one in every),
-        overloaded=sum(one.overloaded for one in every),
-        behind=sum(one.behind for one in every),
-        expired=sum(one.expired for one in every),
         batch_sizes=dict(sorted(sizes.items())),
         latency_p50_ms=_ms(latency.quantile(0.5)),
         latency_p99_ms=_ms(latency.quantile(0.99)),
         compute_p50_ms=_ms(compute.quantile(0.5)),
         compute_p99_ms=_ms(compute.quantile(0.99)),
+        **{name: sum(getattr(one, name) for one in counts.values()) for name in added},
     )
 
 

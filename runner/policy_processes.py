@@ -34,11 +34,12 @@ from envbus.bus.supervision import StartChild, Supervision, SupervisionEffect
 from envbus.bus.threads import ThreadsPerProcess
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_door import Board, BoardEntry, board_exists, door_of, write_board
-from envbus.runner.policy_weights import PROBE, Pushed
 from envbus.runner.policy_worker import (
     BOOTSTRAP_PARCEL,
     ENTRY,
+    PROBE,
     PolicyBootstrap,
+    Pushed,
     WorkerReport,
     read_report,
 )

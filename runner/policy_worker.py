@@ -1,7 +1,7 @@
 """A policy worker's process: builds the policies, takes requests, has them computed, answers.
 
-Policies come as factories, by cloudpickle over the inherited pipe, never over a socket. Leaves out
-what becomes of requests (`policy_calls.py`) and where weights come from (`policy_weights.py`).
+Policies come as factories, and weights later, over the inherited pipe, never over a socket. Leaves
+out what becomes of requests (`policy_calls.py`) and who sends weights (`policy_processes.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -21,7 +21,13 @@ import msgspec
 
 from envbus.bus.codec import decode, decode_header, encode, encode_header
 from envbus.bus.complaints import Complaints
-from envbus.bus.errors import ConfigError, EnvbusError, ProtocolError, TransportError
+from envbus.bus.errors import (
+    ClosedError,
+    ConfigError,
+    EnvbusError,
+    ProtocolError,
+    TransportError,
+)
 from envbus.bus.lane import LaneEnd
 from envbus.bus.lane_router import LaneRouter
 from envbus.bus.messages import PROTOCOL_VERSION, Failed, Header, Hello, Kind, Payload, Tree
@@ -33,6 +39,7 @@ from envbus.bus.transport import Frames
 from envbus.runner.policies import FunctionPolicy, Policy, check_is_no_module
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_calls import Calls, SharedRows
+from envbus.runner.policy_counts import HostedPolicy
 from envbus.runner.policy_door import Door, Knock, close_all
 from envbus.runner.policy_protocol import (
     Behind,
@@ -45,13 +52,15 @@ from envbus.runner.policy_protocol import (
     ShareRows,
     service_of,
 )
-from envbus.runner.policy_weights import HostedPolicies, HostedPolicy, Pushed
 
 __all__ = [
     "BOOTSTRAP_PARCEL",
     "ENTRY",
+    "PROBE",
+    "HostedPolicies",
     "PolicyBootstrap",
     "PolicyWorker",
+    "Pushed",
     "WorkerReport",
     "main",
     "read_report",
@@ -71,8 +80,120 @@ _MAX_DRAINED: Final = 1000
 ENTRY: Final = f"{__name__}:main"
 #: Number of the first parcel on the pipe.
 BOOTSTRAP_PARCEL: Final = 1
+#: Over the pipe, in the place of weights: asks for a sign of life, which is a report of nothing.
+PROBE: Final = b"?"
 #: Seconds to wait for the owner's side of a hand-over that it has begun.
 _HANDOVER_TIMEOUT: Final = 30.0
+
+
+class Pushed(NamedTuple):
+    """Weights on their way to a worker, over its pipe."""
+
+    policy_id: str
+    #: Counts the pushes of this policy, from 1.
+    push: int
+    version: int
+    weights: Any
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """From a worker to its owner: up, not come up, has looked at weights, or just alive."""
+
+    up: bool = False
+    #: Why it did not come up, or did not take over the weights; for people.
+    problem: str = ""
+    policy_id: str = ""
+    push: int = 0
+
+
+class HostedPolicies:
+    """The policies of one worker.
+
+    Args:
+        pipe: To the process that owns the worker: weights come there, each a pickled `Pushed`,
+            questions for a sign of life (`PROBE`), and at the end an empty parcel.
+
+    Attributes:
+        is_over: Whether the owner said to leave, or is gone.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, HostedPolicy],
+        pipe: Pipe,
+        next_parcel: int,
+        report: Callable[[WorkerReport], None],
+    ) -> None:
+        self.is_over = False
+        self._policies = policies
+        self._pipe = pipe
+        self._next_parcel = next_parcel
+        self._report = report
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._policies)
+
+    def __getitem__(self, policy_id: str) -> HostedPolicy:
+        """Return a policy.
+
+        Raises:
+            ProtocolError: It is not here.
+        """
+        try:
+            return self._policies[policy_id]
+        except KeyError:
+            known = ", ".join(self._policies)
+            raise ProtocolError(f"no policy {policy_id!r} is here; there are: {known}") from None
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `take_weights` is worth a call."""
+        return self._pipe.fileno()
+
+    def take_weights(self) -> None:
+        """Take over the weights that have come; of each policy the latest.
+
+        Raises:
+            SystemExit: Some were lost: no memory or descriptor is left for them, for example.
+        """
+        pushes = self._received()
+        latest = {pushed.policy_id: pushed for pushed in pushes}
+        problems: dict[str, str] = {}
+        for policy_id, pushed in latest.items():
+            hosted = self._policies[policy_id]
+            try:
+                hosted.policy.set_weights(pushed.weights, pushed.version)
+            except Exception as exc:  # the border: the policy is the user's
+                logger.exception("the weights of %r were not taken over", policy_id)
+                problems[policy_id] = f"{type(exc).__name__}: {exc}"
+            else:
+                hosted.push = pushed.push
+        for pushed in pushes:
+            with contextlib.suppress(EnvbusError):
+                problem = problems.get(pushed.policy_id, "")
+                self._report(
+                    WorkerReport(policy_id=pushed.policy_id, push=pushed.push, problem=problem)
+                )
+
+    def _received(self) -> list[Pushed]:
+        """Return the weights that have come, after an answer to each other thing that has."""
+        pushes: list[Pushed] = []
+        try:
+            while self._pipe.has(self._next_parcel):
+                data = self._pipe.receive_bytes(self._next_parcel, 0.0)
+                self._next_parcel += 1
+                if not data:  # nothing more will come
+                    self.is_over = True
+                    break
+                if data == PROBE:
+                    with contextlib.suppress(EnvbusError):
+                        self._report(WorkerReport())
+                    continue
+                pushes.append(Pushed(*pickle.loads(data)))  # noqa: S301 (our own pipe)
+        except ClosedError:  # its owner is gone: so will it be at once
+            self.is_over = True
+        except Exception as exc:  # they are lost: the next life of this worker is given them
+            raise SystemExit(f"weights that were pushed cannot be taken in: {exc!r}") from exc
+        return pushes
 
 
 class PolicyWorker:
@@ -157,7 +278,7 @@ class PolicyWorker:
         if is_behind or (request.shared and not self._calls.has_shared(request.shared)):
             self._look_beside()
             if request.min_push > hosted.push:
-                hosted.counting.behind += 1
+                hosted.behind += 1
                 self._end(asker, header, Behind(worker=self._name, push=hosted.push))
                 return
         self._calls.add(asker, header, request, hosted)
@@ -258,16 +379,6 @@ class PolicyBootstrap(NamedTuple):
     weights: list[bytes]
 
 
-class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """From a worker to its owner: up, not come up, has looked at weights, or just alive."""
-
-    up: bool = False
-    #: Why it did not come up, or did not take over the weights; for people.
-    problem: str = ""
-    policy_id: str = ""
-    push: int = 0
-
-
 def main(pipe: Pipe) -> None:
     """Serve until the owner at the other end of `pipe` says to leave."""
     # Nobody else can reach the pipe.
@@ -282,12 +393,7 @@ def main(pipe: Pipe) -> None:
         raise SystemExit(1) from exc
     door = Door(Path(bootstrap.door))
     hosted_policies = HostedPolicies(
-        policies,
-        pipe,
-        BOOTSTRAP_PARCEL + 1,
-        lambda policy_id, push, problem: _report(
-            pipe, WorkerReport(policy_id=policy_id, push=push, problem=problem)
-        ),
+        policies, pipe, BOOTSTRAP_PARCEL + 1, lambda report: _report(pipe, report)
     )
     worker = PolicyWorker(
         bootstrap.name,

@@ -10,8 +10,8 @@ from envbus.bus.messages import PROTOCOL_VERSION, Failed, FailureCode, Header, K
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_calls import Calls
+from envbus.runner.policy_counts import HostedPolicy
 from envbus.runner.policy_protocol import ActionsChosen, ChooseActions
-from envbus.runner.policy_weights import HostedPolicy
 
 LATER = 60.0
 A, B = b"asker-a", b"asker-b"

@@ -15,8 +15,7 @@ from envbus.bus.restart import Exit
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_door import door_of
 from envbus.runner.policy_processes import MAX_UNDER_WAY, Member, Outfit, Pushes
-from envbus.runner.policy_weights import PROBE
-from envbus.runner.policy_worker import BOOTSTRAP_PARCEL, PolicyBootstrap, WorkerReport
+from envbus.runner.policy_worker import BOOTSTRAP_PARCEL, PROBE, PolicyBootstrap, WorkerReport
 
 UP = WorkerReport(up=True)
 

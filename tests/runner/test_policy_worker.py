@@ -10,7 +10,8 @@ import pytest
 from envbus.bus.errors import ProtocolError
 from envbus.bus.pipe import Pipe
 from envbus.runner.policies import Policy
-from envbus.runner.policy_weights import PROBE, HostedPolicies, HostedPolicy, Pushed
+from envbus.runner.policy_counts import HostedPolicy
+from envbus.runner.policy_worker import PROBE, HostedPolicies, Pushed, WorkerReport
 
 
 class Weighed(Policy):
@@ -37,9 +38,13 @@ class Owner:
             {name: HostedPolicy(policy) for name, policy in self.policies.items()},
             theirs,
             1,
-            lambda *report: self.told.append(report),
+            self.tell,
         )
         self._theirs = theirs
+
+    def tell(self, report: WorkerReport) -> None:
+        """Note a report."""
+        self.told.append((report.policy_id, report.push, report.problem))
 
     def push(self, policy_id: str, push: int, weights: Any) -> None:
         """Send weights, of version `100 + push`."""
