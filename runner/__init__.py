@@ -23,7 +23,6 @@ from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult, EpisodeFault
 from envbus.runner.bridge.vocabulary import BridgeStatistics, EpisodeLimits
 from envbus.runner.callbacks import CallbackError, Callbacks
-from envbus.runner.client_policy import policy_from_weights
 from envbus.runner.config import Timeouts
 from envbus.runner.connectors import (
     ClipActions,
@@ -47,7 +46,7 @@ from envbus.runner.group.config import GroupConfig, RunnerStatus
 from envbus.runner.group.joining import GroupSample, RunnerFault
 from envbus.runner.make import make_vec
 from envbus.runner.metrics import EpisodeResult
-from envbus.runner.mlp import MlpPolicy
+from envbus.runner.mlp import MlpPolicy, policy_from_weights
 from envbus.runner.policies import (
     ConstantPolicy,
     FunctionPolicy,

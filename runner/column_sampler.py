@@ -19,14 +19,13 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.callbacks import naming
 from envbus.runner.columns import ColumnFragments, Make
-from envbus.runner.endless import EndlessEpisodes
 from envbus.runner.env_results import Batch
 from envbus.runner.metrics import PerfTimers, SampleMetrics
 from envbus.runner.nested import Tree, map_tree
 from envbus.runner.policies import Policy, RowReader, TwoStepPolicy, zero_action
 from envbus.runner.policy_output import Answer, ask, check_shapes
 from envbus.runner.pool import ActorPool
-from envbus.runner.sampling import Demand, Phase, RunnerConfig, Sample
+from envbus.runner.sampling import Demand, EndlessEpisodes, Phase, RunnerConfig, Sample
 
 __all__ = ["ColumnPolicy", "ColumnSampler"]
 

@@ -21,14 +21,19 @@ from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.runner.agent_results import PollResult
 from envbus.runner.batch import MultiAgentBatch
 from envbus.runner.callbacks import naming
-from envbus.runner.endless import EndlessEpisodes
 from envbus.runner.episode import EpisodeIds, EpisodeRecorder
 from envbus.runner.faults import Fault
-from envbus.runner.inference import Asked, Inference, by_form, row_of, stack
+from envbus.runner.inference import Asked, Inference, by_form, stack
 from envbus.runner.metrics import EpisodeResult, PerfTimers, SampleMetrics
-from envbus.runner.nested import Tree
+from envbus.runner.nested import Tree, row_of
 from envbus.runner.policy_map import PolicyMap
-from envbus.runner.sampling import Demand, Phase, PolicyMapping, RunnerConfig, Sample
+from envbus.runner.sampling import (
+    Demand,
+    EndlessEpisodes,
+    Phase,
+    RunnerConfig,
+    Sample,
+)
 from envbus.runner.shares import EnvShare, OpenShare, Share, Slot
 from envbus.runner.sources import Polled, Source, poll_any
 from envbus.runner.trajectory import AgentID
@@ -329,6 +334,7 @@ class DictSampler:
 
     Attributes:
         ids: Of the episodes.
+        episodes: Has the `policy_mapping_fn`.
     """
 
     def __init__(
@@ -349,18 +355,9 @@ class DictSampler:
         self._inference = Inference(
             config, timers, self._is_ragged, asking, off_policy=bool(self._open)
         )
-        self._episodes = _Episodes(self._shares, config, policies, metrics, self._is_ragged)
+        self.episodes = _Episodes(self._shares, config, policies, metrics, self._is_ragged)
         self._endless = EndlessEpisodes(config)
-        self.ids = self._episodes.ids
-
-    @property
-    def policy_mapping_fn(self) -> PolicyMapping | None:
-        """Who says which policy is an agent's; if set, of episodes that begin from now on."""
-        return self._episodes.policy_mapping_fn
-
-    @policy_mapping_fn.setter
-    def policy_mapping_fn(self, policy_mapping_fn: PolicyMapping | None) -> None:
-        self._episodes.policy_mapping_fn = policy_mapping_fn
+        self.ids = self.episodes.ids
 
     @property
     def live(self) -> _Bools:
@@ -377,10 +374,10 @@ class DictSampler:
         for share in self._shares:
             if isinstance(share, EnvShare):
                 share.forget()
-                self._episodes.forget_results(share.slots)
+                self.episodes.forget_results(share.slots)
                 for slot in share.slots.values():
                     if slot.phase is not Phase.LOST:
-                        self._episodes.create(slot)
+                        self.episodes.create(slot)
         for source in self._sources:
             source.reset_all(seed)
 
@@ -388,7 +385,7 @@ class DictSampler:
         """Let no more rows leave of the episodes of bridges that run; they are answered."""
         for share in self._open:
             for slot in share.slots.values():
-                self._episodes.give_up(slot)
+                self.episodes.give_up(slot)
 
     def abandon(self) -> None:
         """Be used no more: simulators that wait are told that another will answer them."""
@@ -465,7 +462,7 @@ class DictSampler:
                 for slot in share.slots.values():
                     if slot.episode and slot.episode.num_fragments and slot.is_kept:
                         self._metrics.add_dropped_rows(slot.episode.agent_steps)
-                        self._episodes.give_up(slot)
+                        self.episodes.give_up(slot)
 
     def _unmet(self, demand: Demand) -> list[Share]:
         return [share for share in self._shares if not share.met(demand)]
@@ -505,11 +502,11 @@ class DictSampler:
         self._timers.add("env_wait", now - begin)
         try:
             for share, slot in polled.opened:
-                self._episodes.open(share, slot)
-            self._episodes.take(polled)
+                self.episodes.open(share, slot)
+            self.episodes.take(polled)
         finally:
             for slot in polled.closed:
-                self._episodes.close(slot)
+                self.episodes.close(slot)
         for source in sources:
             source.confirm()
         late = polled.result.late
@@ -529,7 +526,7 @@ class DictSampler:
                 slot.phase = Phase.STEPPING
         for slot in slots:
             if slot.env_id in over:
-                self._episodes.create(slot)
+                self.episodes.create(slot)
         for source in self._sources:
             own = [slot for slot in acting if source.has(slot.env_id)]
             if own:
@@ -561,5 +558,5 @@ class DictSampler:
             policy_id: batch.with_columns(unroll_id=np.full(len(batch), unroll_id, np.int64))
             for policy_id, batch in rows.policy_batches.items()
         }
-        faults, results = self._episodes.take_news()
+        faults, results = self.episodes.take_news()
         return Sample(batches, rows.env_steps, late=late, faults=faults, episodes=results)

@@ -394,11 +394,11 @@ class EnvRunner(StaysHere):
         Raises:
             ConfigError: The runner keeps columns; make it with `vectorized=False`.
         """
-        return self._general("policy_mapping_fn").policy_mapping_fn
+        return self._general("policy_mapping_fn").episodes.policy_mapping_fn
 
     @policy_mapping_fn.setter
     def policy_mapping_fn(self, policy_mapping_fn: PolicyMapping | None) -> None:
-        self._general("policy_mapping_fn").policy_mapping_fn = policy_mapping_fn
+        self._general("policy_mapping_fn").episodes.policy_mapping_fn = policy_mapping_fn
 
     def add_policy(
         self,
@@ -420,7 +420,7 @@ class EnvRunner(StaysHere):
         self._policies.put(policy_id, policy)
         self._tell_policies()
         if policy_mapping_fn is not None:
-            sampler.policy_mapping_fn = policy_mapping_fn
+            sampler.episodes.policy_mapping_fn = policy_mapping_fn
 
     def remove_policy(
         self,
@@ -436,7 +436,7 @@ class EnvRunner(StaysHere):
         self._policies.remove(policy_id)
         self._tell_policies()
         if policy_mapping_fn is not None:
-            sampler.policy_mapping_fn = policy_mapping_fn
+            sampler.episodes.policy_mapping_fn = policy_mapping_fn
 
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
         """Return weights by policy id, of all policies or of some."""
@@ -681,7 +681,7 @@ class EnvRunner(StaysHere):
         self._sampler = self._make_sampler()
         self._sampler.ids.go_on_from(old.ids.following)
         if isinstance(old, DictSampler):
-            self.policy_mapping_fn = old.policy_mapping_fn
+            self.policy_mapping_fn = old.episodes.policy_mapping_fn
         self._begun = False
         self._renewals += 1
 

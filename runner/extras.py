@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires
+from typing import Any
 
-__all__ = ["how_to_install", "needed_for"]
+from envbus.bus.errors import ConfigError
+
+__all__ = ["how_to_install", "needed_for", "onnx_adapter"]
 
 
 def how_to_install(extra: str) -> str:
@@ -43,3 +47,15 @@ def needed_for(what: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as exc:
         how = how_to_install(extra)
         raise ModuleNotFoundError(f"{what} needs more ({exc}): {how}", name=exc.name) from None
+
+
+def onnx_adapter(verb: str) -> Any:
+    """Return the module that has `OnnxPolicy`: whoever has no such model needs no onnxruntime.
+
+    Raises:
+        ConfigError: It is not installed, and is needed to "run", or "serve", a model.
+    """
+    try:
+        return importlib.import_module("envbus.runner.adapters.onnx_policy")
+    except ImportError as exc:
+        raise ConfigError(f"to {verb} an ONNX model: {how_to_install('onnx')}") from exc

@@ -13,14 +13,14 @@ import numpy as np
 
 from envbus.bus.messages import Tree as Wrapped
 from envbus.runner.metrics import PerfTimers
-from envbus.runner.nested import Tree, leaves_of, map_tree
-from envbus.runner.policies import Policy, as_rows
+from envbus.runner.nested import Tree, as_rows, leaves_of, map_tree, row_of
+from envbus.runner.policies import Policy
 from envbus.runner.policy_output import ask, owned
 from envbus.runner.sampling import RunnerConfig
 from envbus.runner.shares import Slot
 from envbus.runner.trajectory import AgentID
 
-__all__ = ["Asked", "Inference", "by_form", "fitted", "row_of", "stack"]
+__all__ = ["Asked", "Inference", "by_form", "fitted", "stack"]
 
 logger = logging.getLogger("envbus.runner")
 
@@ -221,13 +221,6 @@ def stack(trees: Sequence[Tree], *, ragged: bool = False) -> Tree:
     if len(trees) == 1:
         return map_tree(lambda leaf: np.array(leaf)[np.newaxis], trees[0])
     return map_tree(lambda *leaves: np.stack(leaves), *trees)
-
-
-def row_of(rows: Tree, index: int, *, ragged: bool = False) -> Tree:
-    """Return one row."""
-    if ragged or not isinstance(rows, (dict, tuple)):
-        return rows[index]
-    return map_tree(lambda leaf: leaf[index], rows)
 
 
 def _rows_of(rows: Tree, count: int, *, ragged: bool = False) -> Sequence[Tree]:

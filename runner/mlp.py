@@ -6,7 +6,7 @@ For evaluation, baselines and tests without a deep-learning library; it does not
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,10 +15,11 @@ from gymnasium import Space, spaces
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.distributions import ActionHead
+from envbus.runner.extras import onnx_adapter
 from envbus.runner.nested import Tree
 from envbus.runner.policies import Policy, PolicyOutput, Weights
 
-__all__ = ["MlpPolicy"]
+__all__ = ["MlpPolicy", "policy_from_weights"]
 
 _Array: TypeAlias = npt.NDArray[np.float32]
 _Layers: TypeAlias = tuple[tuple[_Array, _Array], ...]
@@ -142,3 +143,27 @@ def _forward(layers: _Layers, inputs: _Array) -> _Array:
         inputs = np.tanh(inputs @ weight + bias)
     weight, bias = layers[-1]
     return inputs @ weight + bias
+
+
+def policy_from_weights(
+    observation_space: Space[Any], action_space: Space[Any], weights: Mapping[str, Any]
+) -> Policy:
+    """Return an `OnnxPolicy` of `{"model": bytes}`, or else an `MlpPolicy` of such layers.
+
+    Raises:
+        ConfigError: They are the weights of neither, or onnxruntime is not installed.
+    """
+    if isinstance(weights.get("model"), bytes):
+        policy: Policy = onnx_adapter("run").OnnxPolicy(weights["model"], action_space)
+        return policy
+    biases = sorted(
+        (int(name.split(".")[1]), len(value))
+        for name, value in weights.items()
+        if name.startswith("pi.") and name.endswith(".bias")
+    )
+    if not biases:
+        raise ConfigError(
+            f"these are the weights of neither an MlpPolicy nor an ONNX model: {sorted(weights)}; "
+            "give a function that makes the policy"
+        )
+    return MlpPolicy(observation_space, action_space, hidden=[size for _, size in biases[:-1]])

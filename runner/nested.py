@@ -17,9 +17,11 @@ __all__ = [
     "JoinArrays",
     "Tree",
     "TreeBuffer",
+    "as_rows",
     "concatenate_trees",
     "leaves_of",
     "map_tree",
+    "row_of",
 ]
 
 #: An array, or nested dicts and tuples of arrays.
@@ -55,6 +57,21 @@ def leaves_of(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves_of(part, f"{path}[{index}]")
     else:
         yield path, tree
+
+
+def row_of(rows: Tree, index: int, *, ragged: bool = False) -> Tree:
+    """Return one row of a batch."""
+    if ragged or not isinstance(rows, (dict, tuple)):
+        return rows[index]
+    return map_tree(lambda leaf: leaf[index], rows)
+
+
+def as_rows(singles: Sequence[Any]) -> npt.NDArray[np.object_]:
+    """Return elements of a space without a fixed size as an array of objects, `(rows,)`."""
+    rows = np.empty(len(singles), np.object_)
+    for index, single in enumerate(singles):
+        rows[index] = single
+    return rows
 
 
 def concatenate_trees(trees: Sequence[Tree], path: str, join: JoinArrays = np.concatenate) -> Tree:

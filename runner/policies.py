@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
@@ -30,10 +31,10 @@ __all__ = [
     "Ticket",
     "TwoStepPolicy",
     "Weights",
-    "as_rows",
     "check_is_no_module",
     "count_rows",
     "import_function",
+    "parameters_of",
     "parse_policy",
     "zero_action",
 ]
@@ -343,6 +344,23 @@ def import_function(text: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", target)
 
 
+def parameters_of(function: Callable[..., Any]) -> tuple[set[str], int]:
+    """Return the names of a function's parameters, and how many values it needs by position.
+
+    None and 0 of those that are written in C and do not tell.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return set(), 0
+    needed = [
+        one
+        for one in parameters
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    return {one.name for one in parameters}, len(needed)
+
+
 def count_rows(batch: Tree) -> int:
     """Return the number of rows of a batch as policies get them."""
     if isinstance(batch, np.ndarray):
@@ -350,14 +368,6 @@ def count_rows(batch: Tree) -> int:
     for _, leaf in leaves_of(batch):
         return len(leaf)
     raise ValueError("a batch without any array has no rows to count")
-
-
-def as_rows(singles: Sequence[Any]) -> Any:
-    """Return elements of a space without a fixed size as an array of objects, `(rows,)`."""
-    rows = np.empty(len(singles), np.object_)
-    for index, single in enumerate(singles):
-        rows[index] = single
-    return rows
 
 
 def zero_action(space: Space[Any]) -> Any:

@@ -25,8 +25,7 @@ from envbus.bus.errors import ProtocolError
 from envbus.bus.messages import Failed, FailureCode, Header, Payload, Tree
 from envbus.bus.serve import describe
 from envbus.runner.nested import Tree as Nested
-from envbus.runner.nested import leaves_of, map_tree
-from envbus.runner.policies import as_rows
+from envbus.runner.nested import as_rows, leaves_of, map_tree
 from envbus.runner.policy_batching import Batcher, BatchingConfig, Piece
 from envbus.runner.policy_counts import HostedPolicy
 from envbus.runner.policy_output import Answer, ask

@@ -289,7 +289,7 @@ class PolicyLanes:
         router = LaneRouter(spin=usable_cores() > 1, spin_seconds=CHILD_SPIN_SECONDS)
         limits = BrokerConfig(max_in_flight_per_peer=max_in_flight + 16)
         self._broker = Broker(router, BrokerCore(limits))
-        self._roster = PolicyRoster(directory, identity, max_in_flight, router, self._broker)
+        self.roster = PolicyRoster(directory, identity, max_in_flight, router, self._broker)
         self._asked: dict[int, Asking] = {}
         #: Those that wait for a worker.
         self._held: list[Asking] = []
@@ -297,11 +297,6 @@ class PolicyLanes:
         self._greeted = False
         self._closed = False
         disown_in_forks(self)
-
-    @property
-    def names(self) -> list[str]:
-        """The workers that are ready."""
-        return self._roster.names
 
     def ask(self, to: str, request: Request[Any], timeout: float) -> Asking:
         """Send a request to a worker or service; `wait_for` returns its reply.
@@ -314,10 +309,6 @@ class PolicyLanes:
             ClosedError: This was closed.
         """
         return hand_out(lambda: self._ask(to, request, timeout), self.forget)
-
-    def change_favourite(self) -> None:
-        """The worker that is asked first is crowded: maybe ask another one."""
-        self._roster.change_favourite()
 
     def wait_for(self, asking: Asking, *kinds: type[R]) -> R:
         """Return the reply to a request, which is of one of these kinds.
@@ -364,7 +355,7 @@ class PolicyLanes:
     def share(self, arena_fd: int, size: int, layout: MapBlocks) -> str:
         """Let workers read an arena: see `PolicyRoster.share`."""
         self._check_usable()
-        return self._roster.share(arena_fd, size, layout)
+        return self.roster.share(arena_fd, size, layout)
 
     @uninterrupted_call
     def close(self) -> None:
@@ -373,7 +364,7 @@ class PolicyLanes:
             return
         self._closed = True
         self._broker.close()
-        self._roster.unshare()
+        self.roster.unshare()
 
     def disown(self) -> None:
         """In a forked copy: be closed."""
@@ -401,9 +392,9 @@ class PolicyLanes:
             )
         deadline = time.monotonic() + timeout
         asking = Asking(to, type(request).__name__, encode(request), timeout, deadline)
-        if self._roster.somebody_is_missing:
+        if self.roster.somebody_is_missing:
             self._look_for_workers()
-        if self._roster.silent:
+        if self.roster.silent:
             self._hear_hellos(asking)
         self._send(asking)
         return asking
@@ -417,7 +408,7 @@ class PolicyLanes:
         if not self._asked and not asking.asks:
             # Brokers do not know of each other's requests: by load alone, all askers would begin
             # with the same worker. And who was busy just now is awake.
-            to = self._roster.favourite_for(asking.to) or to
+            to = self.roster.favourite_for(asking.to) or to
         try:
             asking.wire_id = self._broker.ask(
                 to, asking.type_name, asking.frames, timeout=left, idempotent=True
@@ -431,20 +422,20 @@ class PolicyLanes:
     def _hear_hellos(self, asking: Asking) -> None:
         """Wait a little for those whose lanes were opened, so that a request is under way."""
         begun = time.monotonic()
-        while not self.names or not self._greeted:
+        while not self.roster.names or not self._greeted:
             waited = time.monotonic() - begun
-            if waited >= (_ALL_HELLOS_TIMEOUT if self.names else _HELLO_TIMEOUT):
+            if waited >= (_ALL_HELLOS_TIMEOUT if self.roster.names else _HELLO_TIMEOUT):
                 break
             self._poll(min(LOOK_INTERVAL, asking.timeout))
-            if not self._roster.silent:
+            if not self.roster.silent:
                 break
-        self._greeted = bool(self.names)
+        self._greeted = bool(self.roster.names)
         self._poll(0.0)
 
     @uninterrupted_call
     def _poll(self, timeout: float) -> None:
         """Take in what comes within `timeout` seconds; returns earlier if something does."""
-        if self._held or self._roster.somebody_is_missing:
+        if self._held or self.roster.somebody_is_missing:
             self._look_for_workers()
             timeout = min(timeout, LOOK_INTERVAL)
         somebody_is_ready = False
@@ -456,9 +447,9 @@ class PolicyLanes:
             elif type(outcome) is FailLocal:
                 self._on_failure(outcome)
             elif type(outcome) is PeerReady:
-                self._roster.on_hello(outcome)
+                self.roster.on_hello(outcome)
                 somebody_is_ready = True
-        self._roster.drop_hung_up()
+        self.roster.drop_hung_up()
         if self._held and (somebody_is_ready or self._held[0].deadline <= time.monotonic()):
             held, self._held = self._held, []
             for asking in held:
@@ -473,14 +464,14 @@ class PolicyLanes:
             self._send(asking)
             return
         if failed.code is FailureCode.TIMEOUT:
-            self._roster.avoid(failed.peer)
-        if failed.code is FailureCode.PEER_LOST and (why := self._roster.why_it_ended(failed.peer)):
+            self.roster.avoid(failed.peer)
+        if failed.code is FailureCode.PEER_LOST and (why := self.roster.why_it_ended(failed.peer)):
             text = f"{asking.type_name} failed {asking.asks} times; at last, {why}"
             failed = msgspec.structs.replace(failed, message=text)
         asking.end = failure_to_error(failed, outcome.wire_id)
 
     def _too_late(self, asking: Asking) -> Exception:
-        why = self._roster.describe_board()
+        why = self.roster.describe_board()
         text = f"no worker was ready within {asking.timeout:g} s{'; ' if why else ''}{why}"
         return failure_to_error(
             Failed(code=FailureCode.TIMEOUT, message=text, peer=asking.to), asking.wire_id
@@ -488,7 +479,7 @@ class PolicyLanes:
 
     def _look_for_workers(self) -> None:
         """Find workers that are up; end what waits for some that never come."""
-        error = self._roster.look()
+        error = self.roster.look()
         if error is not None:
             for asking in self._held:
                 asking.end = error

@@ -367,12 +367,6 @@ class PolicyProcesses:
             return self._supervision.statistics().restarts
 
     @uninterrupted_call
-    def ready(self) -> int:
-        """Return how many workers are up."""
-        with self._lock:
-            return len(self.up())
-
-    @uninterrupted_call
     def up(self) -> list[str]:
         """Return the names of the workers that are up."""
         with self._lock:

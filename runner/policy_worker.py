@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import logging
 import os
 import pickle
@@ -36,7 +35,7 @@ from envbus.bus.pipe import Pipe
 from envbus.bus.serve import describe
 from envbus.bus.spinning import CHILD_SPIN_SECONDS
 from envbus.bus.transport import Frames
-from envbus.runner.policies import FunctionPolicy, Policy, check_is_no_module
+from envbus.runner.policies import FunctionPolicy, Policy, check_is_no_module, parameters_of
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_calls import Calls, SharedRows
 from envbus.runner.policy_counts import HostedPolicy
@@ -439,7 +438,9 @@ def _build(bootstrap: PolicyBootstrap) -> dict[str, HostedPolicy]:
 def _made_by(factory: Any, policy_id: str, index: int) -> Policy:
     if isinstance(factory, str):
         factory = _import(factory, policy_id)
-    made = factory if _is_policy(factory) else _call(factory, index)
+    made = factory
+    if not _is_policy(factory):  # it is called with the worker's number if it takes an argument
+        made = factory(index) if parameters_of(factory)[1] else factory()
     if _is_policy(made):
         return cast("Policy", made)
     check_is_no_module(made, f"what the factory of policy {policy_id!r} returned")
@@ -453,21 +454,6 @@ def _made_by(factory: Any, policy_id: str, index: int) -> Policy:
 
 def _is_policy(thing: Any) -> bool:
     return not isinstance(thing, type) and hasattr(thing, "compute_actions")
-
-
-def _call(factory: Any, index: int) -> Any:
-    """Call a factory, with the worker's number if it takes an argument."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # of a C function
-        return factory()
-    wanted = [
-        parameter
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    return factory(index) if wanted else factory()
 
 
 def _import(path: str, policy_id: str) -> Any:

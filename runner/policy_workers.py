@@ -227,7 +227,7 @@ class PolicyWorkers(StaysHere):
                 policies.setdefault(name, {})[worker] = of_policy
         return PolicyWorkersStatistics(
             workers=self._num_workers,
-            workers_ready=self._processes.ready(),
+            workers_ready=len(self._processes.up()),
             restarts=self._processes.restarts(),
             rows_waiting=sum(of_worker.rows_waiting for of_worker in counts.values()),
             policies={name: summed(by_worker) for name, by_worker in policies.items()},
@@ -257,7 +257,7 @@ class PolicyWorkers(StaysHere):
 
     def __repr__(self) -> str:
         ids = ", ".join(self._handle.policy_ids)
-        return f"<PolicyWorkers {ids}: {self._processes.ready()} of {self._num_workers} ready>"
+        return f"<PolicyWorkers {ids}: {len(self._processes.up())} of {self._num_workers} ready>"
 
     def _counts(self) -> tuple[dict[str, PolicyWorkerCounts], list[str]]:
         """Ask all workers; return their counts by name, and who said nothing."""

@@ -211,7 +211,7 @@ class RemotePolicy(TwoStepPolicy):
         if reply.push >= self._newest_push:
             self._newest_push, self.policy_version = reply.push, reply.version
         if reply.crowded:
-            lanes.change_favourite()
+            lanes.roster.change_favourite()
         versions = reply.versions
         if versions is None:
             versions = np.full(ticket.rows, reply.version, np.int64)
@@ -310,7 +310,7 @@ class RemotePolicy(TwoStepPolicy):
     def _ask_elsewhere(self, lanes: PolicyLanes, ticket: _PolicyTicket, behind: Behind) -> None:
         asking = ticket.asking
         ticket.passed_over.append(behind.worker)
-        others = [name for name in lanes.names if name not in ticket.passed_over]
+        others = [name for name in lanes.roster.names if name not in ticket.passed_over]
         if not others:  # they may be about to take over what was pushed
             ticket.passed_over.clear()
             lanes.pause(asking, _BEHIND_PAUSE)

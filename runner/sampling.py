@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from envbus.runner.video import VideoConfig
 
 __all__ = [
     "Demand",
+    "EndlessEpisodes",
     "Phase",
     "PolicyMapping",
     "Quota",
@@ -35,6 +37,12 @@ __all__ = [
 ]
 
 
+_log = logging.getLogger(__name__)
+#: Of whole episodes that do not end: env steps, and fragments, in one that are nothing to be told
+#: of; iterations of a sample between two looks.
+_LONG: Final = 10_000
+_LONG_FRAGMENTS: Final = 10
+_LOOK_INTERVAL: Final = 1_000
 #: Settings that are counts, and how low they may be.
 _LEAST = {
     "rollout_fragment_length": 1,
@@ -323,6 +331,35 @@ class Demand:
         enough = math.ceil(num_asked * config.enough_envs - 1e-9)
         complete = config.batch_mode == "complete_episodes" or unit == "episodes"
         return cls(quotas, unit, complete, num_asked - enough)
+
+
+class EndlessEpisodes:
+    """Warns once, of the first episode that seems to have no end, where whole ones are awaited.
+
+    Such a sample lasts for ever, and its rows pile up: mostly of an env that has no time limit.
+    """
+
+    def __init__(self, config: RunnerConfig) -> None:
+        self._limit = max(_LONG, _LONG_FRAGMENTS * config.rollout_fragment_length)
+        self._iterations = 0
+        self._told = False
+
+    def is_due(self) -> bool:
+        """Return whether to `look`; called in each iteration of a sample of whole episodes."""
+        self._iterations += 1
+        return not self._told and self._iterations % _LOOK_INTERVAL == 0
+
+    def look(self, lengths: dict[int, int]) -> None:
+        """Warn if an episode is too long; `lengths` are env steps so far, by env."""
+        env_id, length = max(lengths.items(), key=lambda item: item[1], default=(0, 0))
+        if length > self._limit:
+            self._told = True
+            _log.warning(
+                "env %d: its episode goes on after %d steps, and whole episodes are awaited; does "
+                "it end, or is max_episode_steps missing?",
+                env_id,
+                length,
+            )
 
 
 def _equal_parts(total: int, num_envs: int, order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

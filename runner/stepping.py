@@ -17,7 +17,8 @@ from gymnasium.vector.utils import iterate
 from envbus.actors.spaces import is_fixed_size
 from envbus.runner.episode_stats import EpisodeStats
 from envbus.runner.latency import LatencyHistogram
-from envbus.runner.policies import PolicyFactory, as_rows
+from envbus.runner.nested import as_rows
+from envbus.runner.policies import PolicyFactory
 
 __all__ = ["Limits", "Measured", "OnProgress", "Progress", "Stepping"]
 

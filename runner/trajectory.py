@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envbus.runner.batch import SampleBatch
-from envbus.runner.nested import ArrayBuffer, Tree, TreeBuffer, buffer_for, map_tree
+from envbus.runner.nested import ArrayBuffer, Tree, TreeBuffer, as_rows, buffer_for, row_of
 
 __all__ = ["AgentID", "Trajectory", "agent_id_column"]
 
@@ -244,7 +244,7 @@ class Trajectory:
         for name, value in constants.items():
             columns[name] = np.full(count, value, np.int64)
         if self._infos is not None:
-            columns["infos"] = _objects(self._infos)
+            columns["infos"] = as_rows(self._infos)
         for name, buffer in self._extras.items():
             columns[name] = buffer.rows(0, count)
         batch = SampleBatch(columns)
@@ -270,14 +270,14 @@ class Trajectory:
             # Nothing follows but perhaps a late reward.
             self._actions, self._extras = None, {}
         else:
-            first = _row(self._observations, count)
+            first = row_of(self._observations.rows(count, count + 1), 0)
             self._observations = buffer_for(first, self._capacity, ragged=self._ragged)
             if self.acted:
                 assert self._actions is not None
-                action = _row(self._actions, count)
+                action = row_of(self._actions.rows(count, count + 1), 0)
                 self._actions = buffer_for(action, self._capacity, ragged=self._ragged)
                 self._extras = {
-                    name: buffer_for(_row(buffer, count), self._capacity)
+                    name: buffer_for(row_of(buffer.rows(count, count + 1), 0), self._capacity)
                     for name, buffer in self._extras.items()
                 }
             else:
@@ -294,13 +294,3 @@ def agent_id_column(agent_id: AgentID, count: int) -> npt.NDArray[Any]:
     if isinstance(agent_id, int | np.integer):
         return np.full(count, agent_id, np.int64)
     return np.full(count, str(agent_id))
-
-
-def _row(buffer: _Buffer, index: int) -> Tree:
-    return map_tree(lambda leaf: leaf[0], buffer.rows(index, index + 1))
-
-
-def _objects(values: list[dict[str, Any]]) -> npt.NDArray[np.object_]:
-    column = np.empty(len(values), np.object_)
-    column[:] = values
-    return column

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from envbus.actors.spaces import is_fixed_size
-from envbus.runner.inference import row_of, stack
-from envbus.runner.nested import Tree
+from envbus.runner.inference import stack
+from envbus.runner.nested import Tree, row_of
 from envbus.runner.policy_output import ask, owned
 from envbus.runner.policy_server.loading import ServedPolicies, clipped
 
@@ -57,7 +57,6 @@ class Chooser:
             pair = policies.spaces[agent]
             self._action_spaces[name] = pair[1]
             self._ragged[name] = not all(map(is_fixed_size, pair))
-        self._sole = next(iter(policies.by_id)) if len(policies.by_id) == 1 else None
         #: States by episode, then agent; empty if no policy has one.
         self._states: dict[str, dict[Any, Tree]] = {}
         self.has_states = any(first is not None for first in self._first.values())
@@ -68,14 +67,9 @@ class Chooser:
         One that raises is asked again row by row: an observation that it cannot take fails its
         own episode and no others.
         """
-        if not asked:
-            return []
-        if self._sole is not None:
-            return self._ask_all(self._sole, asked)
-        policy_of = self._policies.policy_of
         groups: dict[str, list[Asked]] = {}
         for one in asked:
-            groups.setdefault(policy_of[one.agent], []).append(one)
+            groups.setdefault(self._policies.policy_of[one.agent], []).append(one)
         return [one for name, rows in groups.items() for one in self._ask_all(name, rows)]
 
     def forget(self, episode_id: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,8 @@ from envbus.actors.agent_spaces import AgentSpaces
 from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.episode import DEFAULT_POLICY_ID
-from envbus.runner.extras import how_to_install
-from envbus.runner.policies import Policy, import_function, parse_policy
+from envbus.runner.extras import onnx_adapter
+from envbus.runner.policies import Policy, import_function, parameters_of, parse_policy
 from envbus.runner.policy_map import PolicyMap
 
 __all__ = ["ServedPolicies", "load_policies", "policy_maker"]
@@ -114,32 +112,17 @@ def clipped(actions: Any, space: Space[Any]) -> Any:
 
 def _call(function: Callable[..., Any], observation_space: Any, action_space: Any) -> Any:
     given = {"observation_space": observation_space, "action_space": action_space}
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C
-        return function(action_space)
-    named = {one.name: given[one.name] for one in parameters if one.name in given}
-    if named:
-        return function(**named)
-    needed = [
-        one
-        for one in parameters
-        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(needed) > 1:
-        return function(action_space, observation_space)
-    return function(action_space)
+    named, needed = parameters_of(function)
+    if named & given.keys():
+        return function(**{name: given[name] for name in given.keys() & named})
+    return function(*(action_space, observation_space)[: 2 if needed > 1 else 1])
 
 
 def _onnx_maker(text: str) -> Maker:
     path = Path(text)
     if not path.is_file():
         raise ConfigError(f"there is no model {text}")
-    try:
-        # By name: whoever serves no such model needs no onnxruntime.
-        adapter = importlib.import_module("envbus.runner.adapters.onnx_policy")
-    except ImportError as exc:
-        raise ConfigError(f"to serve an ONNX model: {how_to_install('onnx')}") from exc
+    adapter = onnx_adapter("serve")
 
     def make(observation_space: Space[Any], action_space: Space[Any]) -> Policy:
         policy: Policy = adapter.OnnxPolicy(path, action_space)

@@ -74,7 +74,8 @@ class Recording:
             episode = self._running.get(one.episode_id)
             if episode is None or one.episode_id in off_policy:
                 continue
-            extras = _extras(off_policy=False, logp=_at(batch.logp, index))
+            logp = np.nan if batch.logp is None else batch.logp[index]
+            extras = _extras(off_policy=False, logp=logp)
             action = batch.action(index)
             try:
                 episode.act(one.agent, action, policy_version=batch.version, extras=extras)
@@ -129,10 +130,6 @@ class Recording:
 
 def _extras(*, off_policy: bool, logp: float) -> dict[str, Any]:
     return {"off_policy": np.bool_(off_policy), "action_logp": np.float32(logp)}
-
-
-def _at(logp: Any, index: int) -> float:
-    return np.nan if logp is None else logp[index]
 
 
 def _whole(episode: EpisodeRecorder) -> MultiAgentBatch | None:

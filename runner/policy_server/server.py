@@ -177,14 +177,10 @@ class PolicyServer:
                     continue  # else it is asked for the sake of its state
             else:
                 actions[episode_id] = {}
-            if bridge.is_multi_agent:
-                agents = acting(
-                    observations, result.terminateds[episode_id], result.truncateds[episode_id]
-                )
-                asked += [Asked(episode_id, agent, observations[agent]) for agent in agents]
-            else:
-                for agent, observation in observations.items():
-                    asked.append(Asked(episode_id, agent, observation))
+            agents = acting(
+                observations, result.terminateds[episode_id], result.truncateds[episode_id]
+            )
+            asked += [Asked(episode_id, agent, observations[agent]) for agent in agents]
         failed: dict[str, Exception] = {}
         version = 0
         for batch in chooser.choose(asked):

@@ -15,7 +15,7 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.extras import how_to_install
-from envbus.runner.nested import Tree, map_tree
+from envbus.runner.nested import Tree, map_tree, row_of
 
 __all__ = ["minari_episodes", "replay"]
 
@@ -114,9 +114,9 @@ def _agents(episode: MultiAgentBatch | SampleBatch) -> dict[Any, SampleBatch]:
 
 def _replay_single(rows: SampleBatch, client: SimulatorVerbs, episode_id: str) -> None:
     for index in range(len(rows)):
-        client.log_action(episode_id, _row(rows["obs"], index), _row(rows["actions"], index))
+        client.log_action(episode_id, row_of(rows["obs"], index), row_of(rows["actions"], index))
         client.log_returns(episode_id, float(rows["rewards"][index]), _info(rows, index))
-    last = _row(rows["next_obs"], -1)
+    last = row_of(rows["next_obs"], -1)
     client.end_episode(episode_id, last, truncated=not rows["terminateds"][-1])
 
 
@@ -137,16 +137,16 @@ def _replay_several(
     for time in range(last := max(ends) + 1):
         acting = starts.get(time, {})
         if acting:
-            seen = {agent: _row(agents[agent]["obs"], index) for agent, index in acting.items()}
+            seen = {agent: row_of(agents[agent]["obs"], index) for agent, index in acting.items()}
             actions = {
-                agent: _row(agents[agent]["actions"], index) for agent, index in acting.items()
+                agent: row_of(agents[agent]["actions"], index) for agent, index in acting.items()
             }
             client.log_action(episode_id, {**leaving, **seen}, actions)
             leaving = {}
         done = ends.get(time, {})
         over = [agent for agent, index in done.items() if index == len(agents[agent]) - 1]
         leaving |= {
-            agent: _row(agents[agent]["next_obs"], -1)
+            agent: row_of(agents[agent]["next_obs"], -1)
             for agent in over
             if "next_obs_valid" not in agents[agent] or agents[agent]["next_obs_valid"][-1]
         }
@@ -170,10 +170,6 @@ def _replay_several(
         truncated=not all(rows["terminateds"][-1] for rows in agents.values()),
         **told,
     )
-
-
-def _row(column: Tree, index: int) -> Tree:
-    return map_tree(lambda leaf: leaf[index], column)
 
 
 def _info(rows: SampleBatch, index: int) -> Any:

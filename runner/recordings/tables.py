@@ -21,7 +21,7 @@ from envbus.bus.errors import ConfigError
 from envbus.bus.messages import Payload
 from envbus.bus.messages import Tree as AnyTree
 from envbus.runner.batch import SampleBatch
-from envbus.runner.nested import Tree
+from envbus.runner.nested import Tree, as_rows
 
 __all__ = ["from_table", "policies_of", "to_table", "with_policies"]
 
@@ -133,10 +133,7 @@ def _from_arrow(column: pa.ChunkedArray, note: dict[str, Any]) -> npt.NDArray[An
         values = [decode(RecordedValue, frames).value.value for frames in column.to_pylist()]
         if note["packed"] != "|O":
             return np.array(values, note["packed"])
-        out = np.empty(len(values), np.object_)
-        for index, value in enumerate(values):
-            out[index] = value
-        return out
+        return as_rows(values)
     if "text" in note:
         return np.array(column.to_pylist(), np.str_)
     if "shape" in note:

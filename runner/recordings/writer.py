@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import logging
 import os
 import re
@@ -20,7 +21,7 @@ import time
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import quote
 
 import numpy as np
@@ -353,28 +354,15 @@ class _Shard:
             logger.warning("%s: %s", self._path, exc)
 
 
-class _Written:
+class _Written(io.BytesIO):
     """What Arrow has written, as a file: so that what fails is the writing of bytes only."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def write(self, data: Any) -> int:
-        self._pieces.append(bytes(data))
-        return len(data)
 
     def take(self) -> bytes:
         """Return what was written since the last time."""
-        pieces, self._pieces = self._pieces, []
-        return b"".join(pieces)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        data = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        return data
 
 
 def _new_journal(folder: Path, writer: str) -> tuple[Path, FileIO]:

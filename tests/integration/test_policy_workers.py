@@ -21,7 +21,8 @@ from envbus.bus.errors import (
     StartError,
 )
 from envbus.bus.lane import LANES_EXIST
-from envbus.runner.policies import FunctionPolicy, TwoStepPolicy, as_rows
+from envbus.runner.nested import as_rows
+from envbus.runner.policies import FunctionPolicy, TwoStepPolicy
 from envbus.runner.policy_processes import MAX_UNDER_WAY
 from envbus.runner.policy_workers import PolicyWorkers
 from tests.integration.nursery_children import wait_until

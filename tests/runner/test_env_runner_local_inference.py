@@ -20,9 +20,8 @@ from envbus.actors.external.verbs import ClientTimeouts
 from envbus.bus.errors import ClosedError, ConfigError, PeerLostError, RequestTimeoutError
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.vocabulary import EpisodeLimits
-from envbus.runner.client_policy import policy_from_weights
 from envbus.runner.env_runner import EnvRunner
-from envbus.runner.mlp import MlpPolicy
+from envbus.runner.mlp import MlpPolicy, policy_from_weights
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.sampling import RunnerConfig
 from tests.runner.simulators import ACTIONS, COUNTS, PATIENCE, address, for_ever, obs, play_episode

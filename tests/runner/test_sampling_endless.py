@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from envbus.actors.testing import CountingEnv
-from envbus.runner.endless import EndlessEpisodes
 from envbus.runner.env_runner import EnvRunner
 from envbus.runner.pool import ActorPool
-from envbus.runner.sampling import RunnerConfig
+from envbus.runner.sampling import EndlessEpisodes, RunnerConfig
 
 
 def test_one_look_in_a_thousand_iterations() -> None:

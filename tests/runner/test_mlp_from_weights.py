@@ -9,8 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.client_policy import policy_from_weights
-from envbus.runner.mlp import MlpPolicy
+from envbus.runner.mlp import MlpPolicy, policy_from_weights
 
 BOX, TWO = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
 
