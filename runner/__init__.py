@@ -55,8 +55,7 @@ from envbus.runner.policies import (
     RandomPolicy,
     TwoStepPolicy,
 )
-from envbus.runner.policy_counts import PolicyWorkersStatistics
-from envbus.runner.policy_workers import PolicyWorkers
+from envbus.runner.policy_workers import PolicyWorkers, PolicyWorkersStatistics
 from envbus.runner.pool import ActorPool
 from envbus.runner.recycling import RecycleAfter
 from envbus.runner.remote_policy import PolicyHandle, RemotePolicy

@@ -146,15 +146,8 @@ def discounted_returns(
 ) -> Returns:
     """Return the sum of all discounted rewards of the trajectory, from each row on.
 
-    Args:
-        rewards: This and the rest as in `gae`.
-        terminateds: bool.
-        truncateds: bool.
-        gamma: Discount.
-        next_values: What is put in where rewards end without termination. None: nothing, the
-            plain sums of the rewards that are there, in which no row is masked.
-        starts: bool.
-        next_obs_valid: bool.
+    `next_values` are put in where rewards end without termination. None: nothing, the plain sums of
+    the rewards that are there, in which no row is masked. All else as in `gae`.
 
     Raises:
         ValueError: Shapes differ, or `gamma` is out of range.

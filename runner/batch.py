@@ -130,9 +130,7 @@ class SampleBatch:
     ) -> SampleBatch:
         """Return the rows of all, in their order, in new memory. Empty batches count for nothing.
 
-        Args:
-            batches: In order.
-            join: Joins each column's arrays.
+        `join` joins the arrays of a column.
 
         Raises:
             ValueError: They have different columns, or columns of different structure or shape.
@@ -355,10 +353,6 @@ class MultiAgentBatch:
         cls, batches: Sequence[MultiAgentBatch], join: JoinArrays = np.concatenate
     ) -> MultiAgentBatch:
         """Return the rows of all, per policy, and the sum of their env steps.
-
-        Args:
-            batches: In order.
-            join: Joins each column's arrays.
 
         Raises:
             ValueError: As `of`.

@@ -357,11 +357,6 @@ class RunningEpisodes:
         self._return[env_ids] += rewards
         self.length[env_ids] += 1
 
-    def eps_ids(self, env_ids: _Ints) -> _Ints:
-        """Return the episodes' ids."""
-        ids: _Ints = self.ids.running[env_ids]
-        return ids
-
     def result(
         self, env_id: int, terminated: bool, truncated: bool, dropped: int | None, *, has_rows: bool
     ) -> EpisodeResult:
@@ -510,7 +505,7 @@ class ColumnFragments:
         fresh = np.flatnonzero(self.running & (episodes.first_row == kept))
         self.columns.begin(
             fresh,
-            eps_id=episodes.eps_ids(fresh),
+            eps_id=episodes.ids.running[fresh],
             incarnation=episodes.incarnation[fresh],
             t=episodes.length[fresh],
         )
@@ -520,7 +515,8 @@ class ColumnFragments:
     def begin_episodes(self, ids: _Ints, incarnations: _Ints) -> None:
         """The first observations of these envs' next episodes are there."""
         self.episodes.begin(ids, incarnations, self.columns.num_rows[ids])
-        self.columns.begin(ids, eps_id=self.episodes.eps_ids(ids), incarnation=incarnations)
+        eps_id = self.episodes.ids.running[ids]
+        self.columns.begin(ids, eps_id=eps_id, incarnation=incarnations)
 
     def take_steps(
         self,

@@ -408,11 +408,6 @@ class EnvRunner(StaysHere):
     ) -> None:
         """Add a policy, or put another in the place of one, for episodes that begin from now on.
 
-        Args:
-            policy_id: Its id.
-            policy: Itself.
-            policy_mapping_fn: Takes the place of the one that there is.
-
         Raises:
             ConfigError: The runner keeps columns; make it with `vectorized=False`.
         """

@@ -239,12 +239,7 @@ class EnvRunnerGroup(StaysHere):
     ) -> tuple[int, ...]:
         """Ask each runner for a sample that has nothing to do, and return at once.
 
-        Args:
-            num_env_steps: Of each runner; as the rest as in `sample`.
-            num_episodes: Likewise.
-            timeout: Seconds after which a runner delivers what it has.
-            force_reset: As in `sample`.
-            explore: As in `sample`.
+        Arguments are those of `sample`, of each runner; at `timeout` it delivers what it has.
 
         Returns:
             Who was asked: not those that sample already, wait to be collected, or do not run.

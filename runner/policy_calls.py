@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,18 +25,63 @@ from envbus.bus.codec import decode
 from envbus.bus.errors import ProtocolError
 from envbus.bus.messages import Failed, FailureCode, Header, Payload, Tree
 from envbus.bus.serve import describe
+from envbus.runner.latency import LatencyHistogram
 from envbus.runner.nested import Tree as Nested
 from envbus.runner.nested import as_rows, leaves_of, map_tree
+from envbus.runner.policies import Policy
 from envbus.runner.policy_batching import Batcher, BatchingConfig, Piece
-from envbus.runner.policy_counts import HostedPolicy
 from envbus.runner.policy_output import Answer, ask
-from envbus.runner.policy_protocol import ActionsChosen, ChooseActions
+from envbus.runner.policy_protocol import ActionsChosen, ChooseActions, PolicyCounts
 from envbus.runner.row_memory import LARGE, RowMemory
 
-__all__ = ["Calls", "End", "SharedRows", "cut", "form_of", "gather"]
+__all__ = ["Calls", "End", "HostedPolicy", "SharedRows", "cut", "form_of", "gather"]
 
 #: How a request ends: who asked, the header it came with, and the answer or a failure.
 End = Callable[[bytes, Header, Payload], None]
+
+
+class HostedPolicy:
+    """A policy in one worker, how new its weights are, and what is counted of it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.push = 0
+        self.failures = 0
+        self.overloaded = 0
+        self.behind = 0
+        self.expired = 0
+        self._requests = 0
+        self._rows = 0
+        self._batch_sizes: Counter[int] = Counter()
+        self._latency = LatencyHistogram()
+        self._compute = LatencyHistogram()
+
+    def add_batch(self, rows: int, seconds: float) -> None:
+        """Count one call of the policy."""
+        self._batch_sizes[rows] += 1
+        self._compute.add(seconds)
+
+    def add_request(self, rows: int, seconds: float) -> None:
+        """Count one answer."""
+        self._requests += 1
+        self._rows += rows
+        self._latency.add(seconds)
+
+    def counts(self) -> PolicyCounts:
+        """Return what was counted."""
+        return PolicyCounts(
+            version=self.policy.policy_version,
+            push=self.push,
+            requests=self._requests,
+            rows=self._rows,
+            failures=self.failures,
+            overloaded=self.overloaded,
+            behind=self.behind,
+            expired=self.expired,
+            batch_sizes=dict(self._batch_sizes),
+            latency=self._latency.counts(),
+            compute=self._compute.counts(),
+        )
 
 
 class _Call(msgspec.Struct, eq=False):

@@ -37,8 +37,7 @@ from envbus.bus.spinning import CHILD_SPIN_SECONDS
 from envbus.bus.transport import Frames
 from envbus.runner.policies import FunctionPolicy, Policy, check_is_no_module, parameters_of
 from envbus.runner.policy_batching import BatchingConfig
-from envbus.runner.policy_calls import Calls, SharedRows
-from envbus.runner.policy_counts import HostedPolicy
+from envbus.runner.policy_calls import Calls, HostedPolicy, SharedRows
 from envbus.runner.policy_door import Door, Knock, close_all
 from envbus.runner.policy_protocol import (
     Behind,

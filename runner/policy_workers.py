@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import cloudpickle
+import msgspec
 
 from envbus.bus.errors import ClosedError, ConfigError, RequestError
 from envbus.bus.forking import StaysHere
@@ -21,16 +23,22 @@ from envbus.bus.restart import RestartPolicy
 from envbus.bus.settings import check_number, positive_int
 from envbus.bus.threads import ThreadsPerProcess, check_threads
 from envbus.runner.config import check_kind, choose_start_method, list_of
+from envbus.runner.latency import LatencyHistogram
 from envbus.runner.links import usable_cores
 from envbus.runner.policies import Policy, Weights
 from envbus.runner.policy_batching import BatchingConfig
-from envbus.runner.policy_counts import PolicyWorkersStatistics, summed
 from envbus.runner.policy_lanes import PolicyLanes
 from envbus.runner.policy_processes import Outfit, PolicyProcesses
 from envbus.runner.policy_protocol import GetPolicyStatistics, PolicyCounts, PolicyWorkerCounts
 from envbus.runner.remote_policy import SHARE_FROM, PolicyHandle, RemotePolicy
 
-__all__ = ["DEFAULT_POLICY", "PolicyMaker", "PolicyWorkers"]
+__all__ = [
+    "DEFAULT_POLICY",
+    "PolicyMaker",
+    "PolicyStatistics",
+    "PolicyWorkers",
+    "PolicyWorkersStatistics",
+]
 
 #: Id of the policy where there is only one.
 DEFAULT_POLICY: Final = "default"
@@ -41,6 +49,62 @@ PolicyMaker: TypeAlias = "Policy | str | Callable[..., Any]"
 _RESTART: Final = RestartPolicy()
 #: Seconds for workers to say their counts; one that computes for longer is left out.
 _COUNTS_TIMEOUT: Final = 2.0
+
+
+class PolicyStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one policy, over the workers' present lives."""
+
+    #: Version by worker.
+    versions: dict[str, int]
+    requests: int
+    rows: int
+    #: Calls of the policy; `rows / batches` is how much was gathered.
+    batches: int
+    failures: int
+    #: Refused at once as too much waited / for weights that were too old; not computed as too late.
+    overloaded: int
+    behind: int
+    expired: int
+    #: How many calls had how many rows, by rows.
+    batch_sizes: dict[int, int]
+    #: In the worker, from a request's arrival to its answer; None: there was none.
+    latency_p50_ms: float | None
+    latency_p99_ms: float | None
+    #: Of one call of the policy.
+    compute_p50_ms: float | None
+    compute_p99_ms: float | None
+
+    def describe(self) -> str:
+        """Return them for people, with a bar for each batch size (in powers of two)."""
+        if not self.batches:
+            return "no batches"
+        lines = [
+            f"{self.requests} requests, {self.rows} rows in {self.batches} batches; latency "
+            f"p50 {self.latency_p50_ms:.3g} ms, p99 {self.latency_p99_ms:.3g} ms; compute "
+            f"p50 {self.compute_p50_ms:.3g} ms, p99 {self.compute_p99_ms:.3g} ms"
+        ]
+        buckets: Counter[int] = Counter()
+        for size, count in self.batch_sizes.items():
+            buckets[1 << (size - 1).bit_length()] += count
+        most = max(buckets.values())
+        for bound, count in sorted(buckets.items()):
+            bar = "#" * max(1, round(30 * count / most))
+            lines.append(f"  <= {bound:6} rows  {count:8}  {bar}")
+        return "\n".join(lines)
+
+
+class PolicyWorkersStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of all workers."""
+
+    workers: int
+    workers_ready: int
+    #: Worker processes started again after they ended.
+    restarts: int
+    #: Rows that wait in all workers now.
+    rows_waiting: int
+    policies: dict[str, PolicyStatistics]
+    #: Workers that did not answer when they were asked for their counts.
+    silent: list[str]
 
 
 class PolicyWorkers(StaysHere):
@@ -296,3 +360,28 @@ def _pickled(policy_id: str, maker: PolicyMaker) -> bytes:
 def _abandon(processes: PolicyProcesses) -> None:
     with without_interrupts():
         processes.close(0.0)
+
+
+def summed(counts: Mapping[str, PolicyCounts]) -> PolicyStatistics:
+    """Return the counts of one policy in all workers, which are given by name."""
+    sizes: Counter[int] = Counter()
+    latency, compute = LatencyHistogram(), LatencyHistogram()
+    for one in counts.values():
+        sizes.update(one.batch_sizes)
+        latency.add_counts(one.latency)
+        compute.add_counts(one.compute)
+    added = ("requests", "rows", "failures", "overloaded", "behind", "expired")
+    return PolicyStatistics(
+        versions={name: one.version for name, one in counts.items()},
+        batches=sum(sizes.values()),
+        batch_sizes=dict(sorted(sizes.items())),
+        latency_p50_ms=_ms(latency.quantile(0.5)),
+        latency_p99_ms=_ms(latency.quantile(0.99)),
+        compute_p50_ms=_ms(compute.quantile(0.5)),
+        compute_p99_ms=_ms(compute.quantile(0.99)),
+        **{name: sum(getattr(one, name) for one in counts.values()) for name in added},
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

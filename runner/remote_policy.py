@@ -96,8 +96,6 @@ class RemotePolicy(TwoStepPolicy):
     are and nothing else.
 
     Args:
-        handle: Where.
-        policy_id: Which.
         push: Changes the weights, where that is possible.
 
     Attributes:

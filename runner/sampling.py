@@ -177,20 +177,16 @@ class RunnerConfig:
                     check_kind(name, one, Connector, example="Normalize(space), or by policy id,")
 
     def _check_run_ahead(self) -> None:
-        reasons = {
-            "pipelined=True": (self.pipelined, "groups that take turns wait for their slowest env"),
-            f"enough_envs={self.enough_envs}": (
-                self.enough_envs < 1.0,
-                "it does not wait for slow envs; choose one of both",
-            ),
-            'batch_mode="complete_episodes"': (
-                self.batch_mode == "complete_episodes",
-                "whole episodes end where they end",
-            ),
-        }
-        for setting, (given, reason) in reasons.items():
-            if given:
-                raise ConfigError(f"run_ahead={self.run_ahead} with {setting}: {reason}")
+        if self.pipelined:
+            found = "pipelined=True: groups that take turns wait for their slowest env"
+        elif self.enough_envs < 1.0:
+            why = "it does not wait for slow envs; choose one of both"
+            found = f"enough_envs={self.enough_envs}: {why}"
+        elif self.batch_mode == "complete_episodes":
+            found = 'batch_mode="complete_episodes": whole episodes end where they end'
+        else:
+            return
+        raise ConfigError(f"run_ahead={self.run_ahead} with {found}")
 
     def connector(self, kind: Literal["observation", "action"], policy_id: str) -> Connector | None:
         """Return what the observations, or actions, of a policy's agents go through."""

@@ -114,9 +114,9 @@ class Share(ABC):
         self._quota = 0
 
     @property
-    @abstractmethod
     def live(self) -> bool:
-        """Whether it can contribute."""
+        """Whether it can contribute; simulators can come, always."""
+        return True
 
     @property
     def stepping(self) -> bool:
@@ -216,11 +216,6 @@ class OpenShare(Share):
     They come and go as their simulators like, so that there may be more rows than were asked for:
     these wait for the next sample.
     """
-
-    @property
-    def live(self) -> bool:
-        """Whether simulators can come: always."""
-        return True
 
     def met(self, demand: Demand) -> bool:
         """Return whether enough is there."""

@@ -19,7 +19,7 @@ def test_ids_follow_from_env_and_number_and_differ_between_runners() -> None:
         episodes = RunningEpisodes(RunnerConfig(worker_index=index), "p", 3)
         for chosen in (ints(0, 2), ints(2)):
             episodes.begin(chosen, chosen * 0, chosen * 0)
-            ids += episodes.eps_ids(chosen).tolist()
+            ids += episodes.ids.running[chosen].tolist()
     assert ids[:3] == [0, 2, 5]
     assert len(set(ids)) == 6
 

@@ -9,8 +9,7 @@ from envbus.bus.errors import ProtocolError
 from envbus.bus.messages import PROTOCOL_VERSION, Failed, FailureCode, Header, Kind, Payload, Tree
 from envbus.runner.policies import Policy, PolicyOutput
 from envbus.runner.policy_batching import BatchingConfig
-from envbus.runner.policy_calls import Calls
-from envbus.runner.policy_counts import HostedPolicy
+from envbus.runner.policy_calls import Calls, HostedPolicy
 from envbus.runner.policy_protocol import ActionsChosen, ChooseActions
 
 LATER = 60.0

@@ -10,7 +10,7 @@ import pytest
 from envbus.bus.errors import ProtocolError
 from envbus.bus.pipe import Pipe
 from envbus.runner.policies import Policy
-from envbus.runner.policy_counts import HostedPolicy
+from envbus.runner.policy_calls import HostedPolicy
 from envbus.runner.policy_worker import PROBE, HostedPolicies, Pushed, WorkerReport
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from envbus.runner.policies import Policy
-from envbus.runner.policy_counts import HostedPolicy, summed
+from envbus.runner.policy_calls import HostedPolicy
+from envbus.runner.policy_workers import summed
 
 
 class Unasked(Policy):
