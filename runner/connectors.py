@@ -308,11 +308,10 @@ class Moments:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Moments:
         """Return what `to_plain` was called on."""
-        return cls(int(plain["count"]), *(_float64(plain[name]) for name in ("means", "m2s")))
-
-
-def _float64(arrays: Sequence[npt.ArrayLike]) -> tuple[npt.NDArray[np.float64], ...]:
-    return tuple(np.array(array, np.float64) for array in arrays)
+        means, m2s = (
+            tuple(np.array(array, np.float64) for array in plain[name]) for name in ("means", "m2s")
+        )
+        return cls(int(plain["count"]), means, m2s)
 
 
 _WHOLE = (spaces.Discrete, spaces.MultiDiscrete)

@@ -19,6 +19,7 @@ from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 from envbus.bus.errors import ConfigError, EnvbusError, RestartLimitError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, uninterrupted_call
+from envbus.bus.messages import Tree
 from envbus.bus.settings import check_number
 from envbus.runner.actor import ActorState
 from envbus.runner.config import FleetConfig, check_kind
@@ -29,7 +30,7 @@ from envbus.runner.episode import DEFAULT_POLICY_ID
 from envbus.runner.faults import FaultCause
 from envbus.runner.group.config import GroupConfig, RunnerStatus, envs_of
 from envbus.runner.group.joining import GroupSample, RunnerPart, join
-from envbus.runner.group.protocol import AnyEnvs, MakePolicies, Parts
+from envbus.runner.group.protocol import AnyEnvs, Apply, MakePolicies, Parts, RollCall
 from envbus.runner.group.rounds import Rounds, RunnerCrew, RunnerProcess, Ticket
 from envbus.runner.group.sample_memory import Asked
 from envbus.runner.links import usable_cores
@@ -403,7 +404,8 @@ class EnvRunnerGroup(StaysHere):
         check_number("timeout", timeout, optional=True)
         chosen = self._choose(runners)
         limit = self.settings.timeouts.call if timeout is None else timeout
-        ticket = self._rounds.apply(chosen, function, args, kwargs, limit)
+        request = Apply(function=Tree(function), args=Tree(args), kwargs=Tree(kwargs))
+        ticket = self._rounds.ask_all(chosen, request, limit)
         self._wait_for(ticket, limit)
         if ticket.errors:
             raise ticket.errors[min(ticket.errors)]
@@ -473,7 +475,7 @@ class EnvRunnerGroup(StaysHere):
         self._rounds.take_news(0.0)
         busy = set(self._rounds.sampling())
         idle = [actor for actor in self._rounds.ready() if actor.index not in busy]
-        ticket = self._rounds.roll_call(idle, timeout)
+        ticket = self._rounds.ask_all(idle, RollCall(), timeout)
         asked = set(ticket.open)
         self._wait_for(ticket, timeout)
         silent = asked - ticket.values.keys()

@@ -23,6 +23,7 @@ __all__ = [
     "OpenLane",
     "PolicyCounts",
     "PolicyDescribed",
+    "PolicySums",
     "PolicyWorkerCounts",
     "ShareRows",
     "service_of",
@@ -97,20 +98,26 @@ class DescribePolicy(Request[PolicyDescribed], frozen=True, kw_only=True):
     with_weights: bool = False
 
 
-class PolicyCounts(msgspec.Struct, frozen=True, kw_only=True):
+class PolicySums(msgspec.Struct, frozen=True, kw_only=True):
+    """What is counted of one policy, in one worker or in all."""
+
+    requests: int
+    rows: int
+    failures: int
+    #: Requests refused at once as too much waited / for weights that were too old; not computed as
+    #: too late.
+    overloaded: int
+    behind: int
+    expired: int
+    #: How many calls had how many rows, by rows.
+    batch_sizes: dict[int, int]
+
+
+class PolicyCounts(PolicySums, frozen=True, kw_only=True):
     """Counts of one policy in one life of one worker."""
 
     version: int
     push: int
-    requests: int
-    rows: int
-    failures: int
-    #: Requests refused at once, or for weights that are too old, or not computed as too late.
-    overloaded: int
-    behind: int
-    expired: int
-    #: How many calls had how many rows.
-    batch_sizes: dict[int, int]
     #: `LatencyHistogram.counts()`: from a request's arrival to its answer; of one call.
     latency: dict[int, int]
     compute: dict[int, int]

@@ -29,7 +29,12 @@ from envbus.runner.policies import Policy, Weights
 from envbus.runner.policy_batching import BatchingConfig
 from envbus.runner.policy_lanes import PolicyLanes
 from envbus.runner.policy_processes import Outfit, PolicyProcesses
-from envbus.runner.policy_protocol import GetPolicyStatistics, PolicyCounts, PolicyWorkerCounts
+from envbus.runner.policy_protocol import (
+    GetPolicyStatistics,
+    PolicyCounts,
+    PolicySums,
+    PolicyWorkerCounts,
+)
 from envbus.runner.remote_policy import SHARE_FROM, PolicyHandle, RemotePolicy
 
 __all__ = [
@@ -51,22 +56,13 @@ _RESTART: Final = RestartPolicy()
 _COUNTS_TIMEOUT: Final = 2.0
 
 
-class PolicyStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyStatistics(PolicySums, frozen=True, kw_only=True):
     """Counts of one policy, over the workers' present lives."""
 
     #: Version by worker.
     versions: dict[str, int]
-    requests: int
-    rows: int
     #: Calls of the policy; `rows / batches` is how much was gathered.
     batches: int
-    failures: int
-    #: Refused at once as too much waited / for weights that were too old; not computed as too late.
-    overloaded: int
-    behind: int
-    expired: int
-    #: How many calls had how many rows, by rows.
-    batch_sizes: dict[int, int]
     #: In the worker, from a request's arrival to its answer; None: there was none.
     latency_p50_ms: float | None
     latency_p99_ms: float | None

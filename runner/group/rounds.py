@@ -11,7 +11,7 @@ import copy
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +34,11 @@ from envbus.runner.group.host import ENTRY
 from envbus.runner.group.joining import RunnerFault, RunnerPart
 from envbus.runner.group.protocol import (
     Applied,
-    Apply,
     EnvsMade,
     MakeEnvs,
     MakeRunner,
     Parts,
     PushWeights,
-    RollCall,
     RunnerMade,
     Taken,
     TakeSample,
@@ -353,21 +351,15 @@ class Rounds:
         standing.connectors_sent = self._connectors_version
         return True
 
-    def apply(
-        self,
-        actors: Iterable[RunnerProcess],
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        timeout: float | None,
+    def ask_all(
+        self, actors: Iterable[RunnerProcess], request: Request[Any], timeout: float | None
     ) -> Ticket:
-        """Have a function called with runners."""
-        request = Apply(function=Tree(function), args=Tree(args), kwargs=Tree(dict(kwargs)))
-        return self._ask_all(actors, request, timeout)
-
-    def roll_call(self, actors: Iterable[RunnerProcess], timeout: float | None) -> Ticket:
-        """Ask runners for a sign of life."""
-        return self._ask_all(actors, RollCall(), timeout)
+        """Ask runners to call a function, or for a sign of life."""
+        ticket = Ticket()
+        for actor in actors:
+            if self._ask(actor, request, timeout, ticket):
+                ticket.open.add(actor.index)
+        return ticket
 
     def set_weights(
         self, weights: Mapping[str, Weights], version: int | Mapping[str, int] | None
@@ -474,18 +466,6 @@ class Rounds:
         except NoPeerError:
             return
         standing.weights_sent, standing.is_pushing = self._weights_version, True
-
-    def _ask_all(
-        self,
-        actors: Iterable[RunnerProcess],
-        request: Request[Any],
-        timeout: float | None,
-    ) -> Ticket:
-        ticket = Ticket()
-        for actor in actors:
-            if self._ask(actor, request, timeout, ticket):
-                ticket.open.add(actor.index)
-        return ticket
 
     def _ask(
         self,
