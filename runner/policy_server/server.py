@@ -17,9 +17,8 @@ from envbus.bus.complaints import Complaints
 from envbus.runner.batch import MultiAgentBatch
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult
-from envbus.runner.policy_server.choosing import Asked, Chooser, acting
+from envbus.runner.policy_server.answering import Asked, Chooser, Recording, acting
 from envbus.runner.policy_server.loading import Maker, load_policies
-from envbus.runner.policy_server.recording import Recording
 
 __all__ = ["PolicyServer", "Snapshot"]
 

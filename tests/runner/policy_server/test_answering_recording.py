@@ -9,9 +9,8 @@ from envbus.actors.agents import ALL
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.batch import MultiAgentBatch
 from envbus.runner.bridge.results import BridgeResult
-from envbus.runner.policy_server.choosing import Asked, Batch
+from envbus.runner.policy_server.answering import Asked, Batch, Recording
 from envbus.runner.policy_server.loading import ServedPolicies
-from envbus.runner.policy_server.recording import Recording
 
 PAIR = (spaces.Box(-9.0, 9.0, (1,), np.float32), spaces.Discrete(100))
 ONE = ServedPolicies({}, {DUMMY_AGENT: "p"}, {DUMMY_AGENT: PAIR})

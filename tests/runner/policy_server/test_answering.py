@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from envbus.runner.agent_results import DUMMY_AGENT
 from envbus.runner.policies import FunctionPolicy, Policy, PolicyOutput
-from envbus.runner.policy_server.choosing import Asked, Chooser, acting
+from envbus.runner.policy_server.answering import Asked, Chooser, acting
 from envbus.runner.policy_server.loading import ServedPolicies
 
 SEEN = spaces.Box(-9.0, 9.0, (1,), np.float32)
