@@ -144,6 +144,8 @@ class EpisodeRecorder:
         #: Env steps and rows since the last `cut`.
         self.env_steps = 0
         self.agent_steps = 0
+        #: Pieces with rows that were cut off so far.
+        self.num_fragments = 0
         self.terminated = False
         self.truncated = False
         self.faulty = False
@@ -160,17 +162,11 @@ class EpisodeRecorder:
         self._asked: list[AgentID] = []
         self._returns: dict[AgentID, float] = {}
         self._unrecorded_reward = 0.0
-        self._fragments = 0
 
     @property
     def done(self) -> bool:
         """Whether the episode is over, by the env's word or by a fault."""
         return self.terminated or self.truncated or self.faulty
-
-    @property
-    def num_fragments(self) -> int:
-        """Pieces with rows that were cut off so far."""
-        return self._fragments
 
     @property
     def total_agent_steps(self) -> int:
@@ -350,15 +346,15 @@ class EpisodeRecorder:
                 assert agent.policy_id is not None
                 parts += [(agent.policy_id, batch) for batch in batches]
         fragment = Fragment(parts, self.env_steps, self.length - self.env_steps)
-        self._fragments += bool(parts)
+        self.num_fragments += bool(parts)
         self.env_steps = self.agent_steps = 0
         return fragment
 
     def forget(self) -> None:
         """Drop the rows that were completed since the last cut, as if they had left; it goes on."""
-        fragments = self._fragments
+        fragments = self.num_fragments
         self.cut()
-        self._fragments = fragments
+        self.num_fragments = fragments
 
     def result(self) -> EpisodeResult:
         """Return the episode's summary so far."""
@@ -379,7 +375,7 @@ class EpisodeRecorder:
             terminated=self.terminated,
             truncated=self.truncated,
             faulty=self.faulty,
-            fragments=self._fragments,
+            fragments=self.num_fragments,
             unrecorded_reward=self._unrecorded_reward,
             custom_metrics=dict(self.custom_metrics),
             episode_id=self.episode_id,

@@ -34,30 +34,6 @@ class Trajectory:
         ragged: Observations and actions are objects: their space has no fixed size.
     """
 
-    __slots__ = (
-        "_actions",
-        "_agent_id",
-        "_capacity",
-        "_extras",
-        "_info",
-        "_infos",
-        "_last_valid",
-        "_observations",
-        "_ragged",
-        "_rewards",
-        "_ts",
-        "_versions",
-        "acted",
-        "broken_off",
-        "done",
-        "num_rows",
-        "policy_id",
-        "reward",
-        "terminated",
-        "total_rows",
-        "truncated",
-    )
-
     def __init__(self, agent_id: AgentID, *, infos: bool = False, ragged: bool = False) -> None:
         self.policy_id: str | None = None
         #: An action was recorded for which no observation came yet.

@@ -260,7 +260,7 @@ class _Shard:
     """
 
     def __init__(self, folder: Path, writer: str, schema: pa.Schema) -> None:
-        self._path, self._file = _new_journal(folder, writer)
+        self.path, self._file = _new_journal(folder, writer)
         self._schema = schema
         self._written = _Written()
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._written, mode="w"), schema)
@@ -269,11 +269,6 @@ class _Shard:
         self._confirmed = self._appended = (0, 0)
         #: The log says that rows could not be taken back.
         self._uncut = False
-
-    @property
-    def path(self) -> Path:
-        """Of the journal."""
-        return self._path
 
     @property
     def num_rows(self) -> int:
@@ -304,7 +299,7 @@ class _Shard:
         if durable:
             os.fsync(self._file.fileno())
             if not length:
-                _sync(self._path.parent)
+                _sync(self.path.parent)
 
     def confirm(self) -> None:
         """What was appended is to stay."""
@@ -324,10 +319,10 @@ class _Shard:
                 os.ftruncate(self._file.fileno(), length)
                 self._file.seek(length)
             else:
-                self._path.unlink(missing_ok=True)
+                self.path.unlink(missing_ok=True)
         except OSError as exc:
             if not self._uncut:
-                logger.error("%s has rows at its end that were not confirmed: %s", self._path, exc)
+                logger.error("%s has rows at its end that were not confirmed: %s", self.path, exc)
             self._uncut = True
             return False
         self._appended = self._confirmed
@@ -341,9 +336,9 @@ class _Shard:
         if not self.num_rows:
             return True
         try:
-            return _take_over(self._path, self.num_rows)
+            return _take_over(self.path, self.num_rows)
         except OSError as exc:
-            logger.warning("%s stays a journal, which can be read: %s", self._path, exc)
+            logger.warning("%s stays a journal, which can be read: %s", self.path, exc)
             return False
 
     def close(self) -> None:
@@ -351,7 +346,7 @@ class _Shard:
         try:
             self._file.close()
         except OSError as exc:  # it is closed all the same
-            logger.warning("%s: %s", self._path, exc)
+            logger.warning("%s: %s", self.path, exc)
 
 
 class _Written(io.BytesIO):
