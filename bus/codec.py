@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 import msgspec
 import numpy as np
 
+from envbus.bus import limits
 from envbus.bus.arrays import SCALAR_TYPES
 from envbus.bus.errors import DecodeError, EncodeError, EnvbusError, VersionMismatchError
 from envbus.bus.ext import (
@@ -26,16 +27,13 @@ from envbus.bus.ext import (
     Placeholders,
     register_struct,
 )
-from envbus.bus.limits import DEFAULT_LIMITS, MAX_HEADER_BYTES, CodecLimits
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Payload, Tree
 from envbus.bus.transport import Buffer
 from envbus.bus.tree import OUT_OF_BAND_BYTES, TreeDecoder, TreeEncoder, Value
 
 __all__ = [
-    "DEFAULT_LIMITS",
     "OUT_OF_BAND_BYTES",
     "PLACEHOLDERS",
-    "CodecLimits",
     "Ext",
     "Inbox",
     "Outbox",
@@ -87,9 +85,7 @@ def constant(payload: P) -> P:
     return payload
 
 
-def encode(
-    payload: Payload, outbox: Outbox | None = None, limits: CodecLimits = DEFAULT_LIMITS
-) -> list[Buffer]:
+def encode(payload: Payload, outbox: Outbox | None = None) -> list[Buffer]:
     """Return `[payload bytes, buffer 0, buffer 1, ...]`.
 
     Args:
@@ -98,7 +94,6 @@ def encode(
             replaced by their escapes (those inside a `Tree` survive).
         outbox: Takes the objects in trees that MessagePack cannot express. None: such an
             object is an error. `PLACEHOLDERS`: it is replaced by a `Placeholder`.
-        limits: Bounds of the receiver.
 
     Raises:
         EncodeError: Something cannot be expressed, or is over a limit; names place and type.
@@ -113,9 +108,9 @@ def encode(
     except Exception:  # a tree or array, or something wrong: the slow path knows which
         data = None
     if data is None:  # outside the `except`, so that errors do not chain to the fast path's
-        return _encode_with_hooks(payload, outbox, limits)
-    if len(data) > limits.max_frame_bytes:
-        raise _too_large(payload, len(data), "max_frame_bytes", limits.max_frame_bytes)
+        return _encode_with_hooks(payload, outbox)
+    if len(data) > limits.MAX_FRAME_BYTES:
+        raise _too_large(payload, len(data), "max_frame_bytes", limits.MAX_FRAME_BYTES)
     return [data]
 
 
@@ -134,11 +129,9 @@ def message(
     return [encode_header(header), *encode(payload)]
 
 
-def _encode_with_hooks(
-    payload: Payload, outbox: Outbox | None, limits: CodecLimits
-) -> list[Buffer]:
+def _encode_with_hooks(payload: Payload, outbox: Outbox | None) -> list[Buffer]:
     """Encode a payload that holds trees or arrays, or diagnose one that cannot be encoded."""
-    trees = TreeEncoder(payload, outbox, limits)
+    trees = TreeEncoder(payload, outbox)
 
     def hook(value: Value) -> object:
         if type(value) is Tree:
@@ -161,7 +154,7 @@ def _encode_with_hooks(
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise EncodeError(f"cannot encode {type(payload).__name__}: {exc}") from exc
     frames = [data, *trees.buffers]
-    _check_sizes(payload, frames, limits)
+    _check_sizes(payload, frames)
     return frames
 
 
@@ -184,15 +177,15 @@ def _without_surrogates(value: Value) -> Value:
     return value
 
 
-def _check_sizes(payload: Payload, frames: list[Buffer], limits: CodecLimits) -> None:
+def _check_sizes(payload: Payload, frames: list[Buffer]) -> None:
     total = 0
     for frame in frames:
         size = _size(frame)
         total += size
-        if size > limits.max_frame_bytes:
-            raise _too_large(payload, size, "max_frame_bytes", limits.max_frame_bytes)
-    if total > limits.max_message_bytes:
-        raise _too_large(payload, total, "max_message_bytes", limits.max_message_bytes)
+        if size > limits.MAX_FRAME_BYTES:
+            raise _too_large(payload, size, "max_frame_bytes", limits.MAX_FRAME_BYTES)
+    if total > limits.MAX_MESSAGE_BYTES:
+        raise _too_large(payload, total, "max_message_bytes", limits.MAX_MESSAGE_BYTES)
 
 
 def _too_large(payload: Payload, size: int, name: str, limit: int) -> EncodeError:
@@ -206,7 +199,6 @@ def decode(
     payload_type: type[P],
     frames: Sequence[Buffer],
     inbox: Inbox | None = None,
-    limits: CodecLimits = DEFAULT_LIMITS,
     *,
     writable: bool = False,
 ) -> P:
@@ -217,7 +209,6 @@ def decode(
         frames: `[payload, buffer 0, ...]`: bytes, memoryviews or `zmq.Frame`s.
         inbox: Has the objects that came another way. None: a reference to one is an error,
             as it should be for whatever comes over a socket.
-        limits: Bounds of this side.
         writable: Arrays are the caller's own: over frames that nobody else has (see
             `transport.Buffer`), else copies. Otherwise they are read-only views that keep their
             frame alive (small or unaligned ones are read-only copies).
@@ -232,24 +223,23 @@ def decode(
                 payload_type, dec_hook=_hook_needed, ext_hook=_hook_needed
             ).decode
             _plain_decoders[payload_type] = decoder
-        if _size(frames[0]) <= limits.max_frame_bytes:
+        if _size(frames[0]) <= limits.MAX_FRAME_BYTES:
             try:  # `contextlib.suppress` would double the time
                 payload: P = decoder(frames[0])
                 return payload
             except Exception:  # noqa: S110  a tree, an array or an error: the slow path tells
                 pass
-    return _decode_with_hooks(payload_type, frames, inbox, limits, writable)
+    return _decode_with_hooks(payload_type, frames, inbox, writable)
 
 
 def _decode_with_hooks(
     payload_type: type[P],
     frames: Sequence[Buffer],
     inbox: Inbox | None,
-    limits: CodecLimits,
     writable: bool,
 ) -> P:
-    _check_frames(frames, limits)
-    trees = TreeDecoder(frames[1:], inbox, limits, writable)
+    _check_frames(frames)
+    trees = TreeDecoder(frames[1:], inbox, writable)
 
     def ext_hook(code: int, data: memoryview) -> object:
         if code == Ext.TREE:
@@ -270,21 +260,21 @@ def _decode_with_hooks(
         raise DecodeError(f"{payload_type.__name__}: {exc!r}") from exc
 
 
-def _check_frames(frames: Sequence[Buffer], limits: CodecLimits) -> None:
-    if not 1 <= len(frames) <= limits.max_frames:
+def _check_frames(frames: Sequence[Buffer]) -> None:
+    if not 1 <= len(frames) <= limits.MAX_FRAMES:
         raise DecodeError(
-            f"message has {len(frames)} frames behind its header; 1 to {limits.max_frames} "
+            f"message has {len(frames)} frames behind its header; 1 to {limits.MAX_FRAMES} "
             "are allowed"
         )
-    most, total = limits.max_frame_bytes, 0
+    most, total = limits.MAX_FRAME_BYTES, 0
     for frame in frames:
         size = _size(frame)
         total += size
         if size > most:
             raise DecodeError(f"frame of {size} bytes is over max_frame_bytes = {most}")
-    if total > limits.max_message_bytes:
+    if total > limits.MAX_MESSAGE_BYTES:
         raise DecodeError(
-            f"message of {total} bytes is over max_message_bytes = {limits.max_message_bytes}"
+            f"message of {total} bytes is over max_message_bytes = {limits.MAX_MESSAGE_BYTES}"
         )
 
 
@@ -342,8 +332,10 @@ def encode_header(header: Header) -> bytes:
         data = _encode(header)
     except (ValueError, OverflowError, TypeError) as exc:
         raise EncodeError(f"cannot encode {header}: {exc}") from exc
-    if len(data) > MAX_HEADER_BYTES:
-        raise EncodeError(f"header has {len(data)} bytes; at most {MAX_HEADER_BYTES} are allowed")
+    if len(data) > limits.MAX_HEADER_BYTES:
+        raise EncodeError(
+            f"header has {len(data)} bytes; at most {limits.MAX_HEADER_BYTES} are allowed"
+        )
     return data
 
 
@@ -355,8 +347,8 @@ def decode_header(frame: Buffer) -> Header:
         VersionMismatchError: The sender speaks another protocol version; carries it.
     """
     size = _size(frame)
-    if size > MAX_HEADER_BYTES:
-        raise DecodeError(f"header has {size} bytes; at most {MAX_HEADER_BYTES} are allowed")
+    if size > limits.MAX_HEADER_BYTES:
+        raise DecodeError(f"header has {size} bytes; at most {limits.MAX_HEADER_BYTES} are allowed")
     try:
         header = _decode(frame)
     except Exception as exc:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from envbus.bus.errors import DecodeError
-from envbus.bus.limits import DEFAULT_LIMITS
+from envbus.bus.limits import MAX_FRAMES, MAX_MESSAGE_BYTES
 from envbus.bus.transport import Buffer, Frames
 
 __all__ = ["Assembler", "lengths_of", "pack", "table_of", "unpack"]
@@ -30,7 +30,7 @@ def table_of(count: int) -> struct.Struct:
     """
     table = _TABLES.get(count)
     if table is None:
-        if not 0 < count <= DEFAULT_LIMITS.max_frames + 1:
+        if not 0 < count <= MAX_FRAMES + 1:
             raise DecodeError(f"a packet of {count} frames is none")
         table = struct.Struct(f"<{count + 1}I")
     return table
@@ -71,7 +71,7 @@ class Assembler:
         max_packet_bytes: Larger ones are refused when their table is there, before they are kept.
     """
 
-    def __init__(self, max_packet_bytes: int = DEFAULT_LIMITS.max_message_bytes) -> None:
+    def __init__(self, max_packet_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._limit = max_packet_bytes
         self._partial = bytearray()
         self._needed = 0

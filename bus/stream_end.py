@@ -14,7 +14,7 @@ from typing import Final
 
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.limits import DEFAULT_LIMITS
+from envbus.bus.limits import MAX_MESSAGE_BYTES
 from envbus.bus.packets import Assembler, pack
 from envbus.bus.transport import Buffer
 
@@ -36,9 +36,7 @@ class StreamEnd:
         max_message_bytes: The other side is cut off when it sends a larger one.
     """
 
-    def __init__(
-        self, sock: socket.socket, max_message_bytes: int = DEFAULT_LIMITS.max_message_bytes
-    ) -> None:
+    def __init__(self, sock: socket.socket, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._assembler = Assembler(max_message_bytes)

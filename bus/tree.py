@@ -18,7 +18,7 @@ import msgpack_numpy
 import msgspec
 import numpy as np
 
-from envbus.bus import arrays
+from envbus.bus import arrays, limits
 from envbus.bus.errors import DecodeError, EncodeError
 from envbus.bus.ext import (
     Ext,
@@ -29,7 +29,6 @@ from envbus.bus.ext import (
     struct_by_class,
     struct_by_name,
 )
-from envbus.bus.limits import CodecLimits
 from envbus.bus.messages import Tree
 from envbus.bus.transport import Buffer
 
@@ -80,17 +79,15 @@ _SCALAR_HEADS: dict[type[Any], bytes] = {
 }
 
 
-def survey(
-    value: object, max_depth: int, opaque: Collection[int] = ()
-) -> tuple[bool, list[object]]:
-    """Walk `value` level by level: is it deeper than allowed, and what in it is special?
+def survey(value: object, opaque: Collection[int] = ()) -> tuple[bool, list[object]]:
+    """Walk `value` level by level: is it deeper than `MAX_DEPTH`, and what in it is special?
 
     Iterative, so that no depth can exhaust the stack. Objects whose id is in `opaque` are
     not looked into.
     """
     special: list[object] = []
     found: list[Any] = [value]
-    for _ in range(max_depth + 1):
+    for _ in range(limits.MAX_DEPTH + 1):
         special += [item for item in found if type(item) in _SPECIAL]
         level = [c for c in found if type(c) in CONTAINERS and id(c) not in opaque]
         if not level:
@@ -128,14 +125,12 @@ class TreeEncoder:
     Args:
         root: The payload; places in error messages are counted from here.
         outbox: Takes what MessagePack cannot express; None: that is an error.
-        limits: Bounds for what is encoded.
     """
 
-    def __init__(self, root: object, outbox: Outbox | None, limits: CodecLimits) -> None:
+    def __init__(self, root: object, outbox: Outbox | None) -> None:
         self.buffers: list[Buffer] = []
         self._root = root
         self._outbox = outbox
-        self._limits = limits
         #: Objects that are in the outbox already: id -> (object, index). Holding the object
         #: keeps the id its own.
         self._sent: dict[int, tuple[object, int]] = {}
@@ -183,26 +178,26 @@ class TreeEncoder:
 
     def _prepare(self, value: object) -> object:
         """Return `value`, or a copy with wrappers where msgpack would not ask `_default`."""
-        too_deep, special = survey(value, self._limits.max_depth)
+        too_deep, special = survey(value)
         if too_deep:
             return self._prepare_deep(value)
         if any(type(s) is not bytes or len(s) >= OUT_OF_BAND_BYTES for s in special):
-            return self._wrap(value, self._limits.max_depth)
+            return self._wrap(value, limits.MAX_DEPTH)
         return value
 
     def _prepare_deep(self, value: object) -> object:
-        reason = f"nested deeper than {self._limits.max_depth} levels, or contains itself"
+        reason = f"nested deeper than {limits.MAX_DEPTH} levels, or contains itself"
         if self._outbox is None:
             raise EncodeError(f"{self.place(value)} is {reason}")
         if isinstance(self._outbox, Placeholders):
-            return self._wrap(value, self._limits.max_depth)
+            return self._wrap(value, limits.MAX_DEPTH)
         return _Wrapped(value, reason)
 
     def _wrap(self, value: Value, levels: int) -> Value:
         kind = type(value)
         if kind in CONTAINERS:
             if not levels:
-                return _Wrapped(value, f"nested deeper than {self._limits.max_depth} levels")
+                return _Wrapped(value, f"nested deeper than {limits.MAX_DEPTH} levels")
             if kind is dict:
                 return {
                     self._wrap(key, levels - 1): self._wrap(item, levels - 1)
@@ -300,7 +295,7 @@ class TreeEncoder:
         return place_of(self._root, value) or f"a {_type_name(value)} in {_type_name(self._root)}"
 
     def _has_room(self) -> bool:
-        return len(self.buffers) + 1 < self._limits.max_frames
+        return len(self.buffers) + 1 < limits.MAX_FRAMES
 
     def _add_buffer(self, data: Buffer) -> int:
         self.buffers.append(data)
@@ -414,7 +409,6 @@ class TreeDecoder:
     Args:
         buffers: The frames behind the payload.
         inbox: Has the objects that went another way; None: a reference to one is an error.
-        limits: Bounds for what is decoded.
         writable: Arrays are copies that the caller owns, instead of read-only views.
     """
 
@@ -422,12 +416,10 @@ class TreeDecoder:
         self,
         buffers: Sequence[Buffer],
         inbox: Inbox | None,
-        limits: CodecLimits,
         writable: bool,
     ) -> None:
         self._buffers = buffers
         self._inbox = inbox
-        self._limits = limits
         self._writable = writable
         #: Objects of the inbox: what stood twice in the sender's tree is one object here too.
         self._objects: dict[tuple[int, int], object] = {}
@@ -448,9 +440,9 @@ class TreeDecoder:
             strict_map_key=False,
             unicode_errors="surrogatepass",
         )
-        too_deep, special = survey(value, self._limits.max_depth, self._opaque)
+        too_deep, special = survey(value, self._opaque)
         if too_deep:
-            raise DecodeError(f"nested deeper than {self._limits.max_depth} levels")
+            raise DecodeError(f"nested deeper than {limits.MAX_DEPTH} levels")
         if any(type(item) is _Mark for item in special):
             raise DecodeError("the mark of a tuple or struct stands outside an array's beginning")
         return value
@@ -488,9 +480,9 @@ class TreeDecoder:
             raise DecodeError(f"no struct {reprlib.repr(name)} is registered here")
         if len(items) != 2:
             raise DecodeError(f"struct {name!r} must have one content")
-        too_deep, _ = survey(items[1], self._limits.max_depth, self._opaque)
+        too_deep, _ = survey(items[1], self._opaque)
         if too_deep:
-            raise DecodeError(f"nested deeper than {self._limits.max_depth} levels")
+            raise DecodeError(f"nested deeper than {limits.MAX_DEPTH} levels")
         try:
             return codec.from_plain(items[1])
         except Exception as exc:

@@ -29,7 +29,7 @@ __all__ = [
     "unpack",
 ]
 
-#: Frames of one message: the header and what `CodecLimits.max_frames` allows behind it.
+#: Frames of one message: the header and what `limits.MAX_FRAMES` allows behind it.
 MAX_FRAMES: Final = 1 + 1024
 #: First bytes of MessagePack's arrays, and of how many bytes the count behind each is.
 _FIXARRAY: Final = 0x90

@@ -34,8 +34,9 @@ from envbus.actors.external.protocol import (
     Value,
 )
 from envbus.bus.brief import brief, cut
-from envbus.bus.codec import DEFAULT_LIMITS, Ext, decode
+from envbus.bus.codec import Ext, decode
 from envbus.bus.errors import DecodeError
+from envbus.bus.limits import MAX_DEPTH
 from envbus.bus.messages import Failed, FailureCode, Header, Tree
 from envbus.bus.packets import lengths_of
 from envbus.bus.serve import describe
@@ -75,8 +76,6 @@ _MAX_PARTS = 1 << 14
 _MAX_VERSION = 2**62
 #: Rows have their rewards, and what clients add, in float32.
 _MOST = float(np.finfo(np.float32).max)
-#: Maps and lists within each other: as in a `Tree`.
-_MAX_DEPTH = DEFAULT_LIMITS.max_depth
 
 #: Longest frame that counts as a whole for what tells requests apart, in bytes; of a longer one
 #: its beginning, middle and end do, as a checksum of pixels would take a fifth of a request's time.
@@ -226,7 +225,7 @@ def _check_containers(header: Header, payload: Buffer) -> None:
 def _held_bytes(value: Value, what: str) -> int:
     """Return what a map takes as Python's objects; refuse one that is nested too deep."""
     held, level = sys.getsizeof(value), [value]
-    for _ in range(_MAX_DEPTH):
+    for _ in range(MAX_DEPTH):
         found: list[Value] = []
         for item in level:
             if type(item) is dict:
@@ -240,7 +239,7 @@ def _held_bytes(value: Value, what: str) -> int:
         level = [item for item in found if type(item) in _NESTED]
         if not level:
             return held
-    raise _WrongError(f"{what} is nested deeper than {_MAX_DEPTH} levels.")
+    raise _WrongError(f"{what} is nested deeper than {MAX_DEPTH} levels.")
 
 
 def _digest(payload_type: str, frames: Frames, size: int) -> int:
@@ -417,7 +416,7 @@ def _number(value: Value, what: str) -> float:
 def _check_column(value: Value, what: str) -> None:
     """Refuse what cannot become numbers of a row."""
     level = [opened(value)]
-    for _ in range(_MAX_DEPTH):
+    for _ in range(MAX_DEPTH):
         found: list[Value] = []
         for item in level:
             if (type(item) is float or type(item) is int) and -_MOST <= item <= _MOST:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 
+from envbus.bus import limits
 from envbus.bus.codec import (
     OUT_OF_BAND_BYTES,
-    CodecLimits,
     Ext,
     Placeholders,
     constant,
@@ -158,34 +158,41 @@ def test_writable_arrays_on_request() -> None:
     assert bytes(frames[1]) == bytes(BIG)
 
 
-def test_with_all_frames_taken_the_rest_goes_into_the_payload() -> None:
-    limits = CodecLimits(max_frames=3)
+def test_with_all_frames_taken_the_rest_goes_into_the_payload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_FRAMES", 3)
     value = [BIG, BIG, BIG, bytes(BIG)]
-    frames = encode(Sample(tree=Tree(value)), limits=limits)
+    frames = encode(Sample(tree=Tree(value)))
     assert len(frames) == 3
-    copy = decode(Sample, frames, limits=limits)
+    copy = decode(Sample, frames)
     assert copy.tree is not None
     assert identical(copy.tree.value, value)
 
 
-def test_what_is_over_a_limit_is_refused_on_both_sides_naming_size_and_limit() -> None:
-    payload = Sample(array=BIG, data=bytes(100))
-    frames = encode(payload)
-    for limits, text in (
-        (CodecLimits(max_frame_bytes=4095), "4096 bytes.* max_frame_bytes = 4095"),
-        (CodecLimits(max_message_bytes=4200), r"4\d+ bytes.* max_message_bytes = 4200"),
+def test_what_is_over_a_limit_is_refused_on_both_sides_naming_size_and_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    payload, plain = Sample(array=BIG, data=bytes(100)), Sample(data=bytes(100))
+    frames, plain_frames = encode(payload), encode(plain)
+    for name, limit, text in (
+        ("MAX_FRAME_BYTES", 4095, "4096 bytes.* max_frame_bytes = 4095"),
+        ("MAX_MESSAGE_BYTES", 4200, r"4\d+ bytes.* max_message_bytes = 4200"),
     ):
-        with pytest.raises(EncodeError, match=text):
-            encode(payload, limits=limits)
-        with pytest.raises(DecodeError, match=text):
-            decode(Sample, frames, limits=limits)
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, name, limit)
+            with pytest.raises(EncodeError, match=text):
+                encode(payload)
+            with pytest.raises(DecodeError, match=text):
+                decode(Sample, frames)
+    monkeypatch.setattr(limits, "MAX_FRAMES", 1)
     with pytest.raises(DecodeError, match="2 frames behind its header; 1 to 1"):
-        decode(Sample, frames, limits=CodecLimits(max_frames=1))
-    small = CodecLimits(max_frame_bytes=50)
+        decode(Sample, frames)
+    monkeypatch.setattr(limits, "MAX_FRAME_BYTES", 50)
     with pytest.raises(EncodeError, match="max_frame_bytes = 50"):
-        encode(Sample(data=bytes(100)), limits=small)
+        encode(plain)
     with pytest.raises(DecodeError, match="max_frame_bytes = 50"):
-        decode(Sample, encode(Sample(data=bytes(100))), limits=small)
+        decode(Sample, plain_frames)
 
 
 def test_more_than_a_gibibyte_is_refused_before_it_is_sent() -> None:

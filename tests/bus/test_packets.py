@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from envbus.bus.errors import DecodeError
 from envbus.bus.lane_listener import INTRODUCTION
-from envbus.bus.limits import DEFAULT_LIMITS
+from envbus.bus.limits import MAX_FRAMES
 from envbus.bus.packets import Assembler, lengths_of, pack, table_of
 from tests.sources import ROOT
 
@@ -53,7 +53,7 @@ def test_it_says_how_much_is_missing() -> None:
     assert plain(assembler.take(packet[20:] + packet)) == [[bytes(100)]] * 2
 
 
-@pytest.mark.parametrize("count", [0, DEFAULT_LIMITS.max_frames + 2, 2**32 - 1])
+@pytest.mark.parametrize("count", [0, MAX_FRAMES + 2, 2**32 - 1])
 def test_a_message_of_no_or_too_many_frames_is_none(count: int) -> None:
     with pytest.raises(DecodeError, match=str(count)):
         Assembler().take(struct.pack("<I", count))

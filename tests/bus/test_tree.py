@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from envbus.bus.codec import CodecLimits, Ext, decode, encode
+from envbus.bus import limits
+from envbus.bus.codec import Ext, decode, encode
 from envbus.bus.errors import DecodeError, EncodeError
 from envbus.bus.messages import Tree
 from envbus.bus.tree import Value, place_of, short_repr, survey
@@ -212,16 +213,18 @@ def test_an_unhashable_key_is_a_decode_error() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, tuple, dict])
-def test_depth_is_bounded_on_both_sides_alike(kind: type[Any]) -> None:
-    shallow = CodecLimits(max_depth=5)
+def test_depth_is_bounded_on_both_sides_alike(
+    kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert round_trip(nested(64, kind)) == nested(64, kind)
     with pytest.raises(EncodeError, match=r"^tree is nested deeper than 64 levels, or contains"):
         encode(Sample(tree=Tree(nested(65, kind))))
     frames = encode(Sample(tree=Tree(nested(6, kind))))
+    monkeypatch.setattr(limits, "MAX_DEPTH", 5)
     with pytest.raises(DecodeError, match="nested deeper than 5"):
-        decode(Sample, frames, limits=shallow)
-    frames = encode(Sample(tree=Tree(nested(5, kind))), limits=shallow)
-    assert decode(Sample, frames, limits=shallow).tree == Tree(nested(5, kind))
+        decode(Sample, frames)
+    frames = encode(Sample(tree=Tree(nested(5, kind))))
+    assert decode(Sample, frames).tree == Tree(nested(5, kind))
 
 
 def test_a_tuple_as_key_counts_as_depth() -> None:
@@ -261,8 +264,11 @@ def test_what_is_too_deep_or_contains_itself_goes_out_as_one_object() -> None:
         ({(1, 2): {b"k": bytearray()}}, False, 2),
     ],
 )
-def test_a_survey_finds_depth_and_special_values(value: object, deep: bool, special: int) -> None:
-    too_deep, found = survey(value, 2)
+def test_a_survey_finds_depth_and_special_values(
+    value: object, deep: bool, special: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_DEPTH", 2)
+    too_deep, found = survey(value)
     assert (too_deep, len(found)) == (deep, special)
 
 

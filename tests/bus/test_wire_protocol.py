@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from envbus.bus import limits
 from envbus.bus.codec import (
-    DEFAULT_LIMITS,
-    MAX_HEADER_BYTES,
     Ext,
     Placeholder,
     decode,
@@ -134,5 +133,5 @@ def test_the_ext_types_are_all_there() -> None:
 def test_the_limits_are_all_there() -> None:
     documented = {name: int(default) for name, default, _ in table("limit")}
     names = ["max_frames", "max_frame_bytes", "max_message_bytes", "max_depth"]
-    expected = {name: getattr(DEFAULT_LIMITS, name) for name in names}
-    assert documented == {"header": MAX_HEADER_BYTES, **expected}
+    expected = {name: getattr(limits, name.upper()) for name in names}
+    assert documented == {"header": limits.MAX_HEADER_BYTES, **expected}
