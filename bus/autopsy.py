@@ -9,15 +9,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["OomWatch", "StderrTail", "explain_kill", "is_complete", "last_words", "tidy"]
+__all__ = ["OomWatch", "explain_kill", "is_complete", "last_words", "tidy"]
 
 #: Seconds for which a rise of the kernel's counter explains a SIGKILL. The kernel counts before
 #: the process, which may have gigabytes to give back, is gone.
 _OOM_WINDOW: Final = 3.0
 #: Share of its limit from which on a process' memory is worth a remark.
 _NEARLY: Final = 0.9
-#: Bytes of a child's stderr that are kept. The dump of a crash in a dozen threads fits.
-_TAIL_BYTES: Final = 16 * 1024
 #: Lines and characters that an error shows of it.
 _LAST_LINES: Final = 25
 _LAST_CHARACTERS: Final = 4000
@@ -65,21 +63,6 @@ def explain_kill(*, rose: bool, peak: int, limit: int | None) -> str:
         return what
     of = "" if limit is None else f" of {_size(limit)}"
     return f"{what}; its memory reached {_size(peak)}{of}"
-
-
-class StderrTail:
-    """The last bytes of a stream."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def add(self, data: bytes) -> None:
-        """Take in what came, and forget what is too old."""
-        self._bytes += data[-_TAIL_BYTES:]
-        del self._bytes[:-_TAIL_BYTES]
-
-    def __bytes__(self) -> bytes:
-        return bytes(self._bytes)
 
 
 def last_words(tail: bytes) -> str:

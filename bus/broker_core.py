@@ -104,7 +104,7 @@ class BrokerCore:
         self._open = self._dispatcher.open
         self._complained: OrderedDict[bytes, None] = OrderedDict()
         self._strangers_logged = 0
-        self._counts = _FrameCounts()
+        self._counts = self._dispatcher.counts
         # Any: each handler takes its own event; `handle` is what callers' types are checked by.
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
             Ask: self._on_ask,
@@ -170,7 +170,6 @@ class BrokerCore:
             deadlines_now=pending.num_deadlines,
             pending_high_water=pending.high_water,
             backlog_high_water=router.high_water,
-            **msgspec.structs.asdict(self._dispatcher.counts),
             **msgspec.structs.asdict(self._counts),
         )
 
@@ -273,7 +272,7 @@ class BrokerCore:
                 return self._on_hello(event, now)
             if self._config.embedded:
                 return [Notify(identity, header, event.frames)]
-            self._dispatcher.counts.no_peer += 1
+            self._counts.no_peer += 1
             text = f"this broker answers no {header.payload_type}; name a peer or service in 'to'"
             return [failure(identity, request_id, FailureCode.NO_PEER, text)]
         if header.to == NOBODY:
@@ -394,7 +393,7 @@ class BrokerCore:
         if peer is None:
             if len(self._peers) >= self._config.max_peers:
                 text = f"{len(self._peers)} peers are known, which is the limit; raise max_peers"
-                self._dispatcher.counts.overloaded += 1
+                self._counts.overloaded += 1
                 return [failure(identity, header.request_id, FailureCode.OVERLOADED, text)]
             peer = Peer(identity, hello.name, header.incarnation, _JOINING)
             self._peers.add(peer)
@@ -473,14 +472,3 @@ class BrokerCore:
                 return []
             name = f"peer {peer.hex()[:64]}"
         return [Log(logging.WARNING, f"{name}: {message} (further complaints are only counted)")]
-
-
-class _FrameCounts(msgspec.Struct, kw_only=True):
-    """The counts of `BrokerStatistics` that are made here."""
-
-    stale_frames: int = 0
-    stranger_frames: int = 0
-    malformed: int = 0
-    duplicate_requests: int = 0
-    dropped_notices: int = 0
-    blocked: int = 0

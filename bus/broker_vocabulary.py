@@ -22,6 +22,7 @@ __all__ = [
     "Accepted",
     "Ask",
     "BrokerConfig",
+    "BrokerCounts",
     "BrokerStatistics",
     "Cancel",
     "Complete",
@@ -263,7 +264,42 @@ class BrokerConfig:
             )
 
 
-class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class BrokerCounts(msgspec.Struct, kw_only=True):
+    """What one broker has counted; these only grow."""
+
+    #: Requests accepted, and how they ended.
+    accepted: int = 0
+    replies: int = 0
+    failures: int = 0
+    timeouts: int = 0
+    lost: int = 0
+    cancelled: int = 0
+    #: Sent a second time, to another peer, after their holder was lost.
+    resent: int = 0
+    #: Requests refused at once.
+    overloaded: int = 0
+    no_peer: int = 0
+    #: Answers that were dropped: after time-out or cancellation / to a settled request /
+    #: to a request that another peer holds / to an id that was never given out.
+    late_replies: int = 0
+    duplicate_replies: int = 0
+    foreign_replies: int = 0
+    unknown_replies: int = 0
+    #: Frames of a former incarnation / of peers that did not say hello.
+    stale_frames: int = 0
+    stranger_frames: int = 0
+    malformed: int = 0
+    #: Requests whose id the same peer still had in flight; dropped.
+    duplicate_requests: int = 0
+    #: Notices to nobody; answers whose asker could not be reached.
+    dropped_notices: int = 0
+    unsendable: int = 0
+    #: Requests and notices that are not passed on: of a type that is blocked, or, by an embedded
+    #: broker, of any.
+    blocked: int = 0
+
+
+class BrokerStatistics(BrokerCounts, frozen=True, kw_only=True):  # type: ignore[misc]  # not so in msgspec
     """Counts of one broker. Those without `now` only grow."""
 
     #: Peers that said hello and are heard from / are silent for half a lease / are expected.
@@ -278,36 +314,6 @@ class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     #: Most requests that were unsettled, or queued, at one time.
     pending_high_water: int
     backlog_high_water: int
-    #: Requests accepted, and how they ended.
-    accepted: int
-    replies: int
-    failures: int
-    timeouts: int
-    lost: int
-    cancelled: int
-    #: Sent a second time, to another peer, after their holder was lost.
-    resent: int
-    #: Requests refused at once.
-    overloaded: int
-    no_peer: int
-    #: Answers that were dropped: after time-out or cancellation / to a settled request /
-    #: to a request that another peer holds / to an id that was never given out.
-    late_replies: int
-    duplicate_replies: int
-    foreign_replies: int
-    unknown_replies: int
-    #: Frames of a former incarnation / of peers that did not say hello.
-    stale_frames: int
-    stranger_frames: int
-    malformed: int
-    #: Requests whose id the same peer still had in flight; dropped.
-    duplicate_requests: int
-    #: Notices to nobody; answers whose asker could not be reached.
-    dropped_notices: int
-    unsendable: int
-    #: Requests and notices that are not passed on: of a type that is blocked, or, by an embedded
-    #: broker, of any.
-    blocked: int
     #: Connections that were refused for their keys, or broken off in the handshake. Counted by
     #: the transport, where it asks for keys.
     refused_connections: int = 0

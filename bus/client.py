@@ -68,24 +68,29 @@ _END_TIMEOUT: Final = 5.0
 _LONGEST_WAIT: Final = 1.0
 
 
-class ClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class _Counts(msgspec.Struct, kw_only=True):
+    """What a client's thread counts; these only grow."""
+
+    #: Requests asked, and how they ended.
+    asked: int = 0
+    replies: int = 0
+    failures: int = 0
+    timeouts: int = 0
+    cancelled: int = 0
+    #: Notices told, and those of them that were dropped as the broker did not read.
+    told: int = 0
+    dropped_notices: int = 0
+
+
+class ClientStatistics(_Counts, frozen=True, kw_only=True):  # type: ignore[misc]  # not so in msgspec
     """Counts of one client. Those without `now` only grow."""
 
     #: Requests whose future is not done.
     pending_now: int
-    #: Requests asked, and how they ended.
-    asked: int
-    replies: int
-    failures: int
-    timeouts: int
-    cancelled: int
     #: Asked a second time, after their holder was lost.
     resent: int
     #: Replies to requests that had ended already.
     late_replies: int
-    #: Notices told, and those of them that were dropped as the broker did not read.
-    told: int
-    dropped_notices: int
     #: Times that the broker, started again or out of patience, had to be told who this is.
     rejoined: int
 
@@ -378,16 +383,6 @@ class Orders:
             orders, self._orders = self._orders, deque()
         self._bell.close()
         return error, orders
-
-
-class _Counts(msgspec.Struct):
-    asked: int = 0
-    replies: int = 0
-    failures: int = 0
-    timeouts: int = 0
-    cancelled: int = 0
-    told: int = 0
-    dropped_notices: int = 0
 
 
 class _Loop:

@@ -19,7 +19,6 @@ from envbus.bus import limits
 from envbus.bus.arrays import SCALAR_TYPES
 from envbus.bus.errors import DecodeError, EncodeError, EnvbusError, VersionMismatchError
 from envbus.bus.ext import (
-    PLACEHOLDERS,
     Ext,
     Inbox,
     Outbox,
@@ -33,7 +32,6 @@ from envbus.bus.tree import OUT_OF_BAND_BYTES, TreeDecoder, TreeEncoder, Value
 
 __all__ = [
     "OUT_OF_BAND_BYTES",
-    "PLACEHOLDERS",
     "Ext",
     "Inbox",
     "Outbox",
@@ -93,7 +91,7 @@ def encode(payload: Payload, outbox: Outbox | None = None) -> list[Buffer]:
             frames are sent. Strings in typed fields are UTF-8; lone surrogates in them are
             replaced by their escapes (those inside a `Tree` survive).
         outbox: Takes the objects in trees that MessagePack cannot express. None: such an
-            object is an error. `PLACEHOLDERS`: it is replaced by a `Placeholder`.
+            object is an error. `Placeholders`: it is replaced by one.
 
     Raises:
         EncodeError: Something cannot be expressed, or is over a limit; names place and type.

@@ -13,6 +13,7 @@ import msgspec
 from envbus.bus.broker_vocabulary import (
     Accepted,
     BrokerConfig,
+    BrokerCounts,
     Complete,
     Effect,
     FailLocal,
@@ -28,32 +29,13 @@ from envbus.bus.pending import LOCAL, Pending, PendingRequests
 from envbus.bus.routing import Router
 from envbus.bus.transport import Frames
 
-__all__ = ["Dispatcher", "RequestCounts"]
+__all__ = ["Dispatcher"]
 
 # Looking up a member of an enum costs as much as a method call; these are read per message.
 _REQUEST = Kind.REQUEST
 _READY = PeerState.READY
 _SUSPECT = PeerState.SUSPECT
 _JOINING = PeerState.JOINING
-
-
-class RequestCounts(msgspec.Struct, kw_only=True):
-    """The counts of `BrokerStatistics` that are made here."""
-
-    accepted: int = 0
-    replies: int = 0
-    failures: int = 0
-    timeouts: int = 0
-    lost: int = 0
-    cancelled: int = 0
-    resent: int = 0
-    overloaded: int = 0
-    no_peer: int = 0
-    late_replies: int = 0
-    duplicate_replies: int = 0
-    foreign_replies: int = 0
-    unknown_replies: int = 0
-    unsendable: int = 0
 
 
 class Dispatcher:
@@ -66,7 +48,7 @@ class Dispatcher:
         self._find = peers.find
         self.pending = PendingRequests()
         self.router = Router(config.max_backlog)
-        self.counts = RequestCounts()
+        self.counts = BrokerCounts()
 
     # --- beginning ------------------------------------------------------------------------
 

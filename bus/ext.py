@@ -13,7 +13,6 @@ import msgspec
 from envbus.bus.errors import EncodeError
 
 __all__ = [
-    "PLACEHOLDERS",
     "Ext",
     "Inbox",
     "Outbox",
@@ -118,10 +117,6 @@ class Placeholders:
     def add(self, obj: object) -> int:
         """Refuse; the codec never asks."""
         raise EncodeError(f"placeholders cannot hold a {type(obj).__qualname__}")
-
-
-#: Replace what cannot be expressed by placeholders, wherever it stands.
-PLACEHOLDERS = Placeholders()
 
 
 # --- classes that cross the bus as a name plus plain content ----------------------------------

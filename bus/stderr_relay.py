@@ -12,12 +12,12 @@ import stat
 import time
 from typing import Final
 
-from envbus.bus.autopsy import StderrTail
-
 __all__ = ["StderrRelay"]
 
 #: Bytes taken in at one time; as many may wait for room.
 _CHUNK: Final = 64 * 1024
+#: Bytes of a child's stderr that are kept. The dump of a crash in a dozen threads fits.
+_TAIL_BYTES: Final = 16 * 1024
 #: What a pipe that has any room takes without blocking (PIPE_BUF).
 _WRITE: Final = 4096
 #: Bytes taken at a child's end: what a pipe holds at most, unless somebody goes on writing.
@@ -46,7 +46,8 @@ class StderrRelay:
         os.set_blocking(self._source, False)
         self._waiting = bytearray()
         self._target_gone = False
-        self.tail = StderrTail()
+        #: The end of what the child wrote.
+        self.tail = bytearray()
 
     def close_child_fd(self) -> None:
         """Close the end that the child has by now."""
@@ -111,7 +112,8 @@ class StderrRelay:
                 self._hang_up()
                 return
             most -= len(data)
-            self.tail.add(data)
+            self.tail += data
+            del self.tail[:-_TAIL_BYTES]
             if not self._target_gone:
                 self._waiting += data
 

@@ -19,7 +19,6 @@ __all__ = [
     "StartChild",
     "Supervision",
     "SupervisionEffect",
-    "SupervisionStatistics",
 ]
 
 
@@ -38,17 +37,6 @@ class ChildGivenUp(msgspec.Struct, frozen=True, gc=False):
     how_often: str
     #: Detail of the last exit.
     cause: str
-
-
-class SupervisionStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of children now, and of restarts so far."""
-
-    starting_now: int
-    ready_now: int
-    backing_off_now: int
-    stopped_now: int
-    given_up_now: int
-    restarts: int
 
 
 SupervisionEffect: TypeAlias = StartChild | ChildGivenUp
@@ -172,18 +160,9 @@ class Supervision:
         """Return by when `due` has somebody, or None if it never will."""
         return min(self._starts.values(), default=None)
 
-    def statistics(self) -> SupervisionStatistics:
-        """Return numbers of children and restarts."""
-        states = [child.state for child in self._children.values()]
-        return SupervisionStatistics(
-            starting_now=states.count(ChildState.STARTING),
-            ready_now=states.count(ChildState.READY),
-            backing_off_now=states.count(ChildState.BACKING_OFF),
-            stopped_now=states.count(ChildState.STOPPED),
-            given_up_now=states.count(ChildState.GIVEN_UP),
-            restarts=self._removed_restarts
-            + sum(child.restarts for child in self._children.values()),
-        )
+    def all_restarts(self) -> int:
+        """Return how often children were restarted, those that were removed included."""
+        return self._removed_restarts + sum(child.restarts for child in self._children.values())
 
     def check_invariants(self) -> None:
         """Raise AssertionError if a child backs off without end, or starts without reason."""

@@ -364,7 +364,7 @@ class PolicyProcesses:
     def restarts(self) -> int:
         """Return how many processes were started again."""
         with self._lock:
-            return self._supervision.statistics().restarts
+            return self._supervision.all_restarts()
 
     @uninterrupted_call
     def up(self) -> list[str]:

@@ -137,7 +137,7 @@ class Recovery:
 
     def restarts(self) -> int:
         """Return how often units were to be made anew so far."""
-        return self._supervision.statistics().restarts
+        return self._supervision.all_restarts()
 
     def _take(self, effect: StartChild, now: float) -> None:
         unit = self._by_name[effect.name]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from envbus.bus.autopsy import OomWatch, StderrTail, explain_kill, is_complete, last_words, tidy
+from envbus.bus.autopsy import OomWatch, explain_kill, is_complete, last_words, tidy
 
 GIB = 2**30
 
@@ -52,17 +52,6 @@ def test_a_kill_is_explained_by_counter_and_memory(
 
 
 # --- last words -----------------------------------------------------------------------------
-
-
-def test_a_tail_forgets_what_is_too_old() -> None:
-    tail = StderrTail()
-    for number in range(100_000):
-        tail.add(b"line %d\n" % number)
-    assert len(bytes(tail)) < 20_000
-    assert bytes(tail).endswith(b"line 99998\nline 99999\n")
-    tail.add(b"x" * 10**6)
-    assert set(bytes(tail)) == {ord("x")}
-    assert len(bytes(tail)) < 20_000
 
 
 def test_only_the_last_lines_are_shown() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envbus.bus.codec import PLACEHOLDERS, Ext, Placeholder, Placeholders, decode, encode
+from envbus.bus.codec import Ext, Placeholder, Placeholders, decode, encode
 from envbus.bus.errors import EncodeError
 from envbus.bus.messages import Tree
 from tests.bus.codec_samples import Sample, round_trip
@@ -20,7 +20,7 @@ class Wordy:
 
 
 def placeholder(value: object) -> Placeholder:
-    tree = decode(Sample, encode(Sample(tree=Tree([value])), PLACEHOLDERS)).tree
+    tree = decode(Sample, encode(Sample(tree=Tree([value])), Placeholders())).tree
     assert tree is not None
     (item,) = tree.value
     assert type(item) is Placeholder
@@ -66,7 +66,7 @@ def test_placeholders_may_be_confined_to_a_place_in_a_field() -> None:
 def test_what_contains_itself_is_cut_by_a_placeholder() -> None:
     cycle: list[object] = []
     cycle.append(cycle)
-    tree = decode(Sample, encode(Sample(tree=Tree([1, cycle])), PLACEHOLDERS)).tree
+    tree = decode(Sample, encode(Sample(tree=Tree([1, cycle])), Placeholders())).tree
     assert tree is not None
     value = tree.value[1]
     for _ in range(62):

@@ -108,6 +108,7 @@ def test_a_reader_that_is_gone_disturbs_nobody(scene: Scene) -> None:
         os.write(scene.relay.child_fd, b"x" * 60_000 + b"\n")
         scene.relay.pump()
     assert bytes(scene.relay.tail).endswith(b"x\n")
+    assert len(scene.relay.tail) == 16 * 1024
     assert not scene.has_work()
 
 
