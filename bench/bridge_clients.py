@@ -26,9 +26,9 @@ import zmq
 from envbus.actors.external.protocol import BRIDGE, GetAction, JoinBridge, StartEpisode
 from envbus.bench.bridge_servers import BridgeCase, case_named
 from envbus.bus.codec import decode_header, encode, encode_header
+from envbus.bus.framing import StreamReader, pack_for_stream
 from envbus.bus.lane_listener import INTRODUCTION, address_of
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Hello, Kind
-from envbus.bus.packets import Assembler, pack
 
 __all__ = ["CLIENTS"]
 
@@ -151,14 +151,14 @@ class LaneClient:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket.connect(where)
         self._inbox: list[list[Any]] = []
-        self._assembler = Assembler()
+        self._reader = StreamReader(1 << 30)
         self.send([INTRODUCTION, secrets.token_bytes(16).replace(b"\0", b"1")])
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, frames: Sequence[bytes]) -> None:
-        self._socket.sendall(pack(frames))
+        self._socket.sendall(pack_for_stream(frames))
 
     def receive(self) -> list[Any] | None:
         if not self._inbox:
@@ -168,7 +168,7 @@ class LaneClient:
                 return None
             if not data:
                 raise ConnectionError("the server is gone")
-            self._inbox = self._assembler.take(data)[::-1]
+            self._inbox = list(self._reader.feed(data))[::-1]
         return self._inbox.pop() if self._inbox else None
 
 

@@ -20,7 +20,7 @@ from typing import Final
 from envbus.bus.anonymous import content_of, file_of
 from envbus.bus.errors import ClosedError, QueueFullError, TransportError
 from envbus.bus.forking import disown_in_forks
-from envbus.bus.packets import pack, unpack
+from envbus.bus.framing import pack, unpack
 from envbus.bus.spinning import CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.transport import Buffer, Frames
 from envbus.bus.unix_sockets import receive_with_descriptors, rights

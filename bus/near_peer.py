@@ -14,10 +14,10 @@ import time
 from typing import Final
 
 from envbus.bus.errors import ClosedError, DecodeError, QueueFullError
+from envbus.bus.framing import pack_for_stream
 from envbus.bus.keys import PeerKeys
 from envbus.bus.lane import usable_cores
 from envbus.bus.lane_listener import ADDRESSES_EXIST, INTRODUCTION, address_of
-from envbus.bus.packets import pack
 from envbus.bus.spinning import CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.stream_end import StreamEnd
 from envbus.bus.transport import Buffer, Frames
@@ -99,7 +99,7 @@ class NearPeer:
             self._far.send(frames)
             return
         try:
-            written = near.write(pack(frames))
+            written = near.write(pack_for_stream(frames))
         except ClosedError as exc:
             self._lose_lane()
             raise QueueFullError(f"the connection was lost: {exc}") from exc
@@ -215,7 +215,7 @@ class NearPeer:
             self._barred_until = now + _BAR_SECONDS
             return
         with contextlib.suppress(ClosedError):  # found out by `receive`
-            end.write(pack([INTRODUCTION, self.identity]))
+            end.write(pack_for_stream([INTRODUCTION, self.identity]))
         self._take_lane(end)
 
     def _take_lane(self, end: StreamEnd) -> None:

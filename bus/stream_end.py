@@ -14,8 +14,8 @@ from typing import Final
 
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import disown_in_forks
+from envbus.bus.framing import StreamReader, pack_for_stream
 from envbus.bus.limits import MAX_MESSAGE_BYTES
-from envbus.bus.packets import Assembler, pack
 from envbus.bus.transport import Buffer
 
 __all__ = ["StreamEnd"]
@@ -39,8 +39,8 @@ class StreamEnd:
     def __init__(self, sock: socket.socket, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         sock.setblocking(False)
         self._socket = sock
-        self._assembler = Assembler(max_message_bytes)
-        self._inbox: deque[list[Buffer]] = deque()
+        self._reader = StreamReader(max_message_bytes)
+        self._inbox: deque[list[memoryview]] = deque()
         #: What of a packet that was begun waits for room.
         self._rest = memoryview(b"")
         disown_in_forks(self)
@@ -58,7 +58,7 @@ class StreamEnd:
         return self._owner()[0] == os.getpid()
 
     #: A packet from frames.
-    pack = staticmethod(pack)
+    pack = staticmethod(pack_for_stream)
 
     def write(self, packet: bytes) -> bool:
         """Send a packet; False if there is no room now. See `finish`.
@@ -103,7 +103,7 @@ class StreamEnd:
         inbox = self._inbox
         if inbox:
             return inbox.popleft()
-        missing = self._assembler.missing
+        missing = self._reader.missing
         size = _READ_BYTES if missing <= _READ_BYTES else min(missing, _MOST_READ_BYTES)
         try:
             data = self._socket.recv(size)
@@ -113,12 +113,8 @@ class StreamEnd:
             raise ClosedError(f"the other side of the lane is gone: {exc}") from exc
         if not data:
             raise ClosedError("the other side of the lane is gone")
-        messages = self._assembler.take(data)
-        if not messages:
-            return None
-        if len(messages) > 1:
-            inbox.extend(messages[1:])
-        return messages[0]
+        inbox.extend(self._reader.feed(data))
+        return inbox.popleft() if inbox else None
 
     @property
     def has_more(self) -> bool:

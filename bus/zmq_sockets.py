@@ -37,9 +37,9 @@ from envbus.bus.errors import (
     TransportError,
     UnknownPeerError,
 )
+from envbus.bus.framing import lengths_of
 from envbus.bus.interrupts import interruptible
 from envbus.bus.keys import BrokerKeys, PeerKeys
-from envbus.bus.packets import lengths_of
 from envbus.bus.transport import Buffer, Frames, check_endpoint, is_local
 
 __all__ = ["HIGH_WATER_MARK", "ZmqPeer", "ZmqRouter", "router_socket"]

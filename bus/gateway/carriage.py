@@ -22,8 +22,7 @@ from websockets.server import ServerProtocol
 
 from envbus.bus.codec import message
 from envbus.bus.errors import EnvbusError
-from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.gateway.framing import (
+from envbus.bus.framing import (
     BEGINNING,
     StreamReader,
     TooLarge,
@@ -32,6 +31,7 @@ from envbus.bus.gateway.framing import (
     pack_for_stream,
     unpack,
 )
+from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.messages import Failed, FailureCode, Kind
 from envbus.bus.transport import Frames
 

@@ -10,6 +10,7 @@ from envbus.bus.brief import printable
 from envbus.bus.codec import decode, decode_header, encode, encode_header, message
 from envbus.bus.control import NOBODY
 from envbus.bus.errors import EncodeError, ProtocolError, VersionMismatchError
+from envbus.bus.framing import lengths_of
 from envbus.bus.gateway.carriage import Carriage, TurnedAwayError, check_token, failure_of
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.messages import (
@@ -22,7 +23,6 @@ from envbus.bus.messages import (
     Token,
     Welcome,
 )
-from envbus.bus.packets import lengths_of
 from envbus.bus.transport import Frames
 
 __all__ = ["STRANGERS_BYTES", "Budget", "Session"]

@@ -36,9 +36,9 @@ from envbus.actors.external.protocol import (
 from envbus.bus.brief import brief, cut
 from envbus.bus.codec import Ext, decode
 from envbus.bus.errors import DecodeError
+from envbus.bus.framing import lengths_of
 from envbus.bus.limits import MAX_DEPTH
 from envbus.bus.messages import Failed, FailureCode, Header, Tree
-from envbus.bus.packets import lengths_of
 from envbus.bus.serve import describe
 from envbus.bus.transport import Buffer, Frames
 from envbus.bus.tree import CONTAINERS

@@ -22,7 +22,7 @@ import zmq
 from envbus.actors.external.protocol import BRIDGE
 from envbus.bus.codec import decode, decode_header, encode, encode_header
 from envbus.bus.errors import ConfigError, DecodeError, ProtocolError
-from envbus.bus.gateway.framing import StreamReader, pack, pack_for_stream, unpack
+from envbus.bus.framing import StreamReader, pack, pack_for_stream, unpack
 from envbus.bus.keys import PeerKeys
 from envbus.bus.messages import (
     PROTOCOL_VERSION,

@@ -18,6 +18,7 @@ from envbus.bus.errors import (
     QueueFullError,
     UnknownPeerError,
 )
+from envbus.bus.framing import pack
 from envbus.bus.lane import (
     FILE_FOLLOWS,
     INLINE_BYTES,
@@ -276,14 +277,14 @@ def test_an_unknown_peer_is_refused(router: LaneRouter) -> None:
         b"\x01",
         struct.pack("<I", 0),
         struct.pack("<I", 2**32 - 1),
-        struct.pack("<3I", 2, 5, 5) + b"short",
-        struct.pack("<3I", 2, 1, 1) + b"too long",
+        pack([b"short"])[:-1],
+        pack([b"too long"]) + b"x",
     ],
 )
 def test_a_packet_that_is_none_of_ours_is_a_decode_error(packet: bytes) -> None:
     ours, theirs = LaneEnd.pair()
     try:
-        with pytest.raises(DecodeError, match="packet"):
+        with pytest.raises(DecodeError, match="message"):
             ours.unpack(packet)
     finally:
         ours.close()

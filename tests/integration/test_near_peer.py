@@ -15,10 +15,10 @@ import pytest
 
 from envbus.bus import lane_listener, stream_end
 from envbus.bus.errors import QueueFullError
+from envbus.bus.framing import pack_for_stream as pack
 from envbus.bus.lane_listener import ADDRESSES_EXIST, INTRODUCTION, address_of
 from envbus.bus.lane_router import QUEUE_BYTES, LaneRouter, with_lanes
 from envbus.bus.near_peer import NearPeer
-from envbus.bus.packets import pack
 from envbus.bus.zmq_sockets import ZmqPeer, ZmqRouter
 from tests.integration.nursery_children import PATIENCE, wait_until
 from tests.integration.test_lane import until_full

@@ -30,10 +30,10 @@ from envbus.actors.external.protocol import (
 from envbus.bus.client import Orders, _Loop
 from envbus.bus.codec import decode_header, encode, encode_header
 from envbus.bus.errors import ClosedError, RequestTimeoutError
+from envbus.bus.framing import StreamReader, pack_for_stream
 from envbus.bus.lane_listener import INTRODUCTION, address_of
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Hello, Kind, Payload, Welcome
 from envbus.bus.near_peer import NearPeer
-from envbus.bus.packets import Assembler, pack
 from envbus.bus.peer_session import HELLO_ID, Call, PeerSession
 from envbus.bus.serve import Heartbeats
 from tests.integration.bus_programs import free_port
@@ -119,14 +119,14 @@ def test_a_client_of_a_bridge_in_an_event_loop() -> None:
 
     def flood(listener: socket.socket) -> None:
         with listener.accept()[0] as client, contextlib.suppress(OSError):
-            peer, said = Flood(), Assembler()
+            peer, said = Flood(), StreamReader(1 << 30)
             while not peer.has_joined:
-                for frames in said.take(client.recv(65536)):
+                for frames in said.feed(client.recv(65536)):
                     if frames[0] != INTRODUCTION:
                         peer.send(frames)
-                        client.sendall(pack(peer.receive(0.0)))
+                        client.sendall(pack_for_stream(peer.receive(0.0)))
             while True:
-                client.sendall(pack(reply(10**9, Logged())) * 100_000)
+                client.sendall(pack_for_stream(reply(10**9, Logged())) * 100_000)
 
     async def play() -> None:
         timeouts = ClientTimeouts(connect=PATIENCE, other=0.05)

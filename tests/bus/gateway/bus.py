@@ -15,8 +15,8 @@ from websockets.sync.client import ClientConnection, connect
 from envbus.bus.broker import Broker, Outcome
 from envbus.bus.broker_core import BrokerCore
 from envbus.bus.codec import decode, decode_header, encode, encode_header
+from envbus.bus.framing import StreamReader, pack, pack_for_stream, unpack
 from envbus.bus.gateway import Gateway, GatewayConfig
-from envbus.bus.gateway.framing import StreamReader, pack, pack_for_stream, unpack
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     Failed,

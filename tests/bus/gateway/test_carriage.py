@@ -12,6 +12,7 @@ from websockets.uri import parse_uri
 
 from envbus.bus.codec import decode, decode_header, encode_header
 from envbus.bus.errors import DecodeError
+from envbus.bus.framing import pack, pack_for_stream, unpack
 from envbus.bus.gateway.carriage import (
     StreamCarriage,
     TurnedAwayError,
@@ -21,7 +22,6 @@ from envbus.bus.gateway.carriage import (
     shown_token,
 )
 from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.gateway.framing import pack, pack_for_stream, unpack
 from envbus.bus.messages import Failed, Header, Kind
 
 FRAMES = [b"header", b"payload", b"buffer"]

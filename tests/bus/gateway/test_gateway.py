@@ -18,9 +18,9 @@ from websockets.frames import Frame, Opcode
 from envbus.bus.broker_vocabulary import Complete, Notify, PeerLeft, PeerReady
 from envbus.bus.codec import decode_header, encode_header
 from envbus.bus.errors import ConfigError, RestartLimitError, TransportError
+from envbus.bus.framing import pack, pack_for_stream
 from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.gateway.config import STOP
-from envbus.bus.gateway.framing import pack, pack_for_stream
 from envbus.bus.messages import (
     PROTOCOL_VERSION,
     FailureCode,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
 from envbus.bus.codec import decode, decode_header, encode, encode_header
+from envbus.bus.framing import StreamReader, pack, pack_for_stream
 from envbus.bus.gateway.carriage import StreamCarriage, TurnedAwayError, WebSocketCarriage
 from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.gateway.framing import StreamReader, pack, pack_for_stream
 from envbus.bus.gateway.session import STRANGERS_BYTES, Budget, Session
 from envbus.bus.messages import (
     PROTOCOL_VERSION,

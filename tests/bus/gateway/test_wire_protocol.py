@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from envbus.bus.codec import decode, decode_header
+from envbus.bus.framing import StreamReader, pack, pack_for_stream
 from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.gateway.framing import StreamReader, pack, pack_for_stream
 from envbus.bus.messages import Header, Hello, Kind, Token
 from envbus.bus.transport import Frames
 from tests.sources import ROOT

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import itertools
 
 import msgpack
@@ -9,17 +10,21 @@ from hypothesis import strategies as st
 
 from envbus.bus.codec import encode_header
 from envbus.bus.errors import DecodeError, EncodeError
-from envbus.bus.gateway.framing import (
+from envbus.bus.framing import (
     MAX_FRAMES,
     StreamReader,
     TooLarge,
     begun_request,
+    lengths_of,
     pack,
     pack_for_stream,
     unpack,
 )
+from envbus.bus.lane_listener import INTRODUCTION
 from envbus.bus.messages import Header, Kind
+from tests.sources import ROOT
 
+PAGE = ROOT / "docs" / "wire-protocol.md"
 messages = st.lists(st.binary(max_size=300), min_size=1, max_size=20)
 
 
@@ -125,3 +130,28 @@ def test_messages_before_a_bad_one_are_returned() -> None:
 def test_what_no_reader_would_take_is_not_packed(frames: list[bytes]) -> None:
     with pytest.raises(EncodeError, match="1 to 1025 frames"):
         pack(frames)
+
+
+def test_it_says_how_much_is_missing() -> None:
+    packed = pack_for_stream([bytes(100)])
+    reader = StreamReader(1000)
+    assert [*reader.feed(packed[:2])] == []
+    assert reader.missing == 2
+    assert [*reader.feed(packed[2:20])] == []
+    assert reader.missing == len(packed) - 20
+    assert [*reader.feed(packed[20:] + packed)] == [[bytes(100)]] * 2
+    assert reader.missing == 0
+
+
+def test_the_bytes_of_each_frame_are_counted() -> None:
+    assert lengths_of([b"ab", memoryview(bytes(6)).cast("H"), bytearray(3)]) == [2, 6, 3]
+
+
+def test_the_examples_of_the_wire_protocol_are_what_goes_over_the_stream() -> None:
+    section = PAGE.read_text(encoding="utf-8").split("\n## 12. A stream on one host\n")[1]
+    lines = section.split("```lane\n")[1].split("\n```")[0].splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        frames, packet = line.split(" -> ")
+        assert pack_for_stream(ast.literal_eval(frames)) == bytes.fromhex(packet)
+    assert ast.literal_eval(lines[0].split(" -> ")[0]) == [INTRODUCTION, b"sim"]

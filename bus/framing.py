@@ -1,7 +1,8 @@
 """A message's frames as one piece of bytes, and a byte stream cut into such pieces.
 
 `[header][payload][buffer 0]...` becomes one MessagePack array of bin; on a stream its length
-stands before it, in 4 bytes, big endian. Pure: no socket, clock, thread or process in this file.
+stands before it, in 4 bytes, big endian. Lanes and gateways use it. Pure: no socket, clock, thread
+or process in this file.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = [
     "StreamReader",
     "TooLarge",
     "begun_request",
+    "lengths_of",
     "pack",
     "pack_for_stream",
     "unpack",
@@ -48,6 +50,11 @@ class TooLarge(NamedTuple):
     size: int
     #: Of the request that it was; 0: it was none, or that is not to be read.
     request_id: int
+
+
+def lengths_of(frames: Frames) -> list[int]:
+    """Return the bytes of each frame."""
+    return [len(frame) if type(frame) is bytes else memoryview(frame).nbytes for frame in frames]
 
 
 def pack(frames: Frames) -> bytes:
@@ -127,6 +134,11 @@ class StreamReader:
         self._wanted = _LENGTH.size
         #: Bytes still to come of a message that is over the limit.
         self._passed_over = 0
+
+    @property
+    def missing(self) -> int:
+        """Bytes that a message which has begun lacks, as far as is known; 0: none has begun."""
+        return self._wanted - len(self._rest) if self._rest else 0
 
     def feed(self, data: bytes) -> Iterator[list[memoryview]]:
         """Yield the messages, as their frames, that `data` completes.
