@@ -318,22 +318,28 @@ class EnvResults:
         env_ids: list[int],
         *,
         incarnations: npt.NDArray[np.int64],
-        faults: list[Fault],
+        take_faults: Callable[[], list[Fault]],
         late: list[int],
         copy: bool = True,
         with_infos: bool = True,
     ) -> Batch:
         """Return the results of these envs, which are the caller's.
 
+        Nothing was taken if there is no memory for their rows.
+
         Args:
             env_ids: Which, in the order of the rows.
             incarnations: `(num_envs,)` int64, of all envs.
-            faults: Told with the batch.
+            take_faults: Returns those that are told with the batch.
             late: Told with the batch.
             copy: False: observations may be views.
             with_infos: False: theirs are forgotten.
         """
         index = np.asarray(env_ids, np.int64)
+        blocks = self.blocks
+        observations = self.observations.select(index, copy=copy)
+        rewards = blocks.rewards[index]
+        terminations, truncations = blocks.terminations[index], blocks.truncations[index]
         if self.cut is not None:
             self.cut.on_receive(index)
         infos: dict[str, Any] = {}
@@ -346,13 +352,13 @@ class EnvResults:
             infos = self._take_infos(env_ids, index)
         return Batch(
             env_ids=index,
-            observations=self.observations.select(index, copy=copy),
-            rewards=self.blocks.rewards[index],
-            terminations=self.blocks.terminations[index],
-            truncations=self.blocks.truncations[index],
+            observations=observations,
+            rewards=rewards,
+            terminations=terminations,
+            truncations=truncations,
             infos=infos,
             incarnations=incarnations[index],
-            faults=faults,
+            faults=take_faults(),
             late=late,
         )
 

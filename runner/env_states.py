@@ -131,6 +131,11 @@ class EnvStates:
         self._set(env_ids, EnvState.IDLE)
         return env_ids
 
+    def put_back(self, env_ids: list[int]) -> None:
+        """What was received last was not taken, after all."""
+        self._set(env_ids, EnvState.READY)
+        self.ready.extendleft(reversed(env_ids))
+
     def take(self, env_id: int) -> None:
         """Take the result of one READY env, out of turn."""
         self.ready.remove(env_id)

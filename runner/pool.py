@@ -327,6 +327,7 @@ class ActorPool(StaysHere):
             multiprocessing.TimeoutError: An env passed the deadline of its step or reset.
             ValueError: The infos of these rows cannot be merged; the next call returns the rows,
                 without the info that the message names.
+            MemoryError: There is none for these rows; the next call may have fewer (`max_envs`).
             Exception: What an env raised, as its own type where possible.
 
         Each error is raised once, and takes nothing away: what other envs returned can be
@@ -367,14 +368,19 @@ class ActorPool(StaysHere):
         late = self._core.wait_for("recv", min_envs, timeout)
         states = self._states
         count = len(states.ready) if max_envs is None else min(len(states.ready), max_envs)
-        batch = self._results.batch(
-            states.receive(count),
-            incarnations=self._faults.lives.numbers,
-            faults=self._faults.take(),
-            late=late,
-            copy=copy,
-            with_infos=infos,
-        )
+        env_ids = states.receive(count)
+        try:
+            batch = self._results.batch(
+                env_ids,
+                incarnations=self._faults.lives.numbers,
+                take_faults=self._faults.take,
+                late=late,
+                copy=copy,
+                with_infos=infos,
+            )
+        except MemoryError:
+            states.put_back(env_ids)
+            raise
         if self._engine.recycling is not None:
             self._engine.recycle()  # before the caller can send to those whose episodes have ended
         misfit, self._results.misfit = self._results.misfit, None

@@ -1044,3 +1044,31 @@ def test_actors_that_need_more_descriptors_than_there_may_be_are_told_how_many()
     last = done.stderr.splitlines()[-1]
     assert "StartError: 32 processes cannot be started: each takes 2 descriptors" in last
     assert "may have 64" in last
+
+
+def test_rows_that_no_memory_is_left_for_are_received_once_there_is() -> None:
+    program = """
+import functools, resource
+import gymnasium, numpy, psutil
+from envbus.actors.testing import SpaceEnv
+from envbus.runner import ActorPool
+
+space = gymnasium.spaces.Box(0, 255, (1 << 25,), numpy.uint8)
+make = functools.partial(SpaceEnv, space, gymnasium.spaces.Discrete(2))
+with ActorPool([make]) as pool:
+    pool.reset()
+    pool.recv(copy=False)
+    pool.send([0], [0])
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (1 << 23), most))
+    try:
+        pool.recv()
+    except MemoryError:
+        print("no memory")
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    print(pool.recv().env_ids, pool.statistics().restarts)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["no memory", "[0] 0"], done.stderr
