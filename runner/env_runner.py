@@ -568,9 +568,7 @@ class EnvRunner(StaysHere):
 
     def stop(self) -> None:
         """Close the envs, and finish videos. Idempotent."""
-        self._end_serving()
-        self._finish_videos()
-        self._envs.close()
+        self.__exit__(None)
 
     def __enter__(self) -> EnvRunner:
         return self

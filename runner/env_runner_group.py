@@ -616,11 +616,12 @@ class EnvRunnerGroup(StaysHere):
 
     def _wait_for_someone(self, deadline: float | None) -> None:
         """Wait until a runner can be asked, or none is left; tell at times who is waited for."""
-        pause = _PROGRESS_AFTER
+        rounds, pause = self._rounds, _PROGRESS_AFTER
         begun = time.monotonic()
         while True:
             until = time.monotonic() + pause
-            if self._wait(self._someone, until if deadline is None else min(until, deadline)):
+            until = until if deadline is None else min(until, deadline)
+            if self._wait(lambda: bool(rounds.ready()) or not self._any_left(), until):
                 return
             now = time.monotonic()
             if deadline is not None and now >= deadline:
@@ -648,10 +649,6 @@ class EnvRunnerGroup(StaysHere):
         """The caller gets this; if it is what was to be raised, and not Ctrl-C, it was told."""
         if self._rounds.errors and self._rounds.errors[0] is error:
             del self._rounds.errors[0]
-
-    def _someone(self) -> bool:
-        """Whether there is a runner to ask, or none to wait for."""
-        return bool(self._rounds.ready()) or not self._any_left()
 
     def _any_left(self) -> bool:
         return len(self._rounds.lost()) < self.num_runners

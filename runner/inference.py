@@ -15,12 +15,12 @@ from envbus.bus.messages import Tree as Wrapped
 from envbus.runner.metrics import PerfTimers
 from envbus.runner.nested import Tree, as_rows, leaves_of, map_tree, row_of
 from envbus.runner.policies import Policy
-from envbus.runner.policy_output import ask, owned
+from envbus.runner.policy_output import Answer, ask, owned
 from envbus.runner.sampling import RunnerConfig
 from envbus.runner.shares import Slot
 from envbus.runner.trajectory import AgentID
 
-__all__ = ["Asked", "Inference", "by_form", "fitted", "stack"]
+__all__ = ["Asked", "Inference", "ask_rows", "by_form", "fitted", "stack"]
 
 logger = logging.getLogger("envbus.runner")
 
@@ -105,15 +105,10 @@ class Inference:
         begin = clock()
         ragged = self._is_ragged()
         policy = group[0].slot.policies[policy_id]
-        observations = stack([one.observation for one in group], ragged=ragged)
-        states = None
+        observations = [one.observation for one in group]
+        states = [one.slot.states.get(one.agent_id) for one in group]
         with self._asking:
-            first = policy.initial_state()
-            if first is not None:
-                states = stack([one.slot.states.get(one.agent_id, first) for one in group])
-            answer = ask(
-                policy, observations, states, len(group), explore=explore, listed=ragged
-            ).owned()
+            answer = ask_rows(policy, observations, states, explore=explore, ragged=ragged)
         asked = clock()
         sent = chosen = answer.actions
         connector = self._config.connector("action", policy_id)
@@ -131,7 +126,7 @@ class Inference:
             own = {name: rows[index] for name, rows in columns}
             version = answer.version if versions is None else int(versions[index])
             slot.policy_version = version
-            if states is not None:
+            if answer.told is not None:
                 slot.states[agent_id] = own["state_out"]
             if self._off_policy:
                 own["off_policy"] = np.bool_(agent_id in slot.off_policy)
@@ -182,13 +177,10 @@ class Inference:
         policy = one.slot.policies[policy_id]
         known = self._like.get(policy_id)
         if known is None or known[0] is not policy:
-            rows = stack([one.observation], ragged=self._is_ragged())
+            ragged = self._is_ragged()
             with self._asking:
-                first = policy.initial_state()
-                states = None if first is None else stack([first])
-                answer = ask(policy, rows, states, 1, explore=False, listed=self._is_ragged())
-            columns = answer.owned().columns()
-            extras = {name: row_of(values, 0) for name, values in columns.items()}
+                answer = ask_rows(policy, [one.observation], [None], explore=False, ragged=ragged)
+            extras = {name: row_of(values, 0) for name, values in answer.columns().items()}
             known = self._like[policy_id] = (policy, extras)
         return known[1]
 
@@ -212,6 +204,26 @@ def by_form(
         else:
             group.append(one)
     return [(name, group) for (name, _), group in groups.items()]
+
+
+def ask_rows(
+    policy: Policy,
+    observations: Sequence[Tree],
+    states: Sequence[Tree],
+    *,
+    explore: bool,
+    ragged: bool,
+) -> Answer:
+    """Ask a policy about single observations; return its answer in arrays that are nobody else's.
+
+    A state of None is the policy's first one; of a policy without a state all are ignored.
+    """
+    first = policy.initial_state()
+    told = None
+    if first is not None:
+        told = stack([first if state is None else state for state in states])
+    rows = stack(observations, ragged=ragged)
+    return ask(policy, rows, told, len(observations), explore=explore, listed=ragged).owned()
 
 
 def stack(trees: Sequence[Tree], *, ragged: bool = False) -> Tree:

@@ -16,9 +16,8 @@ from envbus.actors.spaces import is_fixed_size
 from envbus.runner.batch import MultiAgentBatch
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.episode import EpisodeRecorder
-from envbus.runner.inference import stack
+from envbus.runner.inference import ask_rows
 from envbus.runner.nested import Tree, row_of
-from envbus.runner.policy_output import ask, owned
 from envbus.runner.policy_server.loading import ServedPolicies, clipped
 
 __all__ = ["Asked", "Batch", "Chooser", "Recording"]
@@ -59,7 +58,6 @@ class Chooser:
     def __init__(self, policies: ServedPolicies, *, explore: bool) -> None:
         self._policies = policies
         self._explore = explore
-        self._first = {name: one.initial_state() for name, one in policies.by_id.items()}
         self._action_spaces: dict[str, Any] = {}
         #: By policy: whether observations or actions have no fixed size.
         self._ragged: dict[str, bool] = {}
@@ -69,7 +67,7 @@ class Chooser:
             self._ragged[name] = not all(map(is_fixed_size, pair))
         #: States by episode, then agent; empty if no policy has one.
         self._states: dict[str, dict[Any, Tree]] = {}
-        self.has_states = any(first is not None for first in self._first.values())
+        self.has_states = any(one.initial_state() is not None for one in policies.by_id.values())
 
     def choose(self, asked: Sequence[Asked]) -> list[Batch]:
         """Return actions for all; each policy is called once.
@@ -93,31 +91,21 @@ class Chooser:
         return [self._ask(name, [row]) for row in rows]
 
     def _ask(self, name: str, rows: Sequence[Asked]) -> Batch:
-        policy, first, ragged = self._policies.by_id[name], self._first[name], self._ragged[name]
+        policy, ragged, none = self._policies.by_id[name], self._ragged[name], dict[Any, Tree]()
+        observations = [one.observation for one in rows]
+        states = [self._states.get(one.episode_id, none).get(one.agent) for one in rows]
         try:
-            observations = stack([one.observation for one in rows], ragged=ragged)
-            states = None if first is None else self._stacked_states(rows, first)
-            answer = ask(
-                policy, observations, states, len(rows), explore=self._explore, listed=ragged
-            )
+            answer = ask_rows(policy, observations, states, explore=self._explore, ragged=ragged)
             actions = answer.actions
             if not ragged:
                 actions = clipped(actions, self._action_spaces[name])
-            if first is not None:
-                self._keep_states(rows, owned(answer.states))
+            for index, one in enumerate(rows if answer.told is not None else ()):
+                own = self._states.setdefault(one.episode_id, {})
+                own[one.agent] = row_of(answer.states, index)
         except Exception as exc:  # the policy is the user's: clients are told, others go on
             return Batch(name, rows, None, None, 0, exc, ragged)
         logp = answer.extras.get("action_logp")
         return Batch(name, rows, actions, logp, answer.version, None, ragged)
-
-    def _stacked_states(self, rows: Sequence[Asked], first: Tree) -> Tree:
-        states, none = self._states, dict[Any, Tree]()
-        return stack([states.get(one.episode_id, none).get(one.agent, first) for one in rows])
-
-    def _keep_states(self, rows: Sequence[Asked], after: Tree) -> None:
-        for index, one in enumerate(rows):
-            own = self._states.setdefault(one.episode_id, {})
-            own[one.agent] = row_of(after, index)
 
 
 def acting(

@@ -183,7 +183,10 @@ class PolicyServer:
         failed: dict[str, Exception] = {}
         version = 0
         for batch in chooser.choose(asked):
-            self._count(len(batch.rows))
+            counts, rows = self._counts, len(batch.rows)
+            counts["batches"] += 1
+            counts["rows"] += rows
+            counts["largest_batch"] = max(counts["largest_batch"], rows)
             if batch.error is not None:
                 failed.update((one.episode_id, batch.error) for one in batch.rows)
                 self._complain("policy", batch.error)
@@ -218,12 +221,6 @@ class PolicyServer:
             if error is not None:
                 self._complain("recording", error)
             self._bridge.confirm([episode_id], error, traceback=False)
-
-    def _count(self, rows: int) -> None:
-        counts = self._counts
-        counts["batches"] += 1
-        counts["rows"] += rows
-        counts["largest_batch"] = max(counts["largest_batch"], rows)
 
     def _complain(self, kind: str, error: Exception) -> None:
         text = f"{_WHAT[kind]}: {type(error).__name__}: {error}"

@@ -115,7 +115,8 @@ def _agents(episode: MultiAgentBatch | SampleBatch) -> dict[Any, SampleBatch]:
 def _replay_single(rows: SampleBatch, client: SimulatorVerbs, episode_id: str) -> None:
     for index in range(len(rows)):
         client.log_action(episode_id, row_of(rows["obs"], index), row_of(rows["actions"], index))
-        client.log_returns(episode_id, float(rows["rewards"][index]), _info(rows, index))
+        info = rows["infos"][index] if "infos" in rows else None
+        client.log_returns(episode_id, float(rows["rewards"][index]), info)
     last = row_of(rows["next_obs"], -1)
     client.end_episode(episode_id, last, truncated=not rows["terminateds"][-1])
 
@@ -170,7 +171,3 @@ def _replay_several(
         truncated=not all(rows["terminateds"][-1] for rows in agents.values()),
         **told,
     )
-
-
-def _info(rows: SampleBatch, index: int) -> Any:
-    return rows["infos"][index] if "infos" in rows else None

@@ -123,9 +123,11 @@ def _to_arrow(array: npt.NDArray[Any]) -> tuple[pa.Array, dict[str, Any]]:
     if not array.size:  # Arrow's tensors have at least one number
         return pa.nulls(len(array)), {"shape": array.shape[1:], "dtype": native.dtype.str}
     if kind == "b":
-        tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(_dense(native.view(np.uint8)))
+        tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(
+            np.ascontiguousarray(native.view(np.uint8))
+        )
         return tensor, {"bools": True}
-    return pa.FixedShapeTensorArray.from_numpy_ndarray(_dense(native)), {}
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(native)), {}
 
 
 def _from_arrow(column: pa.ChunkedArray, note: dict[str, Any]) -> npt.NDArray[Any]:
@@ -148,7 +150,3 @@ def _from_arrow(column: pa.ChunkedArray, note: dict[str, Any]) -> npt.NDArray[An
         return np.zeros((0, *whole.type.shape), whole.type.value_type.to_pandas_dtype())
     tensor: npt.NDArray[Any] = whole.to_numpy_ndarray()
     return tensor.view(np.bool_) if "bools" in note else tensor
-
-
-def _dense(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(array)
