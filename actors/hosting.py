@@ -14,8 +14,7 @@ import msgspec
 
 from envbus.bus.lane import LaneEnd, LanePeer
 from envbus.bus.messages import Hello, Notice, Payload, Reply
-from envbus.bus.pipe import Pipe
-from envbus.bus.pipe_codec import PipeCodec
+from envbus.bus.pipe import Pipe, PipeCodec
 from envbus.bus.serve import Handlers, Worker
 from envbus.bus.transport import PeerTransport
 from envbus.bus.words import Doer

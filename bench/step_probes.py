@@ -17,7 +17,7 @@ from typing import Any
 from envbus.actors.protocol import Step
 from envbus.bus.lane import LanePeer
 from envbus.bus.lane_router import LaneRouter
-from envbus.bus.pipe_codec import PipeCodec
+from envbus.bus.pipe import PipeCodec
 from envbus.bus.transport import PeerTransport, RouterTransport
 from envbus.bus.zmq_sockets import ZmqPeer, ZmqRouter
 from envbus.runner.engine import Engine

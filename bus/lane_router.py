@@ -1,7 +1,6 @@
 """The broker's side of lanes: one per child or near peer, and a router for all others.
 
-Leaves out how messages become packets (`lane.py`, `stream_end.py`), and who may come in
-(`lane_listener.py`).
+Leaves out how messages become packets, and who may come in (`lane.py`, `lane_listener.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from envbus.bus.errors import (
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import interruptible
 from envbus.bus.lane import LANES_EXIST, LaneEnd, usable_cores
-from envbus.bus.lane_listener import LaneListener
+from envbus.bus.lane_listener import LaneListener, StreamEnd
 from envbus.bus.spinning import BROKER_SPIN_SECONDS, SpinBudget
-from envbus.bus.stream_end import StreamEnd
 from envbus.bus.transport import Buffer, Frames
 from envbus.bus.zmq_sockets import ZmqRouter
 

@@ -17,9 +17,8 @@ from envbus.bus.errors import ClosedError, DecodeError, QueueFullError
 from envbus.bus.framing import pack_for_stream
 from envbus.bus.keys import PeerKeys
 from envbus.bus.lane import usable_cores
-from envbus.bus.lane_listener import ADDRESSES_EXIST, INTRODUCTION, address_of
+from envbus.bus.lane_listener import ADDRESSES_EXIST, INTRODUCTION, StreamEnd, address_of
 from envbus.bus.spinning import CHILD_SPIN_SECONDS, SpinBudget
-from envbus.bus.stream_end import StreamEnd
 from envbus.bus.transport import Buffer, Frames
 from envbus.bus.zmq_sockets import ZmqPeer
 

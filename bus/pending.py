@@ -1,7 +1,7 @@
 """Requests in flight or queued, and their deadlines.
 
 Pure: no socket, clock, thread or process in this file. Who gets a request is decided in
-`routing.py`, what follows from its end in `broker_core.py`.
+`dispatch.py`, what follows from its end in `broker_core.py`.
 """
 
 from __future__ import annotations

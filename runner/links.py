@@ -26,8 +26,7 @@ from envbus.bus.keys import BrokerKeys
 from envbus.bus.lane import LANES_EXIST, LaneEnd, usable_cores
 from envbus.bus.lane_router import LaneRouter
 from envbus.bus.nursery import Nursery
-from envbus.bus.pipe import Pipe
-from envbus.bus.pipe_codec import PipeCodec
+from envbus.bus.pipe import Pipe, PipeCodec
 from envbus.bus.serve import PlainCodec
 from envbus.bus.transport import RouterTransport
 from envbus.bus.zmq_sockets import ZmqRouter

@@ -27,7 +27,6 @@ EXCEPTIONS = {("envbus.runner.cli", "bench")}
 
 #: Parts of the broker's core that are tested through `broker_core.py`.
 COMPOSED = {
-    "bus/admission.py",
     "bus/broker_vocabulary.py",
     "bus/control.py",
     "bus/dispatch.py",
@@ -37,7 +36,6 @@ CORE = COMPOSED | {
     "bus/peers.py",
     "bus/pending.py",
     "bus/restart.py",
-    "bus/routing.py",
     "bus/supervision.py",
 }
 
@@ -107,7 +105,10 @@ PATCHED = {
     ("tests/integration/test_interrupts.py", "HostedThread.start"): "Ctrl-C comes at that place",
     ("tests/integration/test_interrupts.py", "PolicyLanes.close"): "Ctrl-C comes at that place",
     ("tests/integration/test_interrupts.py", "sys.unraisablehook"): "what is swallowed is noted",
-    ("tests/integration/test_near_peer.py", "stream_end.StreamEnd.is_of_this_user"): "another user",
+    (
+        "tests/integration/test_near_peer.py",
+        "lane_listener.StreamEnd.is_of_this_user",
+    ): "another user",
     ("tests/integration/test_nursery.py", "sys.argv"): "the interpreter's state is the subject",
     ("tests/integration/test_policy_runners.py", "PolicyLanes.ask"): "calls are noted on their way",
     ("tests/integration/test_vector_env_deaths.py", "tempfile.tempdir"): "as in `test_folders.py`",

@@ -24,7 +24,7 @@ from envbus.bus.broker import failure_to_error
 from envbus.bus.broker_vocabulary import Notify, PeerReady
 from envbus.bus.errors import ConfigError, NoPeerError, TransportError
 from envbus.bus.messages import FailureCode, Request, Tree
-from envbus.bus.pipe_codec import PipeCodec
+from envbus.bus.pipe import PipeCodec
 from envbus.runner.actor import ActorState, Answer, Gone, Lost, Member
 from envbus.runner.config import FleetConfig
 from envbus.runner.connectors import Connector

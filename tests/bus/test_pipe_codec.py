@@ -11,8 +11,7 @@ import pytest
 from envbus.bus.codec import Placeholder
 from envbus.bus.errors import ClosedError, DecodeError, EncodeError
 from envbus.bus.messages import Reply, Tree
-from envbus.bus.pipe import Pipe
-from envbus.bus.pipe_codec import PipeCodec
+from envbus.bus.pipe import Pipe, PipeCodec
 
 
 class Strict(Reply, frozen=True, kw_only=True):

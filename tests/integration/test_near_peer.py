@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from envbus.bus import lane_listener, stream_end
+from envbus.bus import lane_listener
 from envbus.bus.errors import QueueFullError
 from envbus.bus.framing import pack_for_stream as pack
 from envbus.bus.lane_listener import ADDRESSES_EXIST, INTRODUCTION, address_of
@@ -341,7 +341,7 @@ def test_strangers_who_say_nothing_are_few(
 def test_another_users_processes_are_kept_out_on_either_side(
     router: LaneRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_end.StreamEnd, "is_of_this_user", lambda self: False)
+    monkeypatch.setattr(lane_listener.StreamEnd, "is_of_this_user", lambda self: False)
     with stranger(router) as sock:
         assert is_cut_off(sock, router)
     peer = NearPeer(router.endpoints[0], b"p")

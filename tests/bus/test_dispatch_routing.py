@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from envbus.bus.dispatch import Router
 from envbus.bus.peers import Peer, PeerState
-from envbus.bus.routing import Router
 
 
 def ready(name: str, *services: str, capacity: int = 1, in_flight: int = 0) -> Peer:
