@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from envbus.runner.episode import EpisodeRecorder
 from envbus.runner.extras import how_to_install
 from envbus.runner.faults import ActorLostError, Fault
 from envbus.runner.metrics import PerfTimers
-
-if TYPE_CHECKING:
-    from envbus.runner.sampling import Sample
 
 __all__ = ["VideoConfig", "VideoRecorder"]
 
@@ -89,6 +86,8 @@ class VideoRecorder(Callbacks):
     ) -> None:
         self._config = config
         self._callbacks = callbacks
+        for name in ("on_sub_environment_created", "on_fault", "on_sample_end"):  # only for others
+            setattr(self, name, getattr(callbacks, name))
         self._timers = timers
         self._imageio = _import_imageio(config.suffix)
         self._folder = Path(config.folder)
@@ -102,10 +101,6 @@ class VideoRecorder(Callbacks):
         self._begun = dict.fromkeys(self._envs, 0)
         #: By env: a file that is being written, and the name that it will have.
         self._open: dict[int, tuple[Any, Path, Path]] = {}
-
-    def on_sub_environment_created(self, *, env_id: int, incarnation: int) -> None:
-        """Only for others."""
-        self._callbacks.on_sub_environment_created(env_id=env_id, incarnation=incarnation)
 
     def on_episode_created(self, *, episode: EpisodeRecorder) -> None:
         """Finish the film of the episode before, if that was given up."""
@@ -134,14 +129,6 @@ class VideoRecorder(Callbacks):
         """Finish the film."""
         self._callbacks.on_episode_end(episode=episode, fault=fault)
         self._finish(episode.env_id)
-
-    def on_fault(self, *, fault: Fault) -> None:
-        """Only for others."""
-        self._callbacks.on_fault(fault=fault)
-
-    def on_sample_end(self, *, sample: Sample) -> None:
-        """Only for others."""
-        self._callbacks.on_sample_end(sample=sample)
 
     def close(self) -> None:
         """Finish all films. Idempotent."""
