@@ -10,7 +10,7 @@ import http
 import ipaddress
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from websockets.datastructures import Headers, MultipleValuesError
@@ -54,52 +54,13 @@ _BEARER: Final = "bearer "
 _MOST_FRAMES_OF_STRANGERS = 64
 
 
-class Carriage(Protocol):
-    """How one connection carries messages.
+class StreamCarriage:
+    """Messages behind their lengths, on plain TCP or TLS.
 
     Attributes:
         has_token: The right token was shown by other means than a message.
         over: The other side wants to end, or broke the carriage's own rules.
     """
-
-    has_token: bool
-    over: bool
-
-    def receive(self, data: bytes) -> Iterator[list[memoryview]]:
-        """Yield the messages that `data` completes; to be exhausted before the next call.
-
-        A request that is over the limit is failed by its id, if that can be read.
-
-        Raises:
-            TurnedAwayError: The client may not come in, or sent what is over the limit and no
-                request.
-            DecodeError: What came is malformed.
-        """
-        ...
-
-    def admit(self) -> None:
-        """The client has said hello: its mistakes need not end the connection."""
-        ...
-
-    def take_unsent(self) -> bytes:
-        """Return what the carriage itself has to say: answers to handshakes and pings."""
-        ...
-
-    def wrap(self, frames: Frames) -> bytes:
-        """Return the bytes that carry a message; none if the carriage is not open."""
-        ...
-
-    def probe(self) -> bytes:
-        """Return what a living client answers at once; none: the system's TCP does that."""
-        ...
-
-    def farewell(self, reason: TurnedAwayError) -> bytes:
-        """Return the last words: why the connection ends, as the answer to a request or not."""
-        ...
-
-
-class StreamCarriage:
-    """Messages behind their lengths, on plain TCP or TLS."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self.has_token = False
@@ -109,7 +70,15 @@ class StreamCarriage:
         self._unsent = b""
 
     def receive(self, data: bytes) -> Iterator[list[memoryview]]:
-        """Yield the messages that `data` completes. A request that is too large is passed over."""
+        """Yield the messages that `data` completes; to be exhausted before the next call.
+
+        A request that is over the limit is failed by its id, if that can be read, and passed over.
+
+        Raises:
+            TurnedAwayError: The client may not come in, or sent what is over the limit and no
+                request.
+            DecodeError: What came is malformed.
+        """
         return self._reader.feed(data)
 
     def admit(self) -> None:
@@ -141,7 +110,10 @@ class StreamCarriage:
 
 
 class WebSocketCarriage:
-    """Binary messages of a WebSocket; of its own are handshake, fragments, pings and closing."""
+    """Binary messages of a WebSocket; of its own are handshake, fragments, pings and closing.
+
+    It has the methods and attributes of a `StreamCarriage`.
+    """
 
     def __init__(self, config: GatewayConfig) -> None:
         self.has_token = False
@@ -155,7 +127,7 @@ class WebSocketCarriage:
         self._fragments = bytearray()
 
     def receive(self, data: bytes) -> Iterator[list[memoryview]]:
-        """Yield the messages that `data` completes."""
+        """Yield the messages that `data` completes; raises as a `StreamCarriage` does."""
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Request):
@@ -257,6 +229,10 @@ class WebSocketCarriage:
         pieces = self._protocol.data_to_send()
         self.over |= b"" in pieces  # the end of what is sent
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+#: How one connection carries messages.
+Carriage: TypeAlias = StreamCarriage | WebSocketCarriage
 
 
 class _Protocol(ServerProtocol):
