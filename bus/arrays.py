@@ -175,11 +175,6 @@ class Layout(NamedTuple):
 def layout_of(dtype: np.dtype[Any], shape: object, order: object) -> Layout:
     """Return the layout that came over the wire.
 
-    Args:
-        dtype: Of the elements.
-        shape: List of sizes.
-        order: `"C"` or `"F"`.
-
     Raises:
         DecodeError: No array is like that.
     """
@@ -217,11 +212,9 @@ def from_buffer(layout: Layout, data: Buffer, *, writable: bool = False) -> Arra
     return array
 
 
-def from_parts(
-    dtype: np.dtype[Any], shape: object, order: object, data: Buffer, *, writable: bool = False
-) -> Array:
+def from_parts(dtype: np.dtype[Any], shape: object, order: object, data: Buffer) -> Array:
     """Return `from_buffer` of the layout that the first three tell; raises as both do."""
-    return from_buffer(layout_of(dtype, shape, order), data, writable=writable)
+    return from_buffer(layout_of(dtype, shape, order), data)
 
 
 def checked_shape(dtype: np.dtype[Any], shape: object, data: Buffer) -> tuple[int, ...]:

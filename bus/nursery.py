@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -153,8 +153,6 @@ class Nursery:
         entry: str,
         *,
         method: str | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        environ: Mapping[str, str] | None = None,
         timeout: float = 60.0,
     ) -> Child:
         """Start a child that calls `entry` with its end of a pipe (an `envbus.bus.pipe.Pipe`).
@@ -169,8 +167,6 @@ class Nursery:
             entry: `"module:function"`.
             method: `"fork"`: a copy of the server, with its imports; `"spawn"`: a fresh
                 interpreter. None: `DEFAULT_METHOD`.
-            cwd: Working directory instead of the driver's.
-            environ: Environment instead of the driver's.
             timeout: Seconds to wait. The first start waits for the server's imports; later ones
                 take milliseconds.
 
@@ -191,8 +187,8 @@ class Nursery:
             number=self._numbers,
             entry=entry,
             method=method,
-            cwd=os.fsencode(current_directory() if cwd is None else cwd),
-            environ=self._environ(os.environ if environ is None else environ),
+            cwd=os.fsencode(current_directory()),
+            environ=self._environ(),
             path=[os.fsencode(part) for part in module_path()],
             argv=[os.fsencode(part) for part in getattr(sys, "argv", ["-c"])],
         )
@@ -260,11 +256,6 @@ class Nursery:
         Takes some ten milliseconds if they can answer. With py-spy installed, native frames are
         shown too where the system permits it, which takes up to five seconds each.
 
-        Args:
-            children: Whom to ask.
-            timeout: Seconds to wait for all of them, without py-spy.
-            native: Whether to try py-spy.
-
         Returns:
             For each, the stacks as text, or why there are none.
         """
@@ -307,9 +298,6 @@ class Nursery:
         three more seconds, also if the fork server is stopped or stuck. After two seconds the log
         says who is waited for, and until when.
 
-        Args:
-            timeout: Seconds to wait before killing.
-
         Returns:
             Those that had to be killed.
         """
@@ -350,10 +338,10 @@ class Nursery:
         if self._owner != os.getpid():
             raise ClosedError(f"this nursery belongs to process {self._owner}; make a new one here")
 
-    def _environ(self, environ: Mapping[str, str]) -> dict[bytes, bytes]:
-        environ = {**environ, **self._variables}
+    def _environ(self) -> dict[bytes, bytes]:
+        environ = {**os.environ, **self._variables}
         if self._directory is not None:
-            environ = {**environ, FOLDER_VARIABLE: self._directory}
+            environ[FOLDER_VARIABLE] = self._directory
         return {os.fsencode(name): os.fsencode(value) for name, value in environ.items()}
 
     def _start(self, name: str, message: Start, deadline: float) -> Child:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 
-from envbus.bus.arrays import describe, from_parts, parse_dtype, to_parts
+from envbus.bus.arrays import describe, from_buffer, from_parts, layout_of, parse_dtype, to_parts
 from envbus.bus.errors import DecodeError
 from tests.bus.codec_samples import arrays, identical, patient
 
@@ -180,7 +180,7 @@ def test_an_unaligned_buffer_gives_an_aligned_array() -> None:
 
 def test_a_writable_array_is_the_callers_own() -> None:
     data = bytearray(math.prod((2, 3)) * 4)
-    array = from_parts(np.dtype("<f4"), [2, 3], "F", data, writable=True)
+    array = from_buffer(layout_of(np.dtype("<f4"), [2, 3], "F"), data, writable=True)
     array[...] = 1
     assert array.flags.f_contiguous
     assert not any(data)

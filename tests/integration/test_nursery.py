@@ -99,18 +99,6 @@ def test_forked_children_draw_different_random_numbers(nursery: Nursery) -> None
     assert len({number for numbers in drawn for number in numbers}) == 6
 
 
-def test_working_directory_and_environment_can_be_chosen(nursery: Nursery, tmp_path: Path) -> None:
-    child = nursery.start(
-        "chosen",
-        "nursery_children:tell_about_itself",
-        cwd=tmp_path,
-        environ={"ONLY": "this"},
-    )
-    facts = json.loads(child.pipe.receive_bytes(1, PATIENCE))
-    assert facts["cwd"] == str(tmp_path)
-    assert facts["environ"].keys() == {"ONLY", "ENVBUS_ACTOR"}
-
-
 @pytest.mark.parametrize("entry", ["module", "module:", ":function"])
 def test_an_entry_names_a_function_of_a_module(nursery: Nursery, entry: str) -> None:
     with pytest.raises(ConfigError, match="module:function"):
