@@ -81,13 +81,7 @@ def introduce(dealer: zmq.Socket[bytes], keys: PeerKeys) -> None:
 
 
 def handshake_trouble(event: int, value: int, keys: PeerKeys | None) -> str:
-    """Return, for people, why a peer's handshake failed.
-
-    Args:
-        event: The socket monitor's.
-        value: That of the event.
-        keys: The peer's.
-    """
+    """Return, for people, why a peer's handshake failed."""
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and keys is not None:
         return (
             "authentication failed: the broker does not allow this peer's public key "

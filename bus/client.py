@@ -386,13 +386,7 @@ class Orders:
 
 
 class _Loop:
-    """The thread of one client, which alone uses its socket and session.
-
-    Args:
-        connect: Makes the transport; called in the thread.
-        session: What is said.
-        orders: What callers hand over.
-    """
+    """The thread of one client, which alone uses its socket and session."""
 
     def __init__(
         self, connect: Callable[[], ZmqPeer], session: PeerSession, orders: Orders

@@ -24,11 +24,6 @@ _WINDOW: Final = 60.0
 class Complaints:
     """Counts, and a log that nobody can fill. One thread uses it.
 
-    Args:
-        logger: Where it is told, as a warning.
-        every: Seconds between two lines of one kind.
-        clock: Seconds of a clock that never goes back.
-
     Attributes:
         counts: By kind. Kinds are chosen by the program, never by those who are complained about.
     """
@@ -67,12 +62,7 @@ class Complaints:
 
 
 class Lines:
-    """Lines of a log that others cause, each worth reading, and too many of them not. One thread.
-
-    Args:
-        logger: Where they go.
-        clock: Seconds of a clock that never goes back.
-    """
+    """Lines of a log that others cause: each is worth reading, too many are not. One thread."""
 
     def __init__(
         self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic

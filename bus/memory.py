@@ -94,11 +94,7 @@ def memory_limit(root: str = "/") -> int | None:
 
 
 def memory_left(root: str = "/") -> int | None:
-    """Return the bytes that this process' cgroup may still take; None if there is no limit.
-
-    Args:
-        root: As in `memory_limit`.
-    """
+    """Return the bytes that this process' cgroup may still take; None if there is no limit."""
     return min((max(limit - used, 0) for limit, used in _limits(root)), default=None)
 
 

@@ -217,10 +217,6 @@ def current_directory() -> str:
 def server_for(preload: Sequence[str], *, one_thread: bool = False) -> ServerProcess:
     """Return this process' fork server with these imports, started if need be.
 
-    Args:
-        preload: Modules.
-        one_thread: See `ServerProcess`.
-
     Raises:
         ConfigError: `preload` is not a sequence of module names.
         StartError: No process could be started.

@@ -23,14 +23,6 @@ def check_number(
 ) -> None:
     """See that an argument or a setting is a number, before something far away fails of it.
 
-    Args:
-        name: Of the argument.
-        value: Given for it.
-        whole: It is a count.
-        least: It may not be less.
-        over: It has to be more.
-        optional: None may be given, too.
-
     Raises:
         ConfigError: It is something else; a bool is no number, nor is NaN.
     """
@@ -50,11 +42,6 @@ def check_number(
 
 def positive_int(name: str, value: object, *, wanted: str = "a positive integer") -> int:
     """Return a count that somebody sets, also one of NumPy's integers, as an int.
-
-    Args:
-        name: Of the argument.
-        value: Given for it.
-        wanted: What it may be.
 
     Raises:
         ConfigError: It is something else; a bool is no number.

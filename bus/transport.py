@@ -168,11 +168,6 @@ def is_local(endpoint: str) -> bool:
 def check_endpoint(endpoint: str, *, has_keys: bool, insecure: bool) -> None:
     """Refuse to bind wider than this host without keys, unless asked for by name.
 
-    Args:
-        endpoint: What is to be bound.
-        has_keys: Whether only holders of keys can join there.
-        insecure: Whether the caller accepts that anybody who reaches it may join.
-
     Raises:
         ConfigError: The syntax is wrong, or the bind is wide, without keys, and not `insecure`.
     """

@@ -343,12 +343,7 @@ def _type_name(value: object) -> str:
 
 
 def place_of(root: object, target: object) -> str | None:
-    """Return the path from `root` to `target`, found by identity, or None: `infos[3]['env']`.
-
-    Args:
-        root: A struct, `Tree`, dict, list or tuple; other objects are not looked into.
-        target: What to look for.
-    """
+    """Return the path from `root` to `target`, found by identity, or None: `infos[3]['env']`."""
     pending: list[tuple[str, object]] = [("", root)]
     seen: set[int] = set()
     while pending:

@@ -39,10 +39,6 @@ _HELLO, _WELCOME = Hello.__name__.encode(), Welcome.__name__.encode()
 class Session:
     """Lets a client in, and its messages through untouched, save the limit that Welcome tells.
 
-    Args:
-        carriage: How messages are carried.
-        config: The token that clients have to show, and limits.
-
     Attributes:
         joined: The client was let in and said hello.
         ended: Why the connection ends, once it is to end; "" if its client wants it.
