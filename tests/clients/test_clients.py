@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from envbus.bus.gateway.framing import pack_for_stream
+from envbus.bus.framing import pack_for_stream
 from envbus.bus.messages import Kind
 from envbus.runner.diagnosis.address import Address
 from envbus.runner.diagnosis.client_conformance import Server, check_client

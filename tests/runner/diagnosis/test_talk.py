@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from envbus.actors.external.protocol import JoinBridge
-from envbus.bus.codec import encode
-from envbus.bus.headers import encode_header
+from envbus.bus.codec import encode, encode_header
 from envbus.bus.messages import PROTOCOL_VERSION, Header, Heartbeat, Kind
 from envbus.bus.transport import Frames
 from envbus.runner.diagnosis.talk import NoAnswerError, Talk
