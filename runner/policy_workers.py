@@ -278,6 +278,7 @@ class PolicyWorkers(StaysHere):
                 policy.note_push(pushed.push, pushed.version)
         return pushed.version
 
+    @uninterrupted_call
     def statistics(self) -> PolicyWorkersStatistics:
         """Return counts of the workers' present lives, among them latency and sizes of batches."""
         counts, silent = self._counts()

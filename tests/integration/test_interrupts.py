@@ -694,7 +694,7 @@ def test_ctrl_c_in_a_question_to_policy_workers_keeps_no_lock_from_other_threads
         def after(_: object) -> None:
             assert thread.submit(workers.pids).result(20.0) == workers.pids()
 
-        at_every_line(ask, after, every=3)
+        at_every_line(ask, after, every=1)
 
 
 @pytest.mark.parametrize("kind", [ExternalEnvClient, Client])
