@@ -1,6 +1,7 @@
-"""Entry of a gateway's process: take the listening sockets, and serve until told to stop.
+"""A gateway's process: take the listening sockets, and serve connections until told to stop.
 
-The only asyncio in this package; each other process has one loop of its own.
+The only asyncio in this package; each other process has one loop of its own. Each connection
+performs what its `Session` says, over a DEALER by which it is a peer. Leaves out what frames mean.
 """
 
 from __future__ import annotations
@@ -10,23 +11,26 @@ import contextlib
 import functools
 import logging
 import resource
+import secrets
 import socket
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 import msgspec
 import zmq
 
+from envbus.bus.brief import cut, printable
 from envbus.bus.complaints import Complaints
 from envbus.bus.errors import ClosedError, EnvbusError, TransportError
-from envbus.bus.gateway.carriage import StreamCarriage, WebSocketCarriage
-from envbus.bus.gateway.config import BOOTSTRAP_PARCEL, PROBE, Bootstrap
-from envbus.bus.gateway.connection import PIECE, Connection, Crowd, Dealer
-from envbus.bus.gateway.session import Session
+from envbus.bus.gateway.carriage import StreamCarriage, TurnedAwayError, WebSocketCarriage
+from envbus.bus.gateway.config import BOOTSTRAP_PARCEL, PROBE, Bootstrap, GatewayConfig
+from envbus.bus.gateway.session import Budget, Session
 from envbus.bus.messages import FailureCode
 from envbus.bus.pipe import Pipe
-from envbus.bus.transport import Buffer
+from envbus.bus.transport import Buffer, Frames
 
-__all__ = ["InPieces", "main"]
+__all__ = ["PIECE", "Connection", "Crowd", "Dealer", "InPieces", "main"]
 
 logger = logging.getLogger("envbus.bus.gateway")
 
@@ -189,3 +193,376 @@ def _allow_descriptors(wanted: int) -> None:
         if hard != resource.RLIM_INFINITY:
             wanted = min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+logger = logging.getLogger("envbus.bus.gateway")
+
+#: Seconds for a client to take the last words.
+_LINGER: Final = 1.0
+#: What came is read in pieces of so many bytes, for so many seconds at one go; then others get
+#: their turn. A piece of nothing but pings takes 15 ms, and all connections have their turns before
+#: the owner is given a sign of life.
+PIECE: Final = 4096
+_TURN: Final = 0.005
+
+#: Ids of a connection's marks begin between this and twice it, less what it may use of them.
+_MARKS: Final = 2**62
+
+#: Characters of why a connection was ended in the log: strangers' own words may be in it.
+_LONGEST: Final = 300
+
+MakeDealer: TypeAlias = Callable[
+    [bytes, Callable[[list[bytes]], object], Callable[[], object]], "Dealer"
+]
+
+
+class Crowd:
+    """All connections of a gateway.
+
+    Attributes:
+        admitted: Those that have said hello and go on.
+        strangers: The others, oldest first: not through yet, or about to end.
+    """
+
+    def __init__(self) -> None:
+        self.admitted: set[Connection] = set()
+        self.strangers: dict[Connection, None] = {}
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter((*self.strangers, *self.admitted))
+
+
+class Connection(asyncio.Protocol):
+    """Passes messages between a client and a DEALER of its own, in order, untouched.
+
+    A stranger until it has said hello: before that it has no DEALER, and is not counted among those
+    who are let in.
+
+    Args:
+        session: Decides.
+        config: Limits.
+        make_dealer: From routing id, and what to call for messages and for room.
+        crowd: All connections; this one is among them from its first to its last moment.
+        cut: Ends the connection before it has a transport: TLS is under way.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        config: GatewayConfig,
+        make_dealer: MakeDealer,
+        crowd: Crowd,
+        cut: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._session = session
+        self._config = config
+        self._make_dealer = make_dealer
+        self._crowd = crowd
+        self._cut = cut
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._dealer: Dealer | None = None
+        first_mark = _MARKS + secrets.randbelow(_MARKS - 2**32)
+        self._budget = Budget(config.max_untaken_bytes, first_mark)
+        #: What came and was not read yet, and whether `_read_on` is about to be called for it.
+        self._unread = memoryview(b"")
+        self._has_turn = False
+        #: Messages for which the broker's queue had no room; nothing is read meanwhile.
+        self._waiting: deque[Frames] = deque()
+        #: When it began, when anything came, and when a message for the broker did.
+        self._since = self._heard = self._told = self._loop.time()
+        self._probed = False
+        self._abort_at: float | None = None
+        crowd.strangers[self] = None
+        if len(crowd.strangers) > config.max_strangers:
+            next(iter(crowd.strangers)).cut_off()
+
+    # --- the client ----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is there; TLS, where there is any, is done."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self not in self._crowd.strangers:  # cut off meanwhile
+            transport.abort()
+            return
+        _set_options(transport.get_extra_info("socket"), self._config.keepalive)
+
+    def data_received(self, data: bytes) -> None:
+        """Something came from the client."""
+        self._heard, self._probed = self._loop.time(), False
+        self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
+        if not self._has_turn:
+            self._read_on()
+
+    def eof_received(self) -> bool:
+        """The client sends no more: its transport closes, when what is unsent is, or soon."""
+        self._begin_to_end()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing comes or goes any more: tell the broker, who would wait for heartbeats else."""
+        del exc
+        self._leave()
+        if self._dealer is not None:
+            farewell = self._session.goodbye()
+            if farewell is not None:
+                self._dealer.send(farewell)
+            self._dealer.close()
+            self._dealer = None
+        if self._session.ended:
+            logger.info("a connection was ended: %s", printable(cut(self._session.ended, _LONGEST)))
+
+    def cut_off(self) -> None:
+        """End it at once: it is a stranger, and there are too many of those."""
+        self._leave()
+        if self._transport is None:
+            self._cut()
+            return
+        if self._session.ended is None:
+            limit = self._config.max_strangers
+            self.end(f"more than {limit} connections have not said hello; the oldest is cut off")
+        self._transport.abort()
+
+    def _read_on(self) -> None:
+        """Read what came: as much as one turn allows, and as the broker takes."""
+        self._has_turn = False
+        assert self._transport is not None
+        until = self._loop.time() + _TURN
+        while self._unread and not self._waiting:
+            if self._session.ended is not None or self._transport.is_closing():
+                self._unread = memoryview(b"")
+                break
+            if self._loop.time() > until:
+                self._has_turn = True
+                self._loop.call_soon(self._read_on)
+                break
+            piece, self._unread = bytes(self._unread[:PIECE]), self._unread[PIECE:]
+            messages = self._session.receive(piece)
+            if messages:
+                self._told = self._heard
+                if self._dealer is not None or self._admit():
+                    self._waiting += messages
+                    self._pass_on()
+            self._say(self._session.take_unsent())
+        if self._unread or self._waiting:
+            self._transport.pause_reading()
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _admit(self) -> bool:
+        """Make a client of a stranger that has said hello, if there is room."""
+        crowd, limit = self._crowd, self._config.max_connections
+        if len(crowd.admitted) >= limit:
+            self.end(f"{limit} clients are connected, which is the limit (max_connections)")
+            return False
+        identity = f"gateway.{secrets.token_hex(8)}".encode()
+        try:
+            self._dealer = self._make_dealer(identity, self._on_message, self._on_writable)
+        except zmq.ZMQError as error:
+            self.end(f"the gateway has no room for one more client: {error}")
+            return False
+        self._leave()
+        crowd.admitted.add(self)
+        return True
+
+    def forget(self) -> None:
+        """It did not come about."""
+        if self._transport is None:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._crowd.strangers.pop(self, None)
+        self._crowd.admitted.discard(self)
+
+    # --- the broker ----------------------------------------------------------------------------
+
+    def _on_message(self, frames: list[bytes]) -> None:
+        if self._budget.takes(frames):
+            self._loop.call_soon(self._on_writable)  # later: this may be within a `send`
+            return
+        words = self._session.wrap(frames)
+        self._say(words + self._session.take_unsent())
+
+    def _on_writable(self) -> None:
+        self._pass_on()
+        if not self._waiting and not self._has_turn:
+            self._read_on()
+
+    def _pass_on(self) -> None:
+        """Hand messages to the broker as long as it takes them."""
+        if self._dealer is None:
+            return
+        self._mark()
+        while self._waiting:
+            if self._budget.is_full or not self._dealer.send(self._waiting[0]):
+                return
+            self._budget.add(self._waiting.popleft())
+            self._mark()
+
+    def _mark(self) -> None:
+        """Ask the broker at times whether it has taken what came before."""
+        assert self._dealer is not None
+        now = self._loop.time()
+        # Noted before it is sent: its answer may come within `send`.
+        if self._budget.wants_mark(now) and not self._dealer.send(self._budget.mark(now)):
+            self._budget.unmark()
+
+    # --- time, and the end ---------------------------------------------------------------------
+
+    def look_after(self, now: float) -> None:
+        """Judge how long things take; called about once a second."""
+        if self._transport is None:
+            return  # TLS, which has a time-out of its own
+        if self._abort_at is not None:
+            if now >= self._abort_at:
+                self._transport.abort()
+            return
+        config, lease = self._config, self._session.lease
+        if self._waiting:
+            self._heard = self._told = now  # it is not heard, as nobody listens
+            self._on_writable()
+        if not self._session.joined and now - self._since > config.handshake_timeout:
+            self.end(f"no hello came within {config.handshake_timeout:g} s", FailureCode.TIMEOUT)
+        elif lease and now - self._told > lease:
+            self.end(
+                f"no message came for {lease:g} s, which is the lease: connect and say hello again",
+                FailureCode.NOT_JOINED,
+            )
+        elif now - self._heard > config.keepalive and not self._probed:
+            probe = self._session.probe()
+            self._probed = bool(probe)
+            self._say(probe)
+        elif self._probed and now - self._heard > 2 * config.keepalive:
+            self.end(f"no sign of life for {2 * config.keepalive:g} s", FailureCode.TIMEOUT)
+
+    def end(self, why: str, code: FailureCode = FailureCode.OVERLOADED) -> None:
+        """Say why and close the connection."""
+        self._session.end(TurnedAwayError(why, code))
+        self._say(self._session.take_unsent())
+
+    def hang_up(self) -> None:
+        """Close the connection once the last words are sent."""
+        if self._transport is None:
+            self.cut_off()
+        else:
+            self._transport.close()
+
+    def _say(self, words: bytes) -> None:
+        """Write to the client, and nothing more after its session's end.
+
+        Then the client is left to close the connection, for a while: closed here, with something
+        unread in it, the system would take the last words back (a reset).
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._abort_at is not None:
+            return
+        unsent = transport.get_write_buffer_size()
+        if unsent > self._config.max_unsent_bytes and self._session.ended is None:
+            self.end(f"{unsent} bytes wait for this client, which does not read")
+            return
+        if words:
+            transport.write(words)
+        if self._session.ended is not None:
+            self._begin_to_end()
+            if transport.can_write_eof():
+                with contextlib.suppress(OSError):  # the client is gone: about to be noticed
+                    transport.write_eof()
+            else:  # TLS
+                transport.close()
+
+    def _begin_to_end(self) -> None:
+        """Make room for another client, and leave this one a while for what it has not read."""
+        self._abort_at = self._loop.time() + _LINGER
+        if self in self._crowd.admitted:  # it is bounded still
+            self._leave()
+            self._crowd.strangers[self] = None
+
+
+def _set_options(sock: socket.socket, keepalive: float) -> None:
+    """Small messages leave at once; the system looks whether a silent client lives."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    seconds = max(round(keepalive), 1)
+    # macOS calls the first one otherwise.
+    for option in ("TCP_KEEPIDLE", "TCP_KEEPALIVE"):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+    if hasattr(socket, "TCP_KEEPINTVL"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(seconds // 4, 1))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
+
+#: Messages that wait for the broker, or for this process, per connection.
+_HIGH_WATER_MARK: Final = 256
+#: Milliseconds that the last messages of a connection get.
+_LINGER_MS: Final = 500
+#: Messages of the broker that one connection takes before others get their turn.
+_BATCH: Final = 64
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_NOBLOCK_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+class Dealer:
+    """Connects to `endpoint` under `identity` and hands on what comes.
+
+    Args:
+        context: Shared by all of a process.
+        endpoint: The broker's.
+        identity: Routing id; must be fresh.
+        on_message: Called with the frames of each message.
+        on_writable: Called when `send`, which returned False, is worth another try.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        identity: bytes,
+        on_message: Callable[[list[bytes]], object],
+        on_writable: Callable[[], object],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._on_writable = on_writable
+        self._blocked = False
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
+        self._socket.connect(endpoint)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._look)
+
+    def send(self, frames: Frames) -> bool:
+        """Queue a message for the broker; False: there is no room now. Never blocks."""
+        last = len(frames) - 1
+        sent = True
+        try:
+            for index, frame in enumerate(frames):
+                flags = _NOBLOCK if index == last else _NOBLOCK_MORE
+                self._socket.send(frame, flags, copy=len(frame) < zmq.COPY_THRESHOLD)
+        except zmq.Again:
+            self._blocked, sent = True, False
+        self._look()  # what the descriptor had to tell may have been told to `send`
+        return sent
+
+    def close(self) -> None:
+        """Close the socket, giving the last messages a bounded time. Idempotent."""
+        if not self._socket.closed:
+            self._loop.remove_reader(self._fd)
+            self._socket.close(_LINGER_MS)
+
+    def _look(self) -> None:
+        """Take what has come. The descriptor tells only once of each change."""
+        for _ in range(_BATCH):
+            if self._socket.closed:
+                return
+            events = int(self._socket.getsockopt(zmq.EVENTS))
+            if self._blocked and events & zmq.POLLOUT:
+                self._blocked = False
+                self._loop.call_soon(self._on_writable)
+            if not events & zmq.POLLIN:
+                return
+            self._on_message(self._socket.recv_multipart(_NOBLOCK))
+        self._loop.call_soon(self._look)

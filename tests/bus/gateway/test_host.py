@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from envbus.bus.gateway import GatewayConfig
-from envbus.bus.gateway.connection import PIECE
-from envbus.bus.gateway.host import InPieces
+from envbus.bus.gateway.host import PIECE, InPieces
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
 
 pytestmark = pytest.mark.timeout(60)

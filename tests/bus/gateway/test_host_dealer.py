@@ -6,7 +6,7 @@ from pathlib import Path
 
 import zmq
 
-from envbus.bus.gateway.connection import Dealer
+from envbus.bus.gateway.host import Dealer
 
 COUNT = 20_000
 

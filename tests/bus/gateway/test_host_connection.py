@@ -10,7 +10,7 @@ from envbus.bus.codec import decode_header
 from envbus.bus.framing import pack_for_stream
 from envbus.bus.gateway.carriage import StreamCarriage
 from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.gateway.connection import Connection, Crowd, Dealer
+from envbus.bus.gateway.host import Connection, Crowd, Dealer
 from envbus.bus.gateway.session import Session
 from envbus.bus.messages import Goodbye
 from envbus.bus.transport import Frames

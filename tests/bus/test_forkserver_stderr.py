@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envbus.bus.stderr_relay import StderrRelay
+from envbus.bus.forkserver import StderrRelay
 
 pytestmark = pytest.mark.timeout(60)
 
