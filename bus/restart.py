@@ -24,7 +24,7 @@ from typing import Any
 
 from envbus.bus.errors import ConfigError
 
-__all__ = ["Child", "ChildState", "Exit", "GiveUp", "Restart", "RestartPolicy", "StartAfter"]
+__all__ = ["Child", "ChildState", "Exit", "Restart", "RestartPolicy"]
 
 
 class Restart(enum.Enum):
@@ -53,21 +53,6 @@ class ChildState(enum.Enum):
     BACKING_OFF = "backing_off"
     STOPPED = "stopped"
     GIVEN_UP = "given_up"
-
-
-@dataclass(frozen=True, slots=True)
-class StartAfter:
-    """Effect: start the child after `delay` seconds."""
-
-    delay: float
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Effect: fail the child's requests and raise `RestartLimitError` to the owner."""
-
-    #: Restarts in a row, which is the limit.
-    restarts: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,8 +171,9 @@ class Child:
         self._random = random
         #: When it became ready, if it is.
         self._ready_at = math.inf
-        #: Restarts since a life has worked for `window` seconds, and for `max_backoff` seconds.
-        self._in_a_row = 0
+        #: Restarts since a life has worked for `window` seconds.
+        self.in_a_row = 0
+        #: Restarts since a life has worked for `max_backoff` seconds.
         self._in_haste = 0
 
     def __repr__(self) -> str:
@@ -200,7 +186,7 @@ class Child:
         self._ready_at = now
 
     def on_started_again(self) -> None:
-        """The delay of `StartAfter` is over and a new process runs."""
+        """The pause is over and a new process runs."""
         self._expect(ChildState.BACKING_OFF)
         self._begin_life()
 
@@ -214,8 +200,11 @@ class Child:
         """The owner wants it no more; legal in each state."""
         self.state = ChildState.STOPPED
 
-    def on_exit(self, reason: Exit, now: float, idle: float = 0.0) -> list[StartAfter | GiveUp]:
+    def on_exit(self, reason: Exit, now: float, idle: float = 0.0) -> float | None:
         """Decide what follows an exit at time `now`, in seconds of the caller's clock.
+
+        Returns:
+            Seconds until it is to be started again; None: it is not, as it is STOPPED or GIVEN_UP.
 
         Args:
             reason: Why it ended.
@@ -226,18 +215,18 @@ class Child:
         policy = self.policy
         if not _wants_restart(policy.restart, reason):
             self.state = ChildState.STOPPED
-            return []
+            return None
         self._count_work(now - self._ready_at - idle)
-        if policy.max_restarts is not None and self._in_a_row >= policy.max_restarts:
+        if policy.max_restarts is not None and self.in_a_row >= policy.max_restarts:
             self.state = ChildState.GIVEN_UP
-            return [GiveUp(self._in_a_row)]
+            return None
         delay = policy.delay(self._in_haste)
-        self._in_a_row += 1
+        self.in_a_row += 1
         self._in_haste += 1
         self.restarts += 1
         self.state = ChildState.BACKING_OFF
         stretch = 1.0 if self._random is None else 1.0 + policy.jitter * self._random()
-        return [StartAfter(delay * stretch)]
+        return delay * stretch
 
     def _begin_life(self) -> None:
         self.state = ChildState.STARTING
@@ -247,7 +236,7 @@ class Child:
     def _count_work(self, worked: float) -> None:
         """A life is over that has worked for so long; less than nothing, if it never did."""
         if worked >= self.policy.window:
-            self._in_a_row = self._in_haste = 0
+            self.in_a_row = self._in_haste = 0
         elif worked >= self.policy.max_backoff:
             self._in_haste = 0
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from envbus.bus.invariants import expect
-from envbus.bus.restart import Child, ChildState, Exit, GiveUp, RestartPolicy, StartAfter
+from envbus.bus.restart import Child, ChildState, Exit, RestartPolicy
 
 __all__ = [
     "ChildGivenUp",
@@ -136,13 +136,12 @@ class Supervision:
         child = self._living(name, incarnation)
         if child is None:
             return []
-        for effect in child.on_exit(reason, now, idle):
-            match effect:
-                case StartAfter(delay):
-                    self._starts[name] = now + delay
-                case GiveUp(restarts):
-                    how_often = child.policy.exhausted(restarts)
-                    return [ChildGivenUp(name, how_often, detail or reason.value)]
+        delay = child.on_exit(reason, now, idle)
+        if delay is not None:
+            self._starts[name] = now + delay
+        elif child.state is ChildState.GIVEN_UP:
+            how_often = child.policy.exhausted(child.in_a_row)
+            return [ChildGivenUp(name, how_often, detail or reason.value)]
         return [*self.due(now)]  # without a pause it is started at once
 
     def due(self, now: float) -> list[StartChild]:

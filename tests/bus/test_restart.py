@@ -11,10 +11,8 @@ from envbus.bus.restart import (
     Child,
     ChildState,
     Exit,
-    GiveUp,
     Restart,
     RestartPolicy,
-    StartAfter,
 )
 
 
@@ -24,29 +22,31 @@ def ready_child(policy: RestartPolicy) -> Child:
     return child
 
 
-def crash(child: Child, now: float) -> list[StartAfter | GiveUp]:
+def crash(child: Child, now: float) -> float | None:
     """The child ends at `now`; if it is started again, it is ready in the same moment."""
-    effects = child.on_exit(Exit.CRASH, now)
+    delay = child.on_exit(Exit.CRASH, now)
     if child.state is ChildState.BACKING_OFF:
         child.on_started_again()
         child.on_ready(now)
-    return effects
+    assert delay is not None or child.state is ChildState.GIVEN_UP
+    return delay
 
 
-def start_in_vain(child: Child, now: float) -> list[StartAfter | GiveUp]:
+def start_in_vain(child: Child, now: float) -> float | None:
     """The child ends at `now`; if it is started again, it is not ready before its next end."""
-    effects = child.on_exit(Exit.CRASH, now)
+    delay = child.on_exit(Exit.CRASH, now)
     if child.state is ChildState.BACKING_OFF:
         child.on_started_again()
-    return effects
+    assert delay is not None or child.state is ChildState.GIVEN_UP
+    return delay
 
 
 def test_it_backs_off_then_gives_up() -> None:
     child = ready_child(RestartPolicy(max_restarts=3, window=5.0, backoff=0.5))
-    assert crash(child, now=1.0) == [StartAfter(0.0)]
-    assert crash(child, now=2.0) == [StartAfter(0.5)]
-    assert crash(child, now=3.0) == [StartAfter(1.0)]
-    assert crash(child, now=4.0) == [GiveUp(3)]
+    assert crash(child, now=1.0) == 0.0
+    assert crash(child, now=2.0) == 0.5
+    assert crash(child, now=3.0) == 1.0
+    assert crash(child, now=4.0) is None
     assert (child.state, child.incarnation) == (ChildState.GIVEN_UP, 3)
 
 
@@ -54,16 +54,16 @@ def test_a_life_that_has_worked_for_the_window_clears_count_and_pause() -> None:
     child = ready_child(RestartPolicy(max_restarts=2, window=5.0, backoff=0.5))
     crash(child, now=1.0)
     crash(child, now=2.0)
-    assert crash(child, now=7.0) == [StartAfter(0.0)]
-    assert crash(child, now=8.0) == [StartAfter(0.5)]
-    assert crash(child, now=9.0) == [GiveUp(2)]
+    assert crash(child, now=7.0) == 0.0
+    assert crash(child, now=8.0) == 0.5
+    assert crash(child, now=9.0) is None
     assert child.restarts == 4
 
 
 def test_by_default_what_is_killed_each_quarter_of_a_minute_comes_back_at_once_for_days() -> None:
     child = ready_child(RestartPolicy())
     for kill in range(1, 4 * 60 * 24 * 3):
-        assert crash(child, now=15.0 * kill) == [StartAfter(0.0)]
+        assert crash(child, now=15.0 * kill) == 0.0
 
 
 @pytest.mark.parametrize("seconds_to_start", [0.1, 1.0, 60.0, 3600.0])
@@ -74,39 +74,39 @@ def test_by_default_what_fails_at_each_start_is_given_up_after_ten_restarts(
     now, paused = 0.0, 0.0
     for _ in range(10):
         now += seconds_to_start
-        [effect] = start_in_vain(child, now)
-        assert isinstance(effect, StartAfter)
-        now += effect.delay
-        paused += effect.delay
+        delay = start_in_vain(child, now)
+        assert delay is not None
+        now += delay
+        paused += delay
     assert paused == pytest.approx(11.1)
-    assert start_in_vain(child, now + seconds_to_start) == [GiveUp(10)]
+    assert start_in_vain(child, now + seconds_to_start) is None
 
 
 def test_one_that_works_for_the_longest_pause_comes_back_at_once_however_long_the_window() -> None:
     child = ready_child(RestartPolicy(max_restarts=100, window=1e6, max_backoff=5.0))
     for kill in range(1, 101):
-        assert crash(child, now=5.0 * kill) == [StartAfter(0.0)]
-    assert crash(child, now=505.0) == [GiveUp(100)]
+        assert crash(child, now=5.0 * kill) == 0.0
+    assert crash(child, now=505.0) is None
 
 
 @pytest.mark.parametrize("policy", [RestartPolicy.always(), RestartPolicy(max_restarts=None)])
 def test_always_never_gives_up_and_pauses_for_two_seconds_at_most(policy: RestartPolicy) -> None:
     child = Child(policy)
     pauses = [start_in_vain(child, float(life)) for life in range(5000)]
-    assert pauses[-1] == [StartAfter(2.0)]
+    assert pauses[-1] == 2.0
 
 
 def test_a_thousand_restarts_are_as_many() -> None:
     child = Child(RestartPolicy(max_restarts=1000))
-    effects = [start_in_vain(child, float(life)) for life in range(1001)]
-    assert effects[-1] == [GiveUp(1000)]
-    assert child.restarts == 1000
+    delays = [start_in_vain(child, float(life)) for life in range(1001)]
+    assert delays[-1] is None
+    assert child.restarts == child.in_a_row == 1000
 
 
 def test_the_time_in_which_it_hang_is_no_work() -> None:
     child = ready_child(RestartPolicy(max_restarts=1))
-    for effects in ([StartAfter(0.0)], [GiveUp(1)]):
-        assert child.on_exit(Exit.HANG, 65.0, idle=60.0) == effects
+    for delay in (0.0, None):
+        assert child.on_exit(Exit.HANG, 65.0, idle=60.0) == delay
         if child.state is ChildState.BACKING_OFF:
             child.on_started_again()
             child.on_ready(0.0)
@@ -116,18 +116,18 @@ def test_one_that_is_renewed_after_work_has_nothing_against_it() -> None:
     child = ready_child(RestartPolicy(max_restarts=1, window=5.0))
     crash(child, now=1.0)
     child.on_renewed(now=6.0)
-    assert start_in_vain(child, 7.0) == [StartAfter(0.0)]
+    assert start_in_vain(child, 7.0) == 0.0
 
 
 def test_a_start_that_fails_counts_like_a_crash() -> None:
     child = Child(RestartPolicy(max_restarts=1))
-    assert child.on_exit(Exit.CRASH, 0.0) == [StartAfter(0.0)]
+    assert child.on_exit(Exit.CRASH, 0.0) == 0.0
     child.on_started_again()
-    assert child.on_exit(Exit.CRASH, 1e9) == [GiveUp(1)]
+    assert child.on_exit(Exit.CRASH, 1e9) is None
 
 
 def test_zero_restarts_means_never() -> None:
-    assert ready_child(RestartPolicy(max_restarts=0)).on_exit(Exit.CRASH, 0.0) == [GiveUp(0)]
+    assert ready_child(RestartPolicy(max_restarts=0)).on_exit(Exit.CRASH, 0.0) is None
 
 
 def test_giving_up_names_count_window_and_what_to_change() -> None:
@@ -145,7 +145,7 @@ def test_the_pause_has_a_cap() -> None:
 def test_jitter_makes_the_pause_longer(random: float, delay: float) -> None:
     child = Child(RestartPolicy(backoff=1.0, jitter=0.5), random=lambda: random)
     start_in_vain(child, -1.0)
-    assert child.on_exit(Exit.CRASH, 0.0) == [StartAfter(delay)]
+    assert child.on_exit(Exit.CRASH, 0.0) == delay
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,8 @@ def test_jitter_makes_the_pause_longer(random: float, delay: float) -> None:
     ],
 )
 def test_restart_kind_meets_exit_reason(restart: Restart, reason: Exit, restarted: bool) -> None:
-    assert bool(ready_child(RestartPolicy(restart=restart)).on_exit(reason, 0.0)) is restarted
+    delay = ready_child(RestartPolicy(restart=restart)).on_exit(reason, 0.0)
+    assert (delay is not None) is restarted
 
 
 def test_an_illegal_event_changes_nothing() -> None:
@@ -244,14 +245,15 @@ def test_it_gives_up_after_as_many_short_lives_as_allowed_in_a_row_and_never_bef
         now += worked
         if starting is not None and now - ready_at >= window:
             in_a_row = 0
-        [effect] = child.on_exit(Exit.CRASH, now)
+        delay = child.on_exit(Exit.CRASH, now)
         if in_a_row == max_restarts:
-            assert effect == GiveUp(max_restarts)
+            assert (delay, child.state) == (None, ChildState.GIVEN_UP)
+            assert child.in_a_row == max_restarts
             return
         in_a_row += 1
-        assert isinstance(effect, StartAfter)
-        assert effect.delay <= child.policy.max_backoff
+        assert delay is not None
+        assert delay <= child.policy.max_backoff
         if starting is not None and now - ready_at >= child.policy.max_backoff:
-            assert effect.delay == 0.0
-        now += effect.delay
+            assert delay == 0.0
+        now += delay
         child.on_started_again()
