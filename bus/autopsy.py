@@ -7,13 +7,16 @@ Pure: no file, clock or process in this file. Where the numbers come from: `memo
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
-__all__ = ["OomWatch", "explain_kill", "is_complete", "last_words", "tidy"]
+__all__ = ["KillExplainer", "is_complete", "last_words", "tidy"]
 
 #: Seconds for which a rise of the kernel's counter explains a SIGKILL. The kernel counts before
 #: the process, which may have gigabytes to give back, is gone.
 _OOM_WINDOW: Final = 3.0
+#: Seconds between looks at that counter.
+_OOM_INTERVAL: Final = 1.0
 #: Share of its limit from which on a process' memory is worth a remark.
 _NEARLY: Final = 0.9
 #: Lines and characters that an error shows of it.
@@ -29,40 +32,55 @@ _FATAL: Final = "Fatal Python error:"
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-class OomWatch:
-    """Tells whether the kernel's counter of out-of-memory kills has risen lately."""
+class KillExplainer:
+    """Knows what the kernel has lately killed for want of memory.
 
-    def __init__(self, kills: int | None) -> None:
-        self._kills = kills
+    Times are in seconds of a clock that never goes back.
+
+    Args:
+        count_kills: Returns how many processes it has killed so far; None where that is not known.
+        limit: Returns how many bytes there may be in use; None: no limit is known.
+    """
+
+    def __init__(
+        self, count_kills: Callable[[], int | None], limit: Callable[[], int | None]
+    ) -> None:
+        self._count_kills = count_kills
+        self._limit = limit
+        self._kills = count_kills()
         self._rose_at: float | None = None
+        self._next_look = 0.0
 
-    def observe(self, kills: int | None, now: float) -> None:
-        """Take note of the counter; None where it cannot be read."""
+    def look(self, now: float) -> None:
+        """Read the kernel's counter, once per second at most; to be called again and again."""
+        if now >= self._next_look:
+            self._next_look = now + _OOM_INTERVAL
+            self._observe(now)
+
+    def explain(self, peak: int, now: float) -> str:
+        """Return what is to be said of a SIGKILL that was not ours; empty if nothing.
+
+        Args:
+            peak: Most memory that the process ever had, in bytes; 0 if unknown.
+            now: When it ended.
+        """
+        self._observe(now)
+        limit = self._limit()
+        rose = self._rose_at is not None and now - self._rose_at <= _OOM_WINDOW
+        nearly = limit is not None and peak >= _NEARLY * limit
+        if not (rose or nearly):
+            return ""
+        what = "out of memory, by the kernel's counter" if rose else "perhaps out of memory"
+        if not peak:
+            return what
+        of = "" if limit is None else f" of {_size(limit)}"
+        return f"{what}; its memory reached {_size(peak)}{of}"
+
+    def _observe(self, now: float) -> None:
+        kills = self._count_kills()
         if kills is not None and self._kills is not None and kills > self._kills:
             self._rose_at = now
         self._kills = kills
-
-    def rose_lately(self, now: float) -> bool:
-        """Return whether it rose so lately that a process which ended now may be meant."""
-        return self._rose_at is not None and now - self._rose_at <= _OOM_WINDOW
-
-
-def explain_kill(*, rose: bool, peak: int, limit: int | None) -> str:
-    """Return what is to be said of a SIGKILL that was not ours; empty if nothing.
-
-    Args:
-        rose: Whether the kernel's counter of out-of-memory kills rose at that time.
-        peak: Most memory that the process ever had, in bytes; 0 if unknown.
-        limit: Bytes that it and those beside it may have; None if unknown.
-    """
-    nearly = limit is not None and peak >= _NEARLY * limit
-    if not (rose or nearly):
-        return ""
-    what = "out of memory, by the kernel's counter" if rose else "perhaps out of memory"
-    if not peak:
-        return what
-    of = "" if limit is None else f" of {_size(limit)}"
-    return f"{what}; its memory reached {_size(peak)}{of}"
 
 
 def last_words(tail: bytes) -> str:

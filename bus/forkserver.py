@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
-from envbus.bus.autopsy import OomWatch, explain_kill
+from envbus.bus.autopsy import KillExplainer
 from envbus.bus.channel import (
     Attach,
     Attached,
@@ -52,7 +52,6 @@ from envbus.bus.threads import granted_threads
 
 __all__ = [
     "ForkServer",
-    "KillExplainer",
     "Reaped",
     "StderrRelay",
     "interpreter_command",
@@ -86,8 +85,6 @@ _LOADING_TIMEOUT: Final = 0.25
 _END_TIMEOUT: Final = 5.0
 #: Seconds for the last that they wrote to find room in the driver's stderr.
 _FLUSH_TIMEOUT: Final = 1.0
-#: Seconds between looks at the kernel's counter of out-of-memory kills.
-_OOM_INTERVAL: Final = 1.0
 
 
 def main(config: dict[str, Any]) -> NoReturn:
@@ -176,7 +173,7 @@ class ForkServer:
         self._dying: list[_Child] = []
         #: Children's streams, until all is passed on.
         self._relays: list[StderrRelay] = []
-        self._kills = KillExplainer()
+        self._kills = KillExplainer(oom_kills, memory_limit)
         self._started = 0
         self._stopping = False
         self._wakeup, self._wakeup_out = socket.socketpair()
@@ -361,15 +358,16 @@ class ForkServer:
 
     def _reap(self) -> None:
         """Take note of each process below this one that has ended."""
-        self._kills.look()
+        now = time.monotonic()
+        self._kills.look(now)
         while (ended := reap_one(self._running)) is not None:
             child = self._running.pop(ended.pid, None)
             if child is not None:
                 child.status = ended.status
-                if not child.killed:
-                    child.note = self._kills.explain(ended)
-                child.report_at = time.monotonic() + _SWEEP_TIMEOUT
-                child.loading_until = time.monotonic() + _LOADING_TIMEOUT
+                if ended.status == -signal.SIGKILL and not child.killed:
+                    child.note = self._kills.explain(ended.peak, now)
+                child.report_at = now + _SWEEP_TIMEOUT
+                child.loading_until = now + _LOADING_TIMEOUT
                 self._dying.append(child)
 
     def _pump(self) -> None:
@@ -604,41 +602,6 @@ def kill(pid: int) -> None:
     _kill_group(pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-
-
-class KillExplainer:
-    """Knows what the kernel has lately killed for want of memory.
-
-    Args:
-        count_kills: Returns how many processes it has killed so far; None where that is not known.
-        limit: Returns how many bytes there may be in use; None: no limit is known.
-    """
-
-    def __init__(
-        self,
-        count_kills: Callable[[], int | None] = oom_kills,
-        limit: Callable[[], int | None] = memory_limit,
-    ) -> None:
-        self._count_kills = count_kills
-        self._limit = limit
-        self._watch = OomWatch(count_kills())
-        self._next_look = 0.0
-
-    def look(self) -> None:
-        """Read the kernel's counter, once per second at most; to be called again and again."""
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _OOM_INTERVAL
-            self._watch.observe(self._count_kills(), now)
-
-    def explain(self, ended: Reaped) -> str:
-        """Return what is to be said of a SIGKILL that was not ours; empty if nothing."""
-        if ended.status != -signal.SIGKILL:
-            return ""
-        now = time.monotonic()
-        self._watch.observe(self._count_kills(), now)
-        rose = self._watch.rose_lately(now)
-        return explain_kill(rose=rose, peak=ended.peak, limit=self._limit())
 
 
 def _kill_group(pid: int) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from envbus.bus.autopsy import OomWatch, explain_kill, is_complete, last_words, tidy
+from envbus.bus.autopsy import KillExplainer, is_complete, last_words, tidy
 
 GIB = 2**30
 
@@ -10,25 +10,36 @@ GIB = 2**30
 # --- out of memory --------------------------------------------------------------------------
 
 
+def explainer(*counts: int | None, limit: int | None = None) -> KillExplainer:
+    return KillExplainer(iter(counts).__next__, lambda: limit)
+
+
 def test_a_rise_of_the_counter_is_remembered_for_a_while() -> None:
-    watch = OomWatch(2)
-    watch.observe(2, 10.0)
-    assert not watch.rose_lately(10.0)
-    watch.observe(3, 11.0)
-    assert watch.rose_lately(11.0)
-    watch.observe(3, 12.0)
-    assert watch.rose_lately(13.5)
-    assert not watch.rose_lately(14.5)
+    kills = explainer(2, 2, 3, 3, 3)
+    assert not kills.explain(0, 10.0)
+    assert kills.explain(0, 11.0)
+    assert kills.explain(0, 13.5)
+    assert not kills.explain(0, 14.5)
+
+
+def test_the_counter_is_read_once_per_second_and_for_each_kill() -> None:
+    kills = explainer(3, 3, 3, 4, 4, limit=4 * GIB)
+    kills.look(10.0)
+    kills.look(10.5)  # not again
+    assert kills.explain(2 * GIB, 10.6) == ""
+    for _ in range(2):  # two may be killed at once
+        assert kills.explain(2 * GIB, 10.7) == (
+            "out of memory, by the kernel's counter; its memory reached 2.0 GiB of 4.0 GiB"
+        )
 
 
 @pytest.mark.parametrize("counts", [[None, None], [None, 5], [5, None, 7], [5, 4]])
 def test_a_counter_that_cannot_be_read_or_was_reset_tells_nothing(
     counts: list[int | None],
 ) -> None:
-    watch = OomWatch(counts[0])
-    for now, count in enumerate(counts[1:]):
-        watch.observe(count, float(now))
-    assert not watch.rose_lately(float(len(counts)))
+    kills = explainer(*counts)
+    for now in range(1, len(counts)):
+        assert not kills.explain(0, float(now))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +57,7 @@ def test_a_counter_that_cannot_be_read_or_was_reset_tells_nothing(
 def test_a_kill_is_explained_by_counter_and_memory(
     rose: bool, peak: int, limit: int | None, words: str
 ) -> None:
-    found = explain_kill(rose=rose, peak=peak, limit=limit)
+    found = explainer(0, int(rose), limit=limit).explain(peak, 1.0)
     assert words in found
     assert bool(found) is bool(words)
 

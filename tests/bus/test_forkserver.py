@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 
 import pytest
-
-from envbus.bus.forkserver import KillExplainer, Reaped
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -51,17 +47,3 @@ def test_an_end_is_told_with_status_and_memory() -> None:
         [sys.executable, "-c", REAPER], capture_output=True, text=True, timeout=50, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_kill_is_explained_by_the_counter() -> None:
-    counts = iter([3, 3, 3, 4, 4])
-    kills = KillExplainer(lambda: next(counts), lambda: 4 * GIB)
-    kills.look()
-    kills.look()  # not again within a second
-    killed = Reaped(os.getpid(), -signal.SIGKILL, 2 * GIB)
-    assert kills.explain(killed._replace(status=-signal.SIGSEGV)) == ""
-    assert kills.explain(killed) == ""
-    for _ in range(2):  # two may be killed at once
-        assert kills.explain(killed) == (
-            "out of memory, by the kernel's counter; its memory reached 2.0 GiB of 4.0 GiB"
-        )
