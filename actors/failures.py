@@ -19,6 +19,10 @@ _MAX_TEXT = 64 * 1024
 _INT64 = range(-(2**63), 2**63)
 #: Files below it are what calls envs, and of no use to who looks for an env's mistake.
 _HERE = os.path.join(os.path.dirname(__file__), "")
+#: Characters of a class' name that is looked up.
+_MAX_NAME = 1000
+#: What a class has of its own whose code would run when it is called and raised.
+_CODE = {"__new__", "__init__", "__str__", "__setattr__", "__getattribute__", "__del__"}
 #: `BaseException.args` itself.
 _ARGS: Any = BaseException.__dict__["args"].__get__
 
@@ -44,7 +48,12 @@ def slot_error(slot: int, phase: str, error: BaseException) -> SlotError:
 
 
 def original_of(
-    module_name: str, type_name: str, message: str, args: tuple[object, ...] | None = None
+    module_name: str,
+    type_name: str,
+    message: str,
+    args: tuple[object, ...] | None = None,
+    *,
+    trusted: bool,
 ) -> Exception | None:
     """Return the exception that was told of, if its class and arguments give it back.
 
@@ -57,22 +66,28 @@ def original_of(
         type_name: Its qualified name.
         message: Its text.
         args: Its arguments, if they are known.
+        trusted: Whether who tells of it may have any exception's constructor called, as children
+            may; else only classes are called that have no code of their own for it, such as
+            built-in ones and `class CrashedError(Exception)` without a constructor.
     """
+    if len(module_name) + len(type_name) > _MAX_NAME:
+        return None
     if not module_name:
-        return _original_of_dotted(type_name, message)
+        return _original_of_dotted(type_name, message, trusted=trusted)
     cls = _find_class(module_name, type_name)
-    if cls is None:
+    if cls is None or not (trusted or _runs_no_code(cls)):
         return None
     original = None if args is None else _rebuilt(cls, args, message)
     # OSError's `args` leave the file's name out.
     return original or _rebuilt(cls, (message,), message)
 
 
-def _original_of_dotted(name: str, message: str) -> Exception | None:
+def _original_of_dotted(name: str, message: str, *, trusted: bool) -> Exception | None:
     """As `original_of`, where nothing says at which dot the module's name ends."""
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
-        found = original_of(".".join(parts[:count]), ".".join(parts[count:]), message)
+        module_name, type_name = ".".join(parts[:count]), ".".join(parts[count:])
+        found = original_of(module_name, type_name, message, trusted=trusted)
         if found is not None:
             return found
     return None
@@ -95,6 +110,13 @@ def _find_class(module_name: str, qualified_name: str) -> type[Exception] | None
         # Not `getattr`, by which objects run code: `ctypes.cdll.x` loads a library.
         found = vars(found).get(part) if isinstance(found, type | ModuleType) else None
     return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _runs_no_code(cls: type[Exception]) -> bool:
+    """Return whether making, showing and raising one runs nothing but the interpreter's code."""
+    return type(cls) is type and all(
+        base.__module__ == "builtins" or _CODE.isdisjoint(vars(base)) for base in cls.__mro__
+    )
 
 
 def _name(kind: type, attribute: str) -> str:

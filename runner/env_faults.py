@@ -43,6 +43,7 @@ def errors_of(actor: Actor, errors: Sequence[SlotError]) -> list[tuple[EnvError,
             env_id=actor.env_ids[error.slot],
             actor=actor.name,
             incarnation=actor.incarnation,
+            trusted=not actor.remote,
         )
         for error in errors
     ]

@@ -192,12 +192,24 @@ def env_errors(error: BaseException) -> list[EnvError]:
 
 
 def to_exception(
-    error: SlotError, *, env_id: int, actor: str, incarnation: int
+    error: SlotError, *, env_id: int, actor: str, incarnation: int, trusted: bool
 ) -> tuple[EnvError, Exception | None]:
-    """Return the error, and the env's own exception if class and arguments give it back."""
+    """Return the error, and the env's own exception if class and arguments give it back.
+
+    Args:
+        error: What the actor told.
+        env_id: Which env of the pool.
+        actor: Name of the actor.
+        incarnation: Which life of it.
+        trusted: Whether it is a child of this process; see `original_of`.
+    """
     env_error = EnvError(error, env_id=env_id, actor=actor, incarnation=incarnation)
-    args = None if error.args is None else tuple(error.args.value)
-    return env_error, original_of(error.type_module, error.type_name, error.message, args)
+    told = None if error.args is None else error.args.value
+    args = tuple(told) if isinstance(told, tuple | list) else None  # anybody's, if it is remote
+    original = original_of(
+        error.type_module, error.type_name, error.message, args, trusted=trusted
+    )
+    return env_error, original
 
 
 def _rebuild(cls: type[EnvbusError], args: tuple[object, ...]) -> EnvbusError:

@@ -374,6 +374,7 @@ def raise_build_error(actor: Actor, built: Built) -> None:
         env_id=actor.env_ids.start + error.slot,
         actor=actor.name,
         incarnation=actor.incarnation,
+        trusted=not actor.remote,
     )
     if original is not None:
         raise original from env_error

@@ -400,7 +400,7 @@ class ClientState:
             error = failure_to_error(outcome, request_id)
             if outcome.code is FailureCode.REMOTE:
                 refusal = refusal_of(outcome)
-                original = original_of("", outcome.remote_type, outcome.message)
+                original = original_of("", outcome.remote_type, outcome.message, trusted=False)
                 if refusal is not None:
                     error = refusal
                 elif original is not None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import ctypes  # noqa: F401 (looked up by its name)
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -168,12 +168,12 @@ def test_a_recursion_is_told() -> None:
 
 
 def test_an_exception_is_found_by_its_dotted_name_alone() -> None:
-    found = original_of("", "builtins.ValueError", "no")
+    found = original_of("", "builtins.ValueError", "no", trusted=True)
     assert type(found) is ValueError
     assert str(found) == "no"
-    assert original_of("", "no.such.Error", "no") is None
-    assert original_of("", "ValueError", "no") is None
-    assert original_of("", "builtins.SystemExit", "no") is None
+    assert original_of("", "no.such.Error", "no", trusted=True) is None
+    assert original_of("", "ValueError", "no", trusted=True) is None
+    assert original_of("", "builtins.SystemExit", "no", trusted=True) is None
 
 
 class Sims:
@@ -188,8 +188,70 @@ sims = Sims()
 
 
 def test_a_name_that_is_told_is_looked_up_and_runs_nothing() -> None:
-    assert type(original_of(__name__, "Sims.CrashedError", "no")) is Sims.CrashedError
-    assert original_of(__name__, "sims.CrashedError", "no") is None
-    assert original_of(__name__, "sims.anything", "no") is None
-    assert original_of("ctypes", "cdll.no_such_library", "no") is None  # else it were loaded
-    assert original_of("", "ctypes.cdll.no_such_library", "no") is None
+    assert type(original_of(__name__, "Sims.CrashedError", "no", trusted=True)) is Sims.CrashedError
+    assert original_of(__name__, "sims.CrashedError", "no", trusted=True) is None
+    assert original_of(__name__, "sims.anything", "no", trusted=True) is None
+    assert (
+        original_of("ctypes", "cdll.no_such_library", "no", trusted=True) is None
+    )  # else it were loaded
+    assert original_of("", "ctypes.cdll.no_such_library", "no", trusted=True) is None
+
+
+class OwnCodeError(Exception):
+    """Tells what of it runs."""
+
+    ran: ClassVar[list[str]] = []
+
+    def __init__(self, text: str) -> None:
+        self.ran.append("__init__")
+        super().__init__(text)
+
+
+class BelowError(OwnCodeError):
+    pass
+
+
+class NewError(ValueError):
+    def __new__(cls, *args: str) -> NewError:
+        OwnCodeError.ran.append("__new__")
+        return super().__new__(cls, *args)
+
+
+class ShownError(Exception):
+    def __str__(self) -> str:
+        OwnCodeError.ran.append("__str__")
+        return str(self.args[0])
+
+
+class Calling(type):
+    def __call__(cls, *args: object) -> Any:
+        OwnCodeError.ran.append("__call__")
+        return super().__call__(*args)
+
+
+class MadeOtherwiseError(Exception, metaclass=Calling):
+    pass
+
+
+@pytest.mark.parametrize(
+    "cls", [OwnCodeError, BelowError, NewError, ShownError, MadeOtherwiseError]
+)
+def test_who_is_not_trusted_has_no_code_of_a_class_run(cls: type[Exception]) -> None:
+    OwnCodeError.ran.clear()
+    for told in ((__name__, cls.__name__), ("", f"{__name__}.{cls.__name__}")):
+        assert original_of(*told, "no", ("no",), trusted=False) is None
+    assert OwnCodeError.ran == []
+    assert type(original_of(__name__, cls.__name__, "no", trusted=True)) is cls
+    assert OwnCodeError.ran != []
+
+
+@pytest.mark.parametrize("cls", [ValueError, KeyError, OSError, Sims.CrashedError])
+def test_who_is_not_trusted_may_name_classes_without_code_of_their_own(
+    cls: type[Exception],
+) -> None:
+    found = original_of(cls.__module__, cls.__qualname__, str(cls("no")), ("no",), trusted=False)
+    assert type(found) is cls
+
+
+def test_names_without_end_are_not_looked_up() -> None:
+    assert original_of("", "a." * 10**6, "no", trusted=False) is None

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from envbus.actors.env_actor import EnvActor
 from envbus.actors.env_source import EntryPoint, EnvSource, GymId, to_plain
-from envbus.actors.protocol import Build, Built, Exec, Step, StepResult
+from envbus.actors.protocol import Build, Built, Exec, SlotError, Step, StepResult
 from envbus.actors.remote import REMOTE_SERVICE
 from envbus.actors.spaces import to_plain as to_plain_space
 from envbus.actors.testing import InfoEnv
@@ -30,7 +30,7 @@ from envbus.bus.keys import new_keys
 from envbus.bus.messages import Hello, Tree
 from envbus.bus.serve import Worker
 from envbus.bus.zmq_sockets import ZmqPeer
-from envbus.runner import ActorLostError, ActorPool, BusVectorEnv
+from envbus.runner import ActorLostError, ActorPool, BusVectorEnv, EnvError
 from tests.integration.bus_programs import RunningBroker, free_port
 from tests.integration.nursery_children import wait_until
 
@@ -47,6 +47,14 @@ class ObjectEnv(InfoEnv):
 
     def get_self(self) -> object:
         return self
+
+
+class CalledError(Exception):
+    """Leaves a trace where it is made."""
+
+    def __init__(self, path: str) -> None:
+        Path(path).touch()
+        super().__init__(path)
 
 
 @contextlib.contextmanager
@@ -320,3 +328,52 @@ def test_a_remote_actor_whose_rows_do_not_fit_is_let_go_and_others_go_on(
         worker.stop()
         thread.join(PATIENCE)
         actor.close()
+
+
+@pytest.mark.parametrize("phase", ["build", "step"])
+def test_a_remote_actor_has_no_constructor_called_by_its_name(phase: str, tmp_path: Path) -> None:
+    canary = str(tmp_path / "canary")
+    error = SlotError(
+        slot=0,
+        phase=phase,
+        type_module=__name__,
+        type_name="CalledError",
+        message=canary,
+        traceback="",
+        args=Tree((canary,)),
+    )
+    actor = EnvActor()
+
+    def build(request: Build) -> Built:
+        built = actor.build(request)
+        return structs.replace(built, errors=[error] if phase == "build" else [])
+
+    def step(request: Step) -> StepResult:
+        return structs.replace(actor.step(request), errors=[error])
+
+    endpoint = f"ipc://{tmp_path}/bus"
+    worker = Worker(
+        ZmqPeer(endpoint, b"stranger"),
+        Hello(name="stranger", services=[REMOTE_SERVICE], heartbeat=10.0, capacity=9),
+        {**actor.handlers, Build: build, Step: step},
+    )
+
+    def work() -> None:
+        worker.join(PATIENCE)
+        worker.run()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        with pytest.raises(EnvError, match="CalledError"):
+            envs = BusVectorEnv(["CartPole-v1"], remote_actors=1, bind=endpoint)
+            try:
+                envs.reset(seed=0)
+                envs.step(np.zeros(1, np.int64))
+            finally:
+                envs.close()
+    finally:
+        worker.stop()
+        thread.join(PATIENCE)
+        actor.close()
+    assert not os.path.exists(canary)

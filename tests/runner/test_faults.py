@@ -63,7 +63,9 @@ def caught(error: BaseException, phase: str = "step") -> SlotError:
 
 
 def rebuilt(error: BaseException, phase: str = "step") -> tuple[EnvError, Exception | None]:
-    return to_exception(caught(error, phase), env_id=5, actor="actor-1", incarnation=2)
+    return to_exception(
+        caught(error, phase), env_id=5, actor="actor-1", incarnation=2, trusted=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_a_name_from_a_message_imports_no_module() -> None:
         traceback="",
         args=caught(ValueError("x")).args,
     )
-    assert to_exception(told, env_id=0, actor="a", incarnation=0)[1] is None
+    assert to_exception(told, env_id=0, actor="a", incarnation=0, trusted=True)[1] is None
 
 
 @pytest.mark.parametrize("name", ["len", "print", "object", "__import__", "no.such.thing"])
@@ -157,7 +159,7 @@ def test_only_exceptions_are_rebuilt(name: str) -> None:
         traceback="",
         args=caught(ValueError("x")).args,
     )
-    assert to_exception(told, env_id=0, actor="a", incarnation=0)[1] is None
+    assert to_exception(told, env_id=0, actor="a", incarnation=0, trusted=True)[1] is None
 
 
 def test_the_error_names_env_actor_life_and_phase_and_shows_the_remote_line() -> None:
@@ -207,7 +209,8 @@ def test_one_error_is_raised_as_its_type_because_of_the_env_error_and_told_nowhe
 
 def test_a_traceback_that_several_envs_have_in_common_is_told_once() -> None:
     several = [
-        to_exception(caught(ValueError("no")), env_id=i, actor="a", incarnation=0) for i in range(8)
+        to_exception(caught(ValueError("no")), env_id=i, actor="a", incarnation=0, trusted=True)
+        for i in range(8)
     ]
     text = "".join(traceback.format_exception(raised_by(several)))
     most = 1 if sys.version_info >= (3, 11) else 2
