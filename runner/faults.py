@@ -206,9 +206,7 @@ def to_exception(
     env_error = EnvError(error, env_id=env_id, actor=actor, incarnation=incarnation)
     told = None if error.args is None else error.args.value
     args = tuple(told) if isinstance(told, tuple | list) else None  # anybody's, if it is remote
-    original = original_of(
-        error.type_module, error.type_name, error.message, args, trusted=trusted
-    )
+    original = original_of(error.type_module, error.type_name, error.message, args, trusted=trusted)
     return env_error, original
 
 

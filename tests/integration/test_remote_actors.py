@@ -76,6 +76,12 @@ def step_for_ever(envs: BusVectorEnv) -> None:
         envs.step(np.zeros(envs.num_envs, np.int64))
 
 
+def make_and_step(endpoint: str) -> None:
+    with contextlib.closing(BusVectorEnv(["CartPole-v1"], remote_actors=1, bind=endpoint)) as envs:
+        envs.reset(seed=0)
+        envs.step(np.zeros(1, np.int64))
+
+
 def make_vec(ids: list[str], endpoint: str, **options: Any) -> BusVectorEnv:
     return BusVectorEnv(ids, num_actors=2, remote_actors=1, bind=endpoint, **options)
 
@@ -366,12 +372,7 @@ def test_a_remote_actor_has_no_constructor_called_by_its_name(phase: str, tmp_pa
     thread.start()
     try:
         with pytest.raises(EnvError, match="CalledError"):
-            envs = BusVectorEnv(["CartPole-v1"], remote_actors=1, bind=endpoint)
-            try:
-                envs.reset(seed=0)
-                envs.step(np.zeros(1, np.int64))
-            finally:
-                envs.close()
+            make_and_step(endpoint)
     finally:
         worker.stop()
         thread.join(PATIENCE)
