@@ -208,7 +208,10 @@ class SubEnvironment:
         self.env_id = env_id
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method, or read an attribute; looks through wrappers."""
+        """Call a method, or read an attribute; looks through wrappers.
+
+        After a fault the env may have been made anew and not been reset yet.
+        """
         positional, named = Tree(own(args)), Tree(own(kwargs))
         return self._ask(
             self.env_id,

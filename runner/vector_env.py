@@ -428,7 +428,8 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of each env, or read an attribute, and return the results in order.
 
-        Looks through wrappers; a dotted name reaches into attributes.
+        Looks through wrappers; a dotted name reaches into attributes. After a fault an env may have
+        been made anew and not been reset yet.
         """
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
