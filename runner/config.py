@@ -14,7 +14,7 @@ from envbus.actors.finite import CheckFinite, in_words
 from envbus.bus.errors import ConfigError
 from envbus.bus.keys import Allow, PathLike
 from envbus.bus.restart import RestartPolicy
-from envbus.bus.settings import positive_int
+from envbus.bus.settings import check_number, positive_int
 from envbus.bus.threads import ThreadsPerProcess, check_threads
 from envbus.runner.recycling import RecycleAfter
 
@@ -126,8 +126,7 @@ class FleetConfig:
                 f"RecycleAfter.rss_mb={recycle.rss_mb} must be less than memory_limit_mb={limit}, "
                 "at which actors are killed"
             )
-        if self.remote_actors < 0:
-            raise ConfigError(f"remote_actors must not be negative, is {self.remote_actors}")
+        check_number("remote_actors", self.remote_actors, whole=True, least=0)
         if self.remote_actors and not self.bind:
             raise ConfigError("remote_actors need an endpoint to join at: pass bind='tcp://...'")
         if self.is_local:

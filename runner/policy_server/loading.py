@@ -104,7 +104,12 @@ def policy_maker(text: str) -> Maker:
 
 
 def clipped(actions: Any, space: Space[Any]) -> Any:
-    """Return a batch of actions inside a Box of floats; those of other spaces as they are."""
+    """Return a batch of actions inside the Boxes of floats of a space; all else as it is."""
+    if isinstance(space, spaces.Dict) and isinstance(actions, Mapping):
+        parts = space.spaces
+        return {key: clipped(a, parts[key]) if key in parts else a for key, a in actions.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(actions, tuple):
+        return tuple(map(clipped, actions, space.spaces)) if len(actions) == len(space) else actions
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
         return np.clip(np.asarray(actions), space.low, space.high).astype(space.dtype, copy=False)
     return actions

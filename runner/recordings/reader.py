@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 from envbus.runner.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.recordings.tables import from_table, policies_of
@@ -36,6 +37,8 @@ def read_episodes(folder: str | os.PathLike[str]) -> Iterator[MultiAgentBatch]:
     Raises:
         ConfigError: There is no such folder, nothing recorded in it, or a file is damaged.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise ConfigError(f"read_episodes takes the path of a folder, not {brief(folder)}")
     root = Path(folder)
     policies = {unquote(path.name): path for path in sorted(root.glob("*/")) if path.is_dir()}
     shards = {name: _shards(path) for name, path in policies.items()}

@@ -94,6 +94,16 @@ def test_continuous_actions_are_brought_into_their_box() -> None:
     assert clipped([5], DONE) == [5]
 
 
+def test_actions_of_several_parts_are_brought_into_their_boxes() -> None:
+    box = spaces.Box(-1.0, 1.0, (1,))
+    space = spaces.Dict({"a": box, "b": spaces.Tuple([DONE, box])})
+    found = clipped({"a": [[-3.0]], "b": ([5], [[7.0]])}, space)
+    assert found["a"].tolist() == [[-1.0]]
+    assert found["b"][0] == [5]
+    assert found["b"][1].tolist() == [[1.0]]
+    assert clipped([5], space) == [5]  # whoever checks it says what is wrong
+
+
 def test_an_onnx_model_must_fit_the_spaces(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     helper, kinds = onnx.helper, onnx.TensorProto

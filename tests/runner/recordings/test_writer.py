@@ -535,3 +535,9 @@ def test_other_programs_read_the_shards(tmp_path: Path) -> None:
     (shard,) = tmp_path.glob("*/*.parquet")
     plain = pq.ParquetFile(shard).read(columns=["rewards", "t"]).to_pydict()
     assert plain == {"rewards": [1.0] * 3, "t": [0, 1, 2]}
+
+
+@pytest.mark.parametrize("folder", [None, 5])
+def test_a_folder_that_is_no_path_is_refused(folder: object) -> None:
+    with pytest.raises(ConfigError, match="takes the path of a folder, not"):
+        next(read_episodes(folder))  # type: ignore[arg-type]
