@@ -535,6 +535,8 @@ class EnvRunnerGroup(StaysHere):
             )
         if missing := sorted(rounds.connector_states.keys() - connectors.keys()):
             raise ConfigError(f"the state has nothing of the connectors {missing}")
+        if missing := sorted(weights.keys() - state["policy_versions"].keys()):
+            raise ConfigError(f"the state has no policy_versions of {missing}")
         versions = {policy_id: int(state["policy_versions"][policy_id]) for policy_id in weights}
         ids = checked_ids(state)
         rounds.check_connectors(connectors)

@@ -19,6 +19,8 @@ __all__ = ["Policies", "PolicyMap", "check_state", "check_weights", "checked_ids
 #: One, or by policy id; functions `observations -> actions` are policies, too.
 Policies: TypeAlias = "Policy | Callable[[Any], Any] | Mapping[str, Policy | Callable[[Any], Any]]"
 
+#: Parts of a state that are numbers.
+_NUMBERS: Final = ("num_samples", "next_eps_id")
 #: What a policy has besides `compute_actions`.
 _PARTS: Final = ("initial_state", "get_weights", "set_weights", "policy_version")
 #: Numbers of episodes are int64, and there have to be more.
@@ -126,11 +128,20 @@ def check_weights(weights: object, version: object) -> None:
 
 
 def check_state(state: object, *parts: str) -> None:
-    """Raise `ConfigError` unless a state has the parts that `get_state` gives it."""
+    """Raise `ConfigError` unless a state has the parts that `get_state` gives it.
+
+    Parts are mappings by name, but for the numbers of `checked_ids`.
+    """
     if not isinstance(state, Mapping) or not state.keys() >= set(parts):
         raise ConfigError(
             f"a state is what `get_state` returned, with {', '.join(parts)}; not {brief(state)}"
         )
+    for part in parts:
+        if part not in _NUMBERS and not isinstance(state[part], Mapping):
+            raise ConfigError(
+                f"the state's {part!r} are by name, as `get_state` returned them; "
+                f"not {brief(state[part])}"
+            )
 
 
 def checked_ids(state: Mapping[str, Any]) -> tuple[int, int]:

@@ -373,7 +373,7 @@ def test_a_state_is_taken_over_by_another_group(make: Make) -> None:
         )
     assert other.get_state()["metrics"] == before["metrics"]
     assert repr(other.get_state()["connectors"]) == repr(before["connectors"])
-    with pytest.raises(KeyError):
+    with pytest.raises(ConfigError, match=r"no policy_versions of \['default_policy'\]"):
         other.set_state({**state, "policy_versions": {}})
     assert other.policy_versions == {"default_policy": 5}
 

@@ -7,7 +7,7 @@ import pytest
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.policies import FunctionPolicy, Policy
-from envbus.runner.policy_map import PolicyMap
+from envbus.runner.policy_map import PolicyMap, check_state
 
 
 class Keeps(Policy):
@@ -126,3 +126,11 @@ def test_what_lacks_a_part_of_a_policy_is_refused_at_once() -> None:
 
     with pytest.raises(ConfigError, match="'a' has no initial_state, set_weights, policy_version"):
         PolicyMap({"a": Half()})  # type: ignore[dict-item]  # on purpose
+
+
+@pytest.mark.parametrize("part", ["policies", "connectors", "metrics"])
+@pytest.mark.parametrize("damaged", [None, 5, [1]])
+def test_a_damaged_part_of_a_state_is_named(part: str, damaged: object) -> None:
+    state = {"policies": {}, "connectors": {}, "metrics": {}, "num_samples": 0, part: damaged}
+    with pytest.raises(ConfigError, match=f"the state's '{part}' are by name"):
+        check_state(state, *state)
