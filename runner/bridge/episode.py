@@ -84,8 +84,9 @@ class Episode:
         self.num_parts = 0
         self.known = False
         self._unacted = False
-        #: Digests of requests for which there was no room, and that did not come again, in order.
-        self._refused: deque[int] = deque()
+        #: Ids and digests of requests for which there was no room, and that did not come again, in
+        #: order. Who sends one again may give it a new id.
+        self._refused: deque[tuple[int, int]] = deque()
         self.gap_until = -1
         self.num_bytes = 0
         self._queue: deque[Record] = deque()
@@ -224,24 +225,31 @@ class Episode:
         """Whether there was no room for a request, and none was taken since in its place."""
         return bool(self._refused)
 
-    def miss(self, digest: int) -> None:
+    def miss(self, request_id: int, digest: int) -> None:
         """There is no room for a request; it is to come again before others are taken."""
-        if digest not in self._refused and len(self._refused) <= _MOST_REFUSED:
-            self._refused.append(digest)
+        refused = self._refused
+        is_known = refused and (digest == refused[0][1] or (request_id, digest) in refused)
+        if not is_known and len(refused) <= _MOST_REFUSED:
+            refused.append((request_id, digest))
 
     def follow(self, request_id: int, digest: int) -> None:
         """A request is taken. If it is not the one that was missed, there is a gap before it.
 
         As where an observation never arrived, the next record says so, and the row before is left
-        out. Where too many were missed, they count as such a gap.
+        out. Those that were missed behind it still are: who skips them leaves one more gap. Where
+        too many were missed, they count as such a gap.
         """
         refused = self._refused
         if not refused:
             return
-        if digest == refused[0] and len(refused) <= _MOST_REFUSED:
+        if len(refused) > _MOST_REFUSED:
+            refused.clear()
+        elif digest == refused[0][1]:
             refused.popleft()
             return
-        refused.clear()
+        sent_again = next((each for each in refused if each[1] == digest), (request_id, digest))
+        while refused and refused[0][0] <= sent_again[0]:
+            refused.popleft()
         self.gap_until = request_id
         self._unacted |= self.known
 

@@ -308,7 +308,7 @@ class Episodes:
             return book.refuse(event, error)
         except _NoRoomError as error:
             if episode is not None:
-                episode.miss(event.digest)
+                episode.miss(event.request_id, event.digest)
             return book.overloaded(event, str(error))
 
     def _answer_again(self, session: Session, event: Call) -> list[Effect]:

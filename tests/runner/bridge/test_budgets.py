@@ -144,6 +144,26 @@ def test_what_is_taken_in_place_of_a_refused_step_is_behind_a_gap() -> None:
     assert rows(scene) == [(first + 3, True), (first + 4, False)]
 
 
+def test_each_refused_step_that_is_skipped_leaves_a_gap() -> None:
+    scene = Scene(max_queued=2)
+    first = fill(scene)
+    for number in range(first + 1, first + 6):
+        over_budget(pipelined(scene, number, number))
+    assert len(rows(scene)) == first - 100
+    pipelined(scene, first + 1, first + 1)  # without the first
+    pipelined(scene, first + 2, first + 2)
+    pipelined(scene, first + 6, first + 4)  # without the third, by a new id
+    pipelined(scene, first + 7, first + 7)  # without the fifth
+    pipelined(scene, first + 8, first + 8)
+    assert rows(scene) == [
+        (first + 1, True),
+        (first + 2, False),
+        (first + 4, True),
+        (first + 7, True),
+        (first + 8, False),
+    ]
+
+
 def test_refused_steps_that_come_again_in_their_order_leave_no_gap() -> None:
     scene = Scene(max_queued=2)
     first = fill(scene)
