@@ -52,8 +52,10 @@ def file_of(data: bytes | bytearray | memoryview, label: str) -> int:
     try:
         while rest:
             rest = rest[os.write(fd, rest) :]
-    except OSError as error:
+    except BaseException as error:
         os.close(fd)
+        if not isinstance(error, OSError):
+            raise
         raise TransportError(f"a parcel of {len(rest)} bytes found no memory: {error}") from error
     return fd
 

@@ -147,6 +147,7 @@ class Nursery:
 
     # --- start -------------------------------------------------------------------------------
 
+    @uninterrupted_call  # or descriptors stay, or are closed twice
     def start(
         self,
         name: str,

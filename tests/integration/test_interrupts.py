@@ -684,6 +684,29 @@ def test_a_nursery_whose_beginning_ctrl_c_broke_off_keeps_no_lock_from_the_next_
         assert at_every_line(Nursery, after) > 50
 
 
+def test_a_child_whose_start_ctrl_c_broke_off_leaves_no_descriptor() -> None:
+    with Nursery() as nursery:
+        entry = "tests.integration.nursery_children:wait_for_the_driver"
+
+        def after(_: object = None) -> None:
+            children = nursery.children
+            for child in children:
+                nursery.kill(child)
+            wait_until(lambda: not nursery.exits() and not nursery.children, "the child's end")
+            for child in children:
+                child.pipe.close()
+
+        def descriptors() -> int:
+            gc.collect()
+            return len(os.listdir("/proc/self/fd"))
+
+        nursery.start("child", entry)
+        after()
+        before = descriptors()
+        assert at_every_line(lambda: nursery.start("child", entry), after, every=3) > 50
+        assert descriptors() == before
+
+
 @lanes
 def test_ctrl_c_in_a_question_to_policy_workers_keeps_no_lock_from_other_threads() -> None:
     with PolicyWorkers(make_probe) as workers, ThreadPoolExecutor(1) as thread:
