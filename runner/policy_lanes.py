@@ -151,7 +151,8 @@ class PolicyRoster:
             for name, worker in list(self._workers.items()):
                 if worker.identity == identity:
                     del self._workers[name]
-                    self._next_look = 0.0
+                    if worker.services:  # else its door turns all away: not at once again
+                        self._next_look = 0.0
                     self._ended[name] = worker.entry.incarnation
                     reason = f"{name} (incarnation {worker.entry.incarnation}) ended"
                     self._broker.peer_gone(identity, reason)

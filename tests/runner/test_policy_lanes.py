@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from envbus.runner.policy_door import (
     door_of,
     write_board,
 )
-from envbus.runner.policy_lanes import PolicyRoster
+from envbus.runner.policy_lanes import LOOK_INTERVAL, PolicyRoster
 from envbus.runner.policy_protocol import OpenLane
 
 SERVICE = "policy/default"
@@ -63,8 +64,12 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 @pytest.fixture
-def roster(folder: Folder) -> Iterator[PolicyRoster]:
-    router = LaneRouter()
+def router() -> LaneRouter:
+    return LaneRouter()
+
+
+@pytest.fixture
+def roster(folder: Folder, router: LaneRouter) -> Iterator[PolicyRoster]:
     broker = Broker(router, BrokerCore())
     yield PolicyRoster(folder.path, "asker", 8, router, broker)
     broker.close()
@@ -97,6 +102,21 @@ def test_a_worker_that_does_not_listen_yet_is_tried_again(
     roster.look()
     assert roster.somebody_is_missing
     assert not roster.silent
+
+
+def test_a_door_that_turns_all_away_is_not_knocked_at_again_at_once(
+    folder: Folder, router: LaneRouter, roster: PolicyRoster
+) -> None:
+    folder.open("a")
+    folder.write(a="up")
+    give_up, knocks = time.monotonic() + 0.5, 0
+    while time.monotonic() < give_up:
+        roster.look()
+        knocks += len(folder.knocks("a"))
+        router.wait(0.0)
+        assert router.receive() is None
+        roster.drop_hung_up()
+    assert 1 < knocks <= 0.5 / LOOK_INTERVAL + 1
 
 
 def test_one_is_ready_once_it_has_said_hello_and_is_asked_first(
