@@ -96,7 +96,7 @@ class TorchPolicy(Policy):
         Raises:
             RuntimeError: Names or shapes differ.
         """
-        loaded = {name: self._torch.as_tensor(value) for name, value in weights.items()}
+        loaded = {name: self._torch.as_tensor(_writable(value)) for name, value in weights.items()}
         self.module.load_state_dict(loaded)
         super().set_weights(weights, version)
 
@@ -129,3 +129,10 @@ class TorchPolicy(Policy):
 
 def _to_array(tensor: Any) -> Any:
     return tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else np.asarray(tensor)
+
+
+def _writable(value: Any) -> Any:
+    """Return weights, those of an array that is read-only as a copy: PyTorch warns of such."""
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        return value.copy()
+    return value

@@ -45,6 +45,21 @@ def test_weights_are_arrays_and_make_another_module_the_same() -> None:
     assert np.array_equal(*logits)
 
 
+@pytest.mark.filterwarnings("error")
+def test_read_only_weights_as_a_group_sends_them_are_taken_without_a_warning() -> None:
+    # PyTorch warns once per process, unless it is told otherwise.
+    torch.set_warn_always(True)
+    try:
+        policy = TorchPolicy(Module())
+        weights = policy.get_weights()
+        for value in weights.values():
+            value.flags.writeable = False
+        policy.set_weights(weights)
+    finally:
+        torch.set_warn_always(False)
+    assert policy.policy_version == 1
+
+
 DISCRETE = spaces.Discrete(3, start=5)
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 ROWS = np.linspace(-1.0, 1.0, 12_000, dtype=np.float32).reshape(4000, 3)
