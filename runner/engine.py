@@ -526,9 +526,13 @@ class Engine:
 
     def _on_lost(self, news: Lost[Actor]) -> None:
         members = self._settle(news)
+        is_gone = news.failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER)
         if members is None:
+            if is_gone and news.tag is not None and type(news.tag.of) is Ticket:
+                # Whoever is told of it may ask for what follows before the exit is told.
+                self.faults.end_lives(news.actor.env_ids, news.failed.message, news.cause)
             return
-        if news.failed.code in (FailureCode.PEER_LOST, FailureCode.NO_PEER):
+        if is_gone:
             self.faults.end_lives(members, news.failed.message, news.cause)
         elif news.failed.code is not FailureCode.TIMEOUT:
             self.faults.add_error(failure_to_error(news.failed, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -41,7 +42,8 @@ PATTERNS = [
 
 def kill(pid: int) -> None:
     if is_alive(pid):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it was dead, and is waited for just now
+            os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not is_alive(pid), "its end")
 
 
