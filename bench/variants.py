@@ -83,6 +83,8 @@ BASELINE = "gym_async_shm"
 OURS = "envbus_shm"
 #: Rows that other targets refer to: one process, a worker that spins, and nearly no layers.
 SYNC, SPINNING, FLOOR = "gym_sync", "puffer_w1", "floor"
+#: With one process beside the caller's, as PufferLib with one worker.
+OURS_ONE_ACTOR = "envbus_one"
 #: Both without looking before they sleep.
 OURS_BLOCKING, BLOCKING_FLOOR = "envbus_block", "floor_block"
 
@@ -104,6 +106,17 @@ VARIANTS = {
             "envbus",
             "envbus_vector",
             {"shared_memory": True, "num_actors": "auto"},
+        ),
+        Variant(
+            "envbus_one",
+            "envbus BusVectorEnv, 1 actor",
+            Role.OURS,
+            "envbus",
+            "envbus_vector",
+            {"shared_memory": True, "num_actors": 1},
+            min_envs=2,
+            workloads=("null", "cartpole", "pixels", "dict", "infos", "short"),
+            steps_only=True,
         ),
         Variant(
             "envbus_router",
