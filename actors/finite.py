@@ -79,10 +79,7 @@ class FiniteCheck:
             squares = array.dot(array)
             if squares != squares:  # NaN
                 return False
-        for array in self._large:  # noqa: SIM110 (`any` takes as long as the look itself)
-            if _has_nan(array):
-                return False
-        return True
+        return not (self._large and any(map(_has_nan, self._large)))
 
     def wrong(
         self,

@@ -299,7 +299,8 @@ class BrokerCounts(msgspec.Struct, kw_only=True):
     blocked: int = 0
 
 
-class BrokerStatistics(BrokerCounts, frozen=True, kw_only=True):  # type: ignore[misc]  # not so in msgspec
+# mypy applies the rule of dataclasses, where a frozen one extends frozen ones only.
+class BrokerStatistics(BrokerCounts, frozen=True, kw_only=True):  # type: ignore[misc]
     """Counts of one broker. Those without `now` only grow."""
 
     #: Peers that said hello and are heard from / are silent for half a lease / are expected.

@@ -82,7 +82,8 @@ class _Counts(msgspec.Struct, kw_only=True):
     dropped_notices: int = 0
 
 
-class ClientStatistics(_Counts, frozen=True, kw_only=True):  # type: ignore[misc]  # not so in msgspec
+# mypy applies the rule of dataclasses, where a frozen one extends frozen ones only.
+class ClientStatistics(_Counts, frozen=True, kw_only=True):  # type: ignore[misc]
     """Counts of one client. Those without `now` only grow."""
 
     #: Requests whose future is not done.

@@ -392,14 +392,14 @@ class PipeInbox:
         if number != self._number:
             data = self._pipe.receive_bytes(number, self._timeout)
             try:
-                self._pickles = pickle.loads(data)  # noqa: S301 (own child's pipe only)
+                self._pickles = pickle.loads(data)  # noqa: S301 (a pipe of owner and child)
             except Exception as error:  # it is something else
                 raise DecodeError(f"parcel {number} holds no objects: {error}") from error
             self._number = number
         if not 0 <= index < len(self._pickles):
             raise DecodeError(f"parcel {number} has no object {index}")
         try:
-            return pickle.loads(self._pickles[index])  # noqa: S301 (own child's pipe only)
+            return pickle.loads(self._pickles[index])  # noqa: S301 (a pipe of owner and child)
         except Exception as error:  # any object's own code may run here
             raise DecodeError(
                 f"object {index} of parcel {number} cannot be rebuilt here: "

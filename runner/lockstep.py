@@ -317,7 +317,8 @@ class Lockstep:
         if kept is not None and kept[0] is pending and self.pending is Pending.NOTHING:
             self._kept = None
             self._told = kept[2:]
-            return kept[1]  # type: ignore[no-any-return]
+            results: R = kept[1]
+            return results
         self.check_open()
         if self.pending is not pending and self._fetchable is not pending:
             raise NoAsyncCallError(
