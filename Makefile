@@ -1,17 +1,21 @@
 # envbus: everything from a fresh clone, on a machine with Python >= 3.10 (with pip) and make.
 #
 #   make run                      the main job, on 64 CartPole envs
-#   make test                     lint, type check, tests
+#   make test                     lint, type check, the quick tests
+#   make test-all                 the other tests
+#   make docs                     the documentation, into site/
 #   make PYTHON=python3.12 run    with another interpreter
 #
 # Paths below are relative, so the clone may stand in any folder, also one with spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint typing format fuzz soak bench chaos examples clean install-run install-test \
-  install-fuzz install-bench system-packages
+.PHONY: help run test test-all lint read-tests format docs fuzz soak bench chaos examples clean \
+  install-run install-test install-docs install-fuzz install-bench system-packages
 
 # Interpreter to make .venv with; empty: the first suitable one found.
 PYTHON ?=
+# Tests that run side by side; most of their time is waiting.
+TEST_WORKERS ?= 4
 # More arguments for pytest, `make test PYTEST_ARGS="-k arena"`, and for `envbus bench`.
 PYTEST_ARGS ?=
 BENCH_ARGS ?= all --yes
@@ -26,15 +30,15 @@ SYSTEM_TOOLS := node:nodejs g++:g++ mcs:mono-mcs mono:mono-runtime chromium:chro
 
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest --no-header -n $(TEST_WORKERS) --dist loadfile
 PACKAGES := bus actors runner bench
 FOR_EXAMPLES := .[test,torch,plot]
-# Tests that are skipped without PyTorch.
-TORCH_TESTS := tests/examples tests/runner/adapters/test_torch_policy.py \
-  tests/runner/adapters/test_onnx_policy.py tests/integration/test_policy_workers.py
 FOR_BENCH := .[mujoco,atari,plot]
 
-# Settings of the surrounding shell that would send pip or Python to other places.
-unexport PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+# Settings of the surrounding shell that would send pip or Python to other places, or have each of
+# the many processes compile all sources again.
+unexport PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
+unexport PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_USER := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -96,8 +100,17 @@ run: install-run ## The main job: 64 CartPole envs, one actor killed on the way.
 	@$(BIN)/python -m envbus.bench.entry run CartPole-v1 --num-envs 64 --seconds 5 \
 	  --kill-one --compare
 
-test: lint system-packages ## Install, lint, type-check and run the tests.
-	@$(BIN)/python -m pytest --no-header $(PYTEST_ARGS)
+test: install-test ## Install, lint, type-check and run the quick tests.
+	@$(MAKE) --no-print-directory --jobs=2 lint read-tests
+	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+# Once, beside mypy, so that the processes that run the tests side by side find them compiled.
+read-tests: install-test
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true # the tests will tell
+
+test-all: install-examples system-packages ## All that `make test` leaves out; installs PyTorch and more.
+	@$(PYTEST) -m slow $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.soak.words --hand-overs 1000000
 
 # As root on a machine with apt-get only, and never an error: tests skip what is missing and say so.
 system-packages: ## Install what tests in other languages need (Node, g++, Mono, Chromium), by apt-get.
@@ -122,21 +135,18 @@ system-packages: ## Install what tests in other languages need (Node, g++, Mono,
 	  install "$$package" || echo "$$package could not be installed; its tests are skipped"; \
 	done
 
-lint: install-test typing ## Ruff (rules and format) and mypy --strict.
+lint: install-test ## Ruff (rules and format) and mypy --strict.
 	@$(BIN)/python -m ruff check --quiet .
 	@$(BIN)/python -m ruff format --check --quiet .
 	@$(BIN)/python -m mypy
 
-# The envbus namespace as folders, for tools that read no import hooks.
-typing:
-	@mkdir -p .typing/envbus
-	@for package in $(PACKAGES); do \
-	  [ -L .typing/envbus/$$package ] || ln -s ../../$$package .typing/envbus/$$package; \
-	done
-
 format: install-test ## Rewrite the sources as ruff would have them.
 	@$(BIN)/python -m ruff check --fix --quiet .
 	@$(BIN)/python -m ruff format .
+
+docs: install-docs ## The documentation, from docs/ into site/. Warnings are errors.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Open site/index.html"
 
 fuzz: install-fuzz ## Fuzz a bridge, the codec and the broker, FUZZ_SECONDS each; the last two need atheris.
 	@$(BIN)/python -m tests.fuzz.bridge --seconds $(FUZZ_SECONDS)
@@ -151,11 +161,11 @@ bench: install-bench ## Measure; see bench/README.md. BENCH_ARGS are handed on.
 chaos: install-run ## Break everything for two minutes and audit what came. CHAOS_ARGS are handed on.
 	@$(BIN)/python -m envbus.bench.entry chaos $(CHAOS_ARGS)
 
-examples: install-examples ## Do the examples learn? Short trainings, and all else with PyTorch.
-	@$(BIN)/python -m pytest --no-header $(TORCH_TESTS) $(PYTEST_ARGS)
+examples: install-examples ## Do the examples learn? Short trainings with PyTorch.
+	@$(BIN)/python -m pytest --no-header tests/examples $(PYTEST_ARGS)
 
 clean: ## Remove the environment and everything generated.
-	@rm -rf $(VENV) .typing build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 install-run:
@@ -172,6 +182,9 @@ install-examples: install-test
 # Without atheris, which is not built for every Python, the command says so.
 install-fuzz: install-test
 	@$(BIN)/python -m pip install -qq --editable '.[fuzz]' || true
+
+install-docs: install-run
+	$(call install,docs,.[docs])
 
 install-bench:
 	$(make_venv)

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from envbus.actors.protocol import SlotError
-from envbus.bus.messages import Tree
+from envbus.bus.wire.messages import Tree
 
 __all__ = ["original_of", "slot_error"]
 
@@ -21,8 +21,12 @@ _INT64 = range(-(2**63), 2**63)
 _HERE = os.path.join(os.path.dirname(__file__), "")
 #: Characters of a class' name that is looked up.
 _MAX_NAME = 1000
-#: What a class has of its own whose code would run when it is called and raised.
-_CODE = {"__new__", "__init__", "__str__", "__setattr__", "__getattribute__", "__del__"}
+#: What a class has of its own whose code would run when it is called, raised and shown. Whoever
+#: prints a traceback asks for `__notes__`, and so calls `__getattr__`, too.
+_CODE = {"__new__", "__init__", "__del__"}
+_CODE |= {"__getattr__", "__getattribute__", "__setattr__", "__class__", "__notes__"}
+_CODE |= {"__cause__", "__context__", "__suppress_context__", "__traceback__"}
+_CODE |= {"__str__", "__repr__", "__format__"}
 #: `BaseException.args` itself.
 _ARGS: Any = BaseException.__dict__["args"].__get__
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from envbus.bus.messages import Notice, Reply, Request, Tree
+from envbus.bus.wire.messages import Notice, Reply, Request, Tree
 
 __all__ = [
     "Build",
@@ -57,7 +57,8 @@ class Built(Reply, frozen=True, kw_only=True):
 
     #: Slots each source fills: 1 for an env, `num_envs` for a vector env.
     counts: list[int]
-    #: Distinct pairs (observation space, action space) among the envs, `spaces.py`'s plain form.
+    #: Distinct pairs (observation space, action space) among the envs, `arrays/spaces.py`'s plain
+    #: form.
     spaces: Tree
     #: Which pair each source has.
     space_of: list[int]
@@ -71,7 +72,7 @@ class Built(Reply, frozen=True, kw_only=True):
 class Build(Request[Built], frozen=True, kw_only=True):
     """Create the actor's envs. Asked once in an actor's life, before all else."""
 
-    #: List of `EnvSource` values in the plain form of `env_source.py`, or callables.
+    #: List of `EnvSource` values in the plain form of `env/source.py`, or callables.
     sources: Tree
     #: Value of a `gymnasium.vector.AutoresetMode`.
     autoreset_mode: str
@@ -105,9 +106,10 @@ class MapBlocks(Request[Mapped], frozen=True, kw_only=True):
     #: arrays travel in frames.
     parcel: int = 0
     #: Where in the shared memory the words are by which this actor may be asked to step
-    #: (`bus/words.py`); 0: nowhere.
+    #: (`bus/transport/words.py`); 0: nowhere.
     words: int = 0
-    #: Where in it the records are in which infos may be left (`info_columns.py`); 0: nowhere.
+    #: Where in it the records are in which infos may be left (`arrays/info_columns.py`); 0:
+    #: nowhere.
     infos: int = 0
     #: What a reward or observation is that is not finite: "fault" (of its env), "warn", "off".
     check_finite: str = "off"

@@ -1,15 +1,11 @@
-"""Envs and spaces for tests of whatever hosts envs: small, deterministic, each with one trait.
+"""Envs for tests and measurements of whatever hosts envs: deterministic, each with one trait.
 
-Public: all envs are classes at the top of this module, so that `"envbus.actors.testing:SlowEnv"`
-names one. Leaves out assertions; those belong to tests.
+Leaves out assertions; those belong to tests.
 """
 
 from __future__ import annotations
 
-import copy
 import os
-import threading
-import time
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -17,22 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from envbus.actors.spaces import Element, Space
-
-__all__ = [
-    "CountingEnv",
-    "CustomSpace",
-    "CustomSpaceEnv",
-    "ExitingEnv",
-    "FailingEnv",
-    "HangingEnv",
-    "InPlaceEnv",
-    "InfoEnv",
-    "NullEnv",
-    "SlowEnv",
-    "SpaceEnv",
-    "all_spaces",
-]
+__all__ = ["CountingEnv", "ExitingEnv", "InfoEnv", "NullEnv"]
 
 Info: TypeAlias = dict[str, Any]
 Array: TypeAlias = npt.NDArray[Any]
@@ -118,52 +99,6 @@ class CountingEnv(gymnasium.Env[Array, np.int64]):
         return np.array([self.episode, self.count, action, seed], np.float64)
 
 
-class FailingEnv(CountingEnv):
-    """A `CountingEnv` that raises.
-
-    Args:
-        where: `"init"`, `"reset"`, `"step"` or `"close"`.
-        after: How many calls of that method go well before.
-        error: What to raise; a new `RuntimeError("failing on purpose")` if None.
-        length: Steps of an episode.
-    """
-
-    def __init__(
-        self,
-        where: str = "step",
-        after: int = 0,
-        error: BaseException | None = None,
-        length: int = 3,
-    ) -> None:
-        super().__init__(length)
-        self.where = where
-        self.after = after
-        self.error = error
-        self._fail("init")
-
-    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Array, Info]:
-        """Raise, or do as `CountingEnv`."""
-        self._fail("reset")
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action: np.int64) -> tuple[Array, float, bool, bool, Info]:
-        """Raise, or do as `CountingEnv`."""
-        self._fail("step")
-        return super().step(action)
-
-    def close(self) -> None:
-        """Raise, or do as `CountingEnv`."""
-        self._fail("close")
-        super().close()
-
-    def _fail(self, where: str) -> None:
-        if where != self.where:
-            return
-        self.after -= 1
-        if self.after < 0:
-            raise RuntimeError("failing on purpose") if self.error is None else self.error
-
-
 class ExitingEnv(CountingEnv):
     """A `CountingEnv` that ends its process in a step.
 
@@ -190,76 +125,6 @@ class ExitingEnv(CountingEnv):
                 os.kill(os.getpid(), self.signal)
             os._exit(self.code)
         return super().step(action)
-
-
-class SlowEnv(CountingEnv):
-    """A `CountingEnv` that takes its time.
-
-    Args:
-        step_seconds: Sleep in each step.
-        reset_seconds: Sleep in each reset.
-        init_seconds: Sleep in the constructor.
-        length: Steps of an episode.
-    """
-
-    def __init__(
-        self,
-        step_seconds: float = 0.0,
-        reset_seconds: float = 0.0,
-        init_seconds: float = 0.0,
-        length: int = 3,
-    ) -> None:
-        super().__init__(length)
-        self.step_seconds = step_seconds
-        self.reset_seconds = reset_seconds
-        time.sleep(init_seconds)
-
-    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Array, Info]:
-        """Sleep, then do as `CountingEnv`."""
-        time.sleep(self.reset_seconds)
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action: np.int64) -> tuple[Array, float, bool, bool, Info]:
-        """Sleep, then do as `CountingEnv`."""
-        time.sleep(self.step_seconds)
-        return super().step(action)
-
-
-class HangingEnv(CountingEnv):
-    """A `CountingEnv` that never returns.
-
-    Args:
-        where: `"init"`, `"reset"`, `"step"` or `"close"`.
-        after: How many calls of that method return before.
-        length: Steps of an episode.
-    """
-
-    def __init__(self, where: str = "step", after: int = 0, length: int = 3) -> None:
-        super().__init__(length)
-        self.where = where
-        self.after = after
-        self._hang("init")
-
-    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Array, Info]:
-        """Hang, or do as `CountingEnv`."""
-        self._hang("reset")
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action: np.int64) -> tuple[Array, float, bool, bool, Info]:
-        """Hang, or do as `CountingEnv`."""
-        self._hang("step")
-        return super().step(action)
-
-    def close(self) -> None:
-        """Hang, or do as `CountingEnv`."""
-        self._hang("close")
-        super().close()
-
-    def _hang(self, where: str) -> None:
-        if where == self.where:
-            self.after -= 1
-            if self.after < 0:
-                threading.Event().wait()
 
 
 class InfoEnv(CountingEnv):
@@ -293,176 +158,3 @@ class InfoEnv(CountingEnv):
         if self.item is not None:
             info["item"] = self.item
         return observation, reward, terminated, truncated, info
-
-
-class InPlaceEnv(CountingEnv):
-    """A `CountingEnv` that returns the same array and the same info each time, changed in place.
-
-    Gymnasium forbids it, and many envs do it.
-    """
-
-    def __init__(self, length: int = 3) -> None:
-        super().__init__(length)
-        self._observation = np.zeros(4, np.float64)
-        self._info: Info = {"counts": np.zeros(2, np.int64), "path": []}
-
-    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Array, Info]:
-        """Do as `CountingEnv`, in the old array."""
-        self._observation[...] = super().reset(seed=seed, options=options)[0]
-        return self._observation, self._note()
-
-    def step(self, action: np.int64) -> tuple[Array, float, bool, bool, Info]:
-        """Do as `CountingEnv`, in the old array."""
-        observation, reward, terminated, truncated, _ = super().step(action)
-        self._observation[...] = observation
-        return self._observation, reward, terminated, truncated, self._note()
-
-    def _note(self) -> Info:
-        self._info["counts"][...] = (self.episode, self.count)
-        self._info["path"][:] = [self.episode, self.count]
-        return self._info
-
-
-class SpaceEnv(gymnasium.Env[Element, Element]):
-    """Samples its observations from any space, reproducibly by its seed, and keeps its actions.
-
-    Args:
-        observation_space: What it samples from.
-        action_space: What it announces; actions are not checked.
-        length: Steps of an episode; then it is truncated.
-
-    Attributes:
-        actions: All actions that `step` got, the very objects.
-    """
-
-    def __init__(self, observation_space: Space, action_space: Space, length: int = 4) -> None:
-        # Its own copy: sampling changes a space, and the caller's may serve other envs.
-        self.observation_space = copy.deepcopy(observation_space)
-        self.action_space = action_space
-        self.length = length
-        self.count = 0
-        self.actions: list[Any] = []
-
-    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Element, Info]:
-        """Seed the observation space, if there is a seed, and sample."""
-        super().reset(seed=seed, options=options)
-        if seed is not None:
-            self.observation_space.seed(seed)
-        self.count = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Element) -> tuple[Element, float, bool, bool, Info]:
-        """Keep the action and sample."""
-        self.actions.append(action)
-        self.count += 1
-        sample = self.observation_space.sample()
-        return sample, float(self.count), False, self.count >= self.length, {}
-
-
-class CustomSpace(gymnasium.Space[str]):
-    """A space that Gymnasium knows nothing about: the words `"reset"` and `"step <n>"`."""
-
-    def sample(self, mask: object = None, probability: object = None) -> str:  # noqa: ARG002
-        """Return a word."""
-        return f"step {self.np_random.integers(100)}"
-
-    def contains(self, x: object) -> bool:
-        """Return whether `x` is such a word."""
-        return isinstance(x, str) and (x == "reset" or x.startswith("step "))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CustomSpace)
-
-    def __hash__(self) -> int:
-        return hash(CustomSpace)
-
-
-class CustomSpaceEnv(gymnasium.Env[str, str]):
-    """An env with `CustomSpace`s; its observation tells its last action."""
-
-    def __init__(self) -> None:
-        self.observation_space = CustomSpace()
-        self.action_space = CustomSpace()
-
-    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[str, Info]:
-        """Return `"reset"`."""
-        super().reset(seed=seed, options=options)
-        return "reset", {}
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Return the action behind `"step "`."""
-        return f"step {action}", 0.0, False, False, {}
-
-
-def all_spaces() -> dict[str, Space]:
-    """Return new spaces of every kind that Gymnasium has, by name, with no generator seeded."""
-    infinity = np.inf
-    fixed: dict[str, Space] = {
-        "discrete": spaces.Discrete(3),
-        "discrete_start": spaces.Discrete(4, start=-2),
-        "discrete_int32": spaces.Discrete(5, dtype=np.int32),
-        "discrete_uint8": spaces.Discrete(5, start=250, dtype=np.uint8),
-        "box_scalar_bounds": spaces.Box(0.0, 1.0),
-        "box_float16": spaces.Box(-1.0, 1.0, (3,), np.float16),
-        "box_float32": spaces.Box(-1.0, 1.0, (2, 3), np.float32),
-        "box_float64": spaces.Box(np.array([-1.0, 0.0]), np.array([0.0, 2.0]), dtype=np.float64),
-        "box_unbounded": spaces.Box(-infinity, infinity, (3,), np.float32),
-        "box_half_bounded": spaces.Box(
-            np.array([-infinity, 0.0]), np.array([0.0, infinity]), dtype=np.float64
-        ),
-        "box_unbounded_int": spaces.Box(-infinity, infinity, (2,), np.int32),
-        "box_uint8": spaces.Box(0, 255, (4, 5, 3), np.uint8),
-        "box_int32": spaces.Box(-7, 7, (2,), np.int32),
-        "box_int64": spaces.Box(-(2**40), 2**40, (2,), np.int64),
-        "box_bool": spaces.Box(0, 1, (3,), np.bool_),
-        "box_no_axes": spaces.Box(-1.0, 1.0, (), np.float32),
-        "box_empty": spaces.Box(-1.0, 1.0, (0, 2), np.float32),
-        "multi_discrete": spaces.MultiDiscrete([2, 3, 4]),
-        "multi_discrete_2d": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
-        "multi_discrete_int8": spaces.MultiDiscrete([2, 3], dtype=np.int8),
-        "multi_discrete_uint16": spaces.MultiDiscrete([2, 300], dtype=np.uint16),
-        "multi_discrete_start": spaces.MultiDiscrete([2, 3], start=[-1, 5]),
-        "multi_binary": spaces.MultiBinary(5),
-        "multi_binary_2d": spaces.MultiBinary((2, 3)),
-        "tuple": spaces.Tuple((spaces.Discrete(3), spaces.Box(0.0, 1.0, (2,)))),
-        "tuple_single": spaces.Tuple((spaces.MultiBinary(2),)),
-        "tuple_nested": spaces.Tuple(
-            (
-                spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3, dtype=np.int8))),
-                spaces.Dict(a=spaces.Box(0, 9, (2,), np.int16)),
-            )
-        ),
-        "dict": spaces.Dict(position=spaces.Box(-1.0, 1.0, (3,)), gear=spaces.Discrete(5)),
-        "dict_single": spaces.Dict(only=spaces.Discrete(2)),
-        "dict_order": spaces.Dict(
-            [("z", spaces.Discrete(2)), ("a", spaces.Box(0.0, 1.0, (1,), np.float64))]
-        ),
-        "dict_nested": spaces.Dict(
-            outer=spaces.Dict(inner=spaces.Box(0, 255, (2, 2), np.uint8), n=spaces.Discrete(2)),
-            pair=spaces.Tuple((spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(2))),
-        ),
-    }
-    node, edge = spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4)
-    ragged: dict[str, Space] = {
-        "text": spaces.Text(6),
-        "text_bounds": spaces.Text(8, min_length=3, charset="abcä"),
-        "sequence": spaces.Sequence(spaces.Discrete(4)),
-        "sequence_of_boxes": spaces.Sequence(spaces.Box(0.0, 1.0, (2,))),
-        "sequence_stacked": spaces.Sequence(spaces.Box(0.0, 1.0, (2,)), stack=True),
-        "sequence_of_dicts": spaces.Sequence(
-            spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0.0, 1.0, (1,))), stack=True
-        ),
-        "sequence_of_text": spaces.Sequence(spaces.Text(3)),
-        "graph": spaces.Graph(node, edge),
-        "graph_box_edges": spaces.Graph(spaces.Discrete(3), spaces.Box(0.0, 1.0, (2,))),
-        "graph_no_edges": spaces.Graph(node, None),
-        "one_of": spaces.OneOf((spaces.Discrete(3), spaces.Box(0.0, 1.0, (2,)))),
-        "one_of_nested": spaces.OneOf((spaces.Text(4), spaces.Dict(a=spaces.Discrete(2)))),
-        "dict_with_text": spaces.Dict(say=spaces.Text(4), go=spaces.Discrete(3)),
-        "tuple_with_text": spaces.Tuple((spaces.Text(4), spaces.Discrete(3))),
-        "tuple_of_ragged": spaces.Tuple((spaces.Text(4), spaces.Sequence(spaces.Discrete(2)))),
-        "dict_with_graph": spaces.Dict(
-            map=spaces.Graph(node, edge), inner=spaces.Dict(words=spaces.Sequence(spaces.Text(3)))
-        ),
-    }
-    return {**fixed, **ragged}

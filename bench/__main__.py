@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -9,33 +10,33 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from envbus.bench.cases import (
-    ALL_CASES,
+from envbus.bench.harness.environments import HOME, LIBRARIES, Environments, Library
+from envbus.bench.harness.record import (
     FULL,
     QUICK,
-    QUICK_CASES,
     REQUESTS,
     REQUESTS_QUICK,
-    Case,
+    Record,
     Schedule,
-    parse_case,
+    load,
+    save,
 )
-from envbus.bench.environments import HOME, LIBRARIES, Environments, Library
-from envbus.bench.record import Record, load, save
-from envbus.bench.recovery import FULL_KILLS, QUICK_KILLS, VARIANTS_KILLED, measure_recovery
-from envbus.bench.report import render_details, render_summary
-from envbus.bench.sample_variants import (
+from envbus.bench.report.tables import render_details, render_summary
+from envbus.bench.report.targets import check, render_verdicts
+from envbus.bench.requests.cases import WAYS
+from envbus.bench.requests.comparison import measure_requests
+from envbus.bench.steps.cases import ALL_CASES, QUICK_CASES, Case, parse_case
+from envbus.bench.steps.recovery import FULL_KILLS, QUICK_KILLS, VARIANTS_KILLED, measure_recovery
+from envbus.bench.steps.sample_variants import (
     SAMPLE_CASES,
     SAMPLE_QUICK,
     SAMPLE_SCHEDULE,
     SAMPLE_VARIANTS,
 )
-from envbus.bench.sampling import measure_sampling
-from envbus.bench.scaling import FULL_ACTORS, QUICK_ACTORS, measure_actors
-from envbus.bench.startup import FULL_STARTS, QUICK_STARTS, measure_startup
-from envbus.bench.targets import check, render_verdicts
-from envbus.bench.variants import OURS, VARIANTS, Variant, variants_named
-from envbus.bench.vector import measure_vector
+from envbus.bench.steps.scaling import FULL_ACTORS, QUICK_ACTORS, measure_actors
+from envbus.bench.steps.startup import FULL_STARTS, QUICK_STARTS, measure_startup
+from envbus.bench.steps.variants import OURS, VARIANTS, Variant, variants_named
+from envbus.bench.steps.vector import measure_cases
 from envbus.runner.extras import how_to_install
 
 __all__ = ["app", "main"]
@@ -99,16 +100,7 @@ def vector(
         chosen = [_parsed(case) for case in cases]
     taking_part = _variants(variants, startup=False)
     environments = _environments(taking_part, here=here, yes=yes)
-    path = out / "vector.json"
-    measure_vector(
-        chosen,
-        taking_part,
-        _schedule(quick),
-        environments,
-        _say,
-        keep=lambda record: save(record, path),
-    )
-    _said(path)
+    _compare("vector", chosen, taking_part, _schedule(quick), environments, out)
 
 
 @app.command()
@@ -128,16 +120,9 @@ def sample(
     _each(variants or [], SAMPLE_VARIANTS.__getitem__, "variant", SAMPLE_VARIANTS)
     taking_part = [SAMPLE_VARIANTS[name] for name in variants or SAMPLE_VARIANTS]
     environments = _environments(taking_part, here=here, yes=yes)
-    path = out / "sample.json"
-    measure_sampling(
-        chosen,
-        taking_part,
-        SAMPLE_QUICK if quick else SAMPLE_SCHEDULE,
-        environments,
-        _say,
-        keep=lambda record: save(record, path),
-    )
-    _said(path)
+    schedule = SAMPLE_QUICK if quick else SAMPLE_SCHEDULE
+    # One thread is faster for all of them with such a network.
+    _compare("sample", chosen, taking_part, schedule, environments.on_one_thread(), out)
 
 
 @app.command()
@@ -189,19 +174,13 @@ def recovery(
 @app.command()
 def bus(quick: Quick = False, out: Out = RESULTS) -> None:
     """The bus alone, beside bare pyzmq and multiprocessing's Pipe."""
-    from envbus.bench.bus_round_trip import measure_bus  # the rest works without the bus
-
-    _save(measure_bus(_schedule(quick), say=_say), out)
+    _requests("bus", Environments(shared_python=sys.executable), quick, out)
 
 
 @app.command()
 def policy(quick: Quick = False, out: Out = RESULTS) -> None:
     """A policy worker's round trip, beside the bus and the policy alone."""
-    from envbus.bench.policy_round_trip import measure_policy  # the rest works without the runner
-
-    path = out / "policy.json"
-    measure_policy(_requests(quick), say=_say, keep=lambda record: save(record, path))
-    _said(path)
+    _requests("policy", Environments(shared_python=sys.executable), quick, out)
 
 
 @app.command()
@@ -212,24 +191,14 @@ def bridge(
     out: Out = RESULTS,
 ) -> None:
     """Simulators that ask for actions, beside bare pyzmq, HTTP and gRPC."""
-    # The rest works without the bridge.
-    from envbus.bench.bridge import WAYS, measure_bridge
-
-    environments = _with(dict.fromkeys(way.library for way in WAYS.values()), here=here, yes=yes)
-    path = out / "bridge.json"
-    measure_bridge(
-        _requests(quick),
-        environments,
-        _say,
-        keep=lambda record: save(record, path),
-    )
-    _said(path)
+    libraries = dict.fromkeys(way.library for way in WAYS["bridge"])
+    _requests("bridge", _with(libraries, here=here, yes=yes), quick, out)
 
 
 @app.command()
 def profile(quick: Quick = False, out: Out = RESULTS) -> None:
     """Where the microseconds of one vector step go."""
-    from envbus.bench.step_profile import measure_profile  # the rest works without the runner
+    from envbus.bench.steps.step_profile import measure_profile  # the rest works without the runner
 
     _save(measure_profile(_schedule(quick), say=_say), out)
 
@@ -267,7 +236,7 @@ def report(
     written[1].write_text(render_details(records), "utf-8")
     drawn = [kind for kind in ("vector", "sample") if kind in records]
     try:
-        from envbus.bench.plot import plot_sampling, plot_vector  # needs an extra
+        from envbus.bench.report.plot import plot_sampling, plot_vector  # needs an extra
 
         for kind in drawn:
             plot = plot_vector if kind == "vector" else plot_sampling
@@ -300,8 +269,26 @@ def _schedule(quick: bool) -> Schedule:
     return QUICK if quick else FULL
 
 
-def _requests(quick: bool) -> Schedule:
-    return REQUESTS_QUICK if quick else REQUESTS
+def _compare(
+    kind: str,
+    cases: Sequence[Case],
+    variants: Sequence[Variant],
+    schedule: Schedule,
+    environments: Environments,
+    out: Path,
+) -> None:
+    path = out / f"{kind}.json"
+    keep = functools.partial(save, path=path)
+    measure_cases(kind, cases, variants, schedule, environments, _say, keep)
+    _said(path)
+
+
+def _requests(kind: str, environments: Environments, quick: bool, out: Path) -> None:
+    schedule = REQUESTS_QUICK if quick else REQUESTS
+    path = out / f"{kind}.json"
+    keep = functools.partial(save, path=path)
+    measure_requests(kind, schedule, environments, _say, keep)
+    _said(path)
 
 
 def _variants(names: list[str] | None, *, startup: bool) -> list[Variant]:

@@ -24,7 +24,7 @@ def main() -> int:
         # At once, and not by an exception: modules may catch one that comes while they load.
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     _open_missing_streams()
-    from envbus.runner.cli import main as run
+    from envbus.runner.cli.main import main as run
 
     signal.signal(signal.SIGINT, usual)
     return run()

@@ -10,8 +10,10 @@ from typing import Final
 
 from envbus.bus.brief import cut, printable
 
-__all__ = ["Complaints", "Lines"]
+__all__ = ["PROGRESS_AFTER", "Complaints", "Lines"]
 
+#: Seconds of silence until what takes its time says so.
+PROGRESS_AFTER: Final = 2.0
 #: Seconds between two log lines of one kind; what lies between is counted.
 _EVERY: Final = 5.0
 #: Characters of a line: texts may hold what others have sent.

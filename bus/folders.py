@@ -1,9 +1,9 @@
 """Names of folders for sockets, which do not outlive the processes that they are for.
 
-A nursery makes its folder, and removes it at its end, or its fork server does after a killed
-driver. A driver that is itself a child of a nursery is killed together with its own fork server, so
-it makes its folders inside that nursery's. The path of a socket has 107 bytes at most, so that a
-long TMPDIR is left alone.
+A process group makes its folder, and removes it at its end, or its fork server does after a killed
+driver. A driver that is itself a child of a process group is killed together with its own fork
+server, so it makes its folders inside that process group's. The path of a socket has 107 bytes at
+most, so that a long TMPDIR is left alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 __all__ = ["FOLDER_VARIABLE", "make_folder", "name_folder"]
 
-#: Environment variable of a nursery's children: its folder.
+#: Environment variable of a process group's children: its folder.
 FOLDER_VARIABLE: Final = "ENVBUS_FOLDER"
 
 #: Bytes of the longest folder in which there is room for a folder of ours and a socket's name.
@@ -28,7 +28,7 @@ _SHORT_PLACES: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 (names the
 
 
 def name_folder() -> Path:
-    """Return a name that nobody has or can guess, for the `directory` of a nursery."""
+    """Return a name that nobody has or can guess, for the `directory` of a process group."""
     above: str | None = os.environ.get(FOLDER_VARIABLE, "")
     if above is None or not os.path.isdir(above):
         temporary = tempfile.gettempdir()

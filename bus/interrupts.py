@@ -23,6 +23,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 __all__ = [
     "hand_out",
     "interruptible",
+    "join_ending",
     "uninterrupted",
     "uninterrupted_call",
     "without_interrupts",
@@ -41,6 +42,9 @@ _KEPT: Final = tuple(
 
 #: Seconds after a signal that was kept after which the next one is not: something has got stuck.
 _PATIENCE: Final = 1.0
+
+#: Seconds for a thread that was told to end; it may have a socket to close, with bounded linger.
+_END_TIMEOUT: Final = 5.0
 
 #: Who is interrupted; asked at each step, where `threading` takes four calls for it.
 _main_thread = threading.main_thread().ident
@@ -257,14 +261,12 @@ def hand_out(
         if made:
             keep(made[0])
         was_raised(exc)
-        if exc.__traceback__ is None:  # `was_raised` has dropped the frames below
-            raise exc
-        raise
+        raise exc  # by name: `was_raised` may have dropped the frames below
 
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C within the context, which must be short.
+    """Ignore Ctrl-C within the context, or the function that it decorates; it must be short.
 
     For what is run by the interpreter itself, at its end or on garbage collection: it prints an
     exception from there with its traceback and goes on, with half of the work undone.
@@ -278,3 +280,13 @@ def without_interrupts() -> Iterator[None]:
     finally:
         if before is not None:  # None: not Python's to put back
             signal.signal(signal.SIGINT, before)
+
+
+def join_ending(thread: threading.Thread, timeout: float = _END_TIMEOUT) -> None:
+    """Wait until a thread that was told to end has done so, for some seconds.
+
+    Not in itself, where a garbage collection may end what it works for: by its number, as
+    `current_thread` is another one in a thread's last lines.
+    """
+    if thread.is_alive() and thread.ident != threading.get_ident():
+        thread.join(timeout)

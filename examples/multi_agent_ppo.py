@@ -19,7 +19,8 @@ import torch
 from curves import Curve
 from ppo import Agent, add_ppo_options, make_policy, update
 
-from envbus.runner import ActorPool, ClipActions, EnvRunner, Normalize, RunnerConfig
+from envbus.runner import ActorPool, EnvRunner, RunnerConfig
+from envbus.runner.policies import ClipActions, Normalize
 
 SPREAD = "mpe2.simple_spread_v3:parallel_env"
 

@@ -28,19 +28,10 @@ from gymnasium.spaces import Discrete
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from envbus.runner import (
-    ActorPool,
-    ClipActions,
-    EnvRunner,
-    Normalize,
-    PolicyWorkers,
-    RestartPolicy,
-    RunnerConfig,
-    SampleBatch,
-    add_gae,
-    bootstrap_rows,
-)
+from envbus.runner import ActorPool, EnvRunner, PolicyWorkers, RestartPolicy, RunnerConfig
 from envbus.runner.adapters.torch_policy import TorchPolicy
+from envbus.runner.data import SampleBatch, add_gae, bootstrap_rows
+from envbus.runner.policies import ClipActions, Normalize
 
 BOX = {"num_envs": 16, "num_steps": 128, "minibatch": 128, "entropy": 0.0}
 #: What differs from the options' defaults.
@@ -172,8 +163,7 @@ def main() -> None:
 
     pool = ActorPool(
         [args.env] * args.num_envs,
-        restart_failed_sub_environments=True,
-        restart_policy=RestartPolicy(max_restarts=100, backoff=0.0),
+        restart=RestartPolicy(max_restarts=100, backoff=0.0),
     )
     normalize = Normalize(pool.single_observation_space)
     agent = Agent(normalize.space, pool.single_action_space)

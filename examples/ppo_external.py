@@ -31,14 +31,9 @@ from ppo import Agent, add_ppo_options, make_policy, update
 from torch import nn
 
 from envbus.bus.gateway import GatewayConfig
-from envbus.runner import (
-    ClipActions,
-    EnvRunner,
-    EpisodeResult,
-    ExternalEnvBridge,
-    Normalize,
-    RunnerConfig,
-)
+from envbus.runner import EnvRunner, ExternalEnvBridge, RunnerConfig
+from envbus.runner.data import EpisodeResult
+from envbus.runner.policies import ClipActions, Normalize
 
 
 class Parties:

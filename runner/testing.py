@@ -1,6 +1,7 @@
 """What a vector env must do, as a test suite: inherit `VectorEnvContract`, say how to make one.
 
-Public; for pytest. Leaves out what only envbus promises: restarts, statistics, `exec_func`.
+Public; needs the extra `testing` (pytest). Leaves out what only envbus promises: restarts,
+statistics, `exec_func`.
 
     class TestMyVectorEnv(VectorEnvContract):
         def make(self, env_fns, **settings):
@@ -28,11 +29,14 @@ from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import gymnasium
 import numpy as np
-import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envbus.actors.testing import CountingEnv, ExitingEnv, InfoEnv
+from envbus.runner.extras import needed_for
+
+with needed_for("envbus.runner.testing", "testing"):
+    import pytest
 
 __all__ = ["VectorEnvContract", "assert_same", "assert_same_trajectory"]
 
@@ -72,8 +76,8 @@ def assert_same(actual: object, expected: object, place: str = "value") -> None:
     elif isinstance(expected, list | tuple):
         assert isinstance(actual, list | tuple)
         assert len(actual) == len(expected), f"{place}: {len(actual)}, not {len(expected)} items"
-        for index, item in enumerate(expected):
-            assert_same(actual[index], item, f"{place}[{index}]")
+        for number, item in enumerate(expected):
+            assert_same(actual[number], item, f"{place}[{number}]")
     elif isinstance(expected, float):
         assert repr(actual) == repr(expected), place  # nan is itself, -0.0 is not 0.0
     else:
@@ -165,7 +169,7 @@ class VectorEnvContract(ABC):
             for envs in made:
                 envs.close()
 
-    # --- four failures of Gymnasium's AsyncVectorEnv (A-06, P-05, F-08, F-04) -----------------
+    # --- four failures of Gymnasium's AsyncVectorEnv ------------------------------------------
 
     @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
     def test_the_first_step_after_a_reset_acts_also_if_an_episode_had_ended(
@@ -217,7 +221,7 @@ class VectorEnvContract(ABC):
         assert "env" in str(caught.value)
         envs.close()
 
-    # --- construction and spaces (V-01, V-07, V-10) -------------------------------------------
+    # --- construction and spaces --------------------------------------------------------------
 
     def test_its_spaces_are_those_of_a_sync_vector_env(self, new: New) -> None:
         envs, sync = new([CountingEnv] * 3), SyncVectorEnv([CountingEnv] * 3)
@@ -254,7 +258,7 @@ class VectorEnvContract(ABC):
         assert "CartPole-v1" in repr(envs)
         assert "num_envs=2" in repr(envs)
 
-    # --- trajectories (V-02, V-09, V-11) ------------------------------------------------------
+    # --- trajectories -------------------------------------------------------------------------
 
     @_EACH_MODE
     @pytest.mark.parametrize("env", [CountingEnv, InfoEnv])
@@ -297,7 +301,7 @@ class VectorEnvContract(ABC):
         assert np.shares_memory(first, second)
         assert first[:, 2].tolist() == [1, 2]
 
-    # --- actions (V-12, V-13) -----------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------------
 
     def test_actions_may_be_a_batch_or_a_list_and_lie_outside_the_space(self, new: New) -> None:
         envs = new([partial(CountingEnv, _ENDLESS)] * 2)
@@ -321,7 +325,7 @@ class VectorEnvContract(ABC):
         if self.strict:  # SyncVectorEnv has stepped the first envs by then
             assert envs.step([1, 2])[0][:, 1].tolist() == [1, 1]
 
-    # --- seeds and options (D-01...D-04, P-08) ------------------------------------------------
+    # --- seeds and options --------------------------------------------------------------------
 
     def test_env_i_gets_seed_plus_i_and_keeps_its_generator(self, new: New) -> None:
         envs = new([CountingEnv] * 3)
@@ -362,7 +366,7 @@ class VectorEnvContract(ABC):
         else:
             assert envs.get_attr("found")[0] == 3
 
-    # --- autoreset (A-01...A-05, A-07) --------------------------------------------------------
+    # --- autoreset ----------------------------------------------------------------------------
 
     def test_next_step_ignores_the_action_of_the_step_that_resets(self, new: New) -> None:
         envs = new([partial(CountingEnv, 1), partial(CountingEnv, 3)])
@@ -440,7 +444,7 @@ class VectorEnvContract(ABC):
         assert set(options) == {"reset_mask", "level"}
         assert envs.get_attr("options")[0] == [{"level": 1}]
 
-    # --- infos (I-01, I-04, I-07) -------------------------------------------------------------
+    # --- infos --------------------------------------------------------------------------------
 
     def test_infos_that_cannot_be_merged_wedge_nothing(self, new: New) -> None:
         envs = new([_ShapeEnv, partial(_ShapeEnv, 3)])
@@ -456,7 +460,7 @@ class VectorEnvContract(ABC):
             infos = envs.step([0, 0])[4]
             assert [len(text) for text in infos["text"]] == [5_000_000] * 2
 
-    # --- call and attributes (C-01...C-04, C-08) ----------------------------------------------
+    # --- call and attributes ------------------------------------------------------------------
 
     def test_call_returns_results_in_order_and_looks_through_wrappers(self, new: New) -> None:
         envs = new([partial(_wrapped, number) for number in range(4)])
@@ -500,7 +504,7 @@ class VectorEnvContract(ABC):
         frames = envs.render()
         assert_same(frames, (np.ones((1, 1, 3), np.uint8),) * 2)
 
-    # --- errors, order of calls, end (F-07, P-01...P-04, P-07) --------------------------------
+    # --- errors, order of calls, end ----------------------------------------------------------
 
     def test_an_exception_keeps_its_type(self, new: New) -> None:
         envs = new([CountingEnv, partial(_RaisingEnv, KeyError("a key"))])

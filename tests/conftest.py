@@ -3,21 +3,56 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
+from tests.alone import pytest_runtest_protocol
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 
 if TYPE_CHECKING:
-    from envbus.runner.pool import ActorPool
+    from envbus.runner.pool.pool import ActorPool
 
-__all__ = ["pools", "pytest_make_collect_report", "pytest_runtest_makereport"]
+__all__ = [
+    "pools",
+    "pytest_collection_modifyitems",
+    "pytest_make_collect_report",
+    "pytest_runtest_makereport",
+    "pytest_runtest_protocol",
+    "short_tmp_path",
+]
+
+# A machine that is busy with other things draws examples slowly.
+hypothesis.settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.data_too_large,
+    ],
+)
+hypothesis.settings.load_profile("patient")
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: Ctrl-C, which
 # tests send to programs that they start, would do nothing.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test marked `slow_but_first`, mark all but the first one `slow`."""
+    quick: set[str] = set()
+    for item in items:
+        if item.get_closest_marker("slow_but_first") is None or item.get_closest_marker("slow"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        if test in quick:
+            item.add_marker(pytest.mark.slow)
+        quick.add(test)
 
 
 @pytest.fixture
@@ -27,3 +62,10 @@ def pools() -> Iterator[list[ActorPool]]:
     yield made
     for pool in made:
         pool.close(terminate=True)
+
+
+@pytest.fixture
+def short_tmp_path() -> Iterator[Path]:
+    """As `tmp_path`, by a name that leaves room for a socket's, wherever pytest has its own."""
+    with tempfile.TemporaryDirectory(prefix="t") as folder:
+        yield Path(folder)

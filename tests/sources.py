@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,8 +28,13 @@ def parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), filename=str(file.relative_to(ROOT)))
 
 
-def imported_modules(tree: ast.AST) -> Iterator[str]:
-    """Yield every module that is imported anywhere in the file, functions included."""
+@functools.cache
+def imported_modules(file: Path) -> frozenset[str]:
+    """Return every module that is imported anywhere in the file, functions included."""
+    return frozenset(_imported_modules(parse(file)))
+
+
+def _imported_modules(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
-import itertools
+import graphlib
 import re
 import subprocess
 import sys
@@ -22,36 +22,28 @@ LAYERS = {
     "runner": {"bus", "actors", "runner"},
     "bench": {"bus", "actors", "runner", "bench"},
 }
-#: `envbus bench` and `envbus chaos` hand over to it, the one import against the direction.
-EXCEPTIONS = {("envbus.runner.cli", "bench")}
+#: `envbus bench` hands over to it, the one import against the direction.
+EXCEPTIONS = {("envbus.runner.cli.main", "bench")}
 
 #: Parts of the broker's core that are tested through `broker_core.py`.
 COMPOSED = {
-    "bus/broker_vocabulary.py",
-    "bus/control.py",
-    "bus/dispatch.py",
+    "bus/broker/events.py",
+    "bus/broker/control.py",
+    "bus/broker/requests.py",
 }
 CORE = COMPOSED | {
-    "bus/broker_core.py",
-    "bus/peers.py",
-    "bus/pending.py",
-    "bus/restart.py",
-    "bus/supervision.py",
+    "bus/broker/core.py",
+    "bus/broker/peers.py",
+    "bus/broker/deadlines.py",
+    "bus/process/restart.py",
+    "bus/process/supervision.py",
 }
 
 
 def pure_files() -> list[str]:
-    """Return what ARCHITECTURE.md says decides: `folder/file.py`, then `others.py` beside it."""
-    lines = (ROOT / "ARCHITECTURE.md").read_text("utf-8").splitlines()
-    first = lines.index("| decides (pure) | acts (shell) |") + 2
-    found = []
-    for line in itertools.takewhile(lambda line: line.startswith("|"), lines[first:]):
-        folder = ""
-        for name in re.findall(r"`([^`]+)`", line.split("|")[1]):
-            path, slash, file = name.rpartition("/")
-            folder = path if slash else folder
-            found.append(f"{folder}/{file}")
-    return found
+    """Return the files of `pure_modules.txt`: they decide, and others act."""
+    lines = Path(__file__).with_name("pure_modules.txt").read_text("utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]
 
 
 PURE = pure_files()
@@ -70,9 +62,9 @@ VOCABULARY = {
     "bus/brief.py",
     "bus/settings.py",
     "bus/errors.py",
-    "bus/invariants.py",
-    "bus/messages.py",
-    "bus/transport.py",
+    "bus/wire/messages.py",
+    "bus/wire/frames.py",
+    "bus/transport/interface.py",
 }
 NOT_IN_UNIT_TESTS = {"multiprocessing", "time", "zmq"}
 
@@ -80,41 +72,69 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 A_MINUTE = 60.0
 #: Where the ways to wait are, and examples of what is not allowed.
 MAY_SLEEP = {
-    "tests/integration/nursery_children.py",
+    "tests/integration/group_children.py",
     "tests/test_architecture.py",
     "tests/waiting.py",
 }
 #: Programs in strings, which cannot import `tests.waiting`, and how often they sleep.
 SLEEPING_PROGRAMS = {
-    "tests/bus/test_forkserver.py": 1,
-    "tests/integration/test_no_process_left.py": 1,
+    "tests/bus/process/test_forkserver.py": 1,
+    "tests/integration/processes/test_no_process_left.py": 1,
 }
 #: What tests replace, and why nothing can be handed in. Limits (names in capitals) are left out,
 #: and what `monkeypatch` has methods for: environment, working directory, `sys.path`, items.
 PATCHED = {
-    ("tests/actors/test_testing.py", "gymnasium.logger.min_level"): "Gymnasium's own setting",
-    ("tests/bus/gateway/test_gateway.py", "Nursery.start"): "Ctrl-C comes at that place",
+    ("tests/bus/gateway/test_gateway.py", "ProcessGroup.start"): "Ctrl-C comes at that place",
     ("tests/bus/gateway/test_gateway.py", "Pipe.send_bytes"): "parcels are noted on their way",
-    ("tests/bus/test_arena.py", "envbus.bus.arena.memory_left"): "a container with little memory",
-    ("tests/bus/test_arena.py", "os.memfd_create"): "an older system",
-    ("tests/bus/test_folders.py", "tempfile.tempdir"): "what `tempfile` remembers of TMPDIR",
-    ("tests/bus/test_server_process.py", "sys.path"): "the interpreter's state is the subject",
-    ("tests/bus/test_tree.py", "msgpack_numpy.pickle.loads"): "it must not be called",
-    ("tests/bus/test_tree.py", "pickle.dumps"): "it must not be called",
-    ("tests/fuzz/test_corpus.py", "importlib.util.find_spec"): "atheris is not installed",
-    ("tests/integration/test_interrupts.py", "HostedThread.start"): "Ctrl-C comes at that place",
-    ("tests/integration/test_interrupts.py", "PolicyLanes.close"): "Ctrl-C comes at that place",
-    ("tests/integration/test_interrupts.py", "sys.unraisablehook"): "what is swallowed is noted",
     (
-        "tests/integration/test_near_peer.py",
-        "lane_listener.StreamEnd.is_of_this_user",
+        "tests/bus/memory/test_arena.py",
+        "envbus.bus.memory.arena.memory_left",
+    ): "a container with little memory",
+    ("tests/bus/memory/test_arena.py", "os.memfd_create"): "an older system",
+    ("tests/bus/test_folders.py", "tempfile.tempdir"): "what `tempfile` remembers of TMPDIR",
+    (
+        "tests/bus/process/test_server_process.py",
+        "sys.path",
+    ): "the interpreter's state is the subject",
+    (
+        "tests/bus/wire/test_dynamic_values.py",
+        "msgpack_numpy.pickle.loads",
+    ): "it must not be called",
+    ("tests/bus/wire/test_dynamic_values.py", "pickle.dumps"): "it must not be called",
+    ("tests/fuzz/test_corpus.py", "importlib.util.find_spec"): "atheris is not installed",
+    (
+        "tests/integration/processes/test_interrupts.py",
+        "HostedThread.start",
+    ): "Ctrl-C comes at that place",
+    (
+        "tests/integration/processes/test_interrupts.py",
+        "PolicyConnections.close",
+    ): "Ctrl-C comes at that place",
+    (
+        "tests/integration/processes/test_interrupts.py",
+        "sys.unraisablehook",
+    ): "what is swallowed is noted",
+    (
+        "tests/integration/bus/test_local_first.py",
+        "local_listener.StreamEnd.is_of_this_user",
     ): "another user",
-    ("tests/integration/test_nursery.py", "sys.argv"): "the interpreter's state is the subject",
-    ("tests/integration/test_policy_runners.py", "PolicyLanes.ask"): "calls are noted on their way",
-    ("tests/integration/test_vector_env_deaths.py", "tempfile.tempdir"): "as in `test_folders.py`",
-    ("tests/runner/group/test_sample_memory_joint.py", "Arena.create"): "a machine without memory",
+    (
+        "tests/integration/processes/test_process_group_processes.py",
+        "sys.argv",
+    ): "the interpreter's state is the subject",
+    (
+        "tests/integration/sampling/test_policy_runners.py",
+        "PolicyConnections.ask",
+    ): "calls are noted on their way",
+    (
+        "tests/integration/envs/test_vector_env_deaths.py",
+        "tempfile.tempdir",
+    ): "as in `test_folders.py`",
     ("tests/runner/group/test_sample_memory.py", "Arena.create"): "a machine without memory",
-    ("tests/runner/test_vector_env.py", "gymnasium.vector.AsyncVectorEnv"): "users do the same",
+    (
+        "tests/runner/vector/test_vector_env.py",
+        "gymnasium.vector.AsyncVectorEnv",
+    ): "users do the same",
 }
 
 SOURCES = [file for package in LAYERS for file in source_files(package)]
@@ -128,81 +148,99 @@ def roots(modules: Iterable[str]) -> set[str]:
     return {module.partition(".")[0] for module in modules}
 
 
-def own_files(tree: ast.AST) -> set[str]:
-    """Return the project's files that are imported, as `bus/errors.py`."""
+def own_files(file: Path) -> set[str]:
+    """Return the project's files that the file imports, as `bus/errors.py`."""
     files = set()
-    for module in imported_modules(tree):
+    for module in imported_modules(file):
         parts = module.split(".")
         if parts[0] == "envbus" and len(parts) > 2:
-            file = ROOT.joinpath(*parts[1:]).with_suffix(".py")
-            if file.is_file():
-                files.add(relative(file))
+            imported = ROOT.joinpath(*parts[1:]).with_suffix(".py")
+            if imported.is_file():
+                files.add(relative(imported))
     return files
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=relative)
-def test_imports_go_from_runner_to_actors_to_bus_only(file: Path) -> None:
-    package = file.relative_to(ROOT).parts[0]
-    reached = {
-        module.split(".")[1]
-        for module in imported_modules(parse(file))
-        if module.startswith("envbus.")
+def test_imports_go_from_runner_to_actors_to_bus_only() -> None:
+    against = {
+        (module_name(file), reached)
+        for file in SOURCES
+        for reached in {
+            module.split(".")[1]
+            for module in imported_modules(file)
+            if module.startswith("envbus.")
+        }
+        - LAYERS[file.relative_to(ROOT).parts[0]]
     }
-    reached -= {other for module, other in EXCEPTIONS if module == module_name(file)}
-    assert reached <= LAYERS[package]
+    assert against == EXCEPTIONS
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=relative)
-def test_an_adapter_is_imported_by_nobody_else(file: Path) -> None:
-    # The benchmark's own adapters use them as users do.
-    if relative(file).startswith(("runner/adapters/", "bench/adapters/")):
-        return
-    modules = imported_modules(parse(file))
-    assert not [module for module in modules if module.startswith("envbus.runner.adapters")]
+def test_imports_between_folders_go_one_way() -> None:
+    folders: dict[str, set[str]] = collections.defaultdict(set)
+    for file in SOURCES:
+        if file.name != "__init__.py":
+            reached = {other.rpartition("/")[0] for other in own_files(file)}
+            folders[relative(file.parent)] |= reached - {relative(file.parent)}
+    folders["runner/cli"] -= {other for _, other in EXCEPTIONS}
+    order = list(graphlib.TopologicalSorter(folders).static_order())  # its error names a cycle
+    assert order.index("bus/wire") < order.index("actors/env") < order.index("runner/vector")
 
 
-def test_the_pure_files_are_those_of_the_architectures_table() -> None:
+def test_a_folder_holds_few_files_and_says_what_it_is() -> None:
+    for folder, files in collections.Counter(file.parent for file in SOURCES).items():
+        assert files <= 16, relative(folder)
+        assert ast.get_docstring(parse(folder / "__init__.py")), relative(folder)
+
+
+def test_an_adapter_is_imported_by_nobody_else() -> None:
+    for file in SOURCES:
+        # The benchmark's own adapters use them as users do.
+        if not relative(file).startswith(("runner/adapters/", "bench/adapters/")):
+            modules = imported_modules(file)
+            adapters = [m for m in modules if m.startswith("envbus.runner.adapters")]
+            assert not adapters, relative(file)
+
+
+def test_the_pure_modules_that_are_listed_exist() -> None:
     assert len(PURE) == len(set(PURE)) > 50
     assert set(PURE) >= CORE
     assert [file for file in PURE if not (ROOT / file).is_file()] == []
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=relative)
-def test_a_pure_file_reaches_no_socket_clock_thread_or_process(file: Path) -> None:
-    tree = parse(file)
-    calls_itself_pure = re.search(r"\bPure\b", ast.get_docstring(tree) or "")
-    if calls_itself_pure or relative(file) in PURE:
-        assert not roots(imported_modules(tree)) & NOT_IN_CORE
+def test_a_pure_file_reaches_no_socket_clock_thread_or_process() -> None:
+    for file in SOURCES:
+        calls_itself_pure = re.search(r"\bPure\b", ast.get_docstring(parse(file)) or "")
+        if calls_itself_pure or relative(file) in PURE:
+            assert not roots(imported_modules(file)) & NOT_IN_CORE, relative(file)
 
 
-@pytest.mark.parametrize("file", sorted(CORE))
-def test_a_core_file_imports_core_and_vocabulary_only(file: str) -> None:
-    assert own_files(parse(ROOT / file)) <= CORE | VOCABULARY
+def test_a_core_file_imports_core_and_vocabulary_only() -> None:
+    for file in CORE:
+        assert own_files(ROOT / file) <= CORE | VOCABULARY, file
 
 
-@pytest.mark.parametrize("file", PURE)
-def test_the_unit_tests_of_a_pure_file_wait_for_nothing(file: str) -> None:
-    source = Path(file)
-    tests = sorted((ROOT / "tests" / source.parent).glob(f"test_{source.stem}*.py"))
-    assert tests or file in COMPOSED, f"{file} has no tests"
-    for test in tests:
-        assert not roots(imported_modules(parse(test))) & NOT_IN_UNIT_TESTS, test.name
+def test_the_unit_tests_of_a_pure_file_wait_for_nothing() -> None:
+    for file in PURE:
+        source = Path(file)
+        tests = sorted((ROOT / "tests" / source.parent).glob(f"test_{source.stem}*.py"))
+        assert tests or file in COMPOSED, f"{file} has no tests"
+        for test in tests:
+            assert not roots(imported_modules(test)) & NOT_IN_UNIT_TESTS, test.name
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=relative)
-def test_every_module_says_what_it_is_for_and_what_it_offers(file: Path) -> None:
-    tree = parse(file)
-    assert ast.get_docstring(tree), "no docstring"
-    if file.name == "__main__.py" or (file.name == "__init__.py" and not own_files(tree)):
-        return
-    offered = [
-        target.id
-        for node in tree.body
-        if isinstance(node, (ast.Assign, ast.AnnAssign))
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name)
-    ]
-    assert "__all__" in offered, "no __all__"
+def test_every_module_says_what_it_is_for_and_what_it_offers() -> None:
+    for file in SOURCES:
+        tree = parse(file)
+        assert ast.get_docstring(tree), f"{relative(file)}: no docstring"
+        if file.name == "__main__.py" or (file.name == "__init__.py" and not own_files(file)):
+            continue
+        offered = [
+            target.id
+            for node in tree.body
+            if isinstance(node, (ast.Assign, ast.AnnAssign))
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        ]
+        assert "__all__" in offered, f"{relative(file)}: no __all__"
 
 
 def test_router_sockets_are_made_in_one_place() -> None:
@@ -210,12 +248,14 @@ def test_router_sockets_are_made_in_one_place() -> None:
     makers = {
         relative(file)
         for file in SOURCES
+        if "ROUTER" in file.read_text("utf-8")
         for node in ast.walk(parse(file))
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "zmq.ROUTER"
     }
-    assert makers == {"bus/zmq_sockets.py"}
+    assert makers == {"bus/transport/zmq_sockets.py"}
 
 
+@pytest.mark.slow
 def test_nobody_sleeps_but_by_name() -> None:
     slept = [
         f"{relative(file)}:{line}"
@@ -264,6 +304,7 @@ def test_every_way_to_sleep_is_found(source: str, found: bool) -> None:
     assert bool(list(sleeps(ast.parse(source)))) == found
 
 
+@pytest.mark.slow
 def test_nothing_is_patched_but_settings_limits_and_what_is_listed() -> None:
     patched = {
         (relative(file), target)
@@ -273,7 +314,7 @@ def test_nothing_is_patched_but_settings_limits_and_what_is_listed() -> None:
     }
     assert sorted(patched) == sorted(PATCHED)
     for file in TESTS:
-        assert not {m for m in imported_modules(parse(file)) if "mock" in m}, relative(file)
+        assert not {m for m in imported_modules(file) if "mock" in m}, relative(file)
 
 
 def patches(tree: ast.AST) -> Iterator[str]:
@@ -293,7 +334,7 @@ def patches(tree: ast.AST) -> Iterator[str]:
 @pytest.mark.slow
 def test_importing_the_runner_loads_no_library_of_an_extra() -> None:
     script = (
-        "import sys, envbus.runner, envbus.runner.cli\n"
+        "import sys, envbus.runner, envbus.runner.cli.main\n"
         "heavy = {'torch', 'ray', 'stable_baselines3', 'matplotlib', 'mujoco', 'ale_py',"
         " 'minigrid', 'pettingzoo', 'pygame'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
@@ -320,3 +361,11 @@ def test_the_folders_cannot_be_imported_under_their_bare_names(package: str) -> 
     )
     assert done.returncode == 1
     assert f"ImportError: import envbus.{package}, not {package}" in done.stderr
+
+
+def test_the_name_of_a_class_stands_once_in_the_project() -> None:
+    found: dict[str, list[str]] = collections.defaultdict(list)
+    for file in SOURCES:
+        for name in re.findall(r"^class (\w+)", file.read_text("utf-8"), re.MULTILINE):
+            found[name].append(relative(file))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}

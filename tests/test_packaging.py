@@ -22,18 +22,27 @@ PACKAGES = ("bus", "actors", "runner", "bench")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """The wheel of a copy of the sources, since building leaves files beside them."""
     copy = tmp_path_factory.mktemp("sources")
-    for package in PACKAGES:
+    for folder in (*PACKAGES, "src"):
         shutil.copytree(
-            ROOT / package, copy / package, ignore=shutil.ignore_patterns(".*", "__pycache__")
+            ROOT / folder,
+            copy / folder,
+            symlinks=True,
+            ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info"),
         )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     target = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", ".", "--quiet", "--no-deps"]
+    # By way of the sdist, as an index gets both.
+    sdist = (
+        "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", sdist, str(target)], cwd=copy, timeout=60, check=True)
+    (archive,) = target.glob("envbus-*.tar.gz")
+    command = [sys.executable, "-m", "pip", "wheel", str(archive), "--quiet", "--no-deps"]
     subprocess.run(
         [*command, "--no-build-isolation", "--wheel-dir", str(target)],
-        cwd=copy,
-        timeout=100,
+        cwd=target,
+        timeout=280,
         check=True,
     )
     (file,) = target.glob("envbus-*.whl")
@@ -54,7 +63,7 @@ def test_the_wheel_puts_nothing_else_into_site_packages(wheel: zipfile.ZipFile) 
     top = {name.partition("/")[0] for name in wheel.namelist()}
     (info,) = top - {"envbus"}
     assert info.endswith(".dist-info")
-    assert "envbus/__init__.py" not in wheel.namelist()
+    assert {"envbus/__init__.py", "envbus/py.typed"} <= set(wheel.namelist())
     assert not [
         name
         for name in wheel.namelist()
@@ -77,6 +86,7 @@ def test_the_wheel_names_its_licence_its_command_and_no_heavy_dependency(
     assert required == {
         *("cloudpickle", "gymnasium", "msgpack", "msgpack-numpy", "msgspec"),
         *("numpy", "psutil", "pyzmq", "rich", "threadpoolctl", "typer"),
+        "typing-extensions",
         "websockets",
     }
 
@@ -92,7 +102,7 @@ def has_marker(folder: Path) -> bool:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_installs_this_folder_with_extras_that_there_are() -> None:
-    targets = ["run", "test", "fuzz", "bench", "chaos", "examples"]
+    targets = ["run", "test", "docs", "fuzz", "bench", "chaos", "examples"]
     done = subprocess.run(
         ["make", "--dry-run", *targets],
         cwd=ROOT,
@@ -108,3 +118,44 @@ def test_make_installs_this_folder_with_extras_that_there_are() -> None:
         matched = re.fullmatch(r"\.(?:\[([\w,]+)\])?", what)
         assert matched, what
         assert set((matched[1] or "test").split(",")) <= set(extras)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_type_checkers_see_the_package_in_a_project_of_its_user(tmp_path: Path) -> None:
+    program = tmp_path / "training.py"
+    program.write_text(
+        "import envbus\n"
+        "from envbus.runner.data import SampleBatch\n"
+        "envs: envbus.BusVectorEnv = envbus.make_vec('CartPole-v1', 4)\n"
+        "batch: SampleBatch = envs\n"
+        "print(envbus.__version__.upper())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary", str(program)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert [line.partition(": error: ")[2] for line in done.stdout.splitlines()] == [
+        'Incompatible types in assignment (expression has type "BusVectorEnv", variable has type '
+        '"SampleBatch")  [assignment]'
+    ]
+
+
+def test_the_front_door_offers_what_it_names_and_imports_it_when_it_is_used() -> None:
+    program = (
+        "import sys, envbus\n"
+        "assert not {'numpy', 'zmq', 'envbus.runner'} & set(sys.modules)\n"
+        "offered = {name for name in dir(envbus) if not name.startswith('__')}\n"
+        "assert offered | {'__version__'} == set(envbus.__all__)\n"
+        "print(*(getattr(envbus, name) for name in envbus.__all__), sep='\\n')\n"
+        "assert not hasattr(envbus, 'nothing')\n"
+        "assert envbus.runner.Timeouts and envbus.actors\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert len(done.stdout.splitlines()) == 10
+    assert f"\n{metadata('envbus')['Version']}\n" in done.stdout

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -30,14 +32,14 @@ FILES = {
 }
 
 
-def run(folder: Path, ci: str) -> str:
+def run(folder: Path, ci: str, *more: str) -> str:
     """Return what pytest says of each of the files, and its exit code."""
     for name, source in FILES.items():
         text = f"import pytest\n{textwrap.dedent(source)}"
         (folder / f"test_{name}.py").write_text(text)
     options = ["-q", "-rA", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.skips", *options],
+        [sys.executable, "-m", "pytest", "-p", "tests.skips", *options, *more],
         cwd=folder,
         env={
             **os.environ,
@@ -61,6 +63,14 @@ def test_a_skip_that_is_not_listed_fails_in_ci(tmp_path: Path) -> None:
     assert said.endswith("exit code 1")
 
 
+@pytest.mark.slow
+def test_it_fails_in_a_worker_too(tmp_path: Path) -> None:
+    said = run(tmp_path, "true", "-p", "xdist", "-n", "1")
+    assert "not listed in skips_in_ci.txt: no StringDType" in said
+    assert "not listed in skips_in_ci.txt: could not import 'nowhere_at_all'" in said
+    assert said.endswith("exit code 1")
+
+
 def test_elsewhere_a_skip_is_no_failure(tmp_path: Path) -> None:
     said = run(tmp_path, "")
     assert "3 skipped, 1 xfailed" in said
@@ -73,17 +83,21 @@ def test_each_line_says_what_and_why(line: str) -> None:
         read_allowed(f"# a list\n{line}\n")
 
 
-def test_every_file_that_needs_pytorch_is_run_with_it() -> None:
-    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", "")
-    (line,) = [line for line in makefile.splitlines() if line.startswith("TORCH_TESTS := ")]
-    run_with_it = line.split()[2:]
-    need_it = [
-        file.relative_to(ROOT).as_posix()
-        for file in (ROOT / "tests").rglob("test_*.py")
-        if any(
-            f'importorskip("{module}' in file.read_text("utf-8")
-            for module in ("torch", "onnxscript", "matplotlib")
+@pytest.mark.slow
+def test_what_needs_pytorch_is_left_to_the_command_that_installs_it() -> None:
+    needs = re.compile(r'importorskip\("(torch|onnxscript|matplotlib)')
+    found, wrong = 0, []
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        source = file.read_text("utf-8")
+        marked = (
+            "\npytestmark = pytest.mark.slow" in source
+            or "\npytestmark = [pytest.mark.slow" in source
         )
-    ]
-    assert len(need_it) > 3
-    assert [file for file in need_it if not file.startswith(tuple(run_with_it))] == []
+        for part in ast.parse(source).body:
+            if needs.search(ast.get_source_segment(source, part) or ""):
+                found += 1
+                decorators = getattr(part, "decorator_list", [])
+                if not marked and "pytest.mark.slow" not in map(ast.unparse, decorators):
+                    wrong.append(f"{file.name}:{part.lineno}")
+    assert found > 5
+    assert wrong == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 # There, as programs of tests import that file where this one cannot be found.
-from tests.integration.nursery_children import wait_until
+from tests.integration.group_children import PATIENCE, wait_until
 
-__all__ = ["pass_time", "wait_until"]
+__all__ = ["PATIENCE", "pass_time", "wait_until"]
 
 
 def pass_time(seconds: float) -> None:

@@ -13,19 +13,18 @@ from typing import Any, Final, TypeAlias
 import gymnasium
 import numpy as np
 
-from envbus.actors.agent_spaces import AgentSpaces
-from envbus.actors.agents import ALL
+from envbus.actors.arrays.agent_spaces import AgentSpaces
+from envbus.actors.arrays.spaces import Element, Space, from_plain, to_plain
+from envbus.actors.env.agents import ALL
 from envbus.actors.external.elements import Take, opened, taker
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import Value
-from envbus.actors.spaces import Element, Space, from_plain, to_plain
 from envbus.bus.brief import brief, cut
 from envbus.bus.errors import ConfigError, EnvbusError
+from envbus.bus.wire.limits import MAX_DEPTH
 
 __all__ = ["Agreement", "SpaceLike"]
 
-#: Maps, lists and spaces within each other, as in a `Tree` of the codec.
-_MAX_DEPTH: Final = 64
 #: What a codec nests values in.
 _NESTED: Final = (dict, list, tuple)
 #: Spaces within each other or beside each other, and agents, that somebody may tell us.
@@ -234,7 +233,7 @@ def _assert_bounded(value: Value) -> None:
     """Raise ValueError for what is nested without reason, or made to fill memory."""
     level: list[Any] = [value] if isinstance(value, _NESTED) else []
     spaces = 0
-    for _ in range(_MAX_DEPTH):
+    for _ in range(MAX_DEPTH):
         spaces += sum(isinstance(item, dict) for item in level)
         if spaces > _MAX_SPACES:
             raise ValueError(f"more than {_MAX_SPACES} spaces")
@@ -242,4 +241,4 @@ def _assert_bounded(value: Value) -> None:
         level = [part for part in chain.from_iterable(parts) if isinstance(part, _NESTED)]
         if not level:
             return
-    raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
+    raise ValueError(f"nested deeper than {MAX_DEPTH} levels")

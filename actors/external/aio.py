@@ -8,58 +8,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from envbus.actors.external.agreement import SpaceLike
-from envbus.actors.external.conversation import Call, Conversation, Outcome
-from envbus.actors.external.elements import to_wire
-from envbus.actors.external.link import PROGRESS_AFTER, told_if_slow
-from envbus.actors.external.local_episodes import Choose, LocalEpisodes, Wait, Work, check_inference
-from envbus.actors.external.local_policy import LocalSettings, PolicyOrFactory
-from envbus.actors.external.protocol import (
-    EndEpisode,
-    GetAction,
-    LogAction,
-    LogReturns,
-    StartEpisode,
-)
-from envbus.actors.external.verbs import (
-    REPLY_TYPES,
-    ClientState,
-    ClientTimeouts,
-    EpisodeRequest,
-    endpoint_of,
-)
-from envbus.actors.spaces import Element, Space
-from envbus.bus.codec import encode
-from envbus.bus.errors import (
-    ClosedError,
-    EnvbusError,
-    ProtocolError,
-    QueueFullError,
-    RequestTimeoutError,
-)
-from envbus.bus.keys import PathLike, PeerKeys
-from envbus.bus.messages import Payload
-from envbus.bus.near_peer import NearPeer
-from envbus.bus.transport import AT_ONE_GO
+from envbus.actors.external.client import BridgeClient
+from envbus.actors.external.conversation import BridgeCall, Outcome
+from envbus.actors.external.link import SLICE, not_joined, told_if_slow, warn_not_joined
+from envbus.actors.external.local_episodes import Choose, LocalEpisodes, Wait, Work
+from envbus.actors.external.verbs import REPLY_TYPES, EpisodeRequest, SimulatorVerbs, awaited
+from envbus.bus.complaints import PROGRESS_AFTER
+from envbus.bus.errors import ClosedError, EnvbusError, ProtocolError, QueueFullError
+from envbus.bus.interrupts import uninterrupted
+from envbus.bus.transport.interface import AT_ONE_GO
+from envbus.bus.transport.local_first import LocalFirstPeer
+from envbus.bus.wire.messages import Payload
 
 __all__ = ["AsyncExternalEnvClient"]
 
 logger = logging.getLogger("envbus.actors.external")
 
-#: Seconds between looks at the clock and the connection, at most.
-_SLICE = 0.5
-#: Seconds for a task that was cancelled; it ends at its next turn.
+#: Seconds for tasks that were cancelled; they end at their next turn.
 _STOP_TIMEOUT = 2.0
 
 T = TypeVar("T")
 
 
-class AsyncExternalEnvClient:
+class AsyncExternalEnvClient(BridgeClient):
     """A simulator's connection to a bridge, for asyncio.
 
         async with AsyncExternalEnvClient("tcp://127.0.0.1:5556") as client:
@@ -77,41 +53,12 @@ class AsyncExternalEnvClient:
         local: What chooses here, once it is connected; None: nothing does.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        observation_space: SpaceLike | None = None,
-        action_space: SpaceLike | None = None,
-        name: str | None = None,
-        timeouts: ClientTimeouts | None = None,
-        heartbeat: float = 2.0,
-        keys: PathLike | None = None,
-        server_key: PathLike | None = None,
-        inference: Literal["server", "client"] = "server",
-        policy: PolicyOrFactory | None = None,
-        update_interval: float = 10.0,
-        local: LocalSettings | None = None,
-        lanes: bool = True,
-    ) -> None:
-        check_inference(inference, policy, update_interval)
-        self.address = address = endpoint_of(address)
-        self._timeouts = ClientTimeouts.of(timeouts)
-        self._heartbeat = heartbeat
-        self._lanes = lanes
-        self._keys = PeerKeys.load(keys, server_key)
-        self._state = state = ClientState(observation_space, action_space, name)
-        self._placeholders = state.placeholders()
-        self._talk = Conversation(
-            state.hello(heartbeat), state.join, state.on_joined, self._timeouts.patience
-        )
-        self._policy, self._update_interval, self._settings = policy, update_interval, local
-        self.local: LocalEpisodes | None = None
+    def _begin(self) -> None:
         #: Sends fragments and pulls models, if this client chooses.
         self._sender: asyncio.Task[None] | None = None
         #: Who waits for something to change in `local`.
         self._waiting: set[asyncio.Future[None]] = set()
-        self._transport: NearPeer | None = None
+        self._transport: LocalFirstPeer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._joined: asyncio.Future[None] | None = None
@@ -119,20 +66,11 @@ class AsyncExternalEnvClient:
         self._again: asyncio.Handle | None = None
         self._closed = False
 
-    @property
-    def name(self) -> str:
-        """For people."""
-        return self._state.name
-
-    @property
-    def observation_space(self) -> Space:
-        """What was agreed upon; an `AgentSpaces` with several agents."""
-        return self._state.observation_space
-
-    @property
-    def action_space(self) -> Space:
-        """What was agreed upon; an `AgentSpaces` with several agents."""
-        return self._state.action_space
+    start_episode = awaited(SimulatorVerbs.start_episode)
+    get_action = awaited(SimulatorVerbs.get_action)
+    log_action = awaited(SimulatorVerbs.log_action)
+    log_returns = awaited(SimulatorVerbs.log_returns)
+    end_episode = awaited(SimulatorVerbs.end_episode)
 
     async def connect(self) -> None:
         """Join the bridge; done by `async with`.
@@ -146,107 +84,26 @@ class AsyncExternalEnvClient:
         if self._transport is not None or self._closed:
             raise ClosedError("a client connects once")
         self._loop = asyncio.get_running_loop()
-        identity = f"sim.{secrets.token_hex(8)}".encode()
-        self._transport = NearPeer(self.address, identity, keys=self._keys, lanes=self._lanes)
+        with uninterrupted():  # libzmq waits for ever for sockets that nobody has closed
+            self._transport = transport = self._open_transport()
+            self._finalizer = weakref.finalize(self, transport.close)
         self._joined = self._loop.create_future()
-        self._loop.add_reader(self._transport.fileno(), self._look)
+        self._loop.add_reader(transport.fileno(), self._look)
         self._keeper = self._loop.create_task(self._keep())
-        patience = self._loop.call_later(PROGRESS_AFTER, self._tell_of_patience)
+        seconds, told = self._timeouts.connect, (self.address, transport, self._talk)
+        patience = self._loop.call_later(PROGRESS_AFTER, warn_not_joined, seconds, *told)
         try:
-            await asyncio.wait_for(asyncio.shield(self._joined), self._timeouts.connect)
-        except (asyncio.TimeoutError, TimeoutError):
-            why = self._transport.trouble() or self._talk.state()
-            await self.close()
-            raise RequestTimeoutError(
-                f"no bridge was joined at {self.address} within {self._timeouts.connect:g} s; "
-                f"{why}",
-                request_id=0,
-                peer="bridge",
-            ) from None
+            try:
+                await asyncio.wait_for(asyncio.shield(self._joined), seconds)
+            except (asyncio.TimeoutError, TimeoutError):
+                raise not_joined(seconds, *told) from None
+            finally:
+                patience.cancel()
+            if self._make_local is not None:
+                await self._start_local(self._make_local)
         except BaseException:
             await self.close()
             raise
-        finally:
-            patience.cancel()
-        if self._policy is not None:
-            try:
-                await self._start_local(self._policy)
-            except BaseException:
-                await self.close()
-                raise
-
-    async def start_episode(
-        self,
-        episode_id: str | None = None,
-        training_enabled: bool = True,
-        *,
-        timeout: float | None = None,
-    ) -> str:
-        """As `ExternalEnvClient.start_episode`."""
-        request = StartEpisode(episode_id=episode_id, training_enabled=training_enabled)
-        episode: str = await self._perform(request, timeout)
-        return episode
-
-    async def get_action(
-        self, episode_id: str, observation: Element, *, timeout: float | None = None
-    ) -> Element:
-        """As `ExternalEnvClient.get_action`."""
-        request = GetAction(episode_id=episode_id, observation=to_wire(observation))
-        return await self._perform(request, timeout)
-
-    async def log_action(
-        self,
-        episode_id: str,
-        observation: Element,
-        action: Element,
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        """As `ExternalEnvClient.log_action`."""
-        request = LogAction(
-            episode_id=episode_id, observation=to_wire(observation), action=to_wire(action)
-        )
-        await self._perform(request, timeout)
-
-    async def log_returns(
-        self,
-        episode_id: str,
-        reward: Any,
-        info: Mapping[Any, Any] | None = None,
-        *,
-        terminateds: Mapping[Any, bool] | None = None,
-        truncateds: Mapping[Any, bool] | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        """As `ExternalEnvClient.log_returns`."""
-        request = LogReturns(
-            episode_id=episode_id,
-            reward=to_wire(reward),
-            info=to_wire(info),
-            terminateds=to_wire(terminateds),
-            truncateds=to_wire(truncateds),
-        )
-        await self._perform(request, timeout)
-
-    async def end_episode(
-        self,
-        episode_id: str,
-        observation: Element,
-        truncated: bool = False,
-        *,
-        terminateds: Mapping[Any, bool] | None = None,
-        truncateds: Mapping[Any, bool] | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        """As `ExternalEnvClient.end_episode`."""
-        request = EndEpisode(
-            episode_id=episode_id,
-            observation=to_wire(observation),
-            truncated=truncated,
-            terminateds=to_wire(terminateds),
-            truncateds=to_wire(truncateds),
-        )
-        await self._perform(request, timeout)
 
     async def close(self) -> None:
         """Close the connection; who waits fails with `ClosedError`. Idempotent."""
@@ -254,22 +111,31 @@ class AsyncExternalEnvClient:
         self._talk.end(ClosedError("this client was closed"))
         if self.local is not None:
             self.local.stop()
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.cancel()
-            await asyncio.wait([sender], timeout=_STOP_TIMEOUT)
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeper
+        tasks = [task for task in (self._sender, self._keeper) if task is not None]
+        self._sender = self._keeper = None
+        if self._is_loop_over():
+            tasks = []  # they ended with it
+        for task in tasks:
+            task.cancel()
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=_STOP_TIMEOUT)
+        finally:  # also if this is cancelled
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Say goodbye, and close the socket."""
         transport, self._transport = self._transport, None
-        if transport is not None and self._loop is not None:
-            self._loop.remove_reader(transport.fileno())
+        if transport is not None:
+            if self._loop is not None and not self._is_loop_over():
+                self._loop.remove_reader(transport.fileno())
             with told_if_slow(f"the client of {self.address} is being closed"):
                 with contextlib.suppress(EnvbusError):  # without a connection nobody waits for it
                     self._flush(transport)  # the goodbye
-                transport.close()
+                self._finalizer()
+
+    def _is_loop_over(self) -> bool:
+        return self._loop is not None and self._loop.is_closed()
 
     async def __aenter__(self) -> AsyncExternalEnvClient:
         await self.connect()
@@ -278,27 +144,15 @@ class AsyncExternalEnvClient:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    def _tell_of_patience(self) -> None:
-        logger.warning(
-            "no bridge was joined at %s for %g s, and is waited for until %g s are over; %s",
-            self.address,
-            PROGRESS_AFTER,
-            self._timeouts.connect,
-            self._talk.state(),
-        )
-
-    async def _start_local(self, policy: PolicyOrFactory) -> None:
-        patience = self._timeouts.other
-        self.local = LocalEpisodes(
-            self._state, policy, self._settings, self._update_interval, patience, time.monotonic
-        )
+    async def _start_local(self, make: Callable[[], LocalEpisodes]) -> None:
+        self.local = make()
         self.local.changed = self._wake
         await self._do(self.local, self.local.start())
         self._sender = self._running().create_task(self._do(self.local, self.local.run()))
 
     def _wake(self) -> None:
         for one in self._waiting:
-            if not one.done():
+            if not one.done() and not self._is_loop_over():
                 one.set_result(None)
 
     async def _perform(self, request: EpisodeRequest, timeout: float | None) -> Any:
@@ -345,15 +199,16 @@ class AsyncExternalEnvClient:
         return self._loop
 
     async def _ask(self, payload: Payload, seconds: float) -> Any:
-        done: asyncio.Future[Outcome] = self._running().create_future()
+        loop = self._running()
+        done: asyncio.Future[Outcome] = loop.create_future()
 
         def settle(outcome: Outcome) -> None:
-            if not done.done():
+            if not done.done() and not loop.is_closed():
                 done.set_result(outcome)
 
         now = time.monotonic()
-        frames = encode(payload, self._placeholders)
-        call = Call(payload, frames, REPLY_TYPES[type(payload)], now, now + seconds, settle)
+        frames = self._state.encoded(payload)
+        call = BridgeCall(payload, frames, REPLY_TYPES[type(payload)], now, now + seconds, settle)
         self._talk.submit(call, now)
         self._look()
         try:
@@ -376,7 +231,7 @@ class AsyncExternalEnvClient:
                 talk.beat(transport.identity)
             self._look()
             due = talk.wake_at() - time.monotonic()
-            await asyncio.sleep(max(min(_SLICE, self._heartbeat, due), 0.01))
+            await asyncio.sleep(max(min(SLICE, self._heartbeat, due), 0.01))
 
     def _look(self) -> None:
         """Send what is to be sent and take what is there; also called by the loop.
@@ -414,7 +269,7 @@ class AsyncExternalEnvClient:
             self._again.cancel()
         self._again = self._running().call_soon(self._look)
 
-    def _flush(self, transport: NearPeer) -> None:
+    def _flush(self, transport: LocalFirstPeer) -> None:
         outgoing = self._talk.outgoing
         while outgoing:
             try:

@@ -1,7 +1,7 @@
 """`ExternalEnvClient`: how a simulator in Python talks to a bridge, from any of its threads.
 
-Leaves out the connection (`link.py`), the protocol (`conversation.py`) and what the verbs mean
-(`verbs.py`).
+And what the client for asyncio (`aio.py`) shares with it. Leaves out the connection
+(`link.py`), the protocol (`conversation.py`) and what the verbs mean (`verbs.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import secrets
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeVar
 
+from envbus.actors.arrays.spaces import Space
 from envbus.actors.external.agreement import SpaceLike
 from envbus.actors.external.conversation import Conversation
 from envbus.actors.external.link import Link
@@ -25,24 +28,95 @@ from envbus.actors.external.verbs import (
     SimulatorVerbs,
     endpoint_of,
 )
-from envbus.actors.spaces import Space
-from envbus.bus.codec import encode
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import uninterrupted, uninterrupted_call
-from envbus.bus.keys import PathLike, PeerKeys
-from envbus.bus.messages import Payload
-from envbus.bus.near_peer import NearPeer
-from envbus.bus.serve import Heartbeats
-from envbus.bus.zmq_sockets import ZmqPeer
+from envbus.bus.peer.worker import Heartbeats
+from envbus.bus.transport.curve_keys import PathLike, PeerKeys
+from envbus.bus.transport.local_first import LocalFirstPeer
+from envbus.bus.transport.zmq_sockets import ZmqPeer
+from envbus.bus.wire.messages import Payload
 
-__all__ = ["ExternalEnvClient"]
+__all__ = ["BridgeClient", "ExternalEnvClient"]
 
 
 T = TypeVar("T")
 
 
-class ExternalEnvClient(StaysHere, SimulatorVerbs):
+class BridgeClient(StaysHere, ABC):
+    """A simulator's connection to a bridge, whoever looks at its socket.
+
+    For arguments, attributes and errors see `ExternalEnvClient`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        observation_space: SpaceLike | None = None,
+        action_space: SpaceLike | None = None,
+        name: str | None = None,
+        timeouts: ClientTimeouts | None = None,
+        heartbeat: float = 2.0,
+        keys: PathLike | None = None,
+        server_key: PathLike | None = None,
+        inference: Literal["server", "client"] = "server",
+        policy: PolicyOrFactory | None = None,
+        update_interval: float = 10.0,
+        local: LocalSettings | None = None,
+        local_links: bool = True,
+    ) -> None:
+        check_inference(inference, policy, update_interval)
+        self.address = address = endpoint_of(address)
+        self._timeouts = timeouts = ClientTimeouts.of(timeouts)
+        self._state = state = ClientState(observation_space, action_space, name)
+        self._heartbeat = heartbeat
+        self._talk = Conversation(
+            state.hello(heartbeat), state.join, state.on_joined, timeouts.patience
+        )
+        self.identity = identity = f"sim.{secrets.token_hex(8)}".encode()
+        self._keys = peer_keys = PeerKeys.load(keys, server_key)
+        self._open_transport = partial(
+            LocalFirstPeer, address, identity, keys=peer_keys, local_links=local_links
+        )
+        self.local: LocalEpisodes | None = None
+        self._make_local: Callable[[], LocalEpisodes] | None = None
+        if inference == "client":
+            settings = local, update_interval, timeouts.other, time.monotonic
+            self._make_local = partial(LocalEpisodes, state, policy, *settings)
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Do what is left to be done to make a client."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self._state.name
+
+    @property
+    def observation_space(self) -> Space:
+        """What was agreed upon; an `AgentSpaces` with several agents."""
+        return self._state.observation_space
+
+    @property
+    def action_space(self) -> Space:
+        """What was agreed upon; an `AgentSpaces` with several agents."""
+        return self._state.action_space
+
+    @property
+    def policy_ids(self) -> list[str]:
+        """Who may act, as the bridge has told last."""
+        return list(self._state.joined.policy_ids)
+
+    @property
+    def lease(self) -> float:
+        """Seconds that the bridge keeps the episodes of a client that is gone."""
+        return self._state.joined.lease
+
+
+class ExternalEnvClient(BridgeClient, SimulatorVerbs):
     """A simulator's connection to a bridge.
 
         with ExternalEnvClient("tcp://127.0.0.1:5556") as client:
@@ -81,11 +155,11 @@ class ExternalEnvClient(StaysHere, SimulatorVerbs):
             the bridge has all of them. Steps that were not sent yet are lost with this process.
         policy: Of a client that chooses: what has `compute_actions` and `set_weights`, as a
             runner's policies do; or a function `(observation_space, action_space, weights)` that
-            makes it (`envbus.runner.policy_from_weights` does for `MlpPolicy` and ONNX). For all
-            agents, which have the same spaces.
+            makes it (`envbus.runner.policies.policy_from_weights` does for `MlpPolicy` and ONNX).
+            For all agents, which have the same spaces.
         local: Settings of that; None: the defaults.
         update_interval: Seconds between two looks for newer weights.
-        lanes: Whether to reach a bridge of this user and host without ZeroMQ, if it can be.
+        local_links: Whether to reach a bridge of this user and host without ZeroMQ, if it can be.
 
     Attributes:
         local: What chooses here, with its `policy_version`, and how many steps are not sent yet
@@ -101,85 +175,34 @@ class ExternalEnvClient(StaysHere, SimulatorVerbs):
         ProtocolError: The bridge refuses this client.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        observation_space: SpaceLike | None = None,
-        action_space: SpaceLike | None = None,
-        name: str | None = None,
-        timeouts: ClientTimeouts | None = None,
-        heartbeat: float = 2.0,
-        keys: PathLike | None = None,
-        server_key: PathLike | None = None,
-        inference: Literal["server", "client"] = "server",
-        policy: PolicyOrFactory | None = None,
-        update_interval: float = 10.0,
-        local: LocalSettings | None = None,
-        lanes: bool = True,
-    ) -> None:
-        check_inference(inference, policy, update_interval)
-        self._timeouts = ClientTimeouts.of(timeouts)
-        self._state = state = ClientState(observation_space, action_space, name)
-        hello = state.hello(heartbeat)
-        self.address = address = endpoint_of(address)
-        peer_keys = PeerKeys.load(keys, server_key)
-        self.identity = identity = f"sim.{secrets.token_hex(8)}".encode()
+    def _begin(self) -> None:
+        address, identity, keys = self.address, self.identity, self._keys
         with uninterrupted():  # libzmq waits for ever for sockets that nobody has closed
-            self._link = Link(
+            link = Link(
                 address,
-                NearPeer(address, identity, keys=peer_keys, lanes=lanes),
-                Conversation(hello, state.join, state.on_joined, self._timeouts.patience),
+                self._open_transport(),
+                self._talk,
                 Heartbeats(
-                    lambda: ZmqPeer(address, identity + b".heartbeat", keys=peer_keys),
+                    lambda: ZmqPeer(address, identity + b".heartbeat", keys=keys),
                     identity,
-                    heartbeat,
+                    self._heartbeat,
                     on_unknown=lambda: link.on_unknown(),
                 ),
             )
-            link = self._link
+            self._link = link
             self._finalizer = weakref.finalize(self, _close, link, None)
         try:
             link.connect(self._timeouts.connect)
-            self._ask = _asker(link, state)
-            self.local: LocalEpisodes | None = None
+            self._ask = _asker(link, self._state)
             self._inference: _LocalInference | None = None
-            if inference == "client":
-                patience = self._timeouts.other
-                self.local = LocalEpisodes(
-                    state, policy, local, update_interval, patience, time.monotonic
-                )
+            if self._make_local is not None:
+                self.local = self._make_local()
                 self._inference = _LocalInference(self.local, self._ask)
                 self._finalizer.detach()
                 self._finalizer = weakref.finalize(self, _close, link, self._inference)
         except BaseException:
             self._finalizer()
             raise
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return self._state.name
-
-    @property
-    def observation_space(self) -> Space:
-        """What was agreed upon; an `AgentSpaces` with several agents."""
-        return self._state.observation_space
-
-    @property
-    def action_space(self) -> Space:
-        """What was agreed upon; an `AgentSpaces` with several agents."""
-        return self._state.action_space
-
-    @property
-    def policy_ids(self) -> list[str]:
-        """Who may act, as the bridge has told last."""
-        return list(self._state.joined.policy_ids)
-
-    @property
-    def lease(self) -> float:
-        """Seconds that the bridge keeps the episodes of a client that is gone."""
-        return self._state.joined.lease
 
     @uninterrupted_call
     def close(self) -> None:
@@ -204,6 +227,7 @@ class ExternalEnvClient(StaysHere, SimulatorVerbs):
         request = self._state.prepared(request)
         if self._inference is None or self.local is None:
             return self._ask(request, seconds)
+        self._link.check_owner()
         if not self._finalizer.alive:
             raise ClosedError("this client was closed")
         return self._inference.do(self.local.perform(request, seconds))
@@ -228,7 +252,8 @@ class _LocalInference:
         self._ask = ask
         #: Held while any of the episodes is touched, except that the policy chooses.
         self._changed = threading.Condition()
-        self._choosing = threading.Lock()
+        #: One that asks its own client is to be told so, and not to wait for itself.
+        self._choosing = threading.RLock()
         episodes.changed = self._changed.notify_all
         self.do(episodes.start())
         work = episodes.run()
@@ -266,16 +291,17 @@ class _LocalInference:
 
 def _asker(link: Link, state: ClientState) -> Callable[[Payload, float], Any]:
     """Return what sends a request and waits for its answer, for so many seconds."""
-    placeholders = state.placeholders()
 
     def ask(payload: Payload, seconds: float) -> Any:
-        outcome, request_id = link.request(payload, encode(payload, placeholders), seconds)
+        outcome, request_id = link.request(payload, state.encoded(payload), seconds)
         return state.result(payload, outcome, request_id)
 
     return ask
 
 
 def _close(link: Link, inference: _LocalInference | None) -> None:
+    if not link.is_here:
+        return
     if inference is not None:
         inference.stop()
     link.close()

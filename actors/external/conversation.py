@@ -1,7 +1,7 @@
 """A client's side of the talk with a bridge: hello, join, requests, and all that again if need be.
 
 Pure: no socket, clock or thread in this file. What any peer says to its broker is in
-`bus/peer_session.py`; this is what bridges add. What the verbs mean is in `verbs.py`.
+`bus/peer/session.py`; this is what bridges add. What the verbs mean is in `verbs.py`.
 
 ```
 GREETING ──welcome──▶ JOINING ──joined──▶ READY
@@ -24,18 +24,18 @@ from typing import ClassVar
 
 from envbus.actors.external.errors import SessionLostError, refusal_of
 from envbus.actors.external.protocol import BRIDGE, BridgeJoined, JoinBridge, StartEpisode
-from envbus.bus import peer_session
-from envbus.bus.broker import failure_to_error
-from envbus.bus.codec import decode, message
+from envbus.bus.broker.loop import failure_to_error
 from envbus.bus.errors import EnvbusError, PeerLostError
-from envbus.bus.messages import Failed, FailureCode, Header, Hello, Kind, Shutdown
-from envbus.bus.peer_session import GRACE, HELLO_ID, Outcome, PeerSession
-from envbus.bus.transport import Frames
+from envbus.bus.peer import session as peer_session
+from envbus.bus.peer.session import GRACE, HELLO_ID, Outcome, PeerSession
+from envbus.bus.wire.codec import decode, message
+from envbus.bus.wire.frames import Frames
+from envbus.bus.wire.messages import Failed, FailureCode, Header, Hello, Kind, Shutdown
 
-__all__ = ["GRACE", "Call", "Conversation", "Outcome"]
+__all__ = ["GRACE", "BridgeCall", "Conversation", "Outcome"]
 
 
-class Call(peer_session.Call, eq=False):
+class BridgeCall(peer_session.PeerCall, eq=False):
     """A request to the bridge and who waits for its end."""
 
     to: str = BRIDGE
@@ -71,7 +71,7 @@ class Conversation(PeerSession):
         self._stopped = False
         self.session = ""
 
-    def submit(self, call: peer_session.Call, now: float) -> None:
+    def submit(self, call: peer_session.PeerCall, now: float) -> None:
         """Begin a request; it will be settled once. It may be settled here."""
         if self._stopped and self.refused is None and not isinstance(call.payload, StartEpisode):
             call.request_id = next(self._numbers)
@@ -91,7 +91,7 @@ class Conversation(PeerSession):
             return "it does not look at its sockets: does its owner poll?"
         if self._full:
             return f"it has no room for this client: {self._full}"
-        return "is it running, and is the address right?"
+        return "is it running, and sampled, served or polled, and is the address right?"
 
     # --- join -----------------------------------------------------------------------------------
 
@@ -140,12 +140,12 @@ class Conversation(PeerSession):
                 self._lose(call, text)
         self._say_join()
 
-    def _lose_sent(self, refused: peer_session.Call | None) -> None:
+    def _lose_sent(self, refused: peer_session.PeerCall | None) -> None:
         """Nothing is lost with what the broker knew of us: the bridge knows the session."""
 
     # --- a bridge that stops --------------------------------------------------------------------
 
-    def _on_failed_call(self, call: peer_session.Call, failed: Failed, now: float) -> None:
+    def _on_failed_call(self, call: peer_session.PeerCall, failed: Failed, now: float) -> None:
         call.settle(failed)
         if failed.code is FailureCode.PEER_LOST and failed.peer == BRIDGE:
             self._on_stop(now)
@@ -165,5 +165,5 @@ class Conversation(PeerSession):
             self._end(call, _stopped(call))
 
 
-def _stopped(call: peer_session.Call) -> PeerLostError:
+def _stopped(call: peer_session.PeerCall) -> PeerLostError:
     return PeerLostError("the bridge was stopped", request_id=call.request_id, peer=BRIDGE)

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from envbus.actors.arrays.spaces import Element, Space
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import Value
-from envbus.actors.spaces import Element, Space
 from envbus.bus.brief import brief
-from envbus.bus.messages import Tree
+from envbus.bus.wire.messages import Tree
 
 __all__ = ["Take", "is_finite", "opened", "taker", "to_wire"]
 

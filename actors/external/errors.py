@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from envbus.bus.errors import EnvbusError, RequestTimeoutError
-from envbus.bus.messages import Failed, FailureCode
+from envbus.bus.wire.messages import Failed, FailureCode
 
 __all__ = [
     "ActionTimeoutError",

@@ -9,10 +9,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from envbus.actors.arrays.spaces import Space
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.external.verbs import EpisodeRequest, SimulatorVerbs
-from envbus.actors.spaces import Space
 from envbus.bus.errors import ConfigError
 
 __all__ = ["ExternalEnv", "ExternalMultiAgentEnv"]
@@ -32,20 +32,22 @@ class ExternalEnv(SimulatorVerbs):
                         self.log_returns(episode, reward)
                     self.end_episode(episode, observation)
 
-        bridge.host(Robot(observation_space, action_space))
+        bridge.host(Robot(action_space, observation_space))
 
     `run` may start threads, and have several episodes open. Its verbs are those of
     `ExternalEnvClient`; they can be called as soon as `run` is.
 
+    The spaces are in RLlib's order; clients and bridges take that of observations first.
+
     Args:
-        observation_space: What it observes.
         action_space: What it does.
+        observation_space: What it observes.
 
     Raises:
         ConfigError: The spaces cannot be used.
     """
 
-    def __init__(self, observation_space: SpaceLike, action_space: SpaceLike) -> None:
+    def __init__(self, action_space: SpaceLike, observation_space: SpaceLike) -> None:
         Agreement(observation_space, action_space)  # raises
         self.observation_space = observation_space
         self.action_space = action_space
@@ -84,16 +86,16 @@ class ExternalMultiAgentEnv(ExternalEnv):
     not done.
 
     Args:
-        observation_space: By agent.
-        action_space: By agent, the same ones.
+        action_space: By agent.
+        observation_space: By agent, the same ones.
 
     Raises:
         ConfigError: The spaces are not of the same agents, or cannot be used.
     """
 
     def __init__(
-        self, observation_space: Mapping[Any, Space], action_space: Mapping[Any, Space]
+        self, action_space: Mapping[Any, Space], observation_space: Mapping[Any, Space]
     ) -> None:
         if not Agreement(observation_space, action_space).multi_agent:
             raise ConfigError("the spaces of several agents are dicts by agent")
-        super().__init__(observation_space, action_space)
+        super().__init__(action_space, observation_space)

@@ -11,18 +11,12 @@ from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.verbs import ClientTimeouts
 from envbus.bus.errors import ConfigError, RequestTimeoutError
-from envbus.bus.pipe import Pipe
+from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
 
-__all__ = ["ENTRY", "ENV_PARCEL", "IDENTITY_PARCEL", "main", "run_env"]
+__all__ = ["ENTRY", "main", "run_env"]
 
 #: What the fork server runs in the child.
 ENTRY: Final = f"{__name__}:main"
-#: Number of the parcel on the pipe with the endpoint and what makes the env.
-ENV_PARCEL: Final = 1
-#: Number of the parcel that comes back once it has connected: under which identity.
-IDENTITY_PARCEL: Final = 1
-#: Seconds to wait for the parcel.
-_HANDOVER_TIMEOUT: Final = 30.0
 #: A bridge of this host is there: what it does not answer for so long it is training. Seconds.
 _PATIENCE: Final = 3600.0
 #: Seconds between looks at whether the env is still wanted, while the bridge does not answer.
@@ -69,15 +63,12 @@ def run_env(
 
 
 def main(pipe: Pipe) -> None:
-    """Make and run the env that comes over the pipe; what it raises ends the process."""
-    endpoint, name, make = cloudpickle.loads(pipe.receive_bytes(ENV_PARCEL, _HANDOVER_TIMEOUT))
+    """Make and run the env that comes over the pipe; what it raises ends the process.
+
+    Once it has connected, the identity of its client goes back.
+    """
+    endpoint, name, make = cloudpickle.loads(pipe.receive(HANDOVER_TIMEOUT))
     env = make()
     if not isinstance(env, ExternalEnv):
         raise ConfigError(f"expected an ExternalEnv, got {env!r}")
-
-    def tell(client: ExternalEnvClient) -> None:
-        number = pipe.next_number()
-        assert number == IDENTITY_PARCEL
-        pipe.send_bytes(number, client.identity)
-
-    run_env(env, endpoint, name, on_connected=tell)
+    run_env(env, endpoint, name, on_connected=lambda client: pipe.send(client.identity))

@@ -15,10 +15,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
-from envbus.actors.external.conversation import GRACE, Call, Conversation, Outcome
+from envbus.actors.external.conversation import GRACE, BridgeCall, Conversation, Outcome
 from envbus.actors.external.verbs import REPLY_TYPES
+from envbus.bus.complaints import PROGRESS_AFTER
 from envbus.bus.errors import (
     ClosedError,
     EnvbusError,
@@ -27,20 +28,18 @@ from envbus.bus.errors import (
     RequestTimeoutError,
 )
 from envbus.bus.interrupts import uninterrupted
-from envbus.bus.messages import Payload
-from envbus.bus.near_peer import NearPeer
-from envbus.bus.serve import Heartbeats
-from envbus.bus.transport import AT_ONE_GO
-from envbus.bus.unix_sockets import Bell
+from envbus.bus.peer.worker import Heartbeats
+from envbus.bus.transport.interface import AT_ONE_GO
+from envbus.bus.transport.local_first import LocalFirstPeer
+from envbus.bus.transport.unix_sockets import Bell
+from envbus.bus.wire.messages import Payload
 
-__all__ = ["PROGRESS_AFTER", "Link", "told_if_slow"]
+__all__ = ["SLICE", "Link", "not_joined", "told_if_slow", "warn_not_joined"]
 
 logger = logging.getLogger("envbus.actors.external")
 
-#: Seconds of silence until something that takes its time says so.
-PROGRESS_AFTER: Final = 2.0
-#: Longest wait of who leads, in seconds, between looks at the connection.
-_SLICE = 0.5
+#: Seconds between looks at the clock and the connection, at most.
+SLICE = 0.5
 
 
 @contextlib.contextmanager
@@ -49,11 +48,30 @@ def told_if_slow(what: str) -> Iterator[None]:
     text = "%s, for %g s until now: the bridge does not take what is to be sent"
     timer = threading.Timer(PROGRESS_AFTER, logger.warning, (text, what, PROGRESS_AFTER))
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # no thread can be started, at a program's end e.g.
+        timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+def not_joined(
+    timeout: float, address: str, transport: LocalFirstPeer, talk: Conversation
+) -> RequestTimeoutError:
+    """Return what is raised if no bridge was joined in time."""
+    why = transport.trouble() or talk.state()
+    text = f"no bridge was joined at {address} within {timeout:g} s; {why}"
+    return RequestTimeoutError(text, request_id=0, peer="bridge")
+
+
+def warn_not_joined(
+    timeout: float, address: str, transport: LocalFirstPeer, talk: Conversation
+) -> None:
+    """Log that no bridge was joined for `PROGRESS_AFTER`."""
+    text = "no bridge was joined at %s for %g s, and is waited for until %g s are over; %s"
+    why = transport.trouble() or talk.state()
+    logger.warning(text, address, PROGRESS_AFTER, timeout, why)
 
 
 class _Waiter:
@@ -63,7 +81,7 @@ class _Waiter:
 
     def __init__(self) -> None:
         self.outcome: Outcome | None = None
-        self.call: Call | None = None
+        self.call: BridgeCall | None = None
         #: Locked while it waits for another thread; None: it never did.
         self.bell: threading.Lock | None = None
 
@@ -83,7 +101,7 @@ class Link:
     def __init__(
         self,
         address: str,
-        transport: NearPeer,
+        transport: LocalFirstPeer,
         conversation: Conversation,
         heartbeats: Heartbeats,
     ) -> None:
@@ -92,11 +110,12 @@ class Link:
         self._conversation = conversation
         self._heartbeats = heartbeats
         self._owner = os.getpid()
-        #: Guards what follows. Transport and conversation belong to who leads.
-        self._mutex = threading.Lock()
+        #: Guards what follows. Transport and conversation belong to who leads. Taken twice where a
+        #: garbage collection, which may come anywhere, closes the client.
+        self._mutex = threading.RLock()
         #: Who leads. Handed over by one assignment, so that Ctrl-C cannot come in between.
         self._leader: _Waiter | None = None
-        self._orders: deque[tuple[_Waiter, Call]] = deque()
+        self._commands: deque[tuple[_Waiter, BridgeCall]] = deque()
         self._waiters: dict[_Waiter, None] = {}
         self._closed = False
         #: Whether somebody closes, or has closed, the socket.
@@ -118,23 +137,11 @@ class Link:
                     raise talk.refused
                 now = time.monotonic()
                 if now >= deadline:
-                    why = self._transport.trouble() or talk.state()
-                    raise RequestTimeoutError(
-                        f"no bridge was joined at {self._address} within {timeout:g} s; {why}",
-                        request_id=0,
-                        peer="bridge",
-                    )
+                    raise not_joined(timeout, self._address, self._transport, talk)
                 if not told and now - begun >= PROGRESS_AFTER:
                     told = True
-                    logger.warning(
-                        "no bridge was joined at %s for %g s, and is waited for until %g s are "
-                        "over; %s",
-                        self._address,
-                        PROGRESS_AFTER,
-                        timeout,
-                        self._transport.trouble() or talk.state(),
-                    )
-                self._turn(min(deadline - now, _SLICE / 5), nobody)
+                    warn_not_joined(timeout, self._address, self._transport, talk)
+                self._turn(min(deadline - now, SLICE / 5), nobody)
         finally:
             self._leader = None
 
@@ -142,7 +149,7 @@ class Link:
         """Return how a request has ended, and its id."""
         now = time.monotonic()
         waiter = _Waiter()
-        call = waiter.call = Call(
+        call = waiter.call = BridgeCall(
             payload, frames, REPLY_TYPES[type(payload)], now, now + timeout, waiter.settle
         )
         try:
@@ -156,21 +163,18 @@ class Link:
         assert waiter.outcome is not None
         return waiter.outcome, call.request_id
 
-    def _wait_for(self, waiter: _Waiter, call: Call, timeout: float, now: float) -> None:
+    def _wait_for(self, waiter: _Waiter, call: BridgeCall, timeout: float, now: float) -> None:
         """Lead, or wait until who leads has the answer, or leaves the lead to this one."""
+        self.check_owner()
         with self._mutex:
             if self._closed:
                 raise ClosedError("this client was closed")
-            if self._owner != os.getpid():
-                raise ClosedError(
-                    f"this client belongs to process {self._owner}; make a new one here"
-                )
             if self._leader is None:
                 self._leader = waiter
             else:
                 waiter.bell = threading.Lock()
                 waiter.bell.acquire()
-                self._orders.append((waiter, call))
+                self._commands.append((waiter, call))
                 self._waiters[waiter] = None
                 self._bell.ring()
         # Whoever leads judges the deadline; beyond it only a bug keeps one waiting.
@@ -178,6 +182,16 @@ class Link:
             raise AssertionError("nobody leads")
         if self._leader is waiter:
             self._lead(waiter, call, now)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process made it. In a forked copy, locks may be held for ever."""
+        return self._owner == os.getpid()
+
+    def check_owner(self) -> None:
+        """Raise ClosedError in a forked copy."""
+        if not self.is_here:
+            raise ClosedError(f"this client belongs to process {self._owner}; make a new one here")
 
     def on_unknown(self) -> None:
         """The broker does not know this client any more; called in the heartbeats' thread."""
@@ -187,7 +201,7 @@ class Link:
 
     def close(self) -> None:
         """Wake everybody up, and close when nobody leads any more. Idempotent."""
-        if self._owner != os.getpid():
+        if not self.is_here:
             return
         with self._mutex:
             if self._closed:
@@ -200,14 +214,14 @@ class Link:
             if alone:
                 self._end()
 
-    def _lead(self, waiter: _Waiter, call: Call, now: float) -> None:
+    def _lead(self, waiter: _Waiter, call: BridgeCall, now: float) -> None:
         """Send and receive for all, until this one's answer is there."""
         try:
             if waiter.bell is None:  # else it was submitted by who led before
                 self._conversation.submit(call, now)
             self._flush()
             while waiter.outcome is None:
-                self._turn(_SLICE, waiter)
+                self._turn(SLICE, waiter)
         except BaseException:  # Ctrl-C: nobody waits for that answer any more
             self._conversation.abandon(call)
             self._conversation.send_again(time.monotonic())  # others' answers may be lost by it
@@ -240,7 +254,7 @@ class Link:
         with uninterrupted():  # what a handler raises while ZeroMQ frees a frame is swallowed
             self._receive(waiter, now)
         if self._bell.rung:
-            self._take_orders(now)
+            self._take_commands(now)
         if self._unknown:
             self._unknown = False
             talk.forgotten()
@@ -260,15 +274,15 @@ class Link:
                 logger.warning("%s sent what cannot be read: %s", self._address, exc)
             del frames
 
-    def _take_orders(self, now: float) -> None:
+    def _take_commands(self, now: float) -> None:
         with self._mutex:
             self._bell.silence()
             closed = self._closed
-        while self._orders:  # who submits leaves them there until it is done, for Ctrl-C
-            call = self._orders[0][1]
+        while self._commands:  # who submits leaves them there until it is done, for Ctrl-C
+            call = self._commands[0][1]
             if not call.request_id:
                 self._conversation.submit(call, now)
-            self._orders.popleft()
+            self._commands.popleft()
         if closed:
             self._conversation.end(ClosedError("this client was closed"))
 

@@ -1,9 +1,9 @@
 """What a client that chooses actions itself keeps, sends and asks for. Pure.
 
 No socket, clock, thread or loop in this file. A verb, and what goes on behind the verbs, is *work*:
-a generator that yields an `Ask`, a `Choose` or a `Wait` and goes on with what came of it. Threads
-and event loops do that alike (`client.py`, `aio.py`); only one of all works runs at a time, and
-others come in while one of them asks, has the policy choose, or waits.
+a generator that yields a `SendRequest`, a `Choose` or a `Wait` and goes on with what came of it.
+Threads and event loops do that alike (`client.py`, `aio.py`); only one of all works runs at a time,
+and others come in while one of them asks, has the policy choose, or waits.
 
 Leaves out who chooses (`local_policy.py`).
 """
@@ -18,12 +18,14 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 
-from envbus.actors.agent_spaces import AgentSpaces
-from envbus.actors.clipping import agent_clip, clip_of, remembered
-from envbus.actors.copies import own
+from envbus.actors.arrays.agent_spaces import AgentSpaces
+from envbus.actors.arrays.clipping import agent_clip, clip_of, remembered
+from envbus.actors.arrays.copies import own
+from envbus.actors.arrays.spaces import Element, Space
 from envbus.actors.external.elements import to_wire
 from envbus.actors.external.errors import (
     EpisodeAlreadyStartedError,
+    EpisodeBusyError,
     EpisodeError,
     EpisodeFinishedError,
     EpisodeNotFoundError,
@@ -48,7 +50,6 @@ from envbus.actors.external.protocol import (
     Value,
 )
 from envbus.actors.external.verbs import ClientState, EpisodeRequest
-from envbus.actors.spaces import Element, Space
 from envbus.bus.errors import (
     ClosedError,
     ConfigError,
@@ -59,10 +60,10 @@ from envbus.bus.errors import (
     RemoteError,
     RequestTimeoutError,
 )
-from envbus.bus.messages import Payload
 from envbus.bus.settings import check_number
+from envbus.bus.wire.messages import Payload
 
-__all__ = ["Ask", "Choose", "Fragments", "LocalEpisodes", "Wait", "Work", "check_inference"]
+__all__ = ["Choose", "Fragments", "LocalEpisodes", "SendRequest", "Wait", "Work", "check_inference"]
 
 logger = logging.getLogger("envbus.actors.external")
 
@@ -70,7 +71,7 @@ logger = logging.getLogger("envbus.actors.external")
 _PAUSE = 0.2
 
 
-class Ask(NamedTuple):
+class SendRequest(NamedTuple):
     """Send a request, and go on with its reply, or with what it raises."""
 
     payload: Payload
@@ -92,7 +93,7 @@ class Wait(NamedTuple):
 
 
 T = TypeVar("T")
-Work: TypeAlias = Generator[Ask | Choose | Wait, Any, T]
+Work: TypeAlias = Generator[SendRequest | Choose | Wait, Any, T]
 
 
 def check_inference(inference: str, policy: object, update_interval: float) -> None:
@@ -375,6 +376,7 @@ class LocalEpisodes:
         #: Of the newest model that has come.
         self._version = -1
         self._pull_now = False
+        self._is_choosing = False
         self._dropped = 0
         self._done: dict[str, dict[Any, bool]] = {}
         #: Episodes whose end was sent, and not confirmed.
@@ -410,7 +412,7 @@ class LocalEpisodes:
             Exception: What the policy raises.
         """
         if isinstance(request, StartEpisode):
-            episode_id: str = yield Ask(request, timeout)
+            episode_id: str = yield SendRequest(request, timeout)
             self._fragments.begin(episode_id)
             return episode_id
         if isinstance(request, GetAction):
@@ -427,7 +429,23 @@ class LocalEpisodes:
         return None
 
     def choose(self, asked: Choose) -> Answered:
-        """Have the policy choose, after it has taken over a newer model; raises what it raises."""
+        """Have the policy choose, after it has taken over a newer model; raises what it raises.
+
+        Raises:
+            EpisodeBusyError: It chooses already: it asks its own client.
+        """
+        if self._is_choosing:
+            raise EpisodeBusyError(
+                f"Episode {asked.episode_id}: the policy asks its own client for an action while "
+                "it is to choose one itself."
+            )
+        try:
+            self._is_choosing = True
+            return self._choose(asked)
+        finally:
+            self._is_choosing = False
+
+    def _choose(self, asked: Choose) -> Answered:
         while self._fresh:
             fresh = self._fresh.pop()
             try:
@@ -559,7 +577,7 @@ class LocalEpisodes:
         is_repeated = episode_id in self._ending
         self._ending.add(episode_id)
         try:
-            yield Ask(request, max(deadline - self._clock(), 0.001))
+            yield SendRequest(request, max(deadline - self._clock(), 0.001))
         except EpisodeFinishedError:
             if not is_repeated:
                 raise
@@ -584,7 +602,7 @@ class LocalEpisodes:
     def _pull(self) -> Work[Model]:
         request = GetModel(policy_id=self._policy_id, have_version=self._version)
         try:
-            model: Model = yield Ask(request, self._patience)
+            model: Model = yield SendRequest(request, self._patience)
         except RefusedError as exc:
             raise ConfigError(
                 f'inference="client": {exc}; the bridge\'s owner publishes models by '
@@ -595,7 +613,7 @@ class LocalEpisodes:
     def _send(self, fragment: LogFragment) -> Work[None]:
         try:
             self._state.check_open(fragment.episode_id)
-            reply = yield Ask(fragment, self._patience)
+            reply = yield SendRequest(fragment, self._patience)
         except (RefusedError, ProtocolError, RemoteError) as exc:
             self._fragments.fail(fragment.episode_id, exc)
             self.changed()

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from envbus.bus.messages import Reply, Request
+from envbus.bus.wire.messages import Reply, Request
 
 __all__ = [
     "BRIDGE",
@@ -46,8 +46,8 @@ Value: TypeAlias = Any
 class BridgeJoined(Reply, frozen=True, kw_only=True):
     """The client may start episodes."""
 
-    #: Plain form of a space (`actors/spaces.py`) without its random generator; or a map of these
-    #: by agent. Arrays in it are nested lists.
+    #: Plain form of a space (`actors/arrays/spaces.py`) without its random generator; or a map of
+    #: these by agent. Arrays in it are nested lists.
     observation_space: Value
     action_space: Value
     #: Whether all values are maps by agent.

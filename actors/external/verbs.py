@@ -7,16 +7,18 @@ out who performs a request: a connection (`client.py`, `aio.py`), or the client 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
+from envbus.actors.arrays.spaces import Element, Space
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.elements import to_wire
 from envbus.actors.external.errors import ActionTimeoutError, EpisodeLostError, refusal_of
@@ -38,14 +40,15 @@ from envbus.actors.external.protocol import (
     StartEpisode,
 )
 from envbus.actors.failures import original_of
-from envbus.actors.spaces import Element, Space
 from envbus.bus.brief import brief
-from envbus.bus.broker import failure_to_error
+from envbus.bus.broker.loop import failure_to_error
 from envbus.bus.errors import ConfigError, RemoteError, RequestTimeoutError
-from envbus.bus.ext import Placeholders
-from envbus.bus.messages import Failed, FailureCode, Hello, Payload, Reply
-from envbus.bus.peer_session import Outcome
+from envbus.bus.peer.session import Outcome
 from envbus.bus.settings import check_number
+from envbus.bus.wire.codec import encode
+from envbus.bus.wire.ext import Placeholders
+from envbus.bus.wire.frames import Frames
+from envbus.bus.wire.messages import Failed, FailureCode, Hello, Payload, Reply
 
 __all__ = [
     "REPLY_TYPES",
@@ -53,6 +56,7 @@ __all__ = [
     "ClientTimeouts",
     "EpisodeRequest",
     "SimulatorVerbs",
+    "awaited",
     "endpoint_of",
 ]
 
@@ -73,6 +77,8 @@ REPLY_TYPES: Final[Mapping[type[Payload], type[Reply]]] = {
 #: What a verb asks for.
 EpisodeRequest: TypeAlias = StartEpisode | GetAction | LogAction | LogReturns | EndEpisode
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _BARE = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^/:\s]+):\d{1,5}")
 
@@ -139,12 +145,13 @@ class ClientTimeouts(msgspec.Struct, frozen=True, kw_only=True):
 class SimulatorVerbs(ABC):
     """What a simulator calls, in any of its threads; calls of one episode come one after another.
 
-    With several agents observations, actions, rewards and infos are dicts by agent.
+    With several agents observations, actions, rewards and infos are dicts by agent. For a client
+    whose verbs are awaited there is `awaited`.
     """
 
     @abstractmethod
     def _perform(self, request: EpisodeRequest, timeout: float | None) -> Any:
-        """Return what a verb returns, or raise what went wrong."""
+        """Return what a verb returns, or an awaitable of that; or raise what went wrong."""
 
     def start_episode(
         self,
@@ -204,7 +211,8 @@ class SimulatorVerbs(ABC):
         request = LogAction(
             episode_id=episode_id, observation=to_wire(observation), action=to_wire(action)
         )
-        self._perform(request, timeout)
+        done: None = self._perform(request, timeout)
+        return done
 
     def log_returns(
         self,
@@ -237,7 +245,8 @@ class SimulatorVerbs(ABC):
             terminateds=to_wire(terminateds),
             truncateds=to_wire(truncateds),
         )
-        self._perform(request, timeout)
+        done: None = self._perform(request, timeout)
+        return done
 
     def end_episode(
         self,
@@ -268,7 +277,22 @@ class SimulatorVerbs(ABC):
             terminateds=to_wire(terminateds),
             truncateds=to_wire(truncateds),
         )
-        self._perform(request, timeout)
+        done: None = self._perform(request, timeout)
+        return done
+
+
+def awaited(
+    verb: Callable[Concatenate[SimulatorVerbs, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return a verb of `SimulatorVerbs` for a class whose `_perform` is a coroutine."""
+
+    @functools.wraps(verb)
+    async def perform(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        asked: Any = verb(self, *args, **kwargs)
+        done: T = await asked
+        return done
+
+    return perform
 
 
 class ClientState:
@@ -295,6 +319,7 @@ class ClientState:
         #: By episode: the earliest question that was given up, of which the bridge may think that
         #: its action was taken.
         self._given_up: dict[str, int] = {}
+        self._placeholders = Placeholders(("info",))
 
     def hello(self, heartbeat: float) -> Hello:
         """Return who this is, on the bus; raises `ConfigError`."""
@@ -364,9 +389,9 @@ class ClientState:
             return request
         return msgspec.structs.replace(request, not_taken=given_up)
 
-    def placeholders(self) -> Placeholders:
-        """Return what stands for objects in infos that cannot cross."""
-        return Placeholders(("info",))
+    def encoded(self, request: Payload) -> Frames:
+        """Return a request's frames; objects in infos that cannot cross have placeholders."""
+        return encode(request, self._placeholders)
 
     # --- answers ------------------------------------------------------------------------------
 

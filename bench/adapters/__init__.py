@@ -1,1 +1,5 @@
-"""One file per library: how it is opened and stepped. Each runs in an environment of its own."""
+"""What runs in a library's own environment: its adapter, a file each, envs and networks.
+
+It needs the library, NumPy and Gymnasium, and imports no other folder of the benchmark. All of
+these may import from it.
+"""

@@ -20,12 +20,12 @@ from types import ModuleType
 from typing import IO, Any
 
 from envbus.bench.adapters.base import Killable, Opening, Timed
-from envbus.bench.workloads import action_ring
+from envbus.bench.adapters.workloads import action_ring
 
 __all__ = ["main"]
 
 
-class Session:
+class LibrarySession:
     """One adapter's life: opened at most once, run as often as asked."""
 
     def __init__(self, adapter: ModuleType) -> None:
@@ -87,7 +87,7 @@ def _own_pipes() -> tuple[IO[str], IO[str]]:
 def main() -> int:
     requests, replies = _own_pipes()
     adapter = importlib.import_module(f"envbus.bench.adapters.{sys.argv[1]}")
-    session = Session(adapter)
+    session = LibrarySession(adapter)
     print(json.dumps({"versions": _versions(adapter.DISTRIBUTIONS)}), file=replies)
     for line in requests:
         request = json.loads(line)

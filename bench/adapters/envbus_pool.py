@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from envbus.bench.adapters.base import Opening, Recovered, Stepper
 from envbus.bench.adapters.envbus_vector import DISTRIBUTIONS, POLICY, QUIET_SECONDS, actors_of
-from envbus.bench.workloads import env_fns
+from envbus.bench.adapters.workloads import env_fns
 from envbus.runner import ActorPool
 
 __all__ = ["DISTRIBUTIONS", "open_stepper"]
@@ -88,7 +88,7 @@ class PoolStepper(Stepper):
         lives = np.full(self._pool.num_envs, -1)
         rows = np.zeros(self._pool.num_envs, np.int64)
         steps, start = 0, time.perf_counter()
-        while rows[self._hit].min() < 2:  # a life's first row is its reset
+        while np.min(rows[self._hit]) < 2:  # a life's first row is its reset
             self._pool.send(actions[self._ready], self._ready)
             batch = self._pool.recv(min_envs=1)
             ids = self._ready = batch.env_ids
@@ -119,8 +119,7 @@ def open_stepper(opening: Opening) -> Stepper:
     pool = ActorPool(
         env_fns(opening.workload, opening.num_envs),
         num_actors=num_actors,
-        restart_failed_sub_environments=bool(opening.options.get("restart", False)),
-        restart_policy=POLICY,
+        restart=POLICY if opening.options.get("restart", False) else False,
     )
     pool.reset(seed=0)
     return PoolStepper(pool, len(pool.actor_pids()))

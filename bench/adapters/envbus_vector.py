@@ -1,8 +1,8 @@
 """envbus's own BusVectorEnv.
 
-Options: `shared_memory`; `lanes`; `num_actors`: a number, `"auto"` (one per core) or `"num_envs"`
-(one per env, for envs that wait rather than compute); `wait`; `restart`: failed envs are made
-anew.
+Options: `shared_memory`; `local_links`; `num_actors`: a number, `"auto"` (one per core) or
+`"num_envs"` (one per env, for envs that wait rather than compute); `wait`; `restart`: failed envs
+are made anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from envbus.bench.adapters.base import Opening, Recovered, Stepper
 from envbus.bench.adapters.gymnasium_vector import VectorStepper
-from envbus.bench.workloads import autoreset_mode, env_fns
+from envbus.bench.adapters.workloads import autoreset_mode, env_fns
 from envbus.runner import BusVectorEnv, RestartPolicy
 
 __all__ = ["DISTRIBUTIONS", "POLICY", "QUIET_SECONDS", "actors_of", "open_stepper"]
@@ -61,9 +61,8 @@ def open_stepper(opening: Opening) -> Stepper:
         num_actors=actors_of(opening),
         autoreset_mode=autoreset_mode(opening.workload),
         wait=opening.options.get("wait", "auto"),
-        lanes=bool(opening.options.get("lanes", True)),
-        restart_failed_sub_environments=bool(opening.options.get("restart", False)),
-        restart_policy=POLICY,
+        local_links=bool(opening.options.get("local_links", True)),
+        restart=POLICY if opening.options.get("restart", False) else False,
     )
     envs.reset(seed=0)
     return BusVectorStepper(envs)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envbus.bench.adapters.base import Opening, Stepper
-from envbus.bench.workloads import make_env
+from envbus.bench.adapters.workloads import make_env
 
 __all__ = ["DISTRIBUTIONS", "open_stepper"]
 
@@ -69,7 +69,7 @@ class Flag:
             words[8] = 0
 
 
-class Rows:
+class FloorRows:
     """What all envs have, in memory that children made by fork share."""
 
     def __init__(self, env: gym.Env[Any, Any], num_envs: int) -> None:
@@ -88,7 +88,7 @@ class FloorStepper(Stepper):
 
     def __init__(self, workload: str, num_envs: int, processes: int, spin: float) -> None:
         env = make_env(workload)
-        self._rows, self._spin, self._number = Rows(env, num_envs), spin, 0
+        self._rows, self._spin, self._number = FloorRows(env, num_envs), spin, 0
         env.close()
         fork = multiprocessing.get_context("fork")
         self._flags = [(Flag(), Flag()) for _ in range(processes)]
@@ -126,7 +126,7 @@ class FloorStepper(Stepper):
 
 
 def _work(
-    workload: str, indices: Sequence[int], rows: Rows, asked: Flag, done: Flag, spin: float
+    workload: str, indices: Sequence[int], rows: FloorRows, asked: Flag, done: Flag, spin: float
 ) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would ring any more
     envs = [make_env(workload, index) for index in indices]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from envbus.bench.adapters.base import Broken, Opening, Stepper
 from envbus.bench.adapters.killing import kill_and_start_again
-from envbus.bench.workloads import autoreset_mode, env_fns
+from envbus.bench.adapters.workloads import autoreset_mode, env_fns
 
 __all__ = ["DISTRIBUTIONS", "VectorStepper", "open_stepper"]
 

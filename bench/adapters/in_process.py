@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envbus.bench.adapters.base import Measurement, Opening, Stepper, Timed
-from envbus.bench.workloads import action_ring, make_env
+from envbus.bench.adapters.workloads import action_ring, make_env
 
 __all__ = ["DISTRIBUTIONS", "open_stepper"]
 

@@ -14,7 +14,7 @@ from pufferlib import vector
 from pufferlib.emulation import GymnasiumPufferEnv
 
 from envbus.bench.adapters.base import Opening, Stepper
-from envbus.bench.workloads import make_env
+from envbus.bench.adapters.workloads import make_env
 
 __all__ = ["DISTRIBUTIONS", "open_stepper"]
 

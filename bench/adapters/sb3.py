@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from envbus.bench.adapters.base import Broken, Opening, Stepper
 from envbus.bench.adapters.killing import kill_and_start_again
-from envbus.bench.workloads import env_fns
+from envbus.bench.adapters.workloads import env_fns
 
 __all__ = ["DISTRIBUTIONS", "open_stepper"]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tianshou.env import ShmemVectorEnv
 
 from envbus.bench.adapters.base import Opening, Stepper
-from envbus.bench.workloads import env_fns
+from envbus.bench.adapters.workloads import env_fns
 
 __all__ = ["DISTRIBUTIONS", "open_stepper"]
 

@@ -15,15 +15,18 @@ from typing import Final
 import msgspec
 
 from envbus.bus.errors import ConfigError
-from envbus.bus.transport import is_local
+from envbus.bus.transport.interface import is_local
 
-__all__ = ["BOOTSTRAP_PARCEL", "PROBE", "STOP", "Bootstrap", "GatewayConfig", "split_address"]
+__all__ = [
+    "STOP",
+    "GatewayBootstrap",
+    "GatewayConfig",
+    "split_address",
+]
 
-#: Number of the first parcel on the pipe to a gateway's process, a `Bootstrap`. The listening
-#: sockets follow, those for TCP first; then any number of `PROBE`; at the end, `STOP`. From the
-#: process comes a parcel, of no bytes, when it serves, and one for each `PROBE`.
-BOOTSTRAP_PARCEL: Final = 1
-PROBE: Final = b"probe"
+#: Over the pipe to a gateway's process come a `GatewayBootstrap`; the listening sockets, those for
+#: TCP first; then any number of `PROBE`; at the end, `STOP`. From the process
+#: comes a parcel, of no bytes, when it serves, and one for each `PROBE`.
 STOP: Final = b"stop"
 
 #: What fits into an HTTP header and into a URL as it is.
@@ -93,6 +96,11 @@ class GatewayConfig:
         for address in (*self.tcp, *self.websocket):
             self._check_width(address)
 
+    @property
+    def max_peers(self) -> int:
+        """Connections to the broker at a time, with those of clients that have just gone."""
+        return 2 * self.max_connections + 64
+
     def tls(self) -> ssl.SSLContext | None:
         """Return what TLS connections are made with, or None without TLS.
 
@@ -144,7 +152,7 @@ class GatewayConfig:
             )
 
 
-class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
+class GatewayBootstrap(msgspec.Struct, frozen=True, kw_only=True):
     """All that a gateway's process must know."""
 
     #: The broker's, private to this user.

@@ -1,7 +1,7 @@
 """The driver's hold on a gateway: its listening sockets, and the process that serves them.
 
-Leaves out what that process does (`host.py`), whether it hangs (`probing.py`) and when a dead one
-is started again (`supervision.py`).
+Leaves out what that process does (`host.py`), whether it hangs (`process/liveness_probe.py`) and
+when a dead one is started again (`process/supervision.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import random
+import resource
 import select
 import socket
 import time
@@ -24,23 +25,28 @@ from envbus.bus.errors import (
     ConfigError,
     EnvbusError,
     RestartLimitError,
+    StartError,
     TransportError,
 )
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.gateway.config import (
-    BOOTSTRAP_PARCEL,
-    PROBE,
     STOP,
-    Bootstrap,
+    GatewayBootstrap,
     GatewayConfig,
     split_address,
 )
 from envbus.bus.interrupts import uninterrupted_call
-from envbus.bus.nursery import Child, ExitStatus, Nursery
-from envbus.bus.pipe import Pipe
-from envbus.bus.probing import Probing, Verdict
-from envbus.bus.restart import Exit, RestartPolicy
-from envbus.bus.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
+from envbus.bus.process.liveness_probe import PROBE, LivenessProbe, Verdict
+from envbus.bus.process.pipe import Pipe
+from envbus.bus.process.process_group import (
+    Child,
+    ExitStatus,
+    ProcessGroup,
+    descriptors_in_use,
+)
+from envbus.bus.process.restart import Exit, RestartPolicy
+from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
+from envbus.bus.transport.interface import BACKLOG
 
 __all__ = ["PRELOAD", "Gateway"]
 
@@ -50,11 +56,12 @@ _NAME: Final = "gateway"
 _HOST: Final = "envbus.bus.gateway.host"
 #: What the fork server imports before it forks a gateway; the driver need not.
 PRELOAD: Final = (_HOST,)
-#: Connections that wait to be accepted, also while a dead gateway is started again.
-_BACKLOG: Final = 128
 #: Seconds for a process' first sign of life, on a busy machine, and between looks for it.
 _START_TIMEOUT: Final = 30.0
 _START_LOOK: Final = 0.2
+#: Descriptors that this process may want for other things later: at least, and where it may.
+_LEAST_SPARE: Final = 64
+_SPARE: Final = 1024
 
 
 class Gateway:
@@ -75,31 +82,30 @@ class Gateway:
     Raises:
         ConfigError: An address is none of this host's, or the files for TLS cannot be used.
         TransportError: An address is in use.
-        StartError: No process could be started.
+        StartError: No process could be started, or this one may not have the descriptors.
     """
 
     def __init__(
         self, endpoint: str, config: GatewayConfig, restart: RestartPolicy | None = None
     ) -> None:
         config.tls()  # raises here, and not in the child
-        self._bootstrap = msgspec.msgpack.encode(Bootstrap(endpoint=endpoint, config=config))
+        _allow_descriptors(config)
+        self._bootstrap = msgspec.msgpack.encode(GatewayBootstrap(endpoint=endpoint, config=config))
         self._owner = os.getpid()
         self._supervision = Supervision(random.random)
         self._child: Child | None = None
         self._hang_timeout = config.hang_timeout
         #: Of the process that serves; None: it is not asked for signs of life (any more).
-        self._probing: Probing | None = None
+        self._liveness_probe: LivenessProbe | None = None
         #: When to look for signs of life. Not with each `check`, which is called for each message.
         self._look_at = math.inf
-        #: Number of the next parcel from it.
-        self._next_parcel = 1
         self._hung = False
         self._closed = False
         self._listeners: list[socket.socket] = []
         try:
             for address in (*config.tcp, *config.websocket):
                 self._listeners.append(_listen(address))
-            self._nursery = Nursery(PRELOAD)
+            self._process_group = ProcessGroup(PRELOAD)
         except BaseException:
             self._close_listeners()
             raise
@@ -108,8 +114,8 @@ class Gateway:
         self.tcp = tuple(addresses[: len(config.tcp)])
         self.websocket = tuple(addresses[len(config.tcp) :])
         self._tls = config.certificate is not None
-        self._news = select.poll()
-        self._news.register(self._nursery.fileno(), select.POLLIN)
+        self._events = select.poll()
+        self._events.register(self._process_group.fileno(), select.POLLIN)
         disown_in_forks(self)
         try:
             self._perform(self._supervision.add(_NAME, restart or RestartPolicy()))
@@ -139,11 +145,11 @@ class Gateway:
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when the process has ended."""
-        return self._nursery.fileno()
+        return self._process_group.fileno()
 
     def wake_at(self) -> float | None:
         """Return by when `check` is due, in seconds of `time.monotonic`; None: not by itself."""
-        times = self._look_at, self._supervision.wake_at(), self._nursery.wake_at()
+        times = self._look_at, self._supervision.wake_at(), self._process_group.wake_at()
         at = min(at for at in times if at is not None)
         return None if at == math.inf else at
 
@@ -163,9 +169,9 @@ class Gateway:
         if now >= self._look_at:
             self._look(now)
         due = self.wake_at()
-        if (due is None or now < due) and not self._news.poll(0):
-            return  # asking the nursery takes ten times as long, and this is asked all the time
-        for child, status in self._nursery.exits():
+        if (due is None or now < due) and not self._events.poll(0):
+            return  # asking the group takes ten times as long, and this is asked all the time
+        for child, status in self._process_group.exits():
             if child is self._child:
                 self._on_exit(status, now)
         self._perform(self._supervision.due(now))
@@ -181,10 +187,9 @@ class Gateway:
         self._closed = True
         self._close_listeners()
         if self._child is not None and self._child.exit_status is None:
-            pipe = self._child.pipe
             with contextlib.suppress(EnvbusError):  # it is dead
-                pipe.send_bytes(pipe.next_number(), STOP)
-        self._nursery.close(timeout)
+                self._child.pipe.send(STOP)
+        self._process_group.close(timeout)
 
     def disown(self) -> None:
         """In a forked copy: let go of the listening sockets."""
@@ -204,34 +209,32 @@ class Gateway:
     def _look(self, now: float) -> None:
         """Look for signs of life; ask for one at times, and kill a process that gives none."""
         assert self._child is not None
-        assert self._probing is not None
+        assert self._liveness_probe is not None
         self._take_signs(self._child.pipe, now)
-        verdict = self._probing.look(now)
+        verdict = self._liveness_probe.look(now)
         if verdict is Verdict.HUNG:
             self._hung, self._look_at = True, math.inf
             # Without native frames, which take seconds: the owner's other clients wait meanwhile.
-            (stack,) = self._nursery.stacks([self._child], native=False)
+            (stack,) = self._process_group.stacks([self._child], native=False)
             logger.warning("the gateway's process hangs and is killed:\n%s", stack)
-            self._nursery.kill(self._child)
+            self._process_group.kill(self._child)
             return
         if verdict is Verdict.ASK:
-            pipe = self._child.pipe
             with contextlib.suppress(EnvbusError):  # it is dead already
-                pipe.send_bytes(pipe.next_number(), PROBE)
-        self._look_at = self._probing.wake_at()
-        if self._next_parcel == 1:
+                self._child.pipe.send(PROBE)
+        self._look_at = self._liveness_probe.wake_at()
+        if self._child.pipe.next_expected == 1:
             self._look_at = min(self._look_at, now + _START_LOOK)
 
     def _take_signs(self, pipe: Pipe, now: float) -> None:
         try:
             while True:
-                pipe.receive_bytes(self._next_parcel, 0.0)
-                if self._next_parcel == 1:  # it serves
+                pipe.receive(0.0)
+                if pipe.next_expected == 2:  # the first one: it serves
                     assert self._hang_timeout is not None
-                    self._probing = Probing(self._hang_timeout, now)
-                elif self._probing is not None:
-                    self._probing.alive(now)
-                self._next_parcel += 1
+                    self._liveness_probe = LivenessProbe(self._hang_timeout, now)
+                elif self._liveness_probe is not None:
+                    self._liveness_probe.alive(now)
         except EnvbusError:
             return  # nothing more now; that it has ended is told elsewhere
 
@@ -258,7 +261,7 @@ class Gateway:
                     except EnvbusError as error:  # no process, no memory: another failure
                         logger.warning("the gateway's process was not started again: %s", error)
                         assert self._child is not None
-                        self._nursery.kill(self._child)  # one that was not told what it needs
+                        self._process_group.kill(self._child)  # one that was not told what it needs
                         self._look_at, now, how = math.inf, time.monotonic(), str(error)
                         self._perform(self._supervision.on_exit(_NAME, life, Exit.CRASH, now, how))
                 case ChildGivenUp(_, how_often, cause):
@@ -266,25 +269,44 @@ class Gateway:
 
     @uninterrupted_call  # or the process takes what comes next for what it needs first
     def _start(self) -> None:
-        self._child = self._nursery.start(_NAME, f"{_HOST}:main")
+        self._child = self._process_group.start(_NAME, f"{_HOST}:main")
         life = self._supervision.incarnation(_NAME)
         self._supervision.on_ready(_NAME, life, time.monotonic())
-        self._next_parcel, self._hung = 1, False
+        self._hung = False
         if self._hang_timeout is not None:
             now = time.monotonic()
-            self._probing = Probing(max(self._hang_timeout, _START_TIMEOUT), now)
+            self._liveness_probe = LivenessProbe(max(self._hang_timeout, _START_TIMEOUT), now)
             self._look_at = now + _START_LOOK
         pipe = self._child.pipe
-        number = pipe.next_number()
-        assert number == BOOTSTRAP_PARCEL
         with contextlib.suppress(ClosedError):  # it is dead already, which `check` will hear
-            pipe.send_bytes(number, self._bootstrap)
+            pipe.send(self._bootstrap)
             for listener in self._listeners:
                 pipe.send_fd(pipe.next_number(), listener.fileno())
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:
             listener.close()
+
+
+def _allow_descriptors(config: GatewayConfig) -> None:
+    """Let this process have a descriptor for each connection to its broker.
+
+    libzmq ends a process that has none for a connection to a Unix socket: clients could do that.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = descriptors_in_use()
+    needed = used + config.max_peers + _LEAST_SPARE
+    wanted = used + config.max_peers + _SPARE
+    if hard != resource.RLIM_INFINITY:
+        if needed > hard:
+            raise StartError(
+                f"max_connections={config.max_connections} takes up to {config.max_peers} "
+                f"descriptors of this process, which has {used} and may have {hard}. Lower it, or "
+                f"allow {needed} at least: `ulimit -Hn` in the shell before"
+            )
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listen(address: str) -> socket.socket:
@@ -301,7 +323,7 @@ def _listen(address: str) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise TransportError(f"cannot listen at {address}: {error}") from error

@@ -1,7 +1,8 @@
 """A gateway's process: take the listening sockets, and serve connections until told to stop.
 
 The only asyncio in this package; each other process has one loop of its own. Each connection
-performs what its `Session` says, over a DEALER by which it is a peer. Leaves out what frames mean.
+performs what its `GatewaySession` says, over a DEALER by which it is a peer. Leaves out what frames
+mean.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ import zmq
 from envbus.bus.brief import cut, printable
 from envbus.bus.complaints import Complaints
 from envbus.bus.errors import ClosedError, EnvbusError, TransportError
-from envbus.bus.gateway.carriage import StreamCarriage, TurnedAwayError, WebSocketCarriage
-from envbus.bus.gateway.config import BOOTSTRAP_PARCEL, PROBE, Bootstrap, GatewayConfig
-from envbus.bus.gateway.session import Budget, Session
-from envbus.bus.messages import FailureCode
-from envbus.bus.pipe import Pipe
-from envbus.bus.transport import Buffer, Frames
+from envbus.bus.gateway.client_framing import StreamFraming, TurnedAwayError, WebSocketFraming
+from envbus.bus.gateway.config import GatewayBootstrap, GatewayConfig
+from envbus.bus.gateway.session import Budget, GatewaySession
+from envbus.bus.process.liveness_probe import PROBE
+from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
+from envbus.bus.transport.zmq_sockets import LINGER_MS, NOBLOCK, NOBLOCK_MORE
+from envbus.bus.wire.frames import Buffer, Frames
+from envbus.bus.wire.messages import FailureCode
 
 __all__ = ["PIECE", "Connection", "Crowd", "Dealer", "InPieces", "main"]
 
 logger = logging.getLogger("envbus.bus.gateway")
 
-CarriageMaker: TypeAlias = type[StreamCarriage] | type[WebSocketCarriage]
+FramingMaker: TypeAlias = type[StreamFraming] | type[WebSocketFraming]
 
-#: Seconds to wait for the driver's side of a hand-over that it has begun.
-_HANDOVER_TIMEOUT: Final = 30.0
 #: Seconds for clients to take their last messages when the gateway ends.
 _END_TIMEOUT: Final = 1.0
 #: Seconds for what the broker has said at its own end to come here and be passed on.
@@ -53,33 +54,27 @@ def main(pipe: Pipe) -> None:
     """Serve until the driver at the other end of `pipe` says to stop."""
     # It warns for each message to a client that has closed its side, who thus could fill a disk.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    bootstrap = msgspec.msgpack.decode(
-        pipe.receive_bytes(BOOTSTRAP_PARCEL, _HANDOVER_TIMEOUT), type=Bootstrap
-    )
+    bootstrap = msgspec.msgpack.decode(pipe.receive(HANDOVER_TIMEOUT), type=GatewayBootstrap)
     config = bootstrap.config
-    count = len(config.tcp) + len(config.websocket)
-    first = BOOTSTRAP_PARCEL + 1
     listeners = [
-        socket.socket(fileno=pipe.receive_fd(number, _HANDOVER_TIMEOUT))
-        for number in range(first, first + count)
+        socket.socket(fileno=pipe.receive_fd(pipe.next_expected, HANDOVER_TIMEOUT))
+        for _ in (*config.tcp, *config.websocket)
     ]
     clients = config.max_connections * _DESCRIPTORS_PER_CONNECTION
     _allow_descriptors(clients + config.max_strangers + _SPARE_DESCRIPTORS)
-    asyncio.run(_serve(bootstrap, listeners, pipe, first + count))
+    asyncio.run(_serve(bootstrap, listeners, pipe))
 
 
-async def _serve(
-    bootstrap: Bootstrap, listeners: list[socket.socket], pipe: Pipe, next_parcel: int
-) -> None:
+async def _serve(bootstrap: GatewayBootstrap, listeners: list[socket.socket], pipe: Pipe) -> None:
     config = bootstrap.config
     loop = asyncio.get_running_loop()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # One more than is allowed is told so, and lasts a moment.
-    context.set(zmq.MAX_SOCKETS, 2 * config.max_connections + 64)
+    context.set(zmq.MAX_SOCKETS, config.max_peers)
     make_dealer = functools.partial(Dealer, context, bootstrap.endpoint)
     crowd, tls, complaints = Crowd(), config.tls(), Complaints(logger)
 
-    async def accept(listener: socket.socket, make_carriage: CarriageMaker) -> None:
+    async def accept(listener: socket.socket, make_framing: FramingMaker) -> None:
         """Take in who comes; asyncio's own server would count nobody before TLS is through."""
         listener.setblocking(False)
         while True:
@@ -89,14 +84,14 @@ async def _serve(
                 complaints.add("accept", f"a connection was not accepted: {error}")
                 await asyncio.sleep(_ACCEPT_PAUSE)
                 continue
-            opening = asyncio.ensure_future(open_connection(sock, make_carriage))
+            opening = asyncio.ensure_future(open_connection(sock, make_framing))
             openings.add(opening)
             opening.add_done_callback(openings.discard)
 
-    async def open_connection(sock: socket.socket, make_carriage: CarriageMaker) -> None:
+    async def open_connection(sock: socket.socket, make_framing: FramingMaker) -> None:
         task = asyncio.current_task()
         assert task is not None
-        session = Session(make_carriage(config), config)
+        session = GatewaySession(make_framing(config), config)
         connection = Connection(session, config, make_dealer, crowd, task.cancel)
         if tls is not None:
             sock = InPieces(fileno=sock.detach())
@@ -112,15 +107,15 @@ async def _serve(
             sock.close()
 
     openings: set[asyncio.Future[None]] = set()
-    makers = (StreamCarriage,) * len(config.tcp) + (WebSocketCarriage,) * len(config.websocket)
+    makers = (StreamFraming,) * len(config.tcp) + (WebSocketFraming,) * len(config.websocket)
     acceptors = [
         asyncio.ensure_future(accept(listener, maker))
         for listener, maker in zip(listeners, makers, strict=True)
     ]
     stopped = asyncio.Event()
-    orders = _Orders(pipe, next_parcel, stopped)
-    loop.add_reader(pipe.fileno(), orders.take)
-    orders.give_sign()
+    commands = _Commands(pipe, stopped)
+    loop.add_reader(pipe.fileno(), commands.take)
+    commands.give_sign()
     interval = min(config.handshake_timeout, config.keepalive, 2.0) / 2
     while not stopped.is_set():
         for connection in list(crowd):
@@ -154,24 +149,22 @@ class InPieces(socket.socket):
         return super().recv_into(buffer, min(nbytes or len(memoryview(buffer)), PIECE), flags)
 
 
-class _Orders:
+class _Commands:
     """What comes over the pipe: questions whether this loop goes round, and the end."""
 
-    def __init__(self, pipe: Pipe, next_parcel: int, stopped: asyncio.Event) -> None:
+    def __init__(self, pipe: Pipe, stopped: asyncio.Event) -> None:
         self._pipe = pipe
-        self._next_parcel = next_parcel
         self._stopped = stopped
 
     def give_sign(self) -> None:
         """Say that this loop goes round."""
         with contextlib.suppress(EnvbusError):  # the driver is gone, or about to be heard of
-            self._pipe.send_bytes(self._pipe.next_number(), b"")
+            self._pipe.send(b"")
 
     def take(self) -> None:
         """The pipe is readable."""
         try:
-            while self._pipe.receive_bytes(self._next_parcel, 0.0) == PROBE:
-                self._next_parcel += 1
+            while self._pipe.receive(0.0) == PROBE:
                 self.give_sign()
         except ClosedError:
             pass  # the driver is gone, and its watchdog about to end this process
@@ -195,8 +188,6 @@ def _allow_descriptors(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-logger = logging.getLogger("envbus.bus.gateway")
-
 #: Seconds for a client to take the last words.
 _LINGER: Final = 1.0
 #: What came is read in pieces of so many bytes, for so many seconds at one go; then others get
@@ -217,15 +208,12 @@ MakeDealer: TypeAlias = Callable[
 
 
 class Crowd:
-    """All connections of a gateway.
-
-    Attributes:
-        admitted: Those that have said hello and go on.
-        strangers: The others, oldest first: not through yet, or about to end.
-    """
+    """All connections of a gateway."""
 
     def __init__(self) -> None:
+        #: Those that have said hello and go on.
         self.admitted: set[Connection] = set()
+        #: The others, oldest first: not through yet, or about to end.
         self.strangers: dict[Connection, None] = {}
 
     def __iter__(self) -> Iterator[Connection]:
@@ -248,7 +236,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(
         self,
-        session: Session,
+        session: GatewaySession,
         config: GatewayConfig,
         make_dealer: MakeDealer,
         crowd: Crowd,
@@ -495,12 +483,8 @@ def _set_options(sock: socket.socket, keepalive: float) -> None:
 
 #: Messages that wait for the broker, or for this process, per connection.
 _HIGH_WATER_MARK: Final = 256
-#: Milliseconds that the last messages of a connection get.
-_LINGER_MS: Final = 500
 #: Messages of the broker that one connection takes before others get their turn.
 _BATCH: Final = 64
-_NOBLOCK: Final = int(zmq.NOBLOCK)
-_NOBLOCK_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Dealer:
@@ -540,7 +524,7 @@ class Dealer:
         sent = True
         try:
             for index, frame in enumerate(frames):
-                flags = _NOBLOCK if index == last else _NOBLOCK_MORE
+                flags = NOBLOCK if index == last else NOBLOCK_MORE
                 self._socket.send(frame, flags, copy=len(frame) < zmq.COPY_THRESHOLD)
         except zmq.Again:
             self._blocked, sent = True, False
@@ -551,7 +535,7 @@ class Dealer:
         """Close the socket, giving the last messages a bounded time. Idempotent."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
-            self._socket.close(_LINGER_MS)
+            self._socket.close(LINGER_MS)
 
     def _look(self) -> None:
         """Take what has come. The descriptor tells only once of each change."""
@@ -564,5 +548,5 @@ class Dealer:
                 self._loop.call_soon(self._on_writable)
             if not events & zmq.POLLIN:
                 return
-            self._on_message(self._socket.recv_multipart(_NOBLOCK))
+            self._on_message(self._socket.recv_multipart(NOBLOCK))
         self._loop.call_soon(self._look)

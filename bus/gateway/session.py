@@ -7,13 +7,14 @@ from typing import Final
 import msgspec
 
 from envbus.bus.brief import printable
-from envbus.bus.codec import decode, decode_header, encode, encode_header, message
-from envbus.bus.control import NOBODY
+from envbus.bus.broker.control import NOBODY
 from envbus.bus.errors import EncodeError, ProtocolError, VersionMismatchError
-from envbus.bus.framing import lengths_of
-from envbus.bus.gateway.carriage import Carriage, TurnedAwayError, check_token, failure_of
+from envbus.bus.gateway.client_framing import Framing, TurnedAwayError, check_token, failure_of
 from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.messages import (
+from envbus.bus.wire.codec import decode, decode_header, encode, encode_header, message
+from envbus.bus.wire.frames import Frames
+from envbus.bus.wire.framing import lengths_of
+from envbus.bus.wire.messages import (
     Failed,
     FailureCode,
     Goodbye,
@@ -23,9 +24,8 @@ from envbus.bus.messages import (
     Token,
     Welcome,
 )
-from envbus.bus.transport import Frames
 
-__all__ = ["STRANGERS_BYTES", "Budget", "Session"]
+__all__ = ["STRANGERS_BYTES", "Budget", "GatewaySession"]
 
 #: What may come before hello is through: HTTP's headers and a token, or a hello with all the
 #: services and names that a broker takes.
@@ -36,7 +36,7 @@ _PATIENCE: Final = 5.0
 _HELLO, _WELCOME = Hello.__name__.encode(), Welcome.__name__.encode()
 
 
-class Session:
+class GatewaySession:
     """Lets a client in, and its messages through untouched, save the limit that Welcome tells.
 
     Attributes:
@@ -46,11 +46,11 @@ class Session:
             welcomed it yet, or watches it otherwise.
     """
 
-    def __init__(self, carriage: Carriage, config: GatewayConfig) -> None:
+    def __init__(self, framing: Framing, config: GatewayConfig) -> None:
         self.joined = False
         self.ended: str | None = None
         self.lease = 0.0
-        self._carriage = carriage
+        self._framing = framing
         self._token = config.token
         self._limit = config.max_message_bytes
         self._unsent = b""
@@ -69,7 +69,7 @@ class Session:
         if self.ended is not None:
             return messages
         try:
-            for frames in self._carriage.receive(data):
+            for frames in self._framing.receive(data):
                 if self.joined:
                     if _HELLO in bytes(frames[0]):
                         self._on_hello(frames)
@@ -84,8 +84,8 @@ class Session:
             self.end(error)
         except ProtocolError as error:
             self.end(TurnedAwayError(str(error)))
-        self._unsent = self._carriage.take_unsent() + self._unsent
-        if self._carriage.over and self.ended is None:
+        self._unsent = self._framing.take_unsent() + self._unsent
+        if self._framing.over and self.ended is None:
             self.ended = ""
         return messages
 
@@ -96,20 +96,20 @@ class Session:
         try:
             if self._hello_id is not None:
                 frames = self._on_answer(frames)
-            return self._carriage.wrap(frames) if frames else b""
-        except EncodeError as error:  # another peer's, which no carriage takes
+            return self._framing.wrap(frames) if frames else b""
+        except EncodeError as error:  # another peer's, which no framing takes
             self.end(TurnedAwayError(f"a message cannot be carried: {error}"))
             return b""
 
     def probe(self) -> bytes:
         """Return what makes a living client say something, or nothing if TCP does that."""
-        return b"" if self.ended is not None else self._carriage.probe()
+        return b"" if self.ended is not None else self._framing.probe()
 
     def end(self, reason: TurnedAwayError) -> None:
         """End the session; `take_unsent` then has the last words."""
         if self.ended is None:
             self.ended = str(reason)
-            self._unsent += self._carriage.farewell(reason)
+            self._unsent += self._framing.farewell(reason)
 
     def take_unsent(self) -> bytes:
         """Return what is to be sent to the client besides messages of the broker's."""
@@ -133,9 +133,9 @@ class Session:
             shown = decode(Token, frames[1:])
             if self._token is not None:
                 check_token(shown.token, self._token)
-            self._carriage.has_token = True
+            self._framing.has_token = True
             return False
-        if self._token is not None and not self._carriage.has_token:
+        if self._token is not None and not self._framing.has_token:
             raise TurnedAwayError(
                 "a token is wanted before anything else; this client showed none",
                 request_id=request_id,
@@ -147,10 +147,10 @@ class Session:
             )
             if not request_id:
                 raise reason
-            self._unsent += self._carriage.wrap(failure_of(reason))  # and the connection stays
+            self._unsent += self._framing.wrap(failure_of(reason))  # and the connection stays
             return False
         self.joined = True
-        self._carriage.admit()
+        self._framing.admit()
         self._incarnation = header.incarnation
         return True
 

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.distributions import ActionHead
+from envbus.runner.data.nested import Tree, leaves_of, map_tree
 from envbus.runner.extras import needed_for
-from envbus.runner.nested import Tree, leaves_of, map_tree
-from envbus.runner.policies import Policy, PolicyOutput, Weights
+from envbus.runner.policies.distributions import ActionHead
+from envbus.runner.policies.policy import Policy, PolicyOutput, Weights
 
 with needed_for("OnnxPolicy", "onnx"):
     import onnxruntime

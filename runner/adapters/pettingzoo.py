@@ -10,12 +10,12 @@ from typing import Any
 
 import gymnasium
 
-from envbus.actors.agent_spaces import AgentID
-from envbus.actors.env_source import parse_source
+from envbus.actors.arrays.agent_spaces import AgentID
+from envbus.actors.env.source import parse_source
 from envbus.bus.errors import ConfigError
-from envbus.runner.config import Timeouts
 from envbus.runner.extras import needed_for
-from envbus.runner.pool import ActorPool
+from envbus.runner.pool.pool import ActorPool
+from envbus.runner.workers.config import Timeouts
 
 with needed_for("parallel_env", "pettingzoo"):
     from pettingzoo import ParallelEnv
@@ -104,6 +104,12 @@ class RemoteParallelEnv(ParallelEnv[Any, Any, Any]):  # type: ignore[misc]
     def close(self) -> None:
         """End the env's process. Idempotent."""
         self._pool.close()
+
+    def __enter__(self) -> RemoteParallelEnv:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def _receive(self) -> dict[str, Any]:
         record: dict[str, Any] = self._pool.recv().observations[0]

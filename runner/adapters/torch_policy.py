@@ -9,10 +9,10 @@ import numpy as np
 from gymnasium import Space
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.distributions import ActionHead
+from envbus.runner.data.nested import Tree, map_tree
 from envbus.runner.extras import how_to_install
-from envbus.runner.nested import Tree, map_tree
-from envbus.runner.policies import Policy, PolicyOutput, Weights
+from envbus.runner.policies.distributions import ActionHead
+from envbus.runner.policies.policy import Policy, PolicyOutput, Weights
 
 __all__ = ["TorchPolicy"]
 

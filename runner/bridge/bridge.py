@@ -1,6 +1,6 @@
 """`ExternalEnvBridge`: makes simulators that call us look like envs to a runner.
 
-Owns the sockets, and is what a runner sees. Leaves out how clients are served (`reception.py`),
+Owns the sockets, and is what a runner sees. Leaves out how clients are served (`dispatcher.py`),
 what is decided (`episodes.py`), and simulators that this process starts (`hosting.py`).
 """
 
@@ -12,32 +12,33 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from envbus.actors.arrays.spaces import Space
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.protocol import BRIDGE
-from envbus.actors.spaces import Space
-from envbus.bus.broker import Broker
-from envbus.bus.broker_core import BrokerCore
-from envbus.bus.broker_vocabulary import MAX_HEARTBEAT, BrokerConfig, BrokerStatistics
+from envbus.bus.broker.core import BrokerCore
+from envbus.bus.broker.events import MAX_HEARTBEAT, BrokerConfig, BrokerStatistics
+from envbus.bus.broker.loop import Broker
 from envbus.bus.errors import ClosedError
-from envbus.bus.forking import StaysHere
+from envbus.bus.forking import StaysHere, disown_in_forks
 from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.gateway.gateway import PRELOAD
 from envbus.bus.interrupts import hand_out, uninterrupted_call
-from envbus.bus.keys import Allow, BrokerKeys, PathLike
-from envbus.bus.lane_router import with_lanes
-from envbus.bus.messages import Failed, FailureCode
-from envbus.bus.restart import RestartPolicy
-from envbus.bus.zmq_sockets import ZmqRouter
+from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.transport.curve_keys import Allow, BrokerKeys, PathLike
+from envbus.bus.transport.local_router import with_local_links
+from envbus.bus.transport.zmq_sockets import ZmqRouter
+from envbus.bus.wire.messages import Failed, FailureCode
+from envbus.runner.bridge.dispatcher import EpisodeDispatcher
 from envbus.runner.bridge.episodes import Episodes
-from envbus.runner.bridge.hosting import Hosts, PrivateDoor, Where
+from envbus.runner.bridge.hosting import Hosts, PrivateEndpoint, Where
 from envbus.runner.bridge.models import Models
-from envbus.runner.bridge.reception import Reception
 from envbus.runner.bridge.requests import checked, told
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import BridgeStatistics, Confirm, Drain, EpisodeLimits, GiveUp
-from envbus.runner.config import ENDPOINTS, check_kind, list_of
-from envbus.runner.latency import LatencyHistogram
+from envbus.runner.data.episode import DEFAULT_POLICY_ID
+from envbus.runner.data.latency import LatencyHistogram
+from envbus.runner.workers.config import check_kind, endpoints_of
 
 __all__ = ["ExternalEnvBridge"]
 
@@ -66,7 +67,7 @@ class ExternalEnvBridge(StaysHere):
         action_space: The same.
         bind: Endpoints for simulators. A wider one than this host needs `keys`, or `insecure`.
         keys: File of the bridge's secret key: see docs/security.md.
-        allow: Whose keys: as in `envbus.bus.standalone.serve_broker`.
+        allow: Whose keys: as in `envbus.bus.broker.standalone.serve_broker`.
         insecure: Allow binding wider than this host without keys.
         policy_ids: What clients are told of who may act.
         limits: Of episodes and clients; None: the defaults.
@@ -74,8 +75,8 @@ class ExternalEnvBridge(StaysHere):
         confirm_ends: Tell a client that its episode has ended only when `confirm` says that it is
             safe: in a file, for example. An `EnvRunner` says so after `Callbacks.on_episode_end`,
             and what that raises the client raises.
-        lanes: Whether Python clients of this user and host may come without ZeroMQ, where that can
-            be: beside loopback and `ipc://` endpoints of a bridge without keys.
+        local_links: Whether Python clients of this user and host may come without ZeroMQ, where
+            that can be: beside loopback and `ipc://` endpoints of a bridge without keys.
 
     Attributes:
         confirm_ends: As given.
@@ -94,11 +95,11 @@ class ExternalEnvBridge(StaysHere):
         keys: PathLike | None = None,
         allow: Allow | None = None,
         insecure: bool = False,
-        policy_ids: Iterable[str] = ("default",),
+        policy_ids: Iterable[str] = (DEFAULT_POLICY_ID,),
         limits: EpisodeLimits | None = None,
         gateway: GatewayConfig | None = None,
         confirm_ends: bool = False,
-        lanes: bool = True,
+        local_links: bool = True,
     ) -> None:
         agreement = Agreement.of(observation_space, action_space)
         if limits is not None:
@@ -108,7 +109,7 @@ class ExternalEnvBridge(StaysHere):
         self._limits = limits or EpisodeLimits()
         self.confirm_ends = confirm_ends
         self._broker, bind_private = _listen(
-            bind, keys=keys, allow=allow, insecure=insecure, lanes=lanes
+            bind, keys=keys, allow=allow, insecure=insecure, local_links=local_links
         )
         self._models = Models(self._limits.max_version_lag)
         self._episodes = Episodes(
@@ -117,15 +118,15 @@ class ExternalEnvBridge(StaysHere):
             is_stale=self._models.is_stale,
             confirm_ends=confirm_ends,
         )
-        self._reception = Reception(
+        self._dispatcher = EpisodeDispatcher(
             self._broker, self._episodes, self._models, agreement, self._limits.lease
         )
         self.policy_ids = list(policy_ids)
-        self._door = PrivateDoor(bind_private)
+        self._private = PrivateEndpoint(bind_private)
         self._hosts = Hosts(
-            self._door.open,
+            self._private.open,
             self._broker.watch,
-            self._reception.end_client,
+            self._dispatcher.end_client,
             self._episodes.knows,
             self._limits.lease,
         )
@@ -133,9 +134,10 @@ class ExternalEnvBridge(StaysHere):
         self._stopped = False
         #: What Ctrl-C kept from the caller of `poll`.
         self._kept: list[BridgeResult] = []
+        disown_in_forks(self)
         if gateway is not None:
             try:
-                self._gateway = Gateway(self._door.open(PRELOAD), gateway)
+                self._gateway = Gateway(self._private.open(PRELOAD), gateway)
                 self._broker.watch(self._gateway.fileno())
             except BaseException:
                 self.stop()
@@ -172,27 +174,27 @@ class ExternalEnvBridge(StaysHere):
             ClosedError: The bridge was stopped.
         """
         self._assert_usable()
-        return self._door.open()
+        return self._private.open()
 
     @property
     def policy_ids(self) -> list[str]:
         """Who may act, as clients are told; those who join later are told of changes."""
-        return self._reception.policy_ids
+        return self._dispatcher.policy_ids
 
     @policy_ids.setter
     def policy_ids(self, policy_ids: list[str]) -> None:
-        self._reception.policy_ids = policy_ids
+        self._dispatcher.policy_ids = policy_ids
 
     @property
     def observation_space(self) -> Space | None:
         """Of the agent, or an `AgentSpaces`; None until the first client has told it."""
-        agreement = self._reception.agreement
+        agreement = self._dispatcher.agreement
         return None if agreement is None else agreement.observation_space
 
     @property
     def action_space(self) -> Space | None:
         """As `observation_space`."""
-        agreement = self._reception.agreement
+        agreement = self._dispatcher.agreement
         return None if agreement is None else agreement.action_space
 
     def use_spaces(self, on_spaces: Callable[[Space, Space], object] | None) -> None:
@@ -203,7 +205,7 @@ class ExternalEnvBridge(StaysHere):
                 client is let in. What it raises refuses that client, and the next one may tell
                 others. Spaces then hold for as long as anybody uses them, instead of for good.
         """
-        self._reception.on_spaces = (
+        self._dispatcher.on_spaces = (
             None
             if on_spaces is None
             else lambda told: on_spaces(told.observation_space, told.action_space)
@@ -212,7 +214,7 @@ class ExternalEnvBridge(StaysHere):
     @property
     def is_multi_agent(self) -> bool:
         """Whether the spaces are given by agent; else the one agent is `"agent0"`."""
-        agreement = self._reception.agreement
+        agreement = self._dispatcher.agreement
         return agreement is not None and agreement.multi_agent
 
     @property
@@ -231,7 +233,7 @@ class ExternalEnvBridge(StaysHere):
         *,
         where: Where = "thread",
         name: str | None = None,
-        restart: RestartPolicy | None = None,
+        restart: bool | RestartPolicy = False,
         start_timeout: float = 300.0,
     ) -> str:
         """Run a simulator here, beside others that connect, and return its name.
@@ -247,8 +249,9 @@ class ExternalEnvBridge(StaysHere):
             where: `"thread"`, of this process; or `"process"`, one of its own, which ends with this
                 one whatever happens.
             name: For people; None: a new one.
-            restart: When, and how often, it is started again, as an actor of a pool is: by default
-                not after its `run` has returned. `poll` raises when it is given up. None: never.
+            restart: True, or a `RestartPolicy` that says how often and how soon: start it again, as
+                an actor of a pool is; by default not after its `run` has returned. `poll` raises
+                when it is given up.
             start_timeout: Seconds that a process has, from its start, until it has joined: one that
                 has not is killed. Only those count in which you `poll`. Infinite: no deadline.
 
@@ -259,7 +262,7 @@ class ExternalEnvBridge(StaysHere):
             ClosedError: The bridge was stopped.
         """
         self._assert_usable()
-        return self._hosts.start(env, where, name, restart, start_timeout)
+        return self._hosts.start(env, where, name, RestartPolicy.chosen(restart), start_timeout)
 
     # --- the dict side --------------------------------------------------------------------------
 
@@ -298,7 +301,7 @@ class ExternalEnvBridge(StaysHere):
         if self._kept:
             return self._kept.pop()
         self._serve_until(min_envs, timeout)
-        return self._reception.collect()
+        return self._dispatcher.collect()
 
     def _serve_until(self, min_envs: int, timeout: float) -> None:
         """Serve until so many episodes have something for the runner, or the time is over."""
@@ -307,14 +310,14 @@ class ExternalEnvBridge(StaysHere):
         deadline = now + timeout
         self._look_after(now)
         if episodes.has_enough(min_envs):
-            self._reception.serve(0.0)  # what has come meanwhile goes with it
+            self._dispatcher.serve(0.0)  # what has come meanwhile goes with it
             return
         while True:
             until = deadline
             for wake_at in (episodes.wake_at(), self._hosts.wake_at(), self._gateway_wake_at()):
                 if wake_at is not None and wake_at < until:
                     until = wake_at
-            self._reception.serve(max(until - now, 0.0))
+            self._dispatcher.serve(max(until - now, 0.0))
             now = clock()
             self._look_after(now)
             if now >= deadline or episodes.has_enough(min_envs):
@@ -350,14 +353,14 @@ class ExternalEnvBridge(StaysHere):
             ClosedError: The bridge was stopped.
         """
         self._assert_usable()
-        reception = self._reception
+        dispatcher = self._dispatcher
         if self._kept:
             unseen = {i for result in self._kept for i in result.observations}
             actions = {i: actions[i] for i in actions.keys() - unseen}
         events, error = checked(
-            actions, self._episodes.awaited, reception.agreement, policy_version
+            actions, self._episodes.awaited, dispatcher.agreement, policy_version
         )
-        reception.handle_all(events)
+        dispatcher.handle_all(events)
         if error is not None:
             raise error
 
@@ -378,7 +381,7 @@ class ExternalEnvBridge(StaysHere):
         self._assert_usable()
         failed = told(error, traceback=traceback)
         for episode_id in episode_ids:
-            self._reception.handle(GiveUp(episode_id, failed))
+            self._dispatcher.handle(GiveUp(episode_id, failed))
 
     @uninterrupted_call
     def confirm(
@@ -398,7 +401,7 @@ class ExternalEnvBridge(StaysHere):
         self._assert_usable()
         failed = None if error is None else told(error, traceback=traceback)
         for episode_id in episode_ids:
-            self._reception.handle(Confirm(episode_id, failed))
+            self._dispatcher.handle(Confirm(episode_id, failed))
 
     def publish(
         self,
@@ -430,7 +433,7 @@ class ExternalEnvBridge(StaysHere):
     def drain(self) -> None:
         """Let no more episodes begin; those that are open go on. Clients are told when they try."""
         self._assert_usable()
-        self._reception.handle(Drain())
+        self._dispatcher.handle(Drain())
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when `poll(0)` is worth a call."""
@@ -439,8 +442,8 @@ class ExternalEnvBridge(StaysHere):
     def statistics(self) -> BridgeStatistics:
         """Return counts since the start."""
         counts = self._episodes.statistics()
-        counts.refused += self._reception.refused
-        counts.surprises = self._reception.complaints.counts["request"]
+        counts.refused += self._dispatcher.refused
+        counts.surprises = self._dispatcher.complaints.counts["request"]
         counts.host_restarts = self._hosts.restarts
         return counts
 
@@ -450,7 +453,7 @@ class ExternalEnvBridge(StaysHere):
         return self._episodes.latency
 
     def broker_statistics(self) -> BrokerStatistics:
-        """Return the counts of the message bus below, as a frozen struct."""
+        """Return the counts of the message bus below."""
         return self._broker.statistics()
 
     # --- end ------------------------------------------------------------------------------------
@@ -461,14 +464,18 @@ class ExternalEnvBridge(StaysHere):
         if self._stopped:
             return
         failed = Failed(code=FailureCode.PEER_LOST, message="the bridge was stopped", peer=BRIDGE)
-        self._reception.dismiss(failed)
+        self._dispatcher.dismiss(failed)
         self._stopped = True
         with contextlib.ExitStack() as rest:  # also after Ctrl-C, which breaks off the waits
-            rest.callback(self._door.close)
+            rest.callback(self._private.close)
             rest.callback(self._broker.close)
             if self._gateway is not None:
                 rest.callback(self._gateway.close)
             self._hosts.close()
+
+    def disown(self) -> None:
+        """In a forked copy: be stopped, without a word to anybody."""
+        self._stopped = True
 
     def __enter__(self) -> ExternalEnvBridge:
         return self
@@ -489,7 +496,9 @@ class ExternalEnvBridge(StaysHere):
 
     def _assert_usable(self) -> None:
         if self._stopped:
-            raise ClosedError("this bridge was stopped")
+            raise ClosedError(
+                "this bridge was stopped, or belongs to the process that this one was forked from"
+            )
 
 
 def _listen(
@@ -498,11 +507,10 @@ def _listen(
     keys: PathLike | None,
     allow: Allow | None,
     insecure: bool,
-    lanes: bool,
+    local_links: bool,
 ) -> tuple[Broker, Callable[[str], object]]:
     """Return where clients come in, and what binds that to a private endpoint."""
-    endpoints = [bind] if isinstance(bind, str) else list_of("bind", bind, ENDPOINTS)
-    router = ZmqRouter(endpoints, keys=BrokerKeys.load(keys, allow), insecure=insecure)
-    transport = with_lanes(router) if lanes and keys is None else router
+    router = ZmqRouter(endpoints_of(bind), keys=BrokerKeys.load(keys, allow), insecure=insecure)
+    transport = with_local_links(router) if local_links and keys is None else router
     config = BrokerConfig(owner=BRIDGE, max_heartbeat=MAX_HEARTBEAT)
     return Broker(transport, BrokerCore(config)), transport.bind_private

@@ -11,18 +11,27 @@ from typing import Any
 
 import msgspec
 
-from envbus.actors.agents import ALL
-from envbus.runner.agent_results import HeldBack
+from envbus.actors.arrays.finite import FLOAT32_MAX
+from envbus.actors.env.agents import ALL
 from envbus.runner.bridge.results import ByAgent, EpisodeFault, Record
+from envbus.runner.pool.agent_results import HeldBack
 
-__all__ = ["MAX_REWARD", "Episode", "Waiting", "acting"]
-
-#: Rows have their rewards in float32.
-MAX_REWARD = 3.4e38
-
+__all__ = ["Episode", "Waiting"]
 
 #: Refused requests of one episode that are remembered until they come again.
 _MOST_REFUSED = 256
+
+
+class _Missed(msgspec.Struct, gc=False):
+    """Equal requests in a row for which there was no room: their ids, first and last."""
+
+    first: int
+    last: int
+    digest: int
+
+    def holds(self, request_id: int, digest: int) -> bool:
+        """Whether it is one of them that comes by its own id."""
+        return digest == self.digest and self.first <= request_id <= self.last
 
 
 class Waiting(msgspec.Struct, gc=False):
@@ -49,7 +58,7 @@ class Episode:
         num_parts: Of fragments, that were taken.
         known: Whether the runner was, or will be, shown an observation of it.
         num_bytes: Of the messages by which something was logged since the last record.
-        gap_until: Id of the request that was taken in place of refused ones; -1: none was.
+        gap_until: Id of the last request that was taken while others were missed; -1: none was.
     """
 
     __slots__ = (
@@ -84,9 +93,9 @@ class Episode:
         self.num_parts = 0
         self.known = False
         self._unacted = False
-        #: Ids and digests of requests for which there was no room, and that did not come again, in
-        #: order. Who sends one again may give it a new id.
-        self._refused: deque[tuple[int, int]] = deque()
+        #: Requests for which there was no room, and that did not come again, in order. Who sends
+        #: one again may give it a new id.
+        self._refused: deque[_Missed] = deque()
         self.gap_until = -1
         self.num_bytes = 0
         self._queue: deque[Record] = deque()
@@ -114,7 +123,7 @@ class Episode:
         self.num_bytes += size
         for agent, reward in rewards.items():
             total = own[agent] + reward if agent in own else reward
-            own[agent] = min(max(total, -MAX_REWARD), MAX_REWARD)
+            own[agent] = min(max(total, -FLOAT32_MAX), FLOAT32_MAX)
         for agent, info in infos.items():
             self._infos[agent] = {**self._infos.get(agent, {}), **info}
         if terminateds or truncateds:
@@ -228,30 +237,50 @@ class Episode:
     def miss(self, request_id: int, digest: int) -> None:
         """There is no room for a request; it is to come again before others are taken."""
         refused = self._refused
-        is_known = refused and (digest == refused[0][1] or (request_id, digest) in refused)
-        if not is_known and len(refused) <= _MOST_REFUSED:
-            refused.append((request_id, digest))
+        if any(missed.holds(request_id, digest) for missed in refused):
+            return
+        if refused and refused[-1].digest == digest:  # sent again under a new id, or one as it was
+            refused[-1].last = max(refused[-1].last, request_id)
+        elif len(refused) <= _MOST_REFUSED:
+            refused.append(_Missed(request_id, request_id, digest))
 
     def follow(self, request_id: int, digest: int) -> None:
         """A request is taken. If it is not the one that was missed, there is a gap before it.
 
         As where an observation never arrived, the next record says so, and the row before is left
         out. Those that were missed behind it still are: who skips them leaves one more gap. Where
-        too many were missed, they count as such a gap.
+        too many were missed, they count as such a gap. What has a lower id comes too late then, as
+        an equal request may have been taken for one that was missed.
         """
         refused = self._refused
         if not refused:
             return
         if len(refused) > _MOST_REFUSED:
             refused.clear()
-        elif digest == refused[0][1]:
+        again = [missed for missed in refused if missed.digest == digest]
+        by_id = any(missed.holds(request_id, digest) for missed in again)
+        until = request_id if by_id or not again else again[0].last
+        is_next = bool(refused) and refused[0].digest == digest and until <= refused[0].last
+        self._unacted |= self.known and not is_next
+        while refused and refused[0].last <= until:
             refused.popleft()
-            return
-        sent_again = next((each for each in refused if each[1] == digest), (request_id, digest))
-        while refused and refused[0][0] <= sent_again[0]:
-            refused.popleft()
+        if refused and refused[0].first <= until:
+            refused[0].first = until + 1
         self.gap_until = request_id
-        self._unacted |= self.known
+
+    def come_too_late(self, request_id: int, digest: int) -> None:
+        """A request is told that it comes too late. If it was missed, it is so for good."""
+        for missed in list(self._refused):
+            if missed.holds(request_id, digest):
+                self._refused.remove(missed)
+                self._unacted |= self.known
+
+    def begin_anew(self) -> None:
+        """The ids of what came so far will stand for other requests."""
+        self.asked, self.gap_until = 0, -1
+        self.answered = None if self.answered is None else 0
+        for missed in self._refused:
+            missed.first = missed.last = 0
 
     def take(self) -> Record:
         """Return the oldest record that the runner was not shown; there is one."""
@@ -334,15 +363,3 @@ def _blank(observation: ByAgent) -> dict[str, ByAgent]:
         "truncateds": {**dict.fromkeys(observation, False), ALL: False},
         "infos": {agent: {} for agent in observation},
     }
-
-
-def acting(record: Record) -> list[Any]:
-    """Return the agents that an action is wanted of: those observed that are not done."""
-    content = record.content
-    observations = content["observations"]
-    terminateds, truncateds = content["terminateds"], content["truncateds"]
-    if True not in terminateds.values() and True not in truncateds.values():
-        return list(observations)
-    return [
-        agent for agent in observations if not terminateds.get(agent) and not truncateds.get(agent)
-    ]

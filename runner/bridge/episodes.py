@@ -1,6 +1,6 @@
 """What a bridge does about each event of its clients and its runner: events in, effects out.
 
-Works on the records of `book.py`. Pure: no socket, clock, thread or process in this file;
+Works on the records of `episode_table.py`. Pure: no socket, clock, thread or process in this file;
 `bridge.py` owns those, and checks spaces before anything comes here.
 
 Rules:
@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from envbus.actors.arrays.finite import FLOAT32_MAX
 from envbus.actors.external.errors import (
     EpisodeAlreadyStartedError,
     EpisodeBusyError,
@@ -38,17 +39,24 @@ from envbus.actors.external.errors import (
 )
 from envbus.actors.external.protocol import EpisodeStarted, FragmentLogged
 from envbus.bus.brief import brief
-from envbus.bus.messages import Failed, FailureCode
-from envbus.bus.pending import Pending
-from envbus.runner.bridge.book import ENDED, LOGGED, NOT_JOINED, Book, Session
-from envbus.runner.bridge.episode import MAX_REWARD, Episode, Waiting, acting
-from envbus.runner.bridge.results import ByAgent, EpisodeFault, Record
+from envbus.bus.broker.deadlines import Pending
+from envbus.bus.wire.messages import Failed, FailureCode
+from envbus.runner.bridge.episode import Episode, Waiting
+from envbus.runner.bridge.episode_table import (
+    ENDED,
+    LOGGED,
+    NOT_JOINED,
+    ClientSession,
+    EpisodeTable,
+)
+from envbus.runner.bridge.results import ByAgent, EpisodeFault, Record, acting
 from envbus.runner.bridge.vocabulary import (
     Act,
-    Ask,
+    Admit,
     BridgeStatistics,
-    Call,
     Chosen,
+    ClientCall,
+    ClientFragment,
     ClientLost,
     Confirm,
     Drain,
@@ -56,18 +64,17 @@ from envbus.runner.bridge.vocabulary import (
     End,
     EpisodeLimits,
     Event,
-    Fragment,
     GiveUp,
     Join,
     LogReward,
     LogStep,
+    Observe,
     Refuse,
-    Start,
+    StartCall,
     Tick,
-    Welcome,
 )
-from envbus.runner.faults import FaultCause
-from envbus.runner.latency import LatencyHistogram
+from envbus.runner.data.latency import LatencyHistogram
+from envbus.runner.workers.faults import FaultCause
 
 __all__ = ["MAX_ID_CHARS", "Episodes"]
 
@@ -77,6 +84,9 @@ MAX_ID_CHARS = 256
 _OVERFLOW = 4
 #: Bytes that the shortest message counts for: what is kept of it takes no less.
 _LEAST_BYTES = 1024
+#: Part of a client's budget that rewards and infos may fill. They wait until the next observations
+#: of their episodes, which need the rest of it to come at all.
+_REWARDS_PART = 0.75
 
 
 class _NoRoomError(Exception):
@@ -109,20 +119,20 @@ class Episodes:
         confirm_ends: bool = False,
     ) -> None:
         self.latency = LatencyHistogram()
-        self._book = Book(limits or EpisodeLimits(), make_id)
+        self._table = EpisodeTable(limits or EpisodeLimits(), make_id)
         self._make_id = make_id
         self._is_stale = is_stale
         self._confirm_ends = confirm_ends
         # Any: each handler takes its own event; `handle` is what callers' types are checked by.
-        self._verbs: dict[type, Callable[[Session, Episode, Any, float], list[Effect]]] = {
-            Ask: self._ask,
+        self._verbs: dict[type, Callable[[ClientSession, Episode, Any, float], list[Effect]]] = {
+            Observe: self._ask,
             LogStep: self._log_step,
             LogReward: self._log_reward,
-            Fragment: self._log_fragment,
+            ClientFragment: self._log_fragment,
             End: self._end,
         }
         self._handlers: dict[type, Callable[[Any, float], list[Effect]]] = {
-            **dict.fromkeys((Start, *self._verbs), self._on_call),
+            **dict.fromkeys((StartCall, *self._verbs), self._on_call),
             Join: self._on_join,
             ClientLost: self._on_client_lost,
             Chosen: self._on_chosen,
@@ -143,118 +153,121 @@ class Episodes:
 
     def wake_at(self) -> float | None:
         """Return by when a `Tick` is due, or None if nothing will be."""
-        deadline, expiry = self._book.pending.next_deadline(), self._book.sessions.next_expiry()
+        deadline, expiry = self._table.pending.next_deadline(), self._table.sessions.next_expiry()
         if deadline is None or expiry is None:
             return expiry if deadline is None else deadline
         return min(deadline, expiry)
 
     def has_enough(self, min_envs: int) -> bool:
         """Whether so many, or all that are open, have something for the runner."""
-        ready = len(self._book.ready)
-        return ready >= min_envs or (0 < ready >= len(self._book.open))
+        ready = len(self._table.ready)
+        return ready >= min_envs or (0 < ready >= len(self._table.open))
 
     def is_idle(self) -> bool:
         """Whether there is neither a client nor anything that one has left."""
-        book = self._book
-        return not (book.sessions or book.open or book.ready or book.unconfirmed)
+        table = self._table
+        return not (table.sessions or table.open or table.ready or table.unconfirmed)
 
     def knows(self, peer: bytes) -> bool:
         """Whether a client is there, or gone and may come back to its session."""
-        return self._book.sessions.held_by(peer) is not None
+        return self._table.sessions.held_by(peer) is not None
 
     def open_ids(self) -> list[str]:
         """Return the ids of the episodes that are not over."""
-        return list(self._book.open)
+        return list(self._table.open)
 
     def unconfirmed_ids(self) -> list[str]:
         """Return the ids of the episodes whose ends are to be confirmed."""
-        return list(self._book.unconfirmed)
+        return list(self._table.unconfirmed)
 
     def collect(self) -> tuple[list[Record], list[Effect]]:
         """Take the oldest record of each episode that has one; and what follows from that."""
         records: list[Record] = []
         effects: list[Effect] = []
         rest: dict[str, Episode] = {}
-        for episode_id, episode in self._book.ready.items():
+        for episode_id, episode in self._table.ready.items():
             record = episode.take()
             records.append(record)
-            session = self._book.sessions.by_secret(episode.session)
+            session = self._table.sessions.by_secret(episode.session)
             if session is not None:
                 session.num_bytes -= record.size
             if record.held:
-                effects += self._book.resolve(record.held)
+                effects += self._table.resolve(record.held)
             if episode.num_queued:
                 rest[episode_id] = episode
-        self._book.ready = rest
+        self._table.ready = rest
         return records, effects
 
     def awaited(self, episode_id: str) -> list[Any] | None:
         """Return the agents whose actions a client waits for; None: nobody waits."""
-        episode = self._book.open.get(episode_id)
+        episode = self._table.open.get(episode_id)
         waiting = None if episode is None else episode.waiting
-        return acting(waiting.record) if waiting is not None and waiting.shown else None
+        if waiting is None or not waiting.shown:
+            return None
+        content = waiting.record.content
+        return acting(content["observations"], content["terminateds"], content["truncateds"])
 
     def statistics(self) -> BridgeStatistics:
         """Return the counts so far."""
-        queued_bytes, most = self._book.sessions.queued_bytes()
+        queued_bytes, most = self._table.sessions.queued_bytes()
         return msgspec.structs.replace(
-            self._book.counts,
+            self._table.counts,
             queued_bytes_now=queued_bytes,
             most_queued_bytes_now=most,
-            clients_now=len(self._book.sessions) - self._book.sessions.num_lost,
-            lost_clients_now=self._book.sessions.num_lost,
-            episodes_now=len(self._book.open),
-            ready_now=len(self._book.ready),
-            waiting_now=len(self._book.pending) - len(self._book.held),
-            unconfirmed_now=len(self._book.unconfirmed),
-            finished_now=len(self._book.finished),
+            clients_now=len(self._table.sessions) - self._table.sessions.num_lost,
+            lost_clients_now=self._table.sessions.num_lost,
+            episodes_now=len(self._table.open),
+            ready_now=len(self._table.ready),
+            waiting_now=len(self._table.pending) - len(self._table.held),
+            unconfirmed_now=len(self._table.unconfirmed),
+            finished_now=len(self._table.finished),
         )
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the parts disagree. For tests: takes time."""
-        self._book.check_invariants()
+        self._table.check_invariants()
 
     # --- clients --------------------------------------------------------------------------
 
     def _on_join(self, event: Join, _now: float) -> list[Effect]:
-        book = self._book
-        peer, sessions = event.peer, book.sessions
+        table = self._table
+        peer, sessions = event.peer, table.sessions
         session = sessions.held_by(peer)
         if event.resume and (session is None or session.secret != event.resume):
             held, session = session, sessions.by_secret(event.resume)
             if session is None:
                 text = (
                     "the session to be resumed is not there any more: its lease of "
-                    f"{book.limits.lease:g} s is over, or the bridge was started again"
+                    f"{table.limits.lease:g} s is over, or the bridge was started again"
                 )
-                return book.refuse(event, SessionLostError(text))
+                return table.refuse(event, SessionLostError(text))
             if held is not None:
                 sessions.end(peer)
                 self._give_up_episodes(held, FaultCause.LOST, "its client took another session")
         if session is None:
             if (full := self._no_room(event.user)) is not None:
-                return book.overloaded(event, full)
+                return table.overloaded(event, full)
             session = sessions.open(peer, event.name, event.user)
         elif session.peer != peer:
             # Otherwise a connection that comes and goes would fill the bridge with what it left.
             is_anew = not event.resume
             number = -1 if is_anew else event.request_id
             if number <= session.highest:
-                book.forget_waiting(session)  # its requests' ids will stand for others
+                table.forget_waiting(session)  # its requests' ids will stand for others
             if is_anew:
                 why = f"its client {session.name} has joined anew"
                 self._give_up_episodes(session, FaultCause.LOST, why)
                 session.name = event.name
             sessions.move(session, peer, number)
-            book.counts.resumed += not is_anew
-        return [Welcome(peer, event.request_id, session.secret, list(session.episodes))]
+            table.counts.resumed += not is_anew
+        return [Admit(peer, event.request_id, session.secret, list(session.episodes))]
 
     def _no_room(self, user: str) -> str | None:
         """Return which limit leaves no place for a new session; None: there is one."""
-        sessions, limits = self._book.sessions, self._book.limits
+        sessions, limits = self._table.sessions, self._table.limits
         most = limits.max_key_sessions
         if user and sessions.count(user) >= most and not sessions.make_room(user):
-            self._book.counts.over_budget += 1
+            self._table.counts.over_budget += 1
             return (
                 f"{most} clients with this public key are known, which is the limit "
                 f"(EpisodeLimits.max_key_sessions={most})"
@@ -266,20 +279,20 @@ class Episodes:
 
     def _on_client_lost(self, event: ClientLost, now: float) -> list[Effect]:
         if event.cause is None:
-            self._book.sessions.lose(event.peer, now)
+            self._table.sessions.lose(event.peer, now)
             return []
-        session = self._book.sessions.end(event.peer)
+        session = self._table.sessions.end(event.peer)
         if session is not None:
             self._give_up_episodes(session, event.cause, event.reason)
         return []
 
     # --- calls of clients -----------------------------------------------------------------
 
-    def _on_call(self, event: Call, now: float) -> list[Effect]:
-        book = self._book
-        session = book.sessions.find(event.peer)
+    def _on_call(self, event: ClientCall, now: float) -> list[Effect]:
+        table = self._table
+        session = table.sessions.find(event.peer)
         if session is None:
-            book.counts.refused += 1
+            table.counts.refused += 1
             return [Refuse(event.peer, event.request_id, NOT_JOINED)]
         episode: Episode | None = None
         try:
@@ -288,15 +301,16 @@ class Episodes:
             if event.request_id <= session.forgotten:
                 raise self._id_used(event)
             session.digest = event.digest
-            if isinstance(event, Start):
+            if isinstance(event, StartCall):
                 return self._start(session, event)
-            assert isinstance(event, Ask | LogStep | LogReward | Fragment | End)
+            assert isinstance(event, Observe | LogStep | LogReward | ClientFragment | End)
             episode = session.episodes.get(event.episode_id)
             if episode is None:
-                raise book.unknown(event.episode_id)
+                raise table.unknown(event.episode_id)
             if event.not_taken is not None:
-                book.counts.dropped_actions += episode.give_back(event.not_taken)
+                table.counts.dropped_actions += episode.give_back(event.not_taken)
             if event.request_id < episode.gap_until:
+                episode.come_too_late(event.request_id, event.digest)
                 raise EpisodeError(
                     f"Episode {event.episode_id}: request {event.request_id} comes too late, as "
                     f"{episode.gap_until} was taken in its place."
@@ -305,90 +319,92 @@ class Episodes:
                 self._check_queue(episode)  # also what takes no place in it: its step is missing
             return self._verbs[type(event)](session, episode, event, now)
         except RefusedError as error:
-            return book.refuse(event, error)
+            return table.refuse(event, error)
         except _NoRoomError as error:
             if episode is not None:
                 episode.miss(event.request_id, event.digest)
-            return book.overloaded(event, str(error))
+            return table.overloaded(event, str(error))
 
-    def _answer_again(self, session: Session, event: Call) -> list[Effect]:
+    def _answer_again(self, session: ClientSession, event: ClientCall) -> list[Effect]:
         if event.digest != session.digests[event.request_id]:
             raise self._id_used(event)
-        self._book.counts.resent += 1
+        self._table.counts.resent += 1
         answer = session.answers[event.request_id]
-        return [] if answer is None else self._book.answer(session, answer)
+        return [] if answer is None else self._table.answer(session, answer)
 
-    def _id_used(self, event: Call) -> RefusedError:
+    def _id_used(self, event: ClientCall) -> RefusedError:
         return RequestIdUsedError(
             f"request id {event.request_id} came before in this session, for another request or "
-            f"over {self._book.limits.max_answers} requests ago; count ids up, and use none again"
+            f"over {self._table.limits.max_answers} requests ago; count ids up, and use none again"
         )
 
-    def _start(self, session: Session, event: Start) -> list[Effect]:
-        book = self._book
+    def _start(self, session: ClientSession, event: StartCall) -> list[Effect]:
+        table = self._table
         episode_id = self._make_id() if event.episode_id is None else event.episode_id
-        if episode_id in book.open:
+        if episode_id in table.open:
             raise EpisodeAlreadyStartedError(f"Episode {episode_id} is already started.")
-        if book.is_used_up(episode_id):
-            raise book.finished_error(episode_id)
+        if table.is_used_up(episode_id):
+            raise table.finished_error(episode_id)
         if not 0 < len(episode_id) <= MAX_ID_CHARS or not episode_id.isprintable():
             raise EpisodeError(
                 f"an episode's id has 1 to {MAX_ID_CHARS} characters, none of them a control "
                 f"character, unlike {brief(episode_id)}"
             )
-        if book.draining:
+        if table.draining:
             raise _NoRoomError(
                 "no more episodes begin here: the server ends when the running ones are over"
             )
-        if len(book.open) >= book.limits.max_episodes:
-            raise _NoRoomError(f"{len(book.open)} episodes are open, which is the limit; end some")
-        limit = book.limits.max_client_episodes
+        if len(table.open) >= table.limits.max_episodes:
+            raise _NoRoomError(f"{len(table.open)} episodes are open, which is the limit; end some")
+        limit = table.limits.max_client_episodes
         if len(session.episodes) >= limit:
-            book.counts.over_budget += 1
+            table.counts.over_budget += 1
             raise _NoRoomError(
                 f"{len(session.episodes)} episodes of this client are open, which is the limit "
                 f"(EpisodeLimits.max_client_episodes={limit}); end some"
             )
         self._check_budget(session, 0)
         episode = Episode(episode_id, session.secret, training_enabled=event.training_enabled)
-        book.open[episode_id] = session.episodes[episode_id] = episode
-        book.counts.episodes += 1
+        table.open[episode_id] = session.episodes[episode_id] = episode
+        table.counts.episodes += 1
         reply = EpisodeStarted(episode_id=episode_id)
-        return book.reply(session, event, reply)
+        return table.reply(session, event, reply)
 
-    def _ask(self, session: Session, episode: Episode, event: Ask, now: float) -> list[Effect]:
-        book = self._book
+    def _ask(
+        self, session: ClientSession, episode: Episode, event: Observe, now: float
+    ) -> list[Effect]:
+        table = self._table
         self._check_budget(session, event.size)
         effects = self._take(session, episode, event)
         size = self._charge(session, event)
         record = episode.observe(event.observation, size=size)
-        number = book.wait(session, event, now)
+        number = table.wait(session, event, now)
         episode.asked = event.request_id
         episode.waiting = Waiting(event.request_id, number, record, size)
-        book.ready[episode.episode_id] = episode
+        table.ready[episode.episode_id] = episode
         return effects
 
     def _log_step(
-        self, session: Session, episode: Episode, event: LogStep, now: float
+        self, session: ClientSession, episode: Episode, event: LogStep, now: float
     ) -> list[Effect]:
         self._check_queue(episode)
         self._check_budget(session, event.size)
-        book = self._book
+        table = self._table
         effects = self._take(session, episode, event)
         size = self._charge(session, event)
         has_to_wait = self._has_to_wait(session, episode.num_queued + 1)
-        held = book.hold(session, event, LOGGED, now) if has_to_wait else 0
+        held = table.hold(session, event, LOGGED, now) if has_to_wait else 0
         episode.observe(event.observation, off_policy=event.action, held=held, size=size)
-        book.ready[episode.episode_id] = episode
-        book.counts.logged_actions += 1
+        table.ready[episode.episode_id] = episode
+        table.counts.logged_actions += 1
         if held:
             return effects
-        return effects + book.reply(session, event, LOGGED)
+        return effects + table.reply(session, event, LOGGED)
 
     def _log_reward(
-        self, session: Session, episode: Episode, event: LogReward, _now: float
+        self, session: ClientSession, episode: Episode, event: LogReward, _now: float
     ) -> list[Effect]:
-        self._check_budget(session, event.size)
+        self._check_budget(session, event.size, part=_REWARDS_PART)
         self._check_rewards(episode, [(event.rewards, {})])
         effects = self._take(session, episode, event)
         episode.log(
@@ -398,14 +414,14 @@ class Episodes:
             event.truncateds,
             size=self._charge(session, event),
         )
-        return effects + self._book.reply(session, event, LOGGED)
+        return effects + self._table.reply(session, event, LOGGED)
 
     def _log_fragment(
-        self, session: Session, episode: Episode, event: Fragment, now: float
+        self, session: ClientSession, episode: Episode, event: ClientFragment, now: float
     ) -> list[Effect]:
         self._check_queue(episode)
         self._check_budget(session, event.size)
-        book = self._book
+        table = self._table
         if event.first > episode.num_parts:
             raise EpisodeError(
                 f"Episode {event.episode_id}: the fragment begins with step {event.first}, and "
@@ -439,45 +455,47 @@ class Episodes:
             size = 0  # all of it is the first record's
             record.choice = None if is_stale else choice
             stale += is_stale
-            book.counts.local_actions += choice is not None
-            book.counts.logged_actions += choice is None
-        book.counts.stale_actions += stale
+            table.counts.local_actions += choice is not None
+            table.counts.logged_actions += choice is None
+        table.counts.stale_actions += stale
         episode.num_parts = max(episode.num_parts, event.first + len(event.parts))
         if size:
             episode.log({}, {}, {}, {}, size=size)
         reply = FragmentLogged(dropped=stale)
         if record is None:
-            return effects + book.reply(session, event, reply)
-        book.ready[episode.episode_id] = episode
+            return effects + table.reply(session, event, reply)
+        table.ready[episode.episode_id] = episode
         if not self._has_to_wait(session, episode.num_queued):
-            return effects + book.reply(session, event, reply)
-        record.held = book.hold(session, event, reply, now)
+            return effects + table.reply(session, event, reply)
+        record.held = table.hold(session, event, reply, now)
         return effects
 
-    def _charge(self, session: Session, event: Call) -> int:
+    def _charge(self, session: ClientSession, event: ClientCall) -> int:
         """Return what a message counts for in its client's budget, from which it was taken."""
         size = max(event.size, _LEAST_BYTES)
         session.num_bytes += size
         return size
 
-    def _has_to_wait(self, session: Session, queued: int) -> bool:
+    def _has_to_wait(self, session: ClientSession, queued: int) -> bool:
         """Whether a client is answered only when the runner has taken what it has logged."""
-        limits = self._book.limits
+        limits = self._table.limits
         return queued > limits.max_queued or 2 * session.num_bytes > limits.max_client_bytes
 
-    def _check_budget(self, session: Session, size: int) -> None:
-        """Refuse a message of so many bytes beyond a client's budget."""
-        limit = self._book.limits.max_client_bytes
+    def _check_budget(self, session: ClientSession, size: int, *, part: float = 1.0) -> None:
+        """Refuse a message of so many bytes beyond a client's budget, or beyond a part of it."""
+        budget = self._table.limits.max_client_bytes
+        limit = int(part * budget)
         if session.num_bytes + max(size, _LEAST_BYTES) > limit:
-            self._book.counts.over_budget += 1
+            self._table.counts.over_budget += 1
             raise _NoRoomError(
                 f"{session.num_bytes} bytes of this client wait for the runner, and this message "
-                f"has {size}: the limit is EpisodeLimits.max_client_bytes={limit}; wait"
+                f"has {size}: the limit is {limit} of EpisodeLimits.max_client_bytes={budget}; "
+                "wait, or go on to the next observations"
             )
 
     def _check_rewards(self, episode: Episode, parts: list[tuple[ByAgent, ByAgent]]) -> None:
         """Refuse rewards that would add up to infinity in a row."""
-        if episode.largest_sum(parts) > MAX_REWARD:
+        if episode.largest_sum(parts) > FLOAT32_MAX:
             raise EpisodeError(
                 f"Episode {episode.episode_id}: rewards add up to more than float32 can express."
             )
@@ -485,36 +503,38 @@ class Episodes:
     def _check_queue(self, episode: Episode) -> None:
         """Refuse steps of an episode for which far too many wait."""
         queued = episode.num_queued
-        if queued >= _OVERFLOW * self._book.limits.max_queued:
+        if queued >= _OVERFLOW * self._table.limits.max_queued:
             raise _NoRoomError(
                 f"{queued} steps of episode {episode.episode_id} wait for the runner; wait"
             )
 
-    def _end(self, session: Session, episode: Episode, event: End, now: float) -> list[Effect]:
-        book = self._book
+    def _end(
+        self, session: ClientSession, episode: Episode, event: End, now: float
+    ) -> list[Effect]:
+        table = self._table
         effects: list[Effect] = []
         episode.follow(event.request_id, event.digest)
-        book.close(session, episode, lost=False)
+        table.close(session, episode, lost=False)
         if episode.waiting is not None:
             error = EpisodeFinishedError(
                 f"Episode {episode.episode_id} was ended while it waited for an action."
             )
-            effects = book.release(session, episode, error.failed())
-            book.counts.superseded += 1
+            effects = table.release(session, episode, error.failed())
+            table.counts.superseded += 1
         if episode.known:
             size = self._charge(session, event)  # always: it is how a client gets rid of others
             episode.end(event.observation, event.terminateds, event.truncateds, size=size)
-            book.ready[episode.episode_id] = episode
-            book.counts.ended += 1
+            table.ready[episode.episode_id] = episode
+            table.counts.ended += 1
             if self._confirm_ends:
-                book.unconfirmed[episode.episode_id] = book.hold(session, event, ENDED, now)
+                table.unconfirmed[episode.episode_id] = table.hold(session, event, ENDED, now)
                 return effects
         else:
             session.num_bytes -= episode.num_bytes
-            book.counts.empty += 1
-        return effects + book.reply(session, event, ENDED)
+            table.counts.empty += 1
+        return effects + table.reply(session, event, ENDED)
 
-    def _take(self, session: Session, episode: Episode, event: Call) -> list[Effect]:
+    def _take(self, session: ClientSession, episode: Episode, event: ClientCall) -> list[Effect]:
         """A call is taken: fail the one before if that waits for an action.
 
         An end does not: what waits may still be shown to the runner.
@@ -522,61 +542,61 @@ class Episodes:
         episode.follow(event.request_id, event.digest)
         if episode.waiting is None:
             return []
-        book = self._book
-        book.counts.superseded += 1
+        table = self._table
+        table.counts.superseded += 1
         error = EpisodeBusyError(
             f"Episode {episode.episode_id} got another call while it waited for an action; calls "
             "of one episode come one after another."
         )
-        return book.release(session, episode, error.failed())
+        return table.release(session, episode, error.failed())
 
     # --- the runner and the clock -----------------------------------------------------------
 
     def _on_chosen(self, event: Chosen, now: float) -> list[Effect]:
-        book = self._book
-        episode = book.open.get(event.episode_id)
+        table = self._table
+        episode = table.open.get(event.episode_id)
         waiting = None if episode is None else episode.waiting
         if episode is None or waiting is None or not waiting.shown:
-            book.counts.dropped_actions += 1
+            table.counts.dropped_actions += 1
             return []
-        pending = book.pending.get(waiting.number)
+        pending = table.pending.get(waiting.number)
         assert pending is not None, f"nobody waits in episode {event.episode_id}"
         if pending.deadline <= now:  # whoever asked has given up, though nobody looked since
-            book.counts.dropped_actions += 1
+            table.counts.dropped_actions += 1
             return self._on_tick(Tick(), now)
-        book.pending.settle(waiting.number, b"")
+        table.pending.settle(waiting.number, b"")
         self.latency.add(now - (pending.deadline - pending.timeout))
         episode.waiting, episode.answered = None, waiting.request_id
-        book.counts.actions += 1
-        session = book.owner(episode)
+        table.counts.actions += 1
+        session = table.owner(episode)
         act = Act(session.peer, waiting.request_id, event.action, event.policy_version)
-        return book.answer(session, act)
+        return table.answer(session, act)
 
     def _on_give_up(self, event: GiveUp, _now: float) -> list[Effect]:
-        book = self._book
-        episode = book.open.get(event.episode_id)
+        table = self._table
+        episode = table.open.get(event.episode_id)
         if episode is None or episode.waiting is None:
             return []
-        book.counts.policy_errors += 1
-        return book.release(book.owner(episode), episode, event.failed)
+        table.counts.policy_errors += 1
+        return table.release(table.owner(episode), episode, event.failed)
 
     def _on_confirm(self, event: Confirm, _now: float) -> list[Effect]:
-        number = self._book.unconfirmed.pop(event.episode_id, None)
-        return [] if number is None else self._book.resolve(number, event.failed)
+        number = self._table.unconfirmed.pop(event.episode_id, None)
+        return [] if number is None else self._table.resolve(number, event.failed)
 
     def _on_drain(self, _event: Drain, _now: float) -> list[Effect]:
-        self._book.draining = True
+        self._table.draining = True
         return []
 
     def _on_tick(self, _event: Tick, now: float) -> list[Effect]:
-        book = self._book
+        table = self._table
         effects: list[Effect] = []
-        for pending in book.pending.expire(now):
-            if pending.wire_id in book.held:
-                book.counts.held_timeouts += 1
-                effects += book.resolve(pending.wire_id, _late(pending))
+        for pending in table.pending.expire(now):
+            if pending.wire_id in table.held:
+                table.counts.held_timeouts += 1
+                effects += table.resolve(pending.wire_id, _late(pending))
                 continue
-            episode = book.open[pending.service]
+            episode = table.open[pending.service]
             why = (
                 "the policy has not answered"
                 if episode.waiting is not None and episode.waiting.shown
@@ -584,29 +604,29 @@ class Episodes:
             )
             text = f"episode {pending.service}: no action within {pending.timeout:g} s; {why}"
             failed = Failed(code=FailureCode.TIMEOUT, message=text, peer="bridge")
-            effects += book.release(book.owner(episode), episode, failed)
-            book.counts.timeouts += 1
-        for session in book.sessions.expire(now):
-            why = f"its client {session.name} was gone for over {book.limits.lease:g} s"
+            effects += table.release(table.owner(episode), episode, failed)
+            table.counts.timeouts += 1
+        for session in table.sessions.expire(now):
+            why = f"its client {session.name} was gone for over {table.limits.lease:g} s"
             self._give_up_episodes(session, FaultCause.LOST, why)
         return effects
 
-    def _give_up_episodes(self, session: Session, cause: FaultCause, why: str) -> None:
-        book = self._book
+    def _give_up_episodes(self, session: ClientSession, cause: FaultCause, why: str) -> None:
+        table = self._table
         for episode in list(session.episodes.values()):
             episode_id = episode.episode_id
             if episode.waiting is not None:
-                book.pending.settle(episode.waiting.number, b"")
+                table.pending.settle(episode.waiting.number, b"")
                 episode.withdraw()
-            book.close(session, episode, lost=True)
-            book.counts.faulty += 1
+            table.close(session, episode, lost=True)
+            table.counts.faulty += 1
             if not episode.num_queued:
-                book.ready.pop(episode_id, None)
+                table.ready.pop(episode_id, None)
             if episode.known:
                 text = f"episode {episode_id}: {why}"
                 fault = EpisodeFault(episode_id=episode_id, cause=cause, message=text)
                 episode.break_off(fault)
-                book.ready[episode_id] = episode
+                table.ready[episode_id] = episode
 
 
 def _late(pending: Pending) -> Failed:

@@ -1,7 +1,7 @@
-"""Simulators that a bridge runs itself, in threads and in processes, and the door they come in by.
+"""Simulators that a bridge runs itself, in threads and in processes, and the endpoint for them.
 
 Leaves out the process itself (`actors/external/hosting.py`) and whether one that ended is started
-again (`bus/supervision.py`).
+again (`bus/process/supervision.py`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import cloudpickle
 from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.external.errors import SimulatorError
 from envbus.actors.external.external_env import ExternalEnv
-from envbus.actors.external.hosting import ENTRY, ENV_PARCEL, IDENTITY_PARCEL, run_env
+from envbus.actors.external.hosting import ENTRY, run_env
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError
 from envbus.bus.folders import name_folder
 from envbus.bus.interrupts import interruptible, uninterrupted_call
-from envbus.bus.nursery import Child, ExitStatus, Nursery
-from envbus.bus.restart import ChildState, Exit, Restart, RestartPolicy
+from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
+from envbus.bus.process.restart import ChildState, Exit, Restart, RestartPolicy
+from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
 from envbus.bus.settings import check_number
-from envbus.bus.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
-from envbus.bus.unix_sockets import Bell
-from envbus.runner.faults import FaultCause
+from envbus.bus.transport.unix_sockets import Bell
+from envbus.runner.workers.faults import FaultCause
 
-__all__ = ["HostedThread", "Hosts", "PrivateDoor", "Where"]
+__all__ = ["HostedThread", "Hosts", "PrivateEndpoint", "Where"]
 
 logger = logging.getLogger("envbus.runner.bridge")
 
@@ -51,8 +51,8 @@ _GONE_TIMEOUT = 2.0
 _ONCE = RestartPolicy(restart=Restart.TEMPORARY)
 
 
-class PrivateDoor:
-    """The second door of a bridge, for processes of the same user and host, without keys.
+class PrivateEndpoint:
+    """The second endpoint of a bridge, for processes of the same user and host, without keys.
 
     It is a socket in a folder that only this user can enter; it is made when somebody needs it, and
     goes however its owner ends.
@@ -64,14 +64,15 @@ class PrivateDoor:
     def __init__(self, bind: Callable[[str], object]) -> None:
         self._bind = bind
         self._endpoint = ""
-        self._keeper: Nursery | None = None
+        self._keeper: ProcessGroup | None = None
 
     def open(self, preload: Sequence[str] = ()) -> str:
         """Return where it is; the first call makes it.
 
         Args:
             preload: What the fork server imports that removes the folder should this process be
-                killed: that of the children who come through this door, so that one serves both.
+                killed: that of the children who come through this endpoint, so that one serves
+                both.
 
         Raises:
             TransportError: It cannot be bound.
@@ -81,7 +82,7 @@ class PrivateDoor:
             folder = name_folder()
             endpoint = f"ipc://{folder}/bridge"
             try:
-                self._keeper = Nursery(preload, folder)
+                self._keeper = ProcessGroup(preload, folder)
                 self._bind(endpoint)
             except BaseException:
                 self.close()
@@ -185,14 +186,14 @@ class _Simulator:
         self.patience = self.start_timeout
         self.looked = now
         #: Why it is killed, for people; "": it is not.
-        self.doom = ""
+        self.kill_reason = ""
 
 
 class Hosts:
     """The simulators of one bridge.
 
     Args:
-        open_door: Given what a fork server imports for them, returns what they connect to.
+        open_endpoint: Given what a fork server imports for them, returns what they connect to.
         watch: Lets the bridge's wait return when a descriptor is readable.
         on_gone: Told of each client that has ended with its simulator: under which id it was
             connected, why, and that in words.
@@ -205,7 +206,7 @@ class Hosts:
 
     def __init__(
         self,
-        open_door: Callable[[Sequence[str]], str],
+        open_endpoint: Callable[[Sequence[str]], str],
         watch: Callable[[int], object],
         on_gone: Callable[[bytes, FaultCause, str], object],
         is_known: Callable[[bytes], bool],
@@ -216,11 +217,11 @@ class Hosts:
         self._lease = lease
         #: When those in processes are looked at.
         self._look_at = 0.0
-        self._open_door = open_door
+        self._open_endpoint = open_endpoint
         self._watch = watch
         self._on_gone = on_gone
         self._supervision = Supervision(random.random)
-        self._nursery: Nursery | None = None
+        self._process_group: ProcessGroup | None = None
         self._simulators: dict[str, _Simulator] = {}
         #: What is to be raised.
         self._ends: deque[SimulatorError] = deque()
@@ -254,7 +255,7 @@ class Hosts:
         elif where == "process":
             make = (lambda: env) if isinstance(env, ExternalEnv) else env
             try:
-                simulator.parcel = cloudpickle.dumps((self._open_door(_PRELOAD), name, make))
+                simulator.parcel = cloudpickle.dumps((self._open_endpoint(_PRELOAD), name, make))
             except EnvbusError:
                 raise
             except Exception as error:  # whatever an object says when it cannot be pickled
@@ -272,8 +273,8 @@ class Hosts:
 
     def wake_at(self) -> float | None:
         """Return by when `look_after` is due, in seconds of `time.monotonic`."""
-        exits_at = None if self._nursery is None else self._nursery.wake_at()
-        look_at = None if self._nursery is None else self._look_at
+        exits_at = None if self._process_group is None else self._process_group.wake_at()
+        look_at = None if self._process_group is None else self._look_at
         times = [at for at in (self._supervision.wake_at(), exits_at, look_at) if at is not None]
         return min(times, default=None)
 
@@ -288,10 +289,10 @@ class Hosts:
             return
         self._take_threads(now)
         self._take_processes(now)
-        if self._nursery is not None and now >= self._look_at:
+        if self._process_group is not None and now >= self._look_at:
             self._look_at = now + _LOOK
             for simulator in self._simulators.values():
-                self._judge(simulator, self._nursery, now)
+                self._judge(simulator, self._process_group, now)
         if self._supervision.wake_at() is not None:
             self._perform(self._supervision.due(now), now)
         if self._ends:
@@ -308,9 +309,9 @@ class Hosts:
         for thread in threads:
             thread.end()
         try:
-            if self._nursery is not None:
-                self._nursery.close(0.0)
-                self._nursery = None
+            if self._process_group is not None:
+                self._process_group.close(0.0)
+                self._process_group = None
             for thread in threads:
                 thread.join(_END_TIMEOUT)
         finally:
@@ -332,7 +333,7 @@ class Hosts:
             self._bell = Bell()
             self._watch(self._bell.fileno())
         simulator.thread = HostedThread(
-            made, self._open_door(()), simulator.name, self._on_thread_end
+            made, self._open_endpoint(()), simulator.name, self._on_thread_end
         )
         simulator.thread.start()
 
@@ -344,15 +345,13 @@ class Hosts:
             self._bell.ring()
 
     def _start_process(self, simulator: _Simulator) -> None:
-        if self._nursery is None:
-            self._nursery = Nursery(_PRELOAD)
-            self._watch(self._nursery.fileno())
-        child = simulator.child = self._nursery.start(simulator.name, ENTRY)
+        if self._process_group is None:
+            self._process_group = ProcessGroup(_PRELOAD)
+            self._watch(self._process_group.fileno())
+        child = simulator.child = self._process_group.start(simulator.name, ENTRY)
         simulator.begin(time.monotonic())
-        number = child.pipe.next_number()
-        assert number == ENV_PARCEL
         with contextlib.suppress(EnvbusError):  # it is dead already, which will be heard
-            child.pipe.send_bytes(number, simulator.parcel)
+            child.pipe.send(simulator.parcel)
 
     def _start_again(self, simulator: _Simulator, now: float) -> None:
         self.restarts += 1
@@ -366,7 +365,7 @@ class Hosts:
             what = f"simulator {simulator.name} was not started again: {error}"
             end = SimulatorError(what)
             end.__cause__ = error
-            self._supervise(simulator, Exit.CRASH, end, now)
+            self._supervise(simulator, Exit.CRASH, end, now, began=False)
         else:
             if simulator.where == "thread":
                 self._is_ready(simulator, now)
@@ -378,10 +377,10 @@ class Hosts:
 
     # --- those that hang ----------------------------------------------------------------------
 
-    def _judge(self, simulator: _Simulator, nursery: Nursery, now: float) -> None:
+    def _judge(self, simulator: _Simulator, process_group: ProcessGroup, now: float) -> None:
         """Kill a process that does not join in time, or gives no sign of life for its lease."""
         child = simulator.child
-        if child is None or simulator.doom:
+        if child is None or simulator.kill_reason:
             return
         away, simulator.looked = min(now - simulator.looked, _LOOK), now
         self._find_client(simulator, child, now)
@@ -396,15 +395,15 @@ class Hosts:
             if simulator.identity
             else f"it did not join within {simulator.start_timeout:g} s (start_timeout)"
         )
-        (stacks,) = nursery.stacks([child])
-        simulator.doom = f"was killed, as {why}\n{stacks}"
-        nursery.kill(child)
+        (stacks,) = process_group.stacks([child])
+        simulator.kill_reason = f"was killed, as {why}\n{stacks}"
+        process_group.kill(child)
 
     def _find_client(self, simulator: _Simulator, child: Child, now: float) -> None:
         """Learn under which identity a process has joined, if it has."""
         if not simulator.identity:
             with contextlib.suppress(EnvbusError):  # it has not
-                simulator.identity = child.pipe.receive_bytes(IDENTITY_PARCEL, 0.0)
+                simulator.identity = child.pipe.receive(0.0)
                 self._is_ready(simulator, now)
 
     # --- ends ---------------------------------------------------------------------------------
@@ -426,9 +425,9 @@ class Hosts:
                     break
 
     def _take_processes(self, now: float) -> None:
-        if self._nursery is None:
+        if self._process_group is None:
             return
-        for child, status in self._nursery.exits():
+        for child, status in self._process_group.exits():
             for simulator in self._simulators.values():
                 if simulator.child is child:
                     self._on_exit(simulator, child, status, now)
@@ -438,8 +437,8 @@ class Hosts:
         returned = status.code == 0
         if returned:
             how, why, cause = "run() returned", Exit.NORMAL, FaultCause.LOST
-        elif simulator.doom:
-            how, why, cause = simulator.doom, Exit.HANG, FaultCause.TIMEOUT
+        elif simulator.kill_reason:
+            how, why, cause = simulator.kill_reason, Exit.HANG, FaultCause.TIMEOUT
         else:
             how, why, cause = f"ended with {status.report()}", Exit.CRASH, FaultCause.CRASH
         end = SimulatorError(f"simulator {simulator.name} (process {child.pid}): {how}")
@@ -450,12 +449,20 @@ class Hosts:
         simulator.child = None
         self._supervise(simulator, why, end, now)
 
-    def _supervise(self, simulator: _Simulator, why: Exit, end: SimulatorError, now: float) -> None:
+    def _supervise(
+        self,
+        simulator: _Simulator,
+        why: Exit,
+        end: SimulatorError,
+        now: float,
+        *,
+        began: bool = True,
+    ) -> None:
         """One has ended: start it again, now or later, or have `look_after` tell of it."""
         supervision, key = self._supervision, simulator.key
         life = supervision.incarnation(key)
         idle = self._lease if why is Exit.HANG else 0.0
-        effects = supervision.on_exit(key, life, why, now, str(end), idle)
+        effects = supervision.on_exit(key, life, why, now, str(end), idle, began=began)
         if supervision.state(key) is ChildState.STOPPED:
             self._forget(simulator, end)
         else:

@@ -10,7 +10,7 @@ import numpy as np
 from envbus.actors.external.errors import RefusedError
 from envbus.actors.external.protocol import GetModel, Model
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import Tree
+from envbus.bus.wire.messages import Tree
 
 __all__ = ["MAX_MODEL_BYTES", "Models"]
 

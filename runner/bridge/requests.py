@@ -18,7 +18,8 @@ import msgpack
 import numpy as np
 from msgspec import structs
 
-from envbus.actors.agents import ALL
+from envbus.actors.arrays.finite import FLOAT32_MAX
+from envbus.actors.env.agents import ALL
 from envbus.actors.external.agreement import Agreement
 from envbus.actors.external.elements import opened
 from envbus.actors.external.errors import EpisodeError, RefusedError, SpaceMismatchError
@@ -34,28 +35,28 @@ from envbus.actors.external.protocol import (
     Value,
 )
 from envbus.bus.brief import brief, cut
-from envbus.bus.codec import Ext, decode
 from envbus.bus.errors import DecodeError
-from envbus.bus.framing import lengths_of
-from envbus.bus.limits import MAX_DEPTH
-from envbus.bus.messages import Failed, FailureCode, Header, Tree
-from envbus.bus.serve import describe
-from envbus.bus.transport import Buffer, Frames
-from envbus.bus.tree import CONTAINERS
-from envbus.runner.agent_results import DUMMY_AGENT
+from envbus.bus.peer.worker import describe
+from envbus.bus.wire.codec import Ext, decode
+from envbus.bus.wire.dynamic_values import CONTAINERS
+from envbus.bus.wire.frames import Buffer, Frames
+from envbus.bus.wire.framing import lengths_of
+from envbus.bus.wire.limits import MAX_DEPTH
+from envbus.bus.wire.messages import Failed, FailureCode, Header, Tree
 from envbus.runner.bridge.results import ByAgent, ClientChoice
 from envbus.runner.bridge.vocabulary import (
-    Ask,
-    Call,
     Chosen,
+    ClientCall,
+    ClientFragment,
     End,
-    Fragment,
     FragmentPart,
     GiveUp,
     LogReward,
     LogStep,
-    Start,
+    Observe,
+    StartCall,
 )
+from envbus.runner.pool.agent_results import DUMMY_AGENT
 
 __all__ = ["VERBS", "check_size", "checked", "read", "told"]
 
@@ -74,8 +75,6 @@ _FEW_BYTES = 1 << 18
 _MAX_PARTS = 1 << 14
 #: Rows have versions in int64.
 _MAX_VERSION = 2**62
-#: Rows have their rewards, and what clients add, in float32.
-_MOST = float(np.finfo(np.float32).max)
 
 #: Longest frame that counts as a whole for what tells requests apart, in bytes; of a longer one
 #: its beginning, middle and end do, as a checksum of pixels would take a fifth of a request's time.
@@ -106,7 +105,7 @@ def check_size(header: Header, frames: Frames) -> None:
         _check_containers(header, frames[0])
 
 
-def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> Call:
+def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> ClientCall:
     """Return the event that a request for an episode stands for.
 
     Its size is that of the frames, and of what is kept of them as Python's objects.
@@ -256,13 +255,13 @@ def _digest(payload_type: str, frames: Frames, size: int) -> int:
     return digest ^ (size << 32)
 
 
-def _start(payload: StartEpisode, origin: Origin, _agreement: Agreement) -> Start:
-    return Start(*origin, payload.episode_id, payload.training_enabled)
+def _start(payload: StartEpisode, origin: Origin, _agreement: Agreement) -> StartCall:
+    return StartCall(*origin, payload.episode_id, payload.training_enabled)
 
 
-def _ask(payload: GetAction, origin: Origin, agreement: Agreement) -> Ask:
+def _ask(payload: GetAction, origin: Origin, agreement: Agreement) -> Observe:
     episode_id = payload.episode_id
-    return Ask(*origin, episode_id, _seen(payload.observation, episode_id, agreement))
+    return Observe(*origin, episode_id, _seen(payload.observation, episode_id, agreement))
 
 
 def _log_action(payload: LogAction, origin: Origin, agreement: Agreement) -> LogStep:
@@ -306,7 +305,7 @@ def _log_returns(payload: LogReturns, origin: Origin, agreement: Agreement) -> L
     return LogReward(*origin, episode_id, rewards, infos, terminateds, truncateds, size=held)
 
 
-def _fragment(payload: LogFragment, origin: Origin, agreement: Agreement) -> Fragment:
+def _fragment(payload: LogFragment, origin: Origin, agreement: Agreement) -> ClientFragment:
     episode_id, policy_id = payload.episode_id, payload.policy_id
     if payload.first < 0:
         raise _WrongError(f"a fragment's first step is not {payload.first}.")
@@ -317,7 +316,7 @@ def _fragment(payload: LogFragment, origin: Origin, agreement: Agreement) -> Fra
     held += sum(
         _held_bytes(part.choice.extras, "an extra") for part in parts if part.choice is not None
     )
-    return Fragment(*origin, episode_id, policy_id, payload.first, parts, size=held)
+    return ClientFragment(*origin, episode_id, policy_id, payload.first, parts, size=held)
 
 
 def _part(
@@ -378,7 +377,7 @@ def _end(payload: EndEpisode, origin: Origin, agreement: Agreement) -> End:
     return End(*origin, episode_id, observation, terminateds, truncateds)
 
 
-VERBS: Final[dict[str, tuple[type[Any], Callable[[Any, Origin, Agreement], Call]]]] = {
+VERBS: Final[dict[str, tuple[type[Any], Callable[[Any, Origin, Agreement], ClientCall]]]] = {
     StartEpisode.__name__: (StartEpisode, _start),
     GetAction.__name__: (GetAction, _ask),
     LogAction.__name__: (LogAction, _log_action),
@@ -407,7 +406,7 @@ def _number(value: Value, what: str) -> float:
             number = float(value)
         except OverflowError:  # an int of hundreds of digits
             number = math.inf
-        if -_MOST <= number <= _MOST:
+        if -FLOAT32_MAX <= number <= FLOAT32_MAX:
             return number
         raise _WrongError(f"a {what} is a finite number of float32, not {brief(value)}.")
     raise _WrongError(f"a {what} is a number, not {brief(value)}.")
@@ -419,14 +418,14 @@ def _check_column(value: Value, what: str) -> None:
     for _ in range(MAX_DEPTH):
         found: list[Value] = []
         for item in level:
-            if (type(item) is float or type(item) is int) and -_MOST <= item <= _MOST:
+            if (type(item) is float or type(item) is int) and -FLOAT32_MAX <= item <= FLOAT32_MAX:
                 pass  # most of all
             elif isinstance(item, Mapping):
                 found += map(opened, item.values())
             elif isinstance(item, list | tuple):
                 found += map(opened, item)
             elif isinstance(item, np.ndarray | np.generic):
-                if item.dtype.kind not in "biuf" or not (np.abs(item) <= _MOST).all():
+                if item.dtype.kind not in "biuf" or not (np.abs(item) <= FLOAT32_MAX).all():
                     raise _WrongError(
                         f"{what} has {item.dtype} or what is not finite; it "
                         "consists of finite numbers of float32."

@@ -5,14 +5,14 @@ And the records of episodes that it is made of. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from envbus.runner.faults import FaultCause
+from envbus.runner.workers.faults import FaultCause
 
-__all__ = ["BridgeResult", "ByAgent", "ClientChoice", "EpisodeFault", "Record"]
+__all__ = ["BridgeResult", "ByAgent", "ClientChoice", "EpisodeFault", "Record", "acting"]
 
 ByAgent: TypeAlias = dict[Any, Any]
 
@@ -59,7 +59,18 @@ class Record(msgspec.Struct, gc=False):
     size: int = 0
 
 
-class _SixDicts(NamedTuple):
+def acting(
+    observations: ByAgent, terminateds: Mapping[Any, bool], truncateds: Mapping[Any, bool]
+) -> list[Any]:
+    """Return the agents that an action is wanted of: those observed that are not done."""
+    if True not in terminateds.values() and True not in truncateds.values():
+        return list(observations)
+    return [
+        agent for agent in observations if not terminateds.get(agent) and not truncateds.get(agent)
+    ]
+
+
+class _ByEpisode(NamedTuple):
     #: By episode and agent; a single agent is `"agent0"`.
     observations: dict[str, dict[Any, Any]]
     #: Of what the agents did before: all zero in an episode's first record, unless rewards were
@@ -75,7 +86,7 @@ class _SixDicts(NamedTuple):
     off_policy_actions: dict[str, dict[Any, Any]]
 
 
-class BridgeResult(_SixDicts):
+class BridgeResult(_ByEpisode):
     """A tuple of six dicts, each `{episode_id: {agent_id: value}}`.
 
     Each episode has at most one record in one result; what it has queued comes with the following

@@ -7,24 +7,25 @@ rewards, infos and flags are dicts by agent throughout, also where there is one 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import msgspec
 
+from envbus.bus.broker.events import Tick
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import Failed, Reply
 from envbus.bus.settings import check_number, positive_int
+from envbus.bus.wire.messages import Failed, Reply
 from envbus.runner.bridge.results import ByAgent, ClientChoice
-from envbus.runner.faults import FaultCause
+from envbus.runner.workers.faults import FaultCause
 
 __all__ = [
     "Act",
-    "Answer",
-    "Ask",
+    "Admit",
     "BridgeStatistics",
-    "Call",
     "Chosen",
+    "ClientCall",
+    "ClientFragment",
     "ClientLost",
     "Confirm",
     "Drain",
@@ -32,16 +33,16 @@ __all__ = [
     "End",
     "EpisodeLimits",
     "Event",
-    "Fragment",
     "FragmentPart",
     "GiveUp",
     "Join",
     "LogReward",
     "LogStep",
+    "Observe",
     "Refuse",
-    "Start",
+    "SendReply",
+    "StartCall",
     "Tick",
-    "Welcome",
 ]
 
 # Without `gc`: no cycle goes through any of these, and many are made per second.
@@ -66,7 +67,7 @@ class Join(_OfPeer, frozen=True, gc=False):
     user: str = ""
 
 
-class Call(_OfPeer, frozen=True, gc=False, kw_only=True):
+class ClientCall(_OfPeer, frozen=True, gc=False, kw_only=True):
     """What a client asks for about an episode."""
 
     #: Bytes of the message, and of what is kept of it as Python's objects.
@@ -79,21 +80,21 @@ class Call(_OfPeer, frozen=True, gc=False, kw_only=True):
     not_taken: int | None = None
 
 
-class Start(Call, frozen=True, gc=False):
+class StartCall(ClientCall, frozen=True, gc=False):
     """A client begins an episode; None: of an id that is made up."""
 
     episode_id: str | None
     training_enabled: bool = True
 
 
-class Ask(Call, frozen=True, gc=False):
+class Observe(ClientCall, frozen=True, gc=False):
     """A client has an observation and waits for an action."""
 
     episode_id: str
     observation: ByAgent
 
 
-class LogStep(Call, frozen=True, gc=False):
+class LogStep(ClientCall, frozen=True, gc=False):
     """A client has an observation, and has acted upon it."""
 
     episode_id: str
@@ -101,7 +102,7 @@ class LogStep(Call, frozen=True, gc=False):
     action: ByAgent
 
 
-class LogReward(Call, frozen=True, gc=False):
+class LogReward(ClientCall, frozen=True, gc=False):
     """A client tells what the action before has led to."""
 
     episode_id: str
@@ -121,7 +122,7 @@ class FragmentPart(msgspec.Struct, frozen=True, gc=False):
     choice: ClientChoice | None = None
 
 
-class Fragment(Call, frozen=True, gc=False):
+class ClientFragment(ClientCall, frozen=True, gc=False):
     """A client has acted by itself for some steps."""
 
     episode_id: str
@@ -131,7 +132,7 @@ class Fragment(Call, frozen=True, gc=False):
     parts: list[FragmentPart]
 
 
-class End(Call, frozen=True, gc=False):
+class End(ClientCall, frozen=True, gc=False):
     """A client ends an episode."""
 
     episode_id: str
@@ -178,16 +179,12 @@ class ClientLost(msgspec.Struct, frozen=True, gc=False):
     cause: FaultCause | None = None
 
 
-class Tick(msgspec.Struct, frozen=True, gc=False):
-    """All that has arrived was taken: judge deadlines and leases now."""
-
-
-Event: TypeAlias = Join | Call | Chosen | GiveUp | Confirm | Drain | ClientLost | Tick
+Event: TypeAlias = Join | ClientCall | Chosen | GiveUp | Confirm | Drain | ClientLost | Tick
 
 # --- effects --------------------------------------------------------------------------------
 
 
-class Welcome(_OfPeer, frozen=True, gc=False):
+class Admit(_OfPeer, frozen=True, gc=False):
     """The peer is a client now: tell it the spaces, and this."""
 
     #: Secret of its session.
@@ -196,7 +193,7 @@ class Welcome(_OfPeer, frozen=True, gc=False):
     episodes: list[str]
 
 
-class Answer(_OfPeer, frozen=True, gc=False):
+class SendReply(_OfPeer, frozen=True, gc=False):
     """Send a reply."""
 
     reply: Reply
@@ -215,7 +212,7 @@ class Refuse(_OfPeer, frozen=True, gc=False):
     failed: Failed
 
 
-Effect: TypeAlias = Welcome | Answer | Act | Refuse
+Effect: TypeAlias = Admit | SendReply | Act | Refuse
 
 # --- settings and statistics ------------------------------------------------------------------
 
@@ -235,8 +232,9 @@ class EpisodeLimits:
     #: Episodes that may be open at one time, of one client.
     max_client_episodes: int = 10_000
     #: Bytes of one client's messages that may wait for the runner, infos included; each counts for
-    #: at least 1024. At half of it clients have to wait, as at `max_queued`; at all of it they are
-    #: refused.
+    #: at least 1024. At half of it clients have to wait, as at `max_queued`. At three quarters of
+    #: it rewards and infos are refused, which wait for the next observations of their episodes; at
+    #: all of it whatever else would wait is refused, too.
     max_client_bytes: int = 1 << 28
     #: Ids of finished episodes that are remembered, the newest.
     max_finished: int = 100_000
@@ -255,18 +253,10 @@ class EpisodeLimits:
     max_version_lag: int | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_episodes",
-            "max_client_episodes",
-            "max_client_bytes",
-            "max_finished",
-            "max_client_finished",
-            "max_sessions",
-            "max_key_sessions",
-            "max_queued",
-            "max_answers",
-        ):
-            object.__setattr__(self, name, positive_int(name, getattr(self, name)))
+        for item in fields(self):
+            if item.type == "int":  # as it is written, which annotations are here
+                value = positive_int(item.name, getattr(self, item.name))
+                object.__setattr__(self, item.name, value)
         check_number("max_version_lag", self.max_version_lag, whole=True, least=0, optional=True)
         check_number("lease", self.lease)
         if not 0.0 < self.lease < math.inf:

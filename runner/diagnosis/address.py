@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 
 from envbus.bus.errors import ConfigError
 
-__all__ = ["Address", "Carriage"]
+__all__ = ["Address", "Transport"]
 
-Carriage: TypeAlias = Literal["zmq", "stream", "websocket"]
+Transport: TypeAlias = Literal["zmq", "stream", "websocket"]
 
 #: Scheme -> how messages are carried, and whether by TLS.
-_SCHEMES: dict[str, tuple[Carriage, bool]] = {
+_SCHEMES: dict[str, tuple[Transport, bool]] = {
     "tcp": ("zmq", False),
     "ipc": ("zmq", False),
     "stream": ("stream", False),
@@ -30,7 +30,7 @@ class Address:
     host: str
     port: int
     #: None: to be found out.
-    carriage: Carriage | None
+    transport: Transport | None
     tls: bool = False
     #: Of `ipc://`; of a WebSocket's URL.
     path: str = ""
@@ -57,21 +57,21 @@ class Address:
             raise ConfigError(f"address {text!r} needs host and port, 127.0.0.1:5555 for example")
         if not separator:
             return cls(host, port, None)
-        carriage, tls = _SCHEMES[scheme]
-        return cls(host, port, carriage, tls, parts.path)
+        transport, tls = _SCHEMES[scheme]
+        return cls(host, port, transport, tls, parts.path)
 
     def url(self, query: str = "") -> str:
         """Return the address as ZeroMQ, or a WebSocket, takes it."""
         if not self.host:
             return f"ipc://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        if self.carriage == "websocket":
+        if self.transport == "websocket":
             return f"{'wss' if self.tls else 'ws'}://{host}:{self.port}{self.path or '/'}{query}"
         return f"tcp://{host}:{self.port}"
 
     def __str__(self) -> str:
-        if self.carriage is None:
+        if self.transport is None:
             return f"{self.host}:{self.port}"
-        if self.carriage == "stream":
+        if self.transport == "stream":
             return f"{'streams' if self.tls else 'stream'}://{self.url().partition('//')[2]}"
         return self.url()

@@ -33,7 +33,7 @@ class Server:
     """A bridge, with a gateway where the address needs one.
 
     Args:
-        address: Where to listen; its carriage: ZeroMQ if it names none.
+        address: Where to listen; its transport: ZeroMQ if it names none.
         spaces: Observation and action space; None: the client's.
         token: Of the gateway.
 
@@ -48,9 +48,9 @@ class Server:
         token: str | None = None,
     ) -> None:
         config = None
-        if address.carriage in ("stream", "websocket"):
+        if address.transport in ("stream", "websocket"):
             place = (address.url().rpartition("//")[2].rstrip("/"),)
-            if address.carriage == "stream":
+            if address.transport == "stream":
                 config = GatewayConfig(token=token, tcp=place)
             else:
                 config = GatewayConfig(token=token, websocket=place)
@@ -241,7 +241,7 @@ def _resumes_when_its_lease_is_over(session: _Session) -> None:
     bridge = session.bridge
 
     def forget() -> None:
-        for peer in list(bridge._reception._names):
+        for peer in list(bridge._dispatcher._names):
             bridge._broker.peer_gone(peer, "its lease is over, for a test")
 
     _resumes(

@@ -34,16 +34,24 @@ from envbus.actors.external.protocol import (
     StartEpisode,
     Value,
 )
-from envbus.bus.codec import encode_header
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import PROTOCOL_VERSION, Failed, FailureCode, Header, Hello, Kind, Token
+from envbus.bus.wire.codec import encode_header
+from envbus.bus.wire.messages import (
+    PROTOCOL_VERSION,
+    Failed,
+    FailureCode,
+    Header,
+    Hello,
+    Kind,
+    Token,
+)
 from envbus.runner.diagnosis.address import Address
 from envbus.runner.diagnosis.doctor import Means
 from envbus.runner.diagnosis.talk import (
     BrokenRuleError,
+    FailureError,
     LinkEndedError,
     NoAnswerError,
-    RefusedError,
     Talk,
     open_link,
 )
@@ -59,20 +67,49 @@ class SkippedCheck(Exception):
     """It cannot be decided."""
 
 
-@dataclass
+#: Outside of every space but texts: too long, and of letters that no space has by default.
+_NO_ELEMENT = "\u2205" * 64
+
+
 class Scene:
-    """What a check has at hand."""
+    """What a check has at hand.
 
-    #: Opens another connection, to which nothing was said.
-    connect: Callable[[], Talk]
-    #: One that has joined, and what it was told.
-    talk: Talk
-    joined: BridgeJoined
-    sampler: SpaceSampler
+    Args:
+        connect: Opens another connection, to which nothing was said.
+        talk: One that has joined.
+        joined: What it was told.
+    """
 
-    def observation(self) -> Any:
-        """Return an observation inside the space."""
-        return self.sampler.observation()
+    def __init__(self, connect: Callable[[], Talk], talk: Talk, joined: BridgeJoined) -> None:
+        self.connect = connect
+        self.talk = talk
+        self.joined = joined
+        self.agreement = Agreement.from_wire(joined.observation_space, joined.action_space)
+        for space in (self.agreement.observation_space, self.agreement.action_space):
+            space.seed(0)
+
+    def observation(self, *, plain: bool = False) -> Value:
+        """Return an observation; with several agents of all of them."""
+        return to_wire(self.agreement.observation_space.sample(), plain=plain)
+
+    def action(self) -> Value:
+        """Return an action; with several agents of all of them."""
+        return to_wire(self.agreement.action_space.sample())
+
+    def reward(self, value: float) -> Value:
+        """Return a reward; with several agents one for each."""
+        agents = self.agreement.agents
+        return dict.fromkeys(agents, value) if agents else value
+
+    def outside(self, take: Callable[[Value, str], object]) -> Value:
+        """Return what `take` does not take; None if it takes all that could be sent."""
+        agents = self.agreement.agents
+        value = dict.fromkeys(agents, _NO_ELEMENT) if agents else _NO_ELEMENT
+        try:
+            take(value, "value")
+        except SpaceMismatchError:
+            return value
+        return None
 
     def start(self, **settings: Any) -> str:
         """Begin an episode."""
@@ -87,9 +124,10 @@ class Scene:
 
     def check_action(self, action: Any) -> None:
         """Fail if it is outside the space."""
-        reason = self.sampler.what_is_wrong_with(action)
-        if reason:
-            raise FailedCheck(f"the action is outside the declared space: {reason}")
+        try:
+            self.agreement.take_action(action, "action")
+        except SpaceMismatchError as exc:
+            raise FailedCheck(f"the action is outside the declared space: {exc}") from exc
 
     def end(self, episode_id: str, **settings: Any) -> EpisodeEnded:
         """End an episode."""
@@ -156,73 +194,9 @@ def _expect_failure(what: str, codes: tuple[FailureCode, ...], call: Callable[[]
 def _failure_of(what: str, call: Callable[[], object]) -> Failed:
     try:
         answer = call()
-    except RefusedError as exc:
+    except FailureError as exc:
         return exc.failed
     raise FailedCheck(f"{what}: expected a FAILURE, got {type(answer).__name__}")
-
-
-#: Outside of every space but texts: too long, and of letters that no space has by default.
-_NO_ELEMENT = "\u2205" * 64
-
-
-class SpaceSampler:
-    """Makes up what a client would send.
-
-    Args:
-        agreement: The spaces that a bridge has told.
-        seed: Of what is sampled.
-    """
-
-    def __init__(self, agreement: Agreement, seed: int = 0) -> None:
-        self.agreement = agreement
-        for space in (agreement.observation_space, agreement.action_space):
-            space.seed(seed)
-
-    def observation(self, *, plain: bool = False) -> Value:
-        """Return an observation; with several agents of all of them."""
-        return to_wire(self.agreement.observation_space.sample(), plain=plain)
-
-    def action(self) -> Value:
-        """Return an action; with several agents of all of them."""
-        return to_wire(self.agreement.action_space.sample())
-
-    def reward(self, value: float) -> Value:
-        """Return a reward; with several agents one for each."""
-        agents = self.agreement.agents
-        return dict.fromkeys(agents, value) if agents else value
-
-    def what_is_wrong_with(self, action: Value) -> str:
-        """Return why an action is outside its space; "" if it is not."""
-        try:
-            self.agreement.take_action(action, "action")
-        except SpaceMismatchError as exc:
-            return str(exc)
-        return ""
-
-    def wrong_observation(self) -> Value:
-        """Return what is no observation; None if all that could be sent is one."""
-        return self._outside(self.agreement.take_observation)
-
-    def wrong_action(self) -> Value:
-        """Return what is no action; None if all that could be sent is one."""
-        return self._outside(self.agreement.take_action)
-
-    def other_spaces(self) -> tuple[Value, Value]:
-        """Return the wire forms of observation and action spaces that are not these."""
-        odd: gymnasium.Space[Any] = spaces.Discrete(12345)
-        if self.agreement.multi_agent:
-            by_agent = dict.fromkeys(self.agreement.agents, odd)
-            return Agreement(by_agent, by_agent).wire
-        return Agreement(odd, odd).wire
-
-    def _outside(self, take: Callable[[Value, str], object]) -> Value:
-        agents = self.agreement.agents
-        value = dict.fromkeys(agents, _NO_ELEMENT) if agents else _NO_ELEMENT
-        try:
-            take(value, "value")
-        except SpaceMismatchError:
-            return value
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +220,7 @@ def check_server(
     The server must answer requests for actions; what it is trained on meanwhile is nonsense.
 
     Args:
-        address: With a carriage (`doctor.examine` finds it out).
+        address: With a transport (`doctor.examine` finds it out).
         means: Token, keys, certificates.
         timeout: Seconds to wait for one answer.
         only: Run only the checks whose names hold this.
@@ -265,7 +239,7 @@ def check_server(
             address, timeout=timeout, token=means.token, tls=means.tls, keys=means.keys
         )
         talk = Talk(link, timeout)
-        if means.token is not None and address.carriage == "stream":
+        if means.token is not None and address.transport == "stream":
             talk.send(Token(token=means.token), Kind.NOTICE)
         return talk
 
@@ -297,11 +271,10 @@ def _run(check: Check, connect: Callable[[], Talk]) -> None:
         try:
             talk.say_hello(f"conformance-{secrets.token_hex(4)}")
             joined = talk.ask(JoinBridge(client="conformance"))
-            agreement = Agreement.from_wire(joined.observation_space, joined.action_space)
-            check.run(Scene(connect, talk, joined, SpaceSampler(agreement)))
+            check.run(Scene(connect, talk, joined))
         except SpaceMismatchError as exc:
             raise FailedCheck(f"BridgeJoined: {exc}") from exc
-        except RefusedError as exc:
+        except FailureError as exc:
             raise FailedCheck(f"a request that is right was refused: {exc}") from exc
         except (BrokenRuleError, NoAnswerError) as exc:
             raise FailedCheck(str(exc)) from exc
@@ -364,7 +337,10 @@ def _spaces_are_told(scene: Scene) -> None:
 
 @_check("10")
 def _other_spaces_are_refused(scene: Scene) -> None:
-    observation_space, action_space = scene.sampler.other_spaces()
+    odd: gymnasium.Space[Any] = spaces.Discrete(12345)
+    agents = scene.agreement.agents if scene.agreement.multi_agent else None
+    other: Any = odd if agents is None else dict.fromkeys(agents, odd)
+    observation_space, action_space = Agreement(other, other).wire
     with closing(scene.connect()) as talk:
         talk.say_hello(f"conformance-{secrets.token_hex(4)}")
         request = JoinBridge(
@@ -406,7 +382,7 @@ def _actions_are_inside_the_space(scene: Scene) -> None:
     episode_id = scene.start()
     for _ in range(20):
         scene.get_action(episode_id)
-        scene.talk.ask(LogReturns(episode_id=episode_id, reward=scene.sampler.reward(1.0)))
+        scene.talk.ask(LogReturns(episode_id=episode_id, reward=scene.reward(1.0)))
     scene.end(episode_id)
 
 
@@ -415,7 +391,7 @@ def _plain_clients_get_plain_actions(scene: Scene) -> None:
     talk, _ = scene.join_another(plain=True)
     with closing(talk):
         started = talk.ask(StartEpisode())
-        observation = scene.sampler.observation(plain=True)
+        observation = scene.observation(plain=True)
         request = GetAction(episode_id=started.episode_id, observation=observation)
         action = talk.ask(request).action
         odd = _not_plain(action)
@@ -432,7 +408,7 @@ def _actions_of_the_simulator_are_taken(scene: Scene) -> None:
         request = LogAction(
             episode_id=episode_id,
             observation=scene.observation(),
-            action=scene.sampler.action(),
+            action=scene.action(),
         )
         answer = scene.talk.ask(request)
         if not isinstance(answer, Logged):
@@ -457,10 +433,10 @@ def _unknown_episodes_are_named(scene: Scene) -> None:
             LogAction(
                 episode_id=unknown,
                 observation=scene.observation(),
-                action=scene.sampler.action(),
+                action=scene.action(),
             )
         ),
-        lambda: scene.talk.ask(LogReturns(episode_id=unknown, reward=scene.sampler.reward(1.0))),
+        lambda: scene.talk.ask(LogReturns(episode_id=unknown, reward=scene.reward(1.0))),
         lambda: scene.end(unknown),
     ]
     for call in calls:
@@ -515,7 +491,7 @@ def _not_plain(value: Any) -> str:
 
 @_check("10")
 def _observations_outside_the_space_are_refused(scene: Scene) -> None:
-    wrong = scene.sampler.wrong_observation()
+    wrong = scene.outside(scene.agreement.take_observation)
     if wrong is None:
         raise SkippedCheck("nothing is known to be outside this observation space")
     episode_id = scene.start()
@@ -529,7 +505,7 @@ def _observations_outside_the_space_are_refused(scene: Scene) -> None:
 
 @_check("10")
 def _actions_outside_the_space_are_refused(scene: Scene) -> None:
-    wrong = scene.sampler.wrong_action()
+    wrong = scene.outside(scene.agreement.take_action)
     if wrong is None:
         raise SkippedCheck("nothing is known to be outside this action space")
     episode_id = scene.start()
@@ -602,7 +578,7 @@ def _a_deadline_that_passes_ends_in_a_failure(scene: Scene) -> None:
     scene.talk.send(request, Kind.REQUEST, request_id=number, ttl=1e-6, to=BRIDGE)
     try:
         scene.talk.answer_to(request, number, scene.talk.timeout)
-    except RefusedError as exc:
+    except FailureError as exc:
         if exc.failed.code is not FailureCode.TIMEOUT:
             raise FailedCheck(f"expected code timeout, got {exc}") from None
     # Fast enough to answer in time, or not: the next action is the next request's.
@@ -611,7 +587,7 @@ def _a_deadline_that_passes_ends_in_a_failure(scene: Scene) -> None:
         try:
             scene.get_action(episode_id)
             break
-        except RefusedError as exc:
+        except FailureError as exc:
             if exc.failed.remote_type != "EpisodeBusy" or time.monotonic() > deadline:
                 raise
     scene.end(episode_id)

@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 
 from envbus.actors.external.protocol import JoinBridge
 from envbus.bus.errors import ConfigError
-from envbus.bus.keys import PeerKeys
-from envbus.bus.messages import FailureCode, Kind, Token
+from envbus.bus.transport.curve_keys import PeerKeys
+from envbus.bus.wire.messages import FailureCode, Kind, Token
 from envbus.runner.diagnosis.address import Address
 from envbus.runner.diagnosis.talk import (
     BrokenRuleError,
+    FailureError,
     LinkEndedError,
     NoAnswerError,
-    RefusedError,
     Talk,
     open_link,
 )
 
-__all__ = ["Means", "Step", "examine", "find"]
+__all__ = ["Diagnosis", "Means", "examine", "find"]
 
 #: Seconds in which a ZeroMQ server has begun its greeting.
 _GREETING_TIME = 0.5
@@ -34,7 +34,7 @@ _ROUND_TRIPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Diagnosis:
     """One step that was tried."""
 
     name: str
@@ -59,17 +59,17 @@ class _StoppedError(Exception):
 
     def __init__(self, name: str, found: str, advice: str) -> None:
         super().__init__(f"{found}; {advice}")
-        self.step = Step(name, False, found, advice)
+        self.step = Diagnosis(name, False, found, advice)
 
 
-def examine(address: Address, means: Means, timeout: float = 5.0) -> Iterator[Step]:
+def examine(address: Address, means: Means, timeout: float = 5.0) -> Iterator[Diagnosis]:
     """Yield the steps in their order, up to the first that fails.
 
-    name, connection, carriage, TLS (if any), handshake, hello, bridge, round trip. No episode is
+    name, connection, transport, TLS (if any), handshake, hello, bridge, round trip. No episode is
     started: a bridge that is in use is not disturbed.
 
     Args:
-        address: Where to connect to; its carriage may be unknown.
+        address: Where to connect to; its transport may be unknown.
         means: Token, keys, certificates.
         timeout: Seconds per step.
 
@@ -92,7 +92,7 @@ def examine(address: Address, means: Means, timeout: float = 5.0) -> Iterator[St
         except Exception as exc:  # each library has its own
             raise _handshake_failed(exc, means) from exc
         took = 1e3 * (time.monotonic() - begin)
-        yield Step("handshake", True, f"{_spoken(address)} stands after {took:.0f} ms")
+        yield Diagnosis("handshake", True, f"{_spoken(address)} stands after {took:.0f} ms")
         with closing(Talk(link, timeout)) as talk:
             yield _hello(talk, address, means)
             yield _join(talk)
@@ -102,7 +102,7 @@ def examine(address: Address, means: Means, timeout: float = 5.0) -> Iterator[St
 
 
 def find(address: Address, means: Means, timeout: float = 5.0) -> Address:
-    """Return the address with its carriage, found out if it did not say so.
+    """Return the address with its transport, found out if it did not say so.
 
     Raises:
         ConfigError: There is no connection; what to do about it.
@@ -117,7 +117,7 @@ def find(address: Address, means: Means, timeout: float = 5.0) -> Address:
         raise ConfigError(str(stopped)) from stopped
 
 
-def _resolve(address: Address) -> Step:
+def _resolve(address: Address) -> Diagnosis:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as exc:
@@ -128,10 +128,10 @@ def _resolve(address: Address) -> Step:
             "`ip address`.",
         ) from exc
     numbers = sorted({str(entry[4][0]) for entry in found})
-    return Step("name", True, f"{address.host} is {', '.join(numbers)}")
+    return Diagnosis("name", True, f"{address.host} is {', '.join(numbers)}")
 
 
-def _reach(address: Address, timeout: float) -> Step:
+def _reach(address: Address, timeout: float) -> Diagnosis:
     place = f"{address.host}:{address.port}"
     try:
         begin = time.monotonic()
@@ -153,39 +153,39 @@ def _reach(address: Address, timeout: float) -> Step:
     except OSError as exc:
         text = f"{place} cannot be reached: {exc}"
         raise _StoppedError("connection", text, "is the network up?") from exc
-    return Step("connection", True, f"{place} accepts after {_ms(begin)}")
+    return Diagnosis("connection", True, f"{place} accepts after {_ms(begin)}")
 
 
-def _recognize(address: Address, means: Means, timeout: float) -> tuple[Step, Address]:
+def _recognize(address: Address, means: Means, timeout: float) -> tuple[Diagnosis, Address]:
     """Find out how the other side carries messages, and compare it with what was asked for."""
     try:
         with socket.create_connection((address.host, address.port), timeout) as probe:
             greeting = _greeting(probe)
     except OSError as exc:
         text = f"the connection broke: {exc}"
-        raise _StoppedError("carriage", text, "look at its log") from exc
+        raise _StoppedError("transport", text, "look at its log") from exc
     if greeting is not None:
         return _zmq(address, greeting, means)
-    if address.carriage == "zmq":
+    if address.transport == "zmq":
         raise _StoppedError(
-            "carriage",
+            "transport",
             "no ZeroMQ greeting came: what listens there is no ZeroMQ socket",
             f"if it is a gateway's port, use stream://{address.host}:{address.port} or "
             f"ws://{address.host}:{address.port}",
         )
-    if address.carriage is not None:
-        return Step("carriage", True, _spoken(address)), address
+    if address.transport is not None:
+        return Diagnosis("transport", True, _spoken(address)), address
     with_tls = _answers_tls(address, timeout)
     is_http = _answers_http(address, timeout, with_tls)
-    found = replace(address, carriage="websocket" if is_http else "stream", tls=with_tls)
-    return Step("carriage", True, f"{_spoken(found)}: {found}"), found
+    found = replace(address, transport="websocket" if is_http else "stream", tls=with_tls)
+    return Diagnosis("transport", True, f"{_spoken(found)}: {found}"), found
 
 
-def _zmq(address: Address, mechanism: str, means: Means) -> tuple[Step, Address]:
-    found = replace(address, carriage="zmq", tls=False)
-    if address.carriage not in (None, "zmq"):
+def _zmq(address: Address, mechanism: str, means: Means) -> tuple[Diagnosis, Address]:
+    found = replace(address, transport="zmq", tls=False)
+    if address.transport not in (None, "zmq"):
         raise _StoppedError(
-            "carriage",
+            "transport",
             f"a ZeroMQ socket listens there, and not {_spoken(address)}",
             f"use {found}, or the port that the gateway printed",
         )
@@ -197,8 +197,8 @@ def _zmq(address: Address, mechanism: str, means: Means) -> tuple[Step, Address]
             if mechanism == "CURVE"
             else "the bridge was started without keys: leave yours off, or start it with keys="
         )
-        raise _StoppedError("carriage", f"ZeroMQ with security {mechanism}", advice)
-    return Step("carriage", True, f"ZeroMQ with security {mechanism}: {found}"), found
+        raise _StoppedError("transport", f"ZeroMQ with security {mechanism}", advice)
+    return Diagnosis("transport", True, f"ZeroMQ with security {mechanism}: {found}"), found
 
 
 def _greeting(probe: socket.socket) -> str | None:
@@ -279,12 +279,12 @@ def _handshake_failed(exc: Exception, means: Means) -> _StoppedError:
     return _StoppedError("handshake", text, advice)
 
 
-def _hello(talk: Talk, address: Address, means: Means) -> Step:
+def _hello(talk: Talk, address: Address, means: Means) -> Diagnosis:
     try:
-        if means.token is not None and address.carriage == "stream":
+        if means.token is not None and address.transport == "stream":
             talk.send(Token(token=means.token), Kind.NOTICE)
         welcome = talk.say_hello(f"doctor-{secrets.token_hex(4)}")
-    except RefusedError as exc:
+    except FailureError as exc:
         raise _StoppedError("hello", f"refused: {exc}", _advice(exc, means)) from exc
     except NoAnswerError as exc:
         advice = "what listens there does not speak envbus's protocol"
@@ -295,10 +295,10 @@ def _hello(talk: Talk, address: Address, means: Means) -> Step:
         f"welcome; silence is borne for {welcome.lease:.3g} s, messages up to "
         f"{welcome.max_message_bytes / 2**20:,.0f} MiB"
     )
-    return Step("hello", True, found)
+    return Diagnosis("hello", True, found)
 
 
-def _advice(exc: RefusedError, means: Means) -> str:
+def _advice(exc: FailureError, means: Means) -> str:
     if exc.failed.code is FailureCode.VERSION:
         return "install the same release of envbus, or of the client, on both sides"
     if "token" in exc.failed.message:
@@ -310,10 +310,10 @@ def _advice(exc: RefusedError, means: Means) -> str:
     return "the message says what is wrong"
 
 
-def _join(talk: Talk) -> Step:
+def _join(talk: Talk) -> Diagnosis:
     try:
         joined = talk.ask(JoinBridge(client="envbus doctor"))
-    except RefusedError as exc:
+    except FailureError as exc:
         advice = (
             "a broker without a bridge listens there: start one with `envbus serve`, or give its "
             "own address"
@@ -334,20 +334,20 @@ def _join(talk: Talk) -> Step:
         f"joined; {'several agents' if joined.multi_agent else 'one agent'}, policies "
         f"{', '.join(joined.policy_ids) or '(none named)'}, lease {joined.lease:.3g} s"
     )
-    return Step("bridge", True, found)
+    return Diagnosis("bridge", True, found)
 
 
-def _round_trips(talk: Talk) -> Step:
+def _round_trips(talk: Talk) -> Diagnosis:
     times = []
     for _ in range(_ROUND_TRIPS):
         begin = time.perf_counter()
         try:
             talk.ask(JoinBridge(client="envbus doctor"))
-        except (RefusedError, NoAnswerError, BrokenRuleError, LinkEndedError) as exc:
+        except (FailureError, NoAnswerError, BrokenRuleError, LinkEndedError) as exc:
             raise _StoppedError("round trip", str(exc), "it worked once, and then no more") from exc
         times.append(time.perf_counter() - begin)
     times.sort()
-    return Step(
+    return Diagnosis(
         "round trip",
         True,
         f"{1e3 * times[len(times) // 2]:.2f} ms at the median of {len(times)}, at worst "
@@ -357,7 +357,7 @@ def _round_trips(talk: Talk) -> Step:
 
 def _spoken(address: Address) -> str:
     name = {"zmq": "ZeroMQ", "stream": "plain TCP", "websocket": "WebSocket", None: "?"}
-    return name[address.carriage] + (" with TLS" if address.tls else "")
+    return name[address.transport] + (" with TLS" if address.tls else "")
 
 
 def _ms(begin: float) -> str:

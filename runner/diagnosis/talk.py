@@ -1,6 +1,6 @@
 """Raw connections to a bridge: frames out, frames in, and requests, one at a time.
 
-No patience, and each answer is judged by the protocol's rules. One class of link per carriage.
+No patience, and each answer is judged by the protocol's rules. One class of link per transport.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import ssl
 import time
 from collections import deque
 from contextlib import ExitStack, suppress
-from typing import Any, ForwardRef, Protocol, TypeVar, cast, get_args
+from typing import Any, ForwardRef, Protocol, cast, get_args
 from urllib.parse import quote
 
 import zmq
 
 from envbus.actors.external.protocol import BRIDGE
-from envbus.bus.codec import decode, decode_header, encode, encode_header
 from envbus.bus.errors import ConfigError, DecodeError, ProtocolError
-from envbus.bus.framing import StreamReader, pack, pack_for_stream, unpack
-from envbus.bus.keys import PeerKeys
-from envbus.bus.messages import (
+from envbus.bus.transport.curve_keys import PeerKeys
+from envbus.bus.transport.zmq_sockets import check_room
+from envbus.bus.wire.codec import decode, decode_header, encode, encode_header
+from envbus.bus.wire.frames import Frames
+from envbus.bus.wire.framing import StreamReader, pack, pack_for_stream, unpack
+from envbus.bus.wire.messages import (
     PROTOCOL_VERSION,
     Failed,
     Goodbye,
@@ -33,21 +35,20 @@ from envbus.bus.messages import (
     Kind,
     Notice,
     Payload,
-    Reply,
+    R,
     Request,
     Welcome,
 )
-from envbus.bus.transport import Frames
 from envbus.runner.diagnosis.address import Address
 
 __all__ = [
     "BrokenRuleError",
-    "Link",
+    "FailureError",
     "LinkEndedError",
     "NoAnswerError",
-    "RefusedError",
     "StreamLink",
     "Talk",
+    "TalkLink",
     "WebSocketLink",
     "ZmqLink",
     "open_link",
@@ -63,7 +64,7 @@ class LinkEndedError(Exception):
     """The other side has closed the connection, or broken its rules; the text says which."""
 
 
-class Link(Protocol):
+class TalkLink(Protocol):
     """One connection. Used by one thread."""
 
     def send(self, frames: Frames) -> None:
@@ -190,9 +191,14 @@ class WebSocketLink:
 
 
 class ZmqLink:
-    """A DEALER socket, with what its monitor tells of the handshake."""
+    """A DEALER socket, with what its monitor tells of the handshake.
+
+    Raises:
+        TransportError: There are too few descriptors.
+    """
 
     def __init__(self, address: Address, keys: PeerKeys | None) -> None:
+        check_room()
         self._context = zmq.Context(io_threads=1)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, b"d" + os.urandom(15))
@@ -247,18 +253,19 @@ def open_link(
     token: str | None = None,
     tls: ssl.SSLContext | None = None,
     keys: PeerKeys | None = None,
-) -> Link:
+) -> TalkLink:
     """Return a connection that stands.
 
     Raises:
-        ConfigError: Keys do not belong to this carriage, or WebSocket's library is missing.
+        ConfigError: Keys do not belong to this transport, or WebSocket's library is missing.
         OSError, LinkEndedError: There is no connection.
+        TransportError: There are too few descriptors for one.
     """
-    if keys is not None and address.carriage != "zmq":
+    if keys is not None and address.transport != "zmq":
         raise ConfigError("keys belong to ZeroMQ; TCP and WebSocket have a token and TLS")
-    if address.carriage == "stream":
+    if address.transport == "stream":
         return StreamLink(address, timeout, tls)
-    if address.carriage == "websocket":
+    if address.transport == "websocket":
         return WebSocketLink(address, timeout, tls, token)
     link = ZmqLink(address, keys)
     reason = link.wait_for_handshake(timeout)
@@ -266,9 +273,6 @@ def open_link(
         link.close()
         raise LinkEndedError(reason)
     return link
-
-
-R = TypeVar("R", bound=Reply)
 
 
 class BrokenRuleError(Exception):
@@ -279,7 +283,7 @@ class NoAnswerError(Exception):
     """A request was not answered in time."""
 
 
-class RefusedError(Exception):
+class FailureError(Exception):
     """A request ended in a FAILURE.
 
     Attributes:
@@ -300,7 +304,7 @@ class Talk:
             carry is as far away.
     """
 
-    def __init__(self, link: Link, timeout: float = 5.0) -> None:
+    def __init__(self, link: TalkLink, timeout: float = 5.0) -> None:
         self.link = link
         self.timeout = timeout
         self._ids = itertools.count(1)
@@ -345,7 +349,7 @@ class Talk:
             if header.request_id == request_id:
                 return self._judge(request, header, frames)
             if header.request_id == 0 and header.kind is Kind.FAILURE:
-                raise RefusedError(self._decode(Failed, frames))
+                raise FailureError(self._decode(Failed, frames))
 
     def tell(self, notice: Notice) -> None:
         """Send what wants no answer."""
@@ -379,7 +383,7 @@ class Talk:
         if header.kind is Kind.FAILURE:
             if header.payload_type != Failed.__name__:
                 raise BrokenRuleError(f"a FAILURE carries {header.payload_type}, not Failed")
-            raise RefusedError(self._decode(Failed, frames))
+            raise FailureError(self._decode(Failed, frames))
         wanted = _reply_class(type(request))
         if header.payload_type != wanted.__name__:
             raise BrokenRuleError(

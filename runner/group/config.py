@@ -10,11 +10,11 @@ from typing import Any, Literal
 import msgspec
 
 from envbus.bus.errors import ConfigError
-from envbus.bus.restart import RestartPolicy
+from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.process.threads import ThreadsPerProcess, check_threads
 from envbus.bus.settings import check_number
-from envbus.bus.threads import ThreadsPerProcess, check_threads
-from envbus.runner.config import Timeouts, check_kind, list_of
 from envbus.runner.group.protocol import AnyEnvs
+from envbus.runner.workers.config import Timeouts, check_kind, list_of
 
 __all__ = ["GroupConfig", "RunnerStatus", "envs_of"]
 
@@ -23,8 +23,8 @@ __all__ = ["GroupConfig", "RunnerStatus", "envs_of"]
 class GroupConfig:
     """How the processes of an `EnvRunnerGroup` are started and watched."""
 
-    #: Whether, and how often, runners that died or hang are started again; None: they are not.
-    restart: RestartPolicy | None = field(default_factory=RestartPolicy)
+    #: Whether runners that died or hang are started again; a policy says how often and how soon.
+    restart: bool | RestartPolicy = True
     #: `start`: until a runner has made its envs; `call`: of `foreach`; `close`.
     timeouts: Timeouts = field(default_factory=Timeouts)
     #: Seconds after which a runner that has not come back from a sample is taken for hung, killed
@@ -47,8 +47,7 @@ class GroupConfig:
         check_threads(self.threads_per_process)
         check_number("sample_timeout", self.sample_timeout, over=0.0, optional=True)
         check_number("memory_limit_mb", self.memory_limit_mb, over=0.0, optional=True)
-        if self.restart is not None:
-            check_kind("restart", self.restart, RestartPolicy, example="RestartPolicy()")
+        RestartPolicy.chosen(self.restart)
         list_of("preload", self.preload, '("torch",)')
         check_kind("timeouts", self.timeouts, Timeouts, example="Timeouts(call=10.0)")
         check_kind("pool_settings", self.pool_settings, Mapping, example='{"num_actors": 2}')

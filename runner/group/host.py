@@ -1,6 +1,6 @@
 """A runner's process: makes its envs and its `EnvRunner`, and answers the group.
 
-Leaves out how it joins the bus (`actors/hosting.py`).
+Leaves out how it joins the bus (`actors/process/joining.py`).
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from envbus.actors import spaces
-from envbus.actors.hosting import HANDOVER_TIMEOUT, host
+from envbus.actors.arrays import spaces
+from envbus.actors.process.joining import host
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import Tree
-from envbus.bus.pipe import Pipe
-from envbus.bus.serve import Handlers
-from envbus.runner.config import check_kind
-from envbus.runner.env_runner import EnvRunner
+from envbus.bus.peer.worker import Handlers
+from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
+from envbus.bus.wire.messages import Tree
 from envbus.runner.group.protocol import (
     Applied,
     Apply,
@@ -23,17 +21,19 @@ from envbus.runner.group.protocol import (
     Here,
     MakeEnvs,
     MakeRunner,
-    Parts,
     Pushed,
     PushWeights,
     Report,
     RollCall,
     RunnerMade,
+    RunnerSpec,
     Taken,
     TakeSample,
 )
 from envbus.runner.group.sample_memory import SampleMemory
-from envbus.runner.pool import ActorPool
+from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.env_runner import EnvRunner
+from envbus.runner.workers.config import check_kind
 
 __all__ = ["ENTRY", "HostedRunner", "main"]
 
@@ -74,7 +74,7 @@ class HostedRunner:
             Apply: self.apply,
             RollCall: lambda _: Here(),
         }
-        self._parts: Parts | None = None
+        self._parts: RunnerSpec | None = None
         self._pool: ActorPool | None = None
         self._made: EnvRunner | None = None
 
@@ -84,7 +84,7 @@ class HostedRunner:
         Raises:
             Exception: What the factory, or an env's constructor, raises.
         """
-        parts: Parts = request.parts.value
+        parts: RunnerSpec = request.parts.value
         self._parts = parts
         if callable(parts.envs):
             pool = parts.envs(request.index)

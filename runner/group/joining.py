@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from envbus.runner.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.faults import FaultCause
+from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.data.metrics import EpisodeResult
+from envbus.runner.data.nested import JoinArrays
 from envbus.runner.group.protocol import Report
-from envbus.runner.group.sample_memory import Place
-from envbus.runner.metrics import EpisodeResult
-from envbus.runner.nested import JoinArrays
-from envbus.runner.sampling import Sample
+from envbus.runner.group.sample_memory import ArrayLocation
+from envbus.runner.sampling.config import Sample
+from envbus.runner.workers.faults import FaultCause
 
 __all__ = ["GroupSample", "RunnerFault", "RunnerPart", "join"]
 
@@ -74,7 +74,7 @@ class RunnerPart:
     #: Under the group's env ids.
     report: Report
     #: Of those arrays that are in shared memory.
-    places: Sequence[Place] = ()
+    places: Sequence[ArrayLocation] = ()
 
     def episodes(self) -> list[EpisodeResult]:
         """Return the results of the episodes that ended in this sample."""

@@ -14,13 +14,13 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from envbus.bus.messages import Reply, Request, Tree
-from envbus.runner.faults import Fault
-from envbus.runner.group.sample_memory import Place, Room
-from envbus.runner.metrics import EpisodeResult, MetricsDelta
-from envbus.runner.policy_map import Policies
-from envbus.runner.pool import ActorPool
-from envbus.runner.sampling import RunnerConfig
+from envbus.bus.wire.messages import Reply, Request, Tree
+from envbus.runner.data.metrics import EpisodeResult, MetricsDelta
+from envbus.runner.group.sample_memory import ArrayLocation, SharedSlot
+from envbus.runner.policies.policy_map import Policies
+from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.config import RunnerConfig
+from envbus.runner.workers.faults import Fault
 
 __all__ = [
     "AnyEnvs",
@@ -31,12 +31,12 @@ __all__ = [
     "MakeEnvs",
     "MakePolicies",
     "MakeRunner",
-    "Parts",
     "PushWeights",
     "Pushed",
     "Report",
     "RollCall",
     "RunnerMade",
+    "RunnerSpec",
     "TakeSample",
     "Taken",
 ]
@@ -49,7 +49,7 @@ _Told = TypeVar("_Told", EpisodeResult, Fault)
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunnerSpec:
     """What one runner is made of."""
 
     envs: AnyEnvs
@@ -102,7 +102,7 @@ class MakeEnvs(Request[EnvsMade], frozen=True, kw_only=True):
     """Make the envs of a runner."""
 
     index: int
-    #: `Parts`.
+    #: `RunnerSpec`.
     parts: Tree
 
 
@@ -138,7 +138,7 @@ class Taken(Reply, frozen=True, kw_only=True):
 
     #: `{policy id: {column: arrays}}`; numbers in it stand for arrays in shared memory.
     rows: Tree
-    places: list[Place]
+    places: list[ArrayLocation]
     #: As in `Placed`.
     parcel: int
     size: int
@@ -163,7 +163,7 @@ class TakeSample(Request[Taken], frozen=True, kw_only=True):
     #: Whether each of them is to learn.
     updates: dict[str, bool]
     #: Where large columns are to be made; None: anywhere.
-    room: Room | None = None
+    room: SharedSlot | None = None
     #: For `EnvRunner.go_on_from`: what was reached in a state that the group took over.
     ids: tuple[int, int] = (0, 0)
 

@@ -1,7 +1,7 @@
 """The processes of a group's runners: how each comes up, what it is asked, and what came of it.
 
-Leaves out how much each is asked for (`../sampling.py`), and for how long a caller waits
-(`../env_runner_group.py`).
+Leaves out how much each is asked for (`sampling/config.py`), and for how long a caller waits
+(`env_runner_group.py`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,14 @@ from typing import Any
 import msgspec
 from gymnasium import Space
 
-from envbus.actors import spaces
-from envbus.bus.arena import Arena
-from envbus.bus.broker import failure_to_error
-from envbus.bus.broker_vocabulary import Notify, PeerReady
+from envbus.actors.arrays import spaces
+from envbus.bus.broker.events import PeerReady
+from envbus.bus.broker.loop import failure_to_error
 from envbus.bus.errors import ConfigError, NoPeerError, TransportError
-from envbus.bus.messages import FailureCode, Request, Tree
-from envbus.bus.pipe import PipeCodec
-from envbus.runner.actor import ActorState, Answer, Gone, Lost, Member
-from envbus.runner.config import FleetConfig
-from envbus.runner.connectors import Connector
-from envbus.runner.crew import Crew, Requests, Stage
-from envbus.runner.faults import FaultCause
+from envbus.bus.memory.arena import Arena
+from envbus.bus.process.pipe import PipeCodec
+from envbus.bus.wire.messages import FailureCode, Request, Tree
+from envbus.runner.engine.seeding import restart_seed
 from envbus.runner.group.host import ENTRY
 from envbus.runner.group.joining import RunnerFault, RunnerPart
 from envbus.runner.group.protocol import (
@@ -37,29 +33,32 @@ from envbus.runner.group.protocol import (
     EnvsMade,
     MakeEnvs,
     MakeRunner,
-    Parts,
     PushWeights,
     RunnerMade,
+    RunnerSpec,
     Taken,
     TakeSample,
 )
-from envbus.runner.group.sample_memory import MOST_ROOMS, JointMemory, Room, fetch
-from envbus.runner.links import Links
-from envbus.runner.policies import Weights
-from envbus.runner.sampling import Quota, worker_index
-from envbus.runner.seeding import restart_seed
+from envbus.runner.group.sample_memory import MOST_SLOTS, JointMemory, SharedSlot, fetch
+from envbus.runner.policies.connectors import Connector
+from envbus.runner.policies.policy import Weights
+from envbus.runner.sampling.config import Quota, worker_index
+from envbus.runner.workers.config import FleetConfig
+from envbus.runner.workers.faults import FaultCause
+from envbus.runner.workers.worker import ActorState, Gone, Lost, Replied, WorkerHandle
+from envbus.runner.workers.worker_group import Stage, WorkerGroup
 
-__all__ = ["Rounds", "RunnerCrew", "RunnerProcess", "Standing", "Ticket"]
+__all__ = ["Rounds", "RunnerProcess", "RunnerState", "RunnerWorkerGroup", "Ticket"]
 
 #: Seconds for a parcel that was sent before the message that names it.
 _PARCEL_TIMEOUT = 10.0
 logger = logging.getLogger("envbus.runner.group")
 
 
-class RunnerProcess(Member):
+class RunnerProcess(WorkerHandle):
     """What a group knows of one runner."""
 
-    def __init__(self, index: int, parts: Parts) -> None:
+    def __init__(self, index: int, parts: RunnerSpec) -> None:
         super().__init__("runner", index)
         self.parts = parts
         #: 0 until its envs have been made once.
@@ -73,81 +72,13 @@ class RunnerProcess(Member):
         return [f"envs {self.first_env}-{self.first_env + self.num_envs - 1}"]
 
 
-class _BringUp:
-    """Has the envs of each runner made, then, when it is known which envs they are, itself."""
-
-    def __init__(
-        self,
-        links: Links[RunnerProcess],
-        requests: Requests[RunnerProcess],
-        config: FleetConfig,
-        num_runners: int,
-    ) -> None:
-        self._links = links
-        self._requests = requests
-        self._timeout = config.timeouts.start
-        self._num_runners = num_runners
-        #: Whether the first start is over: then what fails ends the process.
-        self.is_up = False
-        self.made: RunnerMade | None = None
-
-    def start(self, actor: RunnerProcess) -> None:
-        self._links.launch(actor)
-        assert actor.child is not None
-        # Samples are copied when they are joined, and need not be before.
-        actor.codec = PipeCodec(actor.child.pipe)
-
-    def on_hello(self, outcome: PeerReady) -> None:
-        actor = self._links.actor_of(outcome.peer)
-        if actor is not None:
-            actor.state = ActorState.BUILDING
-            request = MakeEnvs(index=actor.index, parts=Tree(actor.parts))
-            self._requests.ask(actor, request, timeout=self._timeout, tag=Stage.BUILD)
-
-    def on_notice(self, outcome: Notify) -> None:
-        del outcome
-
-    def on_reply(self, answer: Answer[RunnerProcess]) -> bool:
-        actor, reply = answer.actor, answer.reply
-        if isinstance(reply, RunnerMade):
-            actor.state = ActorState.READY
-            self.made = reply
-            return True
-        assert isinstance(reply, EnvsMade)
-        if self.is_up and reply.num_envs != actor.num_envs:
-            reason = f"it came back with {reply.num_envs} envs, and had {actor.num_envs}"
-            logger.error("%s: %s", actor.describe(), reason)
-            self._links.kill(actor, reason=reason)
-            return False
-        actor.num_envs = reply.num_envs
-        actor.state = ActorState.BUILT
-        if self.is_up:
-            self.make(actor)
-        return False
-
-    def make(self, actor: RunnerProcess) -> None:
-        config = actor.parts.config
-        seed = None if config.seed is None else config.seed + actor.first_env
-        if actor.incarnation:
-            seed = restart_seed(seed, actor.index, actor.incarnation)
-        index = worker_index(config.worker_index, actor.index, actor.incarnation, self._num_runners)
-        request = MakeRunner(seed=seed, worker_index=index)
-        self._requests.ask(actor, request, timeout=self._timeout, tag=Stage.MAP)
-
-    def close(self) -> None:
-        pass
-
-
-class RunnerCrew(Crew[RunnerProcess]):
+class RunnerWorkerGroup(WorkerGroup[RunnerProcess]):
     """The processes of a group."""
 
-    def __init__(self, parts: Sequence[Parts], config: FleetConfig) -> None:
-        def bring_up(links: Links[RunnerProcess], requests: Requests[RunnerProcess]) -> _BringUp:
-            self._bringing_up = _BringUp(links, requests, config, len(parts))
-            return self._bringing_up
-
+    def __init__(self, parts: Sequence[RunnerSpec], config: FleetConfig) -> None:
         runners = [RunnerProcess(index, part) for index, part in enumerate(parts)]
-        super().__init__(runners, config, ENTRY, bring_up)
+        self._made: RunnerMade | None = None
+        super().__init__(runners, config, ENTRY)
 
     def start(self) -> None:
         """Start all runners and have their envs made, side by side.
@@ -162,10 +93,10 @@ class RunnerCrew(Crew[RunnerProcess]):
         for actor in self.actors:
             actor.first_env = first
             first += actor.num_envs
-            with contextlib.suppress(NoPeerError):  # the news of its end follow
-                self._bringing_up.make(actor)
+            with contextlib.suppress(NoPeerError):  # the event of its end follows
+                self._make(actor)
         self.wait_for_all(ActorState.READY)
-        self._bringing_up.is_up = True
+        self._is_up = True
 
     @property
     def num_envs(self) -> int:
@@ -174,19 +105,61 @@ class RunnerCrew(Crew[RunnerProcess]):
 
     def spaces(self) -> dict[Any, tuple[Space[Any], Space[Any]]]:
         """Return observation and action space by agent, as the runner has told that came last."""
-        assert self._bringing_up.made is not None
+        assert self._made is not None
         return {
             agent_id: (spaces.from_plain(observation), spaces.from_plain(action))
-            for agent_id, (observation, action) in self._bringing_up.made.spaces.value.items()
+            for agent_id, (observation, action) in self._made.spaces.value.items()
         }
 
     def first_versions(self) -> dict[str, int]:
         """Return the policies' versions of the runner that came last."""
-        assert self._bringing_up.made is not None
-        return dict(self._bringing_up.made.policy_versions)
+        assert self._made is not None
+        return dict(self._made.policy_versions)
+
+    # --- how a runner comes up: its envs are made, then, when it is known which, itself ---------
+
+    def _start(self, actor: RunnerProcess) -> None:
+        self._connections.launch(actor)
+        assert actor.child is not None
+        # Samples are copied when they are joined, and need not be before.
+        actor.codec = PipeCodec(actor.child.pipe)
+
+    def _on_hello(self, outcome: PeerReady) -> None:
+        actor = self._connections.actor_of(outcome.peer)
+        if actor is not None:
+            actor.state = ActorState.BUILDING
+            request = MakeEnvs(index=actor.index, parts=Tree(actor.parts))
+            self._requests.ask(actor, request, timeout=self.config.timeouts.start, tag=Stage.BUILD)
+
+    def _on_stage(self, answer: Replied[RunnerProcess]) -> bool:
+        actor, reply = answer.actor, answer.reply
+        if isinstance(reply, RunnerMade):
+            actor.state = ActorState.READY
+            self._made = reply
+            return True
+        assert isinstance(reply, EnvsMade)
+        if self._is_up and reply.num_envs != actor.num_envs:
+            reason = f"it came back with {reply.num_envs} envs, and had {actor.num_envs}"
+            logger.error("%s: %s", actor.describe(), reason)
+            self._connections.kill(actor, reason=reason)
+            return False
+        actor.num_envs = reply.num_envs
+        actor.state = ActorState.BUILT
+        if self._is_up:
+            self._make(actor)
+        return False
+
+    def _make(self, actor: RunnerProcess) -> None:
+        config = actor.parts.config
+        seed = None if config.seed is None else config.seed + actor.first_env
+        if actor.incarnation:
+            seed = restart_seed(seed, actor.index, actor.incarnation)
+        index = worker_index(config.worker_index, actor.index, actor.incarnation, len(self.actors))
+        request = MakeRunner(seed=seed, worker_index=index)
+        self._requests.ask(actor, request, timeout=self.config.timeouts.start, tag=Stage.MAP)
 
 
-class Standing:
+class RunnerState:
     """What one runner was asked, and what it has not been told yet."""
 
     def __init__(self) -> None:
@@ -197,12 +170,12 @@ class Standing:
         self.part: RunnerPart | None = None
         #: Where its present life places large columns.
         self.memory: Arena | None = None
-        #: Memories with rooms that its present life knows, and the room of the sample it is asked
+        #: Memories with slots that its present life knows, and the slot of the sample it is asked
         #: for: number of the memory, 0 for none.
-        self.known_rooms: list[int] = []
-        self.room = 0
-        #: Memories with earlier rooms where it may have left rows that it goes on with.
-        self.former_rooms: list[int] = []
+        self.known_slots: list[int] = []
+        self.slot = 0
+        #: Memories with earlier slots where it may have left rows that it goes on with.
+        self.former_slots: list[int] = []
         #: Which weights, and which merged states of connectors, it was sent last.
         self.weights_sent = 0
         self.connectors_sent = 0
@@ -222,7 +195,7 @@ class Standing:
         self.weights_sent = self.connectors_sent = 0
         self.is_pushing = False
         self.memory = None
-        self.known_rooms = []
+        self.known_slots = []
 
 
 class Ticket:
@@ -238,8 +211,8 @@ class Ticket:
 class _Sampling:
     """Stands for one request for a sample."""
 
-    #: The room that its rows may be in: number of the memory, 0 for none.
-    room: int
+    #: The slot that its rows may be in: number of the memory, 0 for none.
+    slot: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +223,7 @@ class _Pushing:
 
 
 class Rounds:
-    """Asks the runners of a crew, and takes in what they answer.
+    """Asks the runners of a worker group, and takes in what they answer.
 
     Args:
         connectors: The caller's, who may switch their `update`; copies of them merge what those
@@ -258,7 +231,7 @@ class Rounds:
         sample_timeout: Seconds after which a runner that samples is taken for hung; None: never.
 
     Attributes:
-        standings: By index of the runner.
+        states: By index of the runner.
         joint: Where runners can write side by side.
         errors: What samples and weights have led to in runners, to be raised.
         faults: Ends of runners that nobody was told of yet.
@@ -266,14 +239,14 @@ class Rounds:
 
     def __init__(
         self,
-        crew: RunnerCrew,
+        worker_group: RunnerWorkerGroup,
         connectors: Mapping[str, Connector],
         versions: Mapping[str, int],
         sample_timeout: float | None,
     ) -> None:
-        self._crew = crew
+        self._worker_group = worker_group
         self._sample_timeout = sample_timeout
-        self.standings = [Standing() for _ in crew.actors]
+        self.states = [RunnerState() for _ in worker_group.actors]
         self.joint = JointMemory()
         self.errors: list[Exception] = []
         self.faults: list[RunnerFault] = []
@@ -295,60 +268,60 @@ class Rounds:
 
     def ready(self) -> list[RunnerProcess]:
         """Return the runners that run and are not on their way out."""
-        return [actor for actor in self._crew.actors if actor.state is ActorState.READY]
+        return [actor for actor in self._worker_group.actors if actor.state is ActorState.READY]
 
     def lost(self) -> list[RunnerProcess]:
         """Return the runners that are not started again any more."""
-        return [actor for actor in self._crew.actors if actor.state is ActorState.LOST]
+        return [actor for actor in self._worker_group.actors if actor.state is ActorState.LOST]
 
     def sampling(self) -> list[int]:
         """Return the runners that are asked for a sample and have not answered."""
-        return [i for i, standing in enumerate(self.standings) if standing.is_sampling]
+        return [i for i, state in enumerate(self.states) if state.is_sampling]
 
     def delivered(self) -> list[int]:
         """Return the runners that have delivered what nobody has taken."""
-        return [i for i, standing in enumerate(self.standings) if standing.part is not None]
+        return [i for i, state in enumerate(self.states) if state.part is not None]
 
     # --- ask ---------------------------------------------------------------------------------
 
     def ask_sample(
         self,
         actor: RunnerProcess,
-        share: Quota,
+        quota: Quota,
         *,
         timeout: float | None,
         force_reset: bool,
         explore: bool | None,
-        room: Room | None = None,
+        slot: SharedSlot | None = None,
     ) -> bool:
         """Have a runner sample; return whether it could be asked."""
-        standing = self.standings[actor.index]
-        if room is not None:
-            standing.room = room.number
-            self.joint.lend(room.number, actor.index)
-            room = self._announced(actor, room)
+        state = self.states[actor.index]
+        if slot is not None:
+            state.slot = slot.number
+            self.joint.lend(slot.number, actor.index)
+            slot = self._announced(actor, slot)
         states = None
-        if self.connector_states and standing.connectors_sent != self._connectors_version:
+        if self.connector_states and state.connectors_sent != self._connectors_version:
             states = Tree(self.connector_states)
         request = TakeSample(
-            num_env_steps=share.num_env_steps,
-            num_episodes=share.num_episodes,
+            num_env_steps=quota.num_env_steps,
+            num_episodes=quota.num_episodes,
             timeout=timeout,
             force_reset=force_reset,
             explore=explore,
             connectors=states,
             updates={name: one.update for name, one in self._given.items()},
-            room=room,
+            room=slot,
             ids=self._first_ids,
         )
         patience = self._sample_timeout
         if patience is not None and timeout is not None:
             patience = max(patience, timeout)
-        if not self._ask(actor, request, patience, _Sampling(standing.room)):
-            self._leave_rooms(actor)
+        if not self._ask(actor, request, patience, _Sampling(state.slot)):
+            self._leave_slots(actor)
             return False
-        standing.owed, standing.asked_at = share, time.monotonic()
-        standing.connectors_sent = self._connectors_version
+        state.owed, state.asked_at = quota, time.monotonic()
+        state.connectors_sent = self._connectors_version
         return True
 
     def ask_all(
@@ -384,7 +357,7 @@ class Rounds:
             self.versions[policy_id] = fresh
         self._weights_version += 1
         for actor in self.ready():
-            if not self.standings[actor.index].is_pushing:
+            if not self.states[actor.index].is_pushing:
                 self._push(actor)
 
     def check_connectors(self, states: Mapping[str, Any]) -> None:
@@ -410,10 +383,10 @@ class Rounds:
         """Return what runners have delivered, and merge what their connectors have learnt."""
         parts = []
         for index in indices:
-            standing = self.standings[index]
-            if standing.part is not None:
-                parts.append(standing.part)
-                standing.owed = standing.part = None
+            state = self.states[index]
+            if state.part is not None:
+                parts.append(state.part)
+                state.owed = state.part = None
         if parts and self._connectors:
             self.connector_states = {
                 name: connector.merge(
@@ -426,46 +399,48 @@ class Rounds:
 
     def let_go(self) -> None:
         """Nothing more comes: close what rows were in. Samples that the caller has stay."""
-        for standing in self.standings:
-            standing.part = standing.memory = None
+        for state in self.states:
+            state.part = state.memory = None
         self.joint.let_go()
 
-    def _announced(self, actor: RunnerProcess, room: Room) -> Room | None:
-        """See that a runner knows the memory of a room; None: it cannot be told."""
-        known = self.standings[actor.index].known_rooms
-        if room.number in known:
-            return room
+    def _announced(self, actor: RunnerProcess, slot: SharedSlot) -> SharedSlot | None:
+        """See that a runner knows the memory of a slot; None: it cannot be told."""
+        known = self.states[actor.index].known_slots
+        if slot.number in known:
+            return slot
         assert actor.child is not None
         number = actor.child.pipe.next_number()
         try:
-            actor.child.pipe.send_fd(number, self.joint.fd(room.number))
+            actor.child.pipe.send_fd(number, self.joint.fd(slot.number))
         except TransportError:  # it is gone, or hangs: which of both will be told
             return None
-        known.append(room.number)
-        del known[:-MOST_ROOMS]
-        return msgspec.structs.replace(room, parcel=number)
+        known.append(slot.number)
+        del known[:-MOST_SLOTS]
+        return msgspec.structs.replace(slot, parcel=number)
 
-    def _leave_rooms(self, actor: RunnerProcess, *, but_last: bool = False) -> None:
-        """A runner writes to its rooms no more, or only to the last one."""
-        standing = self.standings[actor.index]
-        for number in standing.former_rooms:
+    def _leave_slots(self, actor: RunnerProcess, *, but_last: bool = False) -> None:
+        """A runner writes to its slots no more, or only to the last one."""
+        state = self.states[actor.index]
+        for number in state.former_slots:
             self.joint.release(number, actor.index)
-        standing.former_rooms = [standing.room] if but_last and standing.room else []
+        state.former_slots = [state.slot] if but_last and state.slot else []
         if not but_last:
-            self.joint.release(standing.room, actor.index)
-        standing.room = 0
+            self.joint.release(state.slot, actor.index)
+        state.slot = 0
 
     def _push(self, actor: RunnerProcess) -> None:
-        standing = self.standings[actor.index]
-        if standing.weights_sent == self._weights_version:
+        state = self.states[actor.index]
+        if state.weights_sent == self._weights_version:
             return
         weights = {name: (values, self.versions[name]) for name, values in self.weights.items()}
         try:
             pushing = _Pushing(self._weights_version)
-            self._crew.ask(actor, PushWeights(weights=Tree(weights)), timeout=None, tag=pushing)
+            self._worker_group.ask(
+                actor, PushWeights(weights=Tree(weights)), timeout=None, tag=pushing
+            )
         except NoPeerError:
             return
-        standing.weights_sent, standing.is_pushing = self._weights_version, True
+        state.weights_sent, state.is_pushing = self._weights_version, True
 
     def _ask(
         self,
@@ -476,58 +451,58 @@ class Rounds:
     ) -> bool:
         self._push(actor)
         try:
-            self._crew.ask(actor, request, timeout=timeout, tag=tag)
-        except NoPeerError:  # the news of its end follow
+            self._worker_group.ask(actor, request, timeout=timeout, tag=tag)
+        except NoPeerError:  # the event of its end follows
             return False
         return True
 
     # --- what came ---------------------------------------------------------------------------
 
-    def take_news(self, timeout: float) -> None:
+    def take_events(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for something to happen, and take it in."""
-        for news in self._crew.poll(timeout):
-            if isinstance(news, Answer):
-                self._take_answer(news)
-            elif isinstance(news, Lost):
-                self._on_lost(news)
-            elif isinstance(news, Gone):
-                self._on_gone(news)
+        for event in self._worker_group.poll(timeout):
+            if isinstance(event, Replied):
+                self._take_answer(event)
+            elif isinstance(event, Lost):
+                self._on_lost(event)
+            elif isinstance(event, Gone):
+                self._on_gone(event)
 
-    def _take_answer(self, news: Answer[RunnerProcess]) -> None:
+    def _take_answer(self, event: Replied[RunnerProcess]) -> None:
         """Take an answer in; one that cannot be ends its runner, and nobody else."""
         try:
-            self._on_answer(news)
+            self._on_answer(event)
         except Exception as exc:  # it lacks its parcel, or does not fit: whatever that led to
             reason = f"its answer cannot be taken in: {type(exc).__name__}: {exc}"
-            logger.error("%s: %s", news.actor.describe(), reason, exc_info=True)
-            self._crew.kill(news.actor, FaultCause.ERROR, reason)
+            logger.error("%s: %s", event.actor.describe(), reason, exc_info=True)
+            self._worker_group.kill(event.actor, FaultCause.ERROR, reason)
 
-    def _on_answer(self, news: Answer[RunnerProcess]) -> None:
-        actor, reply = news.actor, news.reply
-        match news.tag:
+    def _on_answer(self, event: Replied[RunnerProcess]) -> None:
+        actor, reply = event.actor, event.reply
+        match event.tag:
             case _Sampling():
                 assert isinstance(reply, Taken)
-                self._take_sample(actor, reply, news.tag.room)
+                self._take_sample(actor, reply, event.tag.slot)
                 self._note_versions(reply.policy_versions)
                 self._note_ids(reply.ids)
             case _Pushing():
                 self._pushed(actor)
             case Ticket():
-                news.tag.open.discard(actor.index)
-                news.tag.values[actor.index] = None
+                event.tag.open.discard(actor.index)
+                event.tag.values[actor.index] = None
                 if isinstance(reply, Applied):
                     self._note_versions(reply.policy_versions)
-                    news.tag.values[actor.index] = reply.value.value
+                    event.tag.values[actor.index] = reply.value.value
 
-    def _take_sample(self, actor: RunnerProcess, taken: Taken, room: int) -> None:
-        standing = self.standings[actor.index]
+    def _take_sample(self, actor: RunnerProcess, taken: Taken, slot: int) -> None:
+        state = self.states[actor.index]
         if taken.parcel:
             assert actor.child is not None
             fd = actor.child.pipe.receive_fd(taken.parcel, _PARCEL_TIMEOUT)
-            standing.memory = Arena.attach(fd, taken.size)
-        view = functools.partial(self.joint.view, room)
-        rows = fetch(taken.rows.value, taken.places, standing.memory, view)
-        standing.part = RunnerPart(
+            state.memory = Arena.attach(fd, taken.size)
+        view = functools.partial(self.joint.view, slot)
+        rows = fetch(taken.rows.value, taken.places, state.memory, view)
+        state.part = RunnerPart(
             actor.index,
             actor.first_env,
             rows,
@@ -537,57 +512,57 @@ class Rounds:
         )
         # Where not all rows are there, some may be begun, which it will take along.
         is_full = bool(taken.places) and all(place.in_room for place in taken.places)
-        self._leave_rooms(actor, but_last=not is_full)
+        self._leave_slots(actor, but_last=not is_full)
 
     def _pushed(self, actor: RunnerProcess) -> None:
-        self.standings[actor.index].is_pushing = False
+        self.states[actor.index].is_pushing = False
         self._push(actor)  # if there are newer ones by now
 
-    def _on_lost(self, news: Lost[RunnerProcess]) -> None:
+    def _on_lost(self, event: Lost[RunnerProcess]) -> None:
         """A request failed: what becomes of it follows from which one it was."""
-        actor, code = news.actor, news.failed.code
-        standing = self.standings[actor.index]
-        if isinstance(news.tag, Ticket):
-            news.tag.open.discard(actor.index)
+        actor, code = event.actor, event.failed.code
+        state = self.states[actor.index]
+        if isinstance(event.tag, Ticket):
+            event.tag.open.discard(actor.index)
             if code not in (FailureCode.PEER_LOST, FailureCode.TIMEOUT):
-                news.tag.errors[actor.index] = failure_to_error(news.failed, 0)
+                event.tag.errors[actor.index] = failure_to_error(event.failed, 0)
             return
         if code is FailureCode.PEER_LOST:
-            return  # the news of its end follow
+            return  # the event of its end follows
         if code is FailureCode.TIMEOUT:
-            self._crew.kill(actor, FaultCause.TIMEOUT, news.failed.message)
+            self._worker_group.kill(actor, FaultCause.TIMEOUT, event.failed.message)
             return
-        error = failure_to_error(news.failed, 0)
-        if isinstance(news.tag, _Sampling):
-            standing.owed = None
-            standing.former_rooms.append(standing.room)
-            standing.room = 0
+        error = failure_to_error(event.failed, 0)
+        if isinstance(event.tag, _Sampling):
+            state.owed = None
+            state.former_slots.append(state.slot)
+            state.slot = 0
             self.errors.append(error)
             return
-        assert isinstance(news.tag, _Pushing)
-        if news.tag.version != self._refused_version:
-            self._refused_version = news.tag.version
+        assert isinstance(event.tag, _Pushing)
+        if event.tag.version != self._refused_version:
+            self._refused_version = event.tag.version
             self.errors.append(error)
         self._pushed(actor)
 
-    def _on_gone(self, news: Gone[RunnerProcess]) -> None:
-        standing = self.standings[news.actor.index]
-        given_up = news.actor.state is ActorState.LOST
+    def _on_gone(self, event: Gone[RunnerProcess]) -> None:
+        state = self.states[event.actor.index]
+        given_up = event.actor.state is ActorState.LOST
         self.faults.append(
             RunnerFault(
-                runner=news.actor.index,
-                cause=news.cause,
-                message=news.reason,
-                restarts=news.incarnation,
-                lost_share=standing.is_sampling,
+                runner=event.actor.index,
+                cause=event.cause,
+                message=event.reason,
+                restarts=event.incarnation,
+                lost_share=state.is_sampling,
                 given_up=given_up,
             )
         )
         logger.log(
-            logging.ERROR if given_up else logging.WARNING, "a runner is gone: %s", news.reason
+            logging.ERROR if given_up else logging.WARNING, "a runner is gone: %s", event.reason
         )
-        self._leave_rooms(news.actor)
-        standing.begin_life()
+        self._leave_slots(event.actor)
+        state.begin_life()
 
     def _note_versions(self, versions: Mapping[str, int]) -> None:
         """Policies may have come, or counted on, by what was applied to a runner."""

@@ -6,7 +6,7 @@ writes there only while its group waits for a sample, and the group reads it bef
 next one.
 
 Joining takes a copy of all, into fresh memory, and runners wait meanwhile. So, where samples are
-laid out as those before were, each runner is offered a room, its part of one piece of memory in
+laid out as those before were, each runner is offered a slot, its part of one piece of memory in
 which the rows of all lie side by side (`JointMemory`): columns that are made there need no copy at
 all. A piece is used again once nobody has a sample in it.
 """
@@ -25,20 +25,21 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from envbus.bus.arena import Arena
+from envbus.actors.arrays.blocks import ALIGNMENT
 from envbus.bus.errors import ConfigError
-from envbus.runner.nested import Tree, map_tree
-from envbus.runner.sampling import Quota
+from envbus.bus.memory.arena import Arena
+from envbus.runner.data.nested import Tree, map_tree
+from envbus.runner.sampling.config import Quota
 
 __all__ = [
-    "MOST_ROOMS",
+    "MOST_SLOTS",
+    "ArrayLocation",
     "Asked",
     "JointMemory",
-    "Layout",
-    "Place",
     "Placed",
-    "Room",
+    "SampleLayout",
     "SampleMemory",
+    "SharedSlot",
     "fetch",
     "padded",
     "view_of",
@@ -49,27 +50,25 @@ Asked: TypeAlias = "Mapping[int, Quota]"
 
 #: Bytes from which a column is placed there.
 _LARGE = 32 * 1024
-#: Columns begin at multiples of as many bytes.
-_ALIGNMENT = 64
-#: Bytes of a sample from which on a room is worth it.
+#: Bytes of a sample from which on a slot is worth it.
 _WORTHWHILE = 1 << 20
 #: How much more than is needed is reserved, as samples differ.
 _SLACK = 1.25
-#: Memories with rooms at one time: the group's caller has one sample while the next is taken.
-MOST_ROOMS = 2
+#: Memories with slots at one time: the group's caller has one sample while the next is taken.
+MOST_SLOTS = 2
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class ArrayLocation(msgspec.Struct, frozen=True, array_like=True):
     """Where an array is."""
 
     offset: int
     dtype: str
     shape: tuple[int, ...]
-    #: Whether that is in the memory of the runner's room, and not its own.
+    #: Whether that is in the memory of the runner's slot, and not its own.
     in_room: bool = False
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
+class SharedSlot(msgspec.Struct, frozen=True, kw_only=True):
     """Where a group wants the large columns of a runner's next sample."""
 
     #: Which memory.
@@ -78,14 +77,14 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     parcel: int = 0
     #: Of that memory, in bytes.
     size: int
-    places: list[Place]
+    places: list[ArrayLocation]
 
 
 class Placed(msgspec.Struct, frozen=True):
     """A tree in which numbers stand for arrays: indices of `places`."""
 
     tree: Tree
-    places: list[Place]
+    places: list[ArrayLocation]
     #: Number of the parcel with the descriptor of other memory than before; 0: it is the same.
     parcel: int = 0
     #: Of that memory, in bytes.
@@ -93,7 +92,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class SampleMemory:
-    """The runner's side: its own memory, and the room that it is offered.
+    """The runner's side: its own memory, and the slot that it is offered.
 
     Args:
         send_fd: Hands a descriptor to the group, and returns the parcel's number.
@@ -106,29 +105,29 @@ class SampleMemory:
         self._send_fd = send_fd
         self._receive_fd = receive_fd
         self._arena: Arena | None = None
-        self._rooms: dict[int, Arena] = {}
-        #: The room of the present sample: its memory, and where nothing was made yet.
+        self._slots: dict[int, Arena] = {}
+        #: The slot of the present sample: its memory, and where nothing was made yet.
         self._buffer: Any = None
-        self._vacant: list[Place] = []
+        self._vacant: list[ArrayLocation] = []
         #: What was made there.
-        self._made: list[tuple[npt.NDArray[Any], Place]] = []
+        self._made: list[tuple[npt.NDArray[Any], ArrayLocation]] = []
 
-    def enter(self, room: Room | None) -> None:
-        """A sample begins, with that room for it; `place` ends it."""
+    def enter(self, slot: SharedSlot | None) -> None:
+        """A sample begins, with that slot for it; `place` ends it."""
         self._leave()
-        if room is None:
+        if slot is None:
             return
-        if room.parcel:
+        if slot.parcel:
             assert self._receive_fd is not None
-            arena = Arena.attach(self._receive_fd(room.parcel), room.size)
-            self._rooms[room.number] = arena
-            while len(self._rooms) > MOST_ROOMS:
-                self._rooms.pop(next(iter(self._rooms))).close()
-        self._buffer = self._rooms[room.number].buffer
-        self._vacant = list(room.places)
+            arena = Arena.attach(self._receive_fd(slot.parcel), slot.size)
+            self._slots[slot.number] = arena
+            while len(self._slots) > MOST_SLOTS:
+                self._slots.pop(next(iter(self._slots))).close()
+        self._buffer = self._slots[slot.number].buffer
+        self._vacant = list(slot.places)
 
     def make(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-        """Return an array of the room, where one like that is wanted; its content is arbitrary."""
+        """Return an array of the slot, where one like that is wanted; its content is arbitrary."""
         for index, place in enumerate(self._vacant):
             if place.shape == shape and place.dtype == dtype.str:
                 del self._vacant[index]
@@ -143,13 +142,13 @@ class SampleMemory:
         All stay in the tree if there is too little memory.
         """
         arrays: list[npt.NDArray[Any]] = []
-        places: list[Place | None] = []
+        places: list[ArrayLocation | None] = []
 
         def choose(leaf: npt.NDArray[Any]) -> Any:
             if leaf.nbytes < _LARGE or leaf.dtype.kind not in "biufcSU":
                 return leaf
             arrays.append(leaf)
-            places.append(self._in_room(leaf))
+            places.append(self._in_slot(leaf))
             return len(arrays) - 1
 
         numbered = map_tree(choose, tree)
@@ -170,7 +169,7 @@ class SampleMemory:
         found = []
         for array, place in zip(arrays, places, strict=True):
             if place is None:
-                place = Place(next(begins), array.dtype.str, array.shape)
+                place = ArrayLocation(next(begins), array.dtype.str, array.shape)
                 view_of(self._arena.buffer, place)[...] = array
             found.append(place)
         return Placed(numbered, found, parcel, self._arena.size if parcel else 0)
@@ -179,12 +178,12 @@ class SampleMemory:
         """Let go of the memory."""
         self._leave()
         self._close_own()
-        for arena in self._rooms.values():
+        for arena in self._slots.values():
             arena.close()
-        self._rooms.clear()
+        self._slots.clear()
 
-    def _in_room(self, leaf: npt.NDArray[Any]) -> Place | None:
-        """Return where an array is in the room, or was copied to."""
+    def _in_slot(self, leaf: npt.NDArray[Any]) -> ArrayLocation | None:
+        """Return where an array is in the slot, or was copied to."""
         for made, place in self._made:
             if made is leaf:
                 return place
@@ -207,14 +206,14 @@ class SampleMemory:
 
 def fetch(
     tree: Tree,
-    places: list[Place],
+    places: list[ArrayLocation],
     arena: Arena | None,
-    room: Callable[[Place], npt.NDArray[Any]] | None = None,
+    slot: Callable[[ArrayLocation], npt.NDArray[Any]] | None = None,
 ) -> Tree:
     """Return `tree` with its arrays, which are views.
 
-    What is in `arena`, the runner's own memory, is overwritten by its next sample; `room` returns
-    what is at a place in the runner's room.
+    What is in `arena`, the runner's own memory, is overwritten by its next sample; `slot` returns
+    what is at a place in the runner's slot.
     """
     if not places:
         return tree
@@ -224,8 +223,8 @@ def fetch(
             return leaf
         place = places[leaf]
         if place.in_room:
-            assert room is not None
-            return room(place)
+            assert slot is not None
+            return slot(place)
         assert arena is not None
         return view_of(arena.buffer, place)
 
@@ -234,16 +233,16 @@ def fetch(
 
 def padded(nbytes: int) -> int:
     """Return after how many bytes another column can begin."""
-    return math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT
+    return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT
 
 
-def view_of(buffer: Any, place: Place) -> npt.NDArray[Any]:
+def view_of(buffer: Any, place: ArrayLocation) -> npt.NDArray[Any]:
     """Return the array at a place of a buffer."""
     view: npt.NDArray[Any] = np.ndarray(place.shape, np.dtype(place.dtype), buffer, place.offset)
     return view
 
 
-class Layout(NamedTuple):
+class SampleLayout(NamedTuple):
     """What the large columns of a sample are like."""
 
     #: Runners in order, and how many rows each has.
@@ -252,7 +251,7 @@ class Layout(NamedTuple):
     columns: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, places: Mapping[int, Sequence[Place]]) -> Layout | None:
+    def of(cls, places: Mapping[int, Sequence[ArrayLocation]]) -> SampleLayout | None:
         """Return what runners have delivered, by runner; None: columns do not lie side by side."""
         rows, columns = [], set()
         for runner, own in sorted(places.items()):
@@ -269,20 +268,20 @@ class Layout(NamedTuple):
         total = sum(count for _, count in self.rows)
         return sum(padded(total * _bytes_of_row(*column)) for column in self.columns)
 
-    def places(self) -> dict[int, list[Place]]:
+    def places(self) -> dict[int, list[ArrayLocation]]:
         """Return where the columns of each runner are to be: behind those of the one before it."""
-        found: dict[int, list[Place]] = {runner: [] for runner, _ in self.rows}
+        found: dict[int, list[ArrayLocation]] = {runner: [] for runner, _ in self.rows}
         begin = 0
         for dtype, shape in self.columns:
             offset = begin
             for runner, count in self.rows:
-                found[runner].append(Place(offset, dtype, (count, *shape), in_room=True))
+                found[runner].append(ArrayLocation(offset, dtype, (count, *shape), in_room=True))
                 offset += count * _bytes_of_row(dtype, shape)
             begin += padded(offset - begin)
         return found
 
 
-class _Piece:
+class _SampleBuffer:
     """Memory for one sample."""
 
     def __init__(self, number: int, size: int) -> None:
@@ -299,18 +298,18 @@ class _Piece:
 
 
 class JointMemory:
-    """The group's side: pieces of memory in which rooms are."""
+    """The group's side: pieces of memory in which slots are."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_SampleBuffer] = []
         #: What was asked last, and what that was like.
-        self._seen: tuple[Asked, Layout | None] = ({}, None)
+        self._seen: tuple[Asked, SampleLayout | None] = ({}, None)
         #: Whether it was so twice in succession.
         self._is_settled = False
         _all.add(self)
 
-    def rooms(self, asked: Asked) -> dict[int, Room]:
+    def slots(self, asked: Asked) -> dict[int, SharedSlot]:
         """Return where runners are to write that are asked for so much; nothing: where they like.
 
         What is theirs is told by `lend`.
@@ -323,13 +322,13 @@ class JointMemory:
             return {}
         places = layout.places()
         return {
-            runner: Room(number=piece.number, size=piece.arena.size, places=own)
+            runner: SharedSlot(number=piece.number, size=piece.arena.size, places=own)
             for runner, own in places.items()
         }
 
-    def learn(self, asked: Asked, places: Mapping[int, Sequence[Place]]) -> None:
+    def learn(self, asked: Asked, places: Mapping[int, Sequence[ArrayLocation]]) -> None:
         """All that was asked has been delivered, and these are the large columns, by runner."""
-        seen = asked, Layout.of(places)
+        seen = asked, SampleLayout.of(places)
         layout = seen[1]
         self._is_settled = seen == self._seen and layout is not None and layout.size >= _WORTHWHILE
         self._seen = seen
@@ -340,7 +339,7 @@ class JointMemory:
         """Return the descriptor of a piece; it stays its own."""
         return self._piece(number).arena.fd
 
-    def view(self, number: int, place: Place) -> npt.NDArray[Any]:
+    def view(self, number: int, place: ArrayLocation) -> npt.NDArray[Any]:
         """Return what stands at a place of a piece."""
         return view_of(self._piece(number).root, place)
 
@@ -374,7 +373,7 @@ class JointMemory:
                 return np.concatenate(arrays)
             rows += len(array)
             offset += array.nbytes
-        return view_of(piece.root, Place(begin, first.dtype.str, (rows, *first.shape[1:])))
+        return view_of(piece.root, ArrayLocation(begin, first.dtype.str, (rows, *first.shape[1:])))
 
     def let_go(self) -> None:
         """Keep no piece: each goes with the last sample in it."""
@@ -386,25 +385,25 @@ class JointMemory:
 
     # --- private -----------------------------------------------------------------------------
 
-    def _vacant(self, size: int) -> _Piece | None:
+    def _vacant(self, size: int) -> _SampleBuffer | None:
         """Return a piece that nobody uses."""
         self._keep_if(lambda piece: piece.arena.size == size or not piece.is_free())
         for piece in self._pieces:
             if piece.arena.size == size and piece.is_free():
                 return piece
-        if len(self._pieces) >= MOST_ROOMS:  # the caller keeps samples: they have other memory
+        if len(self._pieces) >= MOST_SLOTS:  # the caller keeps samples: they have other memory
             return None
         try:
-            piece = _Piece(next(self._numbers), size)
+            piece = _SampleBuffer(next(self._numbers), size)
         except ConfigError:  # too little memory: samples are joined by a copy
             return None
         self._pieces.append(piece)
         return piece
 
-    def _keep_if(self, is_wanted: Callable[[_Piece], object]) -> None:
+    def _keep_if(self, is_wanted: Callable[[_SampleBuffer], object]) -> None:
         self._pieces = [piece for piece in self._pieces if is_wanted(piece)]
 
-    def _piece(self, number: int) -> _Piece:
+    def _piece(self, number: int) -> _SampleBuffer:
         return next(piece for piece in self._pieces if piece.number == number)
 
 

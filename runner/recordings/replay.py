@@ -12,10 +12,10 @@ import numpy as np
 
 from envbus.actors.external.verbs import SimulatorVerbs
 from envbus.bus.errors import ConfigError
-from envbus.runner.agent_results import DUMMY_AGENT
-from envbus.runner.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.data.nested import Tree, map_tree, row_of
 from envbus.runner.extras import how_to_install
-from envbus.runner.nested import Tree, map_tree, row_of
+from envbus.runner.pool.agent_results import DUMMY_AGENT
 
 __all__ = ["minari_episodes", "replay"]
 

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from envbus.bus.codec import decode, encode
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import Payload
-from envbus.bus.messages import Tree as AnyTree
-from envbus.runner.batch import SampleBatch
-from envbus.runner.nested import Tree, as_rows
+from envbus.bus.wire.codec import decode, encode
+from envbus.bus.wire.messages import Payload
+from envbus.bus.wire.messages import Tree as AnyTree
+from envbus.runner.data.batch import SampleBatch
+from envbus.runner.data.nested import Tree, as_rows
 
 __all__ = ["from_table", "policies_of", "to_table", "with_policies"]
 

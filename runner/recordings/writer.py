@@ -29,12 +29,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from envbus.bus.errors import ClosedError, ConfigError
+from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.settings import check_number
-from envbus.runner.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.config import check_kind
+from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.data.episode import DEFAULT_POLICY_ID
 from envbus.runner.recordings.reader import JOURNAL, SHARD, read_journal
 from envbus.runner.recordings.tables import to_table, with_policies
+from envbus.runner.workers.config import check_kind
 
 __all__ = ["EpisodeWriter"]
 
@@ -102,6 +104,7 @@ class EpisodeWriter:
                 _take_over(left)
         except OSError as exc:
             raise ConfigError(f"cannot record in {self.folder}: {exc}") from exc
+        disown_in_forks(self)
 
     @uninterrupted_call
     def write(self, batch: SampleBatch | MultiAgentBatch) -> None:
@@ -113,18 +116,23 @@ class EpisodeWriter:
             batch: All rows of each of its episodes, `runner.sample(num_episodes=...)` for example.
 
         Raises:
-            ClosedError: After `close`.
+            ClosedError: After `close`, or in a forked copy of the process.
             ConfigError: It is no such batch, or lacks `eps_id`, by which episodes are read back.
             OSError: The disk is full, for example. What was written before is kept, nothing of
                 this batch is, and the next call may succeed. Where rows of a call that failed
                 cannot be cut off again, all calls raise until they can be.
         """
         if self._closed:
-            raise ClosedError(f"the writer of {self.folder} was closed")
+            raise ClosedError(
+                f"the writer of {self.folder} was closed, or belongs to the process that this one "
+                "was forked from"
+            )
         example = "runner.sample(num_episodes=10)"
         check_kind("what is written", batch, SampleBatch, MultiAgentBatch, example=example)
         policies: Mapping[str, SampleBatch]
-        policies = {"default": batch} if isinstance(batch, SampleBatch) else batch.policy_batches
+        policies = (
+            {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
+        )
         policies = {name: rows for name, rows in policies.items() if len(rows)}
         for name, rows in policies.items():
             if "eps_id" not in rows:
@@ -164,6 +172,13 @@ class EpisodeWriter:
                 if shard.take_back():
                     shard.close()
                     shard.complete()
+
+    def disown(self) -> None:
+        """In a forked copy: be closed, or its descriptors would keep the journals locked."""
+        self._closed = True
+        for shard in [*self._uncut, *self._shards.values()]:
+            shard.disown()
+        self._incomplete, self._uncut, self._shards = [], [], {}
 
     def __enter__(self) -> EpisodeWriter:
         return self
@@ -343,10 +358,19 @@ class _Shard:
 
     def close(self) -> None:
         """Leave it to other writers. Never fails: what was written has been confirmed before."""
+        if self._file.closed:
+            return
+        with contextlib.suppress(OSError):  # a process that was just forked may have it, too
+            fcntl.flock(self._file, fcntl.LOCK_UN)
         try:
             self._file.close()
         except OSError as exc:  # it is closed all the same
             logger.warning("%s: %s", self.path, exc)
+
+    def disown(self) -> None:
+        """In a forked copy: let go of it; it stays locked by its writer."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class _Written(io.BytesIO):

@@ -11,13 +11,13 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from envbus.actors import spaces
-from envbus.actors.blocks import BlockLayout
-from envbus.actors.env_actor import EnvActor
+from envbus.actors.arrays import spaces
+from envbus.actors.arrays.blocks import BlockLayout
+from envbus.actors.env.actor import EnvActor
 from envbus.actors.protocol import Build, Built, MapBlocks, Reset, SlotError, Step, StepResult
-from envbus.bus.arena import Arena
-from envbus.bus.codec import decode, encode
-from envbus.bus.messages import Payload, Tree
+from envbus.bus.memory.arena import Arena
+from envbus.bus.wire.codec import decode, encode
+from envbus.bus.wire.messages import Payload, Tree
 
 P = TypeVar("P", bound=Payload)
 #: Observations, actions, infos, requests: what a test compares as a whole.

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import ctypes  # noqa: F401 (looked up by its name)
+import io
 import sys
+import traceback
 from typing import Any, ClassVar
 
 import pytest
 
 from envbus.actors.failures import original_of, slot_error
 from envbus.actors.protocol import CallResult, SlotError
-from envbus.bus.messages import Tree
+from envbus.bus.wire.messages import Tree
 from tests.actors.driver import carry
 
 
@@ -223,6 +225,19 @@ class ShownError(Exception):
         return str(self.args[0])
 
 
+class AskedError(Exception):
+    def __getattr__(self, name: str) -> Any:
+        OwnCodeError.ran.append(name)
+        raise AttributeError(name)
+
+
+class NotedError(Exception):
+    @property
+    def __notes__(self) -> list[str]:
+        OwnCodeError.ran.append("__notes__")
+        return []
+
+
 class Calling(type):
     def __call__(cls, *args: object) -> Any:
         OwnCodeError.ran.append("__call__")
@@ -234,14 +249,25 @@ class MadeOtherwiseError(Exception, metaclass=Calling):
 
 
 @pytest.mark.parametrize(
-    "cls", [OwnCodeError, BelowError, NewError, ShownError, MadeOtherwiseError]
+    "cls",
+    [
+        OwnCodeError,
+        BelowError,
+        NewError,
+        ShownError,
+        MadeOtherwiseError,
+        AskedError,
+        NotedError,
+    ],
 )
 def test_who_is_not_trusted_has_no_code_of_a_class_run(cls: type[Exception]) -> None:
     OwnCodeError.ran.clear()
     for told in ((__name__, cls.__name__), ("", f"{__name__}.{cls.__name__}")):
         assert original_of(*told, "no", ("no",), trusted=False) is None
     assert OwnCodeError.ran == []
-    assert type(original_of(__name__, cls.__name__, "no", trusted=True)) is cls
+    made = original_of(__name__, cls.__name__, "no", trusted=True)
+    assert type(made) is cls
+    traceback.print_exception(made, file=io.StringIO())
     assert OwnCodeError.ran != []
 
 

@@ -12,16 +12,10 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from envbus.actors.spaces import Space, is_fixed_size
-from envbus.actors.testing import (
-    CountingEnv,
-    CustomSpaceEnv,
-    InfoEnv,
-    InPlaceEnv,
-    SpaceEnv,
-    all_spaces,
-)
+from envbus.actors.arrays.spaces import Space, is_fixed_size
+from envbus.actors.testing import CountingEnv, InfoEnv
 from tests.actors.driver import Anything, Driver, assert_same
+from tests.envs import CustomSpaceEnv, InPlaceEnv, SpaceEnv, all_spaces
 
 SPACES = all_spaces()
 MODES = [mode.value for mode in AutoresetMode]

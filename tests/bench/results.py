@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envbus.bench.record import Record
-from envbus.bench.variants import VARIANTS
+from envbus.bench.harness.record import Record
+from envbus.bench.steps.variants import VARIANTS
 
 
 def spread(value: float) -> dict[str, float]:
@@ -79,12 +79,11 @@ def actors_row(num_actors: int, step_us: float, descriptors: float) -> dict[str,
 def bus_row(case: str, carrier: str, p50: float) -> dict[str, Any]:
     return {
         "case": case,
-        "answer_bytes": 0,
-        "carrier": carrier,
+        "way": carrier,
         "status": "ok",
-        "round_trip_p50_us": spread(p50),
-        "round_trip_p99_us": spread(2 * p50),
-        "messages_per_second": spread(1e6 / p50),
+        "p50_us": spread(p50),
+        "p99_us": spread(2 * p50),
+        "per_second": spread(1e6 / p50),
     }
 
 

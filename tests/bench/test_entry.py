@@ -39,6 +39,7 @@ def test_ctrl_c_while_modules_load_ends_the_command_without_a_word() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("handler", ["default_int_handler", "SIG_IGN"])
 def test_the_command_itself_finds_the_handler_of_ctrl_c_that_was_there(handler: str) -> None:
     before = f"import signal; signal.signal(signal.SIGINT, signal.{handler})\n"
@@ -47,12 +48,14 @@ def test_the_command_itself_finds_the_handler_of_ctrl_c_that_was_there(handler: 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_is_ignored_is_ignored_while_modules_load() -> None:
     ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     done = run(ignored + INTERRUPTED + BEGIN + "sys.exit(code)")
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])
 def test_streams_that_were_closed_are_opened_to_nowhere(closed: list[int]) -> None:
     report = (

@@ -10,16 +10,16 @@ import psutil
 import pytest
 
 from envbus.bench.__main__ import main
-from envbus.bench.adapter_process import AdapterProcess
-from envbus.bench.cases import Case, Schedule
-from envbus.bench.child import ChildError
-from envbus.bench.environments import Environments
-from envbus.bench.record import load, save
-from envbus.bench.recovery import Kills, measure_recovery
-from envbus.bench.scaling import measure_actors
-from envbus.bench.startup import StartCase, measure_startup
-from envbus.bench.variants import VARIANTS
-from envbus.bench.vector import measure_vector
+from envbus.bench.harness.child import ChildError
+from envbus.bench.harness.environments import Environments
+from envbus.bench.harness.record import Schedule, load, save
+from envbus.bench.steps.adapter_process import AdapterProcess
+from envbus.bench.steps.cases import Case
+from envbus.bench.steps.recovery import Kills, measure_recovery
+from envbus.bench.steps.scaling import measure_actors
+from envbus.bench.steps.startup import StartCase, measure_startup
+from envbus.bench.steps.variants import VARIANTS
+from envbus.bench.steps.vector import measure_cases
 
 SHORT = Schedule(rounds=2, seconds=0.05, warm_up=0.01, starts=1)
 
@@ -33,9 +33,10 @@ def quiet(_: str) -> None:
     """Say nothing."""
 
 
+@pytest.mark.slow
 def test_variants_are_measured_side_by_side(here: Environments, tmp_path: Path) -> None:
     variants = [VARIANTS[name] for name in ("gym_sync", "gym_async_shm", "envbus_shm")]
-    record = measure_vector([Case("null", 2)], variants, SHORT, here, quiet)
+    record = measure_cases("vector", [Case("null", 2)], variants, SHORT, here, quiet)
     assert [row["variant"] for row in record["rows"]] == [v.name for v in variants]
     for row in record["rows"]:
         assert row["status"] == "ok"
@@ -49,13 +50,14 @@ def test_variants_are_measured_side_by_side(here: Environments, tmp_path: Path) 
 
 def test_a_library_that_fails_is_reported_and_the_others_go_on(here: Environments) -> None:
     variants = [VARIANTS["ray_actors"], VARIANTS["gym_sync"]]
-    record = measure_vector([Case("null", 1)], variants, SHORT, here, quiet)
+    record = measure_cases("vector", [Case("null", 1)], variants, SHORT, here, quiet)
     failed, measured = record["rows"]
     assert failed["status"] == "failed"
     assert "No module named 'ray'" in failed["reason"]
     assert measured["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_recovery_is_measured_and_what_takes_no_part_is_told(here: Environments) -> None:
     names = ("envbus_pool", "envbus_shm", "gym_sync")
     record = measure_recovery(Kills(ours=2, others=1), SHORT, here, names, quiet)
@@ -79,6 +81,7 @@ def test_start_and_memory_are_measured(here: Environments) -> None:
     assert 0 < row["uss_mb"]["median"] <= row["pss_mb"]["median"] <= row["rss_mb"]["median"]
 
 
+@pytest.mark.slow
 def test_what_an_actor_costs_is_measured(here: Environments) -> None:
     record = measure_actors([2], SHORT, here, quiet)
     (row,) = record["rows"]
@@ -128,7 +131,7 @@ def test_report_and_check_read_what_was_measured(
     here: Environments, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     variants = [VARIANTS["gym_async_shm"]]
-    record = measure_vector([Case("null", 2)], variants, SHORT, here, quiet)
+    record = measure_cases("vector", [Case("null", 2)], variants, SHORT, here, quiet)
     save(record, tmp_path / "vector.json")
     assert main(["report", str(tmp_path)]) == 0
     assert "null env (4 floats), 2" in (tmp_path / "table.md").read_text("utf-8")

@@ -10,13 +10,12 @@ import hypothesis.strategies as st
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from hypothesis import HealthCheck, settings
 
-from envbus.bus.codec import decode, encode
-from envbus.bus.messages import Reply, Tree
-from envbus.bus.tree import Value
+from envbus.bus.wire.codec import decode, encode
+from envbus.bus.wire.dynamic_values import Value
+from envbus.bus.wire.messages import Reply, Tree
 
-__all__ = ["Sample", "arrays", "identical", "patient", "round_trip", "values"]
+__all__ = ["Sample", "arrays", "identical", "round_trip", "values"]
 
 
 class Sample(Reply, frozen=True, kw_only=True):
@@ -68,11 +67,6 @@ def describe_array(array: npt.NDArray[Any]) -> tuple[object, ...]:
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
     return array.shape, array.dtype.str, array.dtype.isalignedstruct, fortran
 
-
-#: For a machine that is busy with other things: no limit on the time of one example.
-patient = settings(
-    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
 
 plain_dtypes = st.one_of(
     hnp.boolean_dtypes(),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from envbus.bus.broker_core import BrokerCore
-from envbus.bus.broker_vocabulary import (
+from envbus.bus.broker.core import BrokerCore
+from envbus.bus.broker.events import (
     Ask,
     BrokerConfig,
     Effect,
     FailLocal,
     Send,
 )
-from envbus.bus.messages import (
+from envbus.bus.wire.messages import (
     PROTOCOL_VERSION,
     Failed,
     FailureCode,

@@ -11,15 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from envbus.bus import limits
-from envbus.bus.codec import (
+from envbus.bus.wire import limits
+from envbus.bus.wire.codec import (
     Ext,
     Placeholder,
     decode,
     encode,
     encode_header,
 )
-from envbus.bus.messages import (
+from envbus.bus.wire.dynamic_values import Value
+from envbus.bus.wire.messages import (
     PROTOCOL_VERSION,
     Failed,
     FailureCode,
@@ -33,7 +34,6 @@ from envbus.bus.messages import (
     Tree,
     Welcome,
 )
-from envbus.bus.tree import Value
 from tests.bus.codec_samples import Sample, identical
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")

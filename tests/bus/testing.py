@@ -9,13 +9,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from envbus.bus.broker_core import BrokerCore
-from envbus.bus.broker_vocabulary import (
+from envbus.bus.broker.core import BrokerCore
+from envbus.bus.broker.events import (
     Effect,
     Event,
     Received,
 )
-from envbus.bus.messages import (
+from envbus.bus.wire.frames import Frames
+from envbus.bus.wire.messages import (
     PROTOCOL_VERSION,
     Failed,
     FailureCode,
@@ -26,7 +27,6 @@ from envbus.bus.messages import (
     Kind,
     Payload,
 )
-from envbus.bus.transport import Frames
 
 __all__ = [
     "FakeClock",

@@ -18,10 +18,9 @@ from gymnasium.spaces import Box, Discrete
 from envbus.bus.gateway import GatewayConfig
 from envbus.runner import ExternalEnvBridge
 from tests.sources import ROOT
+from tests.waiting import PATIENCE
 
 CLIENTS = ROOT / "examples" / "clients"
-#: Seconds that a program may take; never expected to pass.
-PATIENCE = 60.0
 #: First number of an observation that is never answered, of one for which the policy fails, and of
 #: one that is answered after the gateway was started again.
 SILENCE, FAILURE, HELD = 99.0, 98.0, 97.0

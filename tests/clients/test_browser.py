@@ -17,10 +17,13 @@ from tests.clients.serving import CLIENTS, PATIENCE, Serving
 
 BROWSER = find_browser()
 
-pytestmark = pytest.mark.skipif(
-    BROWSER is None,
-    reason=f"no browser ({', '.join(PROGRAMS)}): make system-packages, or apt install chromium",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        BROWSER is None,
+        reason=f"no browser ({', '.join(PROGRAMS)}): make system-packages, or apt install chromium",
+    ),
+]
 
 #: Whether something was drawn: not all pixels are alike.
 DRAWN = """
@@ -54,7 +57,6 @@ def serve_until(serving: Serving, condition: Callable[[], object], page: Page) -
         serving.serve()
 
 
-@pytest.mark.slow
 def test_a_game_in_a_web_page_is_played_by_the_policy_and_by_hand(web: str, tmp_path: Path) -> None:
     assert BROWSER is not None
     with Serving(token="secret") as serving:
@@ -72,7 +74,6 @@ def test_a_game_in_a_web_page_is_played_by_the_policy_and_by_hand(web: str, tmp_
             assert {"agent0": 0} in by_hand
 
 
-@pytest.mark.slow
 def test_a_page_with_a_wrong_token_says_so(web: str, tmp_path: Path) -> None:
     assert BROWSER is not None
     with Serving(token="secret") as serving:

@@ -21,12 +21,15 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from envbus.bus.framing import pack_for_stream
-from envbus.bus.messages import Kind
+from envbus.bus.wire.framing import pack_for_stream
+from envbus.bus.wire.messages import Kind
 from envbus.runner.diagnosis.address import Address
 from envbus.runner.diagnosis.client_conformance import Server, check_client
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.clients.serving import ACTIONS, CLIENTS, OBSERVATIONS, PATIENCE, Serving, running
+
+# Compilers and interpreters, which `make test` does not install.
+pytestmark = pytest.mark.slow
 
 CHECKS = Path(__file__).parent
 #: How a program is made from a source of a folder: what is called, and what to install.
@@ -264,7 +267,7 @@ def test_whatever_a_server_sends_its_client_ends(
                 while is_endless:
                     server.sendall(sent)
 
-        door.settimeout(PATIENCE)
+        door.settimeout(60)  # Mono may take long to start
         thread = threading.Thread(target=answer)
         thread.start()
         command = [*checks, "127.0.0.1", str(door.getsockname()[1]), what, ""]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import gymnasium
+import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from envbus.runner import BusVectorEnv
@@ -18,7 +19,7 @@ class _BusContract(VectorEnvContract):
     shared_memory: ClassVar[bool] = True
     #: None: one per env.
     num_actors: ClassVar[int | None] = None
-    lanes: ClassVar[bool] = True
+    local_links: ClassVar[bool] = True
 
     def make(self, env_fns: Sequence[Factory], **settings: Any) -> Any:
         most = len(env_fns)
@@ -26,7 +27,7 @@ class _BusContract(VectorEnvContract):
             env_fns,
             shared_memory=self.shared_memory,
             num_actors=most if self.num_actors is None else min(self.num_actors, most),
-            lanes=self.lanes,
+            local_links=self.local_links,
             **settings,
         )
 
@@ -35,6 +36,7 @@ class TestOneActor(_BusContract):
     num_actors = 1
 
 
+@pytest.mark.slow
 class TestOneActorWithoutSharedMemory(_BusContract):
     shared_memory = False
     num_actors = 1
@@ -51,19 +53,22 @@ class TestTwoActorsWithoutSharedMemory(_BusContract):
 
 class TestTwoActorsOverZeroMq(_BusContract):
     num_actors = 2
-    lanes = False
+    local_links = False
 
 
+@pytest.mark.slow
 class TestTwoActorsOverZeroMqWithoutSharedMemory(_BusContract):
     shared_memory = False
     num_actors = 2
-    lanes = False
+    local_links = False
 
 
+@pytest.mark.slow
 class TestAnActorPerEnv(_BusContract):
     pass
 
 
+@pytest.mark.slow
 class TestAnActorPerEnvWithoutSharedMemory(_BusContract):
     shared_memory = False
 

@@ -1,4 +1,4 @@
-"""Trajectories of real envs, equal to `SyncVectorEnv`'s in every bit (V-01, V-02, D-05, A-01...3).
+"""Trajectories of real envs, equal to `SyncVectorEnv`'s in every bit.
 
 Episodes are cut short, so that each run sees many ends; what the simulators do then is theirs.
 """
@@ -75,18 +75,26 @@ def made(env_id: str, lengths: tuple[int, ...]) -> list[Factory]:
     return [partial(gymnasium.make, env_id, max_episode_steps=length) for length in lengths]
 
 
-@each_mode
-@pytest.mark.parametrize("env_id", newest("classic_control") + newest("toy_text"))
+@pytest.mark.parametrize(
+    ("env_id", "mode"),
+    [
+        pytest.param(env_id, mode, marks=[pytest.mark.slow] if (e + m) % 3 else [])
+        for e, env_id in enumerate(newest("classic_control") + newest("toy_text"))
+        for m, mode in enumerate(MODES)
+    ],
+)
 def test_small_envs(env_id: str, mode: str) -> None:
     factories = made(env_id, (7, 9, 40))
     equal(factories, mode, num_actors=2, shared_memory=True, steps=120, ends=20)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("env_id", newest("classic_control") + newest("toy_text"))
 def test_small_envs_without_shared_memory(env_id: str) -> None:
     equal(made(env_id, (7, 40)), "SameStep", num_actors=1, shared_memory=False, steps=60, ends=5)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("num_actors", "shared_memory", "mode"),
     list(itertools.product([1, 2, 5], [True, False], MODES)),
@@ -97,6 +105,7 @@ def test_all_ways(env_id: str, num_actors: int, shared_memory: bool, mode: str) 
     equal(factories, mode, num_actors=num_actors, shared_memory=shared_memory, steps=100, ends=25)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("num_actors", "shared_memory", "mode"),
     list(itertools.product([1, 2, 4], [True, False], MODES)),
@@ -106,6 +115,7 @@ def test_all_ways_with_infos_of_all_sorts(num_actors: int, shared_memory: bool, 
     equal(factories, mode, num_actors=num_actors, shared_memory=shared_memory, steps=25, ends=20)
 
 
+@pytest.mark.slow
 @each_mode
 @pytest.mark.parametrize(("env_id", "num_actors"), [("HalfCheetah-v5", 2), ("Humanoid-v5", 3)])
 def test_mujoco(
@@ -118,6 +128,7 @@ def test_mujoco(
     equal(factories, mode, num_actors=num_actors, shared_memory=shared_memory, steps=80, ends=10)
 
 
+@pytest.mark.slow
 @each_mode
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_atari(mode: str, shared_memory: bool) -> None:
@@ -128,6 +139,7 @@ def test_atari(mode: str, shared_memory: bool) -> None:
     )
 
 
+@pytest.mark.slow
 @each_mode
 @pytest.mark.parametrize(
     ("image_only", "shared_memory"), [(True, True), (True, False), (False, False)]
@@ -139,12 +151,13 @@ def test_minigrid(image_only: bool, shared_memory: bool, mode: str) -> None:
     equal(factories, mode, num_actors=2, shared_memory=shared_memory, steps=50, ends=5)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("num_actors", "shared_memory", "mode"),
     list(itertools.product([1, 2, 4], [True, False], MODES)),
 )
 def test_resets_of_some_or_all_at_any_time(num_actors: int, shared_memory: bool, mode: str) -> None:
-    """A-03, A-05, A-06, D-01, D-02: in every mode, with and without seeds."""
+    """In every mode, with and without seeds."""
     factories = [partial(InfoEnv, length) for length in (1, 2, 3, 5)]
     sync = SyncVectorEnv(factories, autoreset_mode=AutoresetMode(mode))
     envs = BusVectorEnv(
@@ -178,8 +191,8 @@ def test_resets_of_some_or_all_at_any_time(num_actors: int, shared_memory: bool,
         one.close()
 
 
+@pytest.mark.slow
 def test_a_second_vector_env_repeats_the_first_whatever_its_actors() -> None:
-    """D-05."""
     seen = []
     for num_actors, context in ((1, "fork"), (3, "forkserver"), (2, "spawn")):
         envs = BusVectorEnv(["CartPole-v1"] * 3, num_actors=num_actors, context=context)

@@ -1,4 +1,4 @@
-"""Every kind of space as observation and as action space (V-03...V-06, V-08, A-10)."""
+"""Every kind of space as observation and as action space."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from envbus.actors.testing import CustomSpaceEnv, SpaceEnv, all_spaces
 from envbus.runner import BusVectorEnv
 from envbus.runner.testing import assert_same, assert_same_trajectory
+from tests.envs import CustomSpaceEnv, SpaceEnv, all_spaces
 
 Space = gymnasium.Space[Any]
 
@@ -58,11 +58,11 @@ both_ways = pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize(("mode", "shared_memory"), [("NextStep", True), ("SameStep", False)])
 @pytest.mark.parametrize("name", SPACES)
 def test_observations_and_actions_of_every_space(name: str, mode: str, shared_memory: bool) -> None:
-    """V-03, V-04: also those of changing size, with shared memory for what has a fixed one."""
+    """Also those of changing size, with shared memory for what has a fixed one."""
     space = SPACES[name]
     factories = [partial(SpaceEnv, space, space, length) for length in (2, 3, 4)]
     sync = SyncVectorEnv(factories, autoreset_mode=AutoresetMode(mode))
-    envs = BusVectorEnv(factories, shared_memory=shared_memory, autoreset_mode=mode, num_actors=2)
+    envs = BusVectorEnv(factories, shared_memory=shared_memory, autoreset_mode=mode, num_actors=1)
     try:
         assert_same_trajectory(envs, sync, steps=8, seed=5)
         assert_same(envs.get_attr("actions"), sync.get_attr("actions"))
@@ -124,7 +124,7 @@ _BATCHES: dict[str, tuple[Space, list[Any]]] = {
 @both_ways
 @pytest.mark.parametrize("kind", _BATCHES)
 def test_each_env_sees_its_action_as_gymnasium_hands_it(kind: str, shared_memory: bool) -> None:
-    """V-12: type, dtype, shape and value, also of what is not in the space."""
+    """Type, dtype, shape and value, also of what is not in the space."""
     space, batches = _BATCHES[kind]
     factories = [partial(SpaceEnv, spaces.Discrete(2), space, 100)] * 3
     sync, envs = SyncVectorEnv(factories), BusVectorEnv(factories, shared_memory, num_actors=2)
@@ -187,7 +187,6 @@ def test_actions_may_be_changed_once_they_are_sent(shared_memory: bool) -> None:
 def test_a_partial_reset_leaves_the_other_observations_as_they_are(
     name: str, shared_memory: bool
 ) -> None:
-    """A-10."""
     space = SPACES[name]
     factories = [partial(SpaceEnv, space, spaces.Discrete(2), length) for length in (1, 2, 3)]
     sync = SyncVectorEnv(factories, autoreset_mode=AutoresetMode.DISABLED)
@@ -203,7 +202,6 @@ def test_a_partial_reset_leaves_the_other_observations_as_they_are(
 
 @pytest.mark.parametrize("num_actors", [1, 2, 4])
 def test_a_custom_space_takes_any_object_in_and_out(num_actors: int) -> None:
-    """V-05."""
     envs = BusVectorEnv([CustomSpaceEnv] * 4, shared_memory=False, num_actors=num_actors)
     assert type(envs.single_action_space).__name__ == "CustomSpace"
     assert isinstance(envs.observation_space, spaces.Tuple)
@@ -217,7 +215,6 @@ def test_a_custom_space_takes_any_object_in_and_out(num_actors: int) -> None:
 
 @pytest.mark.parametrize("wrap", [lambda env: env, lambda env: _InTuple(env)])
 def test_a_custom_space_is_refused_with_shared_memory(wrap: Callable[[Any], Any]) -> None:
-    """V-05."""
     with pytest.raises(ValueError, match=r"shared_memory=False.*CustomSpace"):
         BusVectorEnv([lambda: wrap(CustomSpaceEnv())] * 2, shared_memory=True)
 
@@ -231,7 +228,7 @@ class _InTuple(gymnasium.ObservationWrapper[Any, Any, Any]):
         return observation, 0
 
 
-# --- observation_mode (V-08) ------------------------------------------------------------------
+# --- observation_mode -------------------------------------------------------------------------
 
 
 def boxed(*highs: float) -> list[Callable[[], SpaceEnv]]:
@@ -285,6 +282,6 @@ _PAIR = (spaces.Box(0, 4, (3, 5)), spaces.Box(0, 4, (5,)))
 def test_spaces_that_do_not_go_together_are_refused_by_name(
     factories: Sequence[Any], mode: Any, error: type[Exception], text: str
 ) -> None:
-    """V-07, V-08: which env, which space."""
+    """Which env, which space."""
     with pytest.raises(error, match=re.compile(text, re.DOTALL)):
         BusVectorEnv(factories, observation_mode=mode)

@@ -10,6 +10,7 @@ import pytest
 from tests.sources import ROOT
 
 pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.slow
 
 
 def test_recorded_runs_are_drawn(tmp_path: Path) -> None:

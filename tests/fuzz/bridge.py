@@ -28,8 +28,9 @@ import zmq
 from gymnasium import spaces
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient
-from envbus.bus.messages import Kind
-from envbus.runner import EpisodeLimits, ExternalEnvBridge
+from envbus.bus.wire.messages import Kind
+from envbus.runner import ExternalEnvBridge
+from envbus.runner.bridge import EpisodeLimits
 from tests.sources import ROOT
 
 __all__ = ["attack", "main"]

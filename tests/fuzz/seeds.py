@@ -12,9 +12,9 @@ import msgpack
 import numpy as np
 
 from envbus.actors.protocol import CallResult, Step, StepResult
-from envbus.bus.codec import encode, encode_header
-from envbus.bus.ext import Ext
-from envbus.bus.messages import (
+from envbus.bus.wire.codec import encode, encode_header
+from envbus.bus.wire.ext import Ext
+from envbus.bus.wire.messages import (
     PROTOCOL_VERSION,
     Failed,
     FailureCode,

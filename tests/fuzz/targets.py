@@ -1,7 +1,7 @@
 """What is fuzzed: each target takes any bytes and raises only for a bug of ours.
 
 Used by `make fuzz` (coverage-guided), by the tests that replay the corpus, and by `seeds.py`.
-Leaves out sockets: `tests/integration/test_hostile_input.py` sends the same to live processes.
+Leaves out sockets: `tests/integration/bus/test_hostile_input.py` sends the same to live processes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from envbus.actors.protocol import Build, CallResult, Step, StepResult
-from envbus.bus.broker_core import BrokerCore
-from envbus.bus.broker_vocabulary import (
+from envbus.bus.broker.core import BrokerCore
+from envbus.bus.broker.events import (
     BrokerConfig,
     Malformed,
     Received,
@@ -24,9 +24,9 @@ from envbus.bus.broker_vocabulary import (
     Tick,
     Unsendable,
 )
-from envbus.bus.codec import decode, decode_header, encode_header
 from envbus.bus.errors import DecodeError, ProtocolError, VersionMismatchError
-from envbus.bus.messages import Failed, FailureCode, Hello, Welcome
+from envbus.bus.wire.codec import decode, decode_header, encode_header
+from envbus.bus.wire.messages import Failed, FailureCode, Hello, Welcome
 
 __all__ = ["TARGETS", "join_frames", "join_messages", "watch_for_unpickling"]
 

@@ -29,6 +29,7 @@ for data in (*seeds.seeds(sys.argv[1]), *corpus.load(sys.argv[1])):
 """
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_kept_input_breaks_a_target_and_nothing_is_unpickled(target: str) -> None:
     """In a process of its own, as the hook that sees unpickling cannot be taken out again."""

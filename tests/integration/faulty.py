@@ -12,16 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from envbus.actors.renewal import RestartRequest
+from envbus.actors.env.renewal import RestartRequest
 from envbus.actors.testing import CountingEnv
-from envbus.bus.restart import RestartPolicy
+from envbus.bus.process.restart import RestartPolicy
 from tests.waiting import pass_time, wait_until
 
 #: Actions.
 OK, RAISE, EXIT, SEGFAULT, KILL, HANG, ASK, SYS_EXIT, NO_MEMORY, STOP = 1, *range(20, 29)
 #: Restarts without a wait, and more of them than any test needs.
 AT_ONCE = RestartPolicy(max_restarts=1000, window=10000.0, backoff=0.0)
-RESTART: dict[str, Any] = {"restart_failed_sub_environments": True, "restart_policy": AT_ONCE}
+RESTART: dict[str, Any] = {"restart": AT_ONCE}
 
 
 def hang() -> NoReturn:

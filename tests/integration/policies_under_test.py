@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from envbus.runner.policies import Policy, PolicyOutput, Weights
+from envbus.runner.policies.policy import Policy, PolicyOutput, Weights
 from tests.waiting import pass_time
 
 __all__ = ["Probe", "hold", "kill", "make_probe", "rows", "spoil"]

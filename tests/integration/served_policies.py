@@ -13,7 +13,8 @@ from gymnasium import spaces
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.bus.errors import EnvbusError
-from envbus.runner import FunctionPolicy, PolicyWorkers
+from envbus.runner import PolicyWorkers
+from envbus.runner.policies import FunctionPolicy
 from tests.waiting import pass_time
 
 #: What each simulator tells: whoever is first at a server.

@@ -14,8 +14,9 @@ import numpy as np
 from gymnasium import spaces
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient
-from envbus.runner import DUMMY_AGENT, BridgeResult, ExternalEnvBridge
-from tests.integration.nursery_children import PATIENCE
+from envbus.runner import DUMMY_AGENT, ExternalEnvBridge
+from envbus.runner.bridge import BridgeResult
+from tests.integration.group_children import PATIENCE
 from tests.sources import ROOT
 
 __all__ = ["ACTION", "OBSERVATION", "Program", "Runner", "in_thread", "seen"]

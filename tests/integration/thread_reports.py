@@ -20,11 +20,11 @@ from envbus.runner import (
     BusVectorEnv,
     EnvRunner,
     EnvRunnerGroup,
-    FunctionPolicy,
     GroupConfig,
     PolicyWorkers,
     make_vec,
 )
+from envbus.runner.policies import FunctionPolicy
 
 
 def report() -> list[str]:

@@ -12,14 +12,11 @@ import gymnasium
 from gymnasium import spaces
 
 from envbus.actors.testing import CountingEnv
-from envbus.runner.env_results import Batch
-from envbus.runner.pool import ActorPool
-from envbus.runner.vector_env import BusVectorEnv
-from tests.integration.nursery_children import is_alive
-from tests.waiting import wait_until
-
-#: Seconds; never expected to pass, and long enough for a machine that is busy with other things.
-PATIENCE = 60.0
+from envbus.runner.engine.env_results import Batch
+from envbus.runner.pool.pool import ActorPool
+from envbus.runner.vector.vector_env import BusVectorEnv
+from tests.integration.group_children import is_alive
+from tests.waiting import PATIENCE, wait_until
 
 _Kind = TypeVar("_Kind", ActorPool, BusVectorEnv)
 
@@ -101,6 +98,21 @@ class TouchingEnv(CountingEnv):
 
     def close(self) -> None:
         self.path.touch()
+
+
+def noted(folder: Path, make: Callable[[], Any] = CountingEnv) -> Callable[[], Any]:
+    """Return what makes an env, and leaves a file with the id of its process before."""
+
+    def note_and_make() -> Any:
+        (folder / str(os.getpid())).touch()
+        return make()
+
+    return note_and_make
+
+
+def still_alive(folder: Path) -> list[int]:
+    """Return the processes that were to make an env, as `noted`, and have not ended."""
+    return [pid for file in folder.iterdir() if is_alive(pid := int(file.name))]
 
 
 def killed_at_the_end(kind: type[_Kind], **settings: Any) -> Iterator[Callable[..., _Kind]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from envbus.actors.testing import CountingEnv
-from envbus.runner.callbacks import Callbacks
+from envbus.runner.sampling.callbacks import Callbacks
 
 
 def zeros(observations: Any) -> Any:

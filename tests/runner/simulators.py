@@ -16,12 +16,11 @@ from envbus.actors.external.verbs import ClientTimeouts
 from envbus.bus.errors import ClosedError, PeerLostError, RequestTimeoutError
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.vocabulary import EpisodeLimits
-from envbus.runner.env_runner import EnvRunner
-from envbus.runner.sampling import RunnerConfig
+from envbus.runner.sampling.config import RunnerConfig
+from envbus.runner.sampling.env_runner import EnvRunner
 from tests.runner.sampling_scenes import zeros
+from tests.waiting import PATIENCE
 
-#: Seconds; never expected to pass.
-PATIENCE = 60.0
 #: Observations count the steps of an episode.
 COUNTS = spaces.Box(0.0, 1000.0, (1,), np.float32)
 ACTIONS = spaces.Discrete(100)

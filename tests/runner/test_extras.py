@@ -24,12 +24,14 @@ importlib.import_module(sys.argv[2])
 """
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("library", "module", "extra"),
     [
         ("pyarrow", "envbus.runner.recordings", "parquet"),
         ("onnxruntime", "envbus.runner.adapters.onnx_policy", "onnx"),
         ("pettingzoo", "envbus.runner.adapters.pettingzoo", "pettingzoo"),
+        ("pytest", "envbus.runner.testing", "testing"),
     ],
 )
 def test_modules_that_need_more_say_what(library: str, module: str, extra: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.spaces import Box
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient
@@ -19,16 +21,16 @@ from envbus.runner import (
     Callbacks,
     EnvRunner,
     EnvRunnerGroup,
-    EpisodeLimits,
     ExternalEnvBridge,
     GroupConfig,
-    MlpPolicy,
+    Hooks,
     PolicyWorkers,
-    RandomPolicy,
     RecycleAfter,
     RunnerConfig,
     VideoConfig,
 )
+from envbus.runner.bridge import EpisodeLimits
+from envbus.runner.policies import MlpPolicy, RandomPolicy
 
 #: What nobody checks by types: these are the mistakes.
 wrong: Any = {
@@ -48,6 +50,39 @@ def random(pool: ActorPool) -> RandomPolicy:
     return RandomPolicy(pool.single_action_space, None)
 
 
+@pytest.mark.parametrize("timeout", ["5", math.nan])
+def test_a_time_out_that_is_no_number_is_refused(timeout: Any) -> None:
+    with ActorPool(["CartPole-v1"], num_actors=0, autoreset_mode="Disabled") as pool:
+        for call in (
+            lambda: pool.poll(timeout),
+            lambda: pool.poll(batch_wait=timeout),
+            lambda: pool.try_reset(0, wait=True, timeout=timeout),
+            lambda: pool.close(timeout=timeout),
+        ):
+            with pytest.raises(ConfigError, match=r"(timeout|batch_wait) must be a number or None"):
+                call()
+        assert list(pool.poll().observations) == [0]
+    envs = BusVectorEnv(["CartPole-v1"], num_actors=0)
+    with pytest.raises(ConfigError, match="timeout must be a number or None"):
+        envs.close(timeout=timeout)
+    envs.close()
+
+
+def test_a_name_that_is_no_text_is_refused(pool: ActorPool) -> None:
+    envs = BusVectorEnv(["CartPole-v1"], num_actors=0)
+    (env,) = pool.get_sub_environments()
+    for call in (
+        lambda: envs.call(wrong["number"]),
+        lambda: envs.get_attr(wrong["number"], [0]),
+        lambda: envs.set_attr(wrong["number"], 1),
+        lambda: env.call(wrong["number"]),
+        lambda: env.set_attr(wrong["number"], 1),
+    ):
+        with pytest.raises(ConfigError, match="name must be str"):
+            call()
+    envs.close()
+
+
 @pytest.mark.parametrize("kind", [BusVectorEnv, ActorPool])
 @pytest.mark.parametrize(
     ("arguments", "told"),
@@ -55,12 +90,15 @@ def random(pool: ActorPool) -> RandomPolicy:
         ({"env_fns": wrong["text"]}, r'env_fns is a sequence, \["CartPole-v1"\] \* 8 for example'),
         ({"env_fns": wrong["number"]}, "env_fns is a sequence"),
         ({"timeouts": wrong["number"]}, r"timeouts must be Timeouts, Timeouts\(step=5\)"),
+        ({"timeouts": 0}, "timeouts must be Timeouts"),
         ({"hooks": print}, r"hooks must be Hooks, Hooks\(on_fault=print\)"),
         ({"preload": "numpy"}, r"preload is a sequence, \[\"numpy\"\]"),
         ({"bind": 5555}, "bind is a sequence"),
+        ({"bind": ["tcp://127.0.0.1:*", 5555]}, 'bind must be str, "tcp://127.0.0.1:5555" for'),
+        ({"check_finite": []}, "check_finite must be True, False or 'warn'"),
         ({"memory_limit_mb": "2000"}, "memory_limit_mb must be int or float"),
         ({"recycle_after": 5}, r"recycle_after must be RecycleAfter, RecycleAfter\(episodes=500\)"),
-        ({"restart_policy": 5}, "restart_policy must be a RestartPolicy"),
+        ({"restart": 5}, "restart must be True, False or a RestartPolicy"),
         ({"wait": "sleep"}, "wait must be one of 'auto', 'spin', 'block', not 'sleep'"),
         ({"threads_per_process": 0}, "threads_per_process must be .auto., a positive integer"),
     ],
@@ -112,7 +150,11 @@ def test_what_samples_and_serves_says_what_it_wants(
         (lambda: RecycleAfter(rss_mb="100"), "RecycleAfter.rss_mb must be a number or None"),  # type: ignore[arg-type]
         (lambda: RecycleAfter(episodes=1.5), "RecycleAfter.episodes must be a whole number"),  # type: ignore[arg-type]
         (lambda: GroupConfig(sample_timeout="3"), "sample_timeout must be a number or None"),  # type: ignore[arg-type]
-        (lambda: GroupConfig(restart=wrong["number"]), "restart must be RestartPolicy"),
+        (
+            lambda: GroupConfig(restart=wrong["number"]),
+            "restart must be True, False or a RestartPolicy",
+        ),
+        (lambda: Hooks(on_fault=wrong["number"]), "Hooks.on_fault must be a function, not 5"),
         (lambda: GroupConfig(threads_per_process=0), "threads_per_process must be"),
         (lambda: GroupConfig(pool_settings=wrong["number"]), "pool_settings must be Mapping"),
         (lambda: EpisodeLimits(max_version_lag="1"), "max_version_lag must be a whole number"),  # type: ignore[arg-type]
@@ -123,7 +165,10 @@ def test_what_samples_and_serves_says_what_it_wants(
         (lambda: ExternalEnvBridge(limits=wrong["number"]), "limits must be EpisodeLimits"),
         (lambda: ExternalEnvBridge(gateway=wrong["text"]), "gateway must be GatewayConfig"),
         (lambda: PolicyWorkers(print, 1, timeout="3"), "timeout must be a number"),  # type: ignore[arg-type]
-        (lambda: PolicyWorkers(print, 1, restart=wrong["number"]), "restart must be RestartPolicy"),
+        (
+            lambda: PolicyWorkers(print, 1, restart=wrong["number"]),
+            "restart must be True, False or a RestartPolicy",
+        ),
         (lambda: PolicyWorkers(print, 1, threads_per_process=0), "threads_per_process must be"),
     ],
 )
@@ -166,6 +211,31 @@ def test_env_ids_are_a_sequence(pool: ActorPool) -> None:
     for mistake in (wrong["number"], wrong["text"]):
         with pytest.raises(TypeError, match=r"env_ids is a sequence of ids, \[0, 3\]"):
             pool.send(np.array([0]), mistake)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "told"),
+    [
+        (lambda pool: pool.env_groups(0), ConfigError, "count must be a positive integer, not 0"),
+        (lambda pool: pool.try_render("a"), TypeError, "env_id has integers, .* not 'a'"),
+        (lambda pool: pool.send_actions(None), TypeError, "actions are a dict of dicts, .* None"),
+    ],
+)
+def test_what_a_pool_is_given_wrongly_is_told_by_its_name(
+    call: Callable[[ActorPool], object], error: type[Exception], told: str
+) -> None:
+    with (
+        ActorPool(["CartPole-v1"], num_actors=0, autoreset_mode="Disabled") as pool,
+        pytest.raises(error, match=told),
+    ):
+        call(pool)
+
+
+def test_a_pool_that_was_closed_has_no_rows_to_share() -> None:
+    with ActorPool(["CartPole-v1"], num_actors=1) as pool:
+        assert pool.shared_rows() is not None
+    with pytest.raises(ClosedEnvironmentError):
+        pool.shared_rows()
 
 
 def test_what_belongs_to_a_process_says_so_where_it_is_pickled_or_copied(pool: ActorPool) -> None:

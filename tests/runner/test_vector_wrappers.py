@@ -30,6 +30,7 @@ def rollout(envs: VectorEnv[Any, Any, Any], steps: int = 40) -> list[Any]:
     return results
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # by RescaleAction
 @pytest.mark.parametrize(
     ("factories", "wrap"),
@@ -98,7 +99,6 @@ def test_episodes_are_recorded_with_their_returns_and_lengths(mode: AutoresetMod
 
 
 def test_infos_come_as_a_list_of_dicts_too() -> None:
-    """I-05."""
     factories = [partial(InfoEnv, length) for length in (1, 5)]
     envs = vector.DictInfoToList(BusVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP))
     _, infos = envs.reset()

@@ -19,8 +19,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from envbus.bus.lane import LaneEnd
-from envbus.bus.words import BYTES_PER_DOER, RING, WORDS_EXIST, Asker, Doer
+from envbus.bus.transport.local_link import LocalLinkEnd
+from envbus.bus.transport.words import BYTES_PER_DOER, RING, WORDS_EXIST, Asker, Doer
 
 __all__ = ["Counts", "hand_over"]
 
@@ -47,7 +47,7 @@ def no_fence() -> None:
     """Stand in for a fence where there is to be none."""
 
 
-def serve(memory: mmap.mmap, end: LaneEnd, seed: int, *, fences: bool) -> int:
+def serve(memory: mmap.mmap, end: LocalLinkEnd, seed: int, *, fences: bool) -> int:
     """Answer what is asked until the other side hangs up; return how many wake-ups were lost."""
     doer, rng, lost = Doer(), random.Random(seed), 0
     if not fences:
@@ -84,14 +84,14 @@ def hand_over(times: int, *, seed: int = 1, fences: bool = True, progress: bool 
         Counts of both sides together.
     """
     memory = mmap.mmap(-1, BYTES_PER_DOER)
-    ours, theirs = LaneEnd.pair()
+    ours, theirs = LocalLinkEnd.pair()
     fd = os.dup(theirs.fileno())
     child = os.fork()
     if not child:
         lost = 255
-        try:  # lanes close themselves in forked copies
+        try:  # local links close themselves in forked copies
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            lost = serve(memory, LaneEnd.from_fd(fd), seed, fences=fences)
+            lost = serve(memory, LocalLinkEnd.from_fd(fd), seed, fences=fences)
         finally:
             os._exit(min(lost, 255))
     theirs.close()

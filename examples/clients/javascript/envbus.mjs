@@ -87,8 +87,8 @@ export class Client {
   /** What the bridge said: spaces, policy ids, lease, ids of open episodes. */
   bridge
   #url; #name; #token; #WebSocket
-  #carriage = null
-  #opening = null // ends what is to become a carriage
+  #transport = null
+  #opening = null // ends what is to become a transport
   #joined = false
   #session = ""
   #calls = new Map() // those without an answer, by request id
@@ -203,24 +203,24 @@ export class Client {
         `${type}: a message of ${data.length} bytes is over the gateway's limit of ${this.#limit}`)
     }
     this.#lastSent = now
-    this.#carriage?.send(data)
+    this.#transport?.send(data)
   }
 
   async #open(deadline) {
     let mine = null
     // A connection that was given up may still bring what was under way in it.
-    const onLost = (why) => { if (mine === this.#carriage) this.#onLost(why) }
+    const onLost = (why) => { if (mine === this.#transport) this.#onLost(why) }
     const onMessage = (data) => {
-      if (mine !== this.#carriage) return
+      if (mine !== this.#transport) return
       try { this.#take(data) } catch (error) { // thrown on, it would end the whole program
         this.#complaint = new RefusedError(`${this.#url.host} sent what cannot be read: ${error.message}`)
-        this.#carriage.close()
+        this.#transport.close()
       }
     }
     const opening = this.#opening = new AbortController()
-    const carriage = openCarriage(this.#url, this.#WebSocket, onMessage, onLost, opening.signal)
+    const transport = openTransport(this.#url, this.#WebSocket, onMessage, onLost, opening.signal)
     try {
-      this.#carriage = mine = await before(deadline, carriage, `nobody answers at ${this.#url.host}`)
+      this.#transport = mine = await before(deadline, transport, `nobody answers at ${this.#url.host}`)
     } catch (error) {
       opening.abort() // left open, it would keep the program from ending
       throw error
@@ -253,7 +253,7 @@ export class Client {
     if (typeof data === "string") throw new EnvbusError("a text message")
     const [header, payload] = decode(data).map((frame) => decode(frame))
     const [, kind, id, type] = header
-    if (kind === NOTICE && type === "Shutdown") return this.#carriage.close()
+    if (kind === NOTICE && type === "Shutdown") return this.#transport.close()
     if (kind !== REPLY && kind !== FAILURE) return
     if (payload === null || typeof payload !== "object") throw new EnvbusError(`${type} without fields`)
     const error = kind === FAILURE ? errorOf(payload) : null // what cannot be read is no call's answer
@@ -267,15 +267,15 @@ export class Client {
       call.resolve(payload)
     } else if (error && id === 0) {
       this.#complaint = error
-      this.#carriage.close() // as the gateway is about to do; or the broker has forgotten us
+      this.#transport.close() // as the gateway is about to do; or the broker has forgotten us
     } // or a late answer, which nobody waits for any more
   }
 
   #onLost(why) {
     const error = this.#complaint ?? new ConnectionLostError(`the connection is gone: ${why}`)
     const joined = this.#joined
-    this.#carriage?.close()
-    this.#complaint = this.#carriage = null
+    this.#transport?.close()
+    this.#complaint = this.#transport = null
     this.#joined = false
     clearInterval(this.#pulse)
     // Who is refused would be so again: none of those sent is the one for sure, so all of them end.
@@ -299,7 +299,7 @@ export class Client {
       try {
         return await this.#open(Math.min(deadline, Date.now() + this.timeout))
       } catch (error) {
-        this.#carriage?.close()
+        this.#transport?.close()
         const absent = error instanceof ConnectionLostError || error instanceof TimeoutError
         if (!absent || Date.now() + pause >= deadline) throw error
       }
@@ -312,7 +312,7 @@ export class Client {
     this.#end ??= error
     clearInterval(this.#pulse)
     this.#opening?.abort()
-    this.#carriage?.close()
+    this.#transport?.close()
     this.#fail(this.#end)
   }
 
@@ -339,10 +339,10 @@ async function before(deadline, promise, what) {
   }
 }
 
-// --- carriages: each has send(bytes) and close() ---------------------------------------------
+// --- transports: each has send(bytes) and close() ---------------------------------------------
 
 /** `signal`: gives up what is not open yet. */
-function openCarriage(url, WebSocket, onMessage, onLost, signal) {
+function openTransport(url, WebSocket, onMessage, onLost, signal) {
   const web = url.protocol === "ws:" || url.protocol === "wss:"
   return web ? openWeb(url, WebSocket, onMessage, onLost, signal) : openTcp(url, onMessage, onLost, signal)
 }

@@ -34,7 +34,7 @@ def over_the_wire(agreement: Agreement) -> Agreement:
     ],
     ids=str,
 )
-def test_x_22_spaces_cross_and_are_equal_there(observation: Any) -> None:
+def test_spaces_cross_and_are_equal_there(observation: Any) -> None:
     action = dict.fromkeys(observation, TWO) if type(observation) is dict else TWO
     agreement = Agreement(observation, action)
     theirs = over_the_wire(agreement)
@@ -78,7 +78,7 @@ def test_bounds_are_numbers_of_one_depth(low: Any) -> None:
         Agreement.from_wire(plain, Agreement(BOX, TWO).wire[1])
 
 
-def test_x_22_other_spaces_are_refused_with_both_printed() -> None:
+def test_other_spaces_are_refused_with_both_printed() -> None:
     with pytest.raises(SpaceMismatchError, match=r"observation space Discrete\(2\).*Box\(-1"):
         Agreement(TWO, TWO).check_equal(Agreement(BOX, TWO))
     with pytest.raises(SpaceMismatchError, match="action space"):
@@ -87,7 +87,7 @@ def test_x_22_other_spaces_are_refused_with_both_printed() -> None:
         Agreement(BOX, TWO).check_equal(Agreement({"a": BOX}, {"a": TWO}))
 
 
-def test_x_20_spaces_of_different_agents_are_refused_at_the_start() -> None:
+def test_spaces_of_different_agents_are_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match=r"\['a'\].*\['b'\]"):
         Agreement({"a": BOX}, {"b": TWO})
     with pytest.raises(ConfigError, match="by agent"):

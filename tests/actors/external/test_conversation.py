@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envbus.actors.external.conversation import GRACE, Call, Conversation
+from envbus.actors.external.conversation import GRACE, BridgeCall, Conversation
 from envbus.actors.external.errors import SessionLostError, SpaceMismatchError
 from envbus.actors.external.protocol import (
     BRIDGE,
@@ -18,7 +18,6 @@ from envbus.actors.external.protocol import (
     LogReturns,
     StartEpisode,
 )
-from envbus.bus.codec import decode, decode_header, encode, encode_header
 from envbus.bus.errors import (
     ClosedError,
     DecodeError,
@@ -29,7 +28,9 @@ from envbus.bus.errors import (
     RequestTimeoutError,
     VersionMismatchError,
 )
-from envbus.bus.messages import (
+from envbus.bus.peer.session import HELLO_ID
+from envbus.bus.wire.codec import decode, decode_header, encode, encode_header
+from envbus.bus.wire.messages import (
     PROTOCOL_VERSION,
     Failed,
     FailureCode,
@@ -40,7 +41,6 @@ from envbus.bus.messages import (
     Shutdown,
     Welcome,
 )
-from envbus.bus.peer_session import HELLO_ID
 
 WELCOME = Welcome(lease=8.0, max_message_bytes=1 << 20)
 
@@ -91,7 +91,7 @@ class Talk:
         self.hear(number, joined(session, episodes))
         return number
 
-    def call(self, payload: Payload | None = None, timeout: float = 5.0) -> Call:
+    def call(self, payload: Payload | None = None, timeout: float = 5.0) -> BridgeCall:
         asked = payload or LogReturns(episode_id="e", reward=1.0)
         reply = EpisodeStarted if isinstance(asked, StartEpisode) else Logged
 
@@ -99,7 +99,7 @@ class Talk:
             assert call.request_id not in self.ends, "it ended twice"
             self.ends[call.request_id] = outcome
 
-        call = Call(asked, encode(asked), reply, self.now, self.now + timeout, settle)
+        call = BridgeCall(asked, encode(asked), reply, self.now, self.now + timeout, settle)
         self.core.submit(call, self.now)
         return call
 
@@ -147,7 +147,7 @@ def test_hello_is_said_again_with_growing_pauses() -> None:
     assert max(pauses) <= 8.1
 
 
-def test_x_18_what_was_under_way_is_sent_again_under_its_id_when_the_connection_is_back(
+def test_what_was_under_way_is_sent_again_under_its_id_when_the_connection_is_back(
     talk: Talk,
 ) -> None:
     call = talk.call()
@@ -169,7 +169,7 @@ def test_the_session_is_named_when_it_comes_back(talk: Talk) -> None:
     assert decode(JoinBridge, frames[1:]).resume == "s"
 
 
-def test_x_14_a_lost_session_fails_what_belonged_to_it_and_begins_anew(talk: Talk) -> None:
+def test_a_lost_session_fails_what_belonged_to_it_and_begins_anew(talk: Talk) -> None:
     sent, start = talk.call(), talk.call(StartEpisode())
     talk.tick(0.1, lost_for=0.1)
     waiting = talk.call()
@@ -263,7 +263,7 @@ def test_what_a_lost_connection_did_not_take_is_not_sent_ahead_of_the_hello(talk
 
 
 @pytest.mark.parametrize("says", ["Shutdown", "an answer", "both"])
-def test_x_16_a_bridge_that_stops_fails_all_that_is_under_way(talk: Talk, says: str) -> None:
+def test_a_bridge_that_stops_fails_all_that_is_under_way(talk: Talk, says: str) -> None:
     calls = [talk.call(), talk.call(StartEpisode()), talk.call()]
     talk.sent()
     if says != "Shutdown":
@@ -283,7 +283,7 @@ def test_x_16_a_bridge_that_stops_fails_all_that_is_under_way(talk: Talk, says: 
     assert (start is not None) == (start in talk.core.calls.values()), "told once"
 
 
-def test_x_16_a_new_episode_waits_for_the_next_bridge(talk: Talk) -> None:
+def test_a_new_episode_waits_for_the_next_bridge(talk: Talk) -> None:
     talk.hear(0, Shutdown(), Kind.NOTICE)
     start = talk.call(StartEpisode())
     assert talk.sent() == []
@@ -299,7 +299,7 @@ def test_x_16_a_new_episode_waits_for_the_next_bridge(talk: Talk) -> None:
     assert not talk.ends
 
 
-def test_x_16_without_a_connection_requests_fail_after_the_patience(talk: Talk) -> None:
+def test_without_a_connection_requests_fail_after_the_patience(talk: Talk) -> None:
     call = talk.call(timeout=100.0)
     talk.tick(9.0, lost_for=9.0)
     assert not talk.ends
@@ -340,7 +340,7 @@ def test_a_refused_hello_is_the_end(failed: Failed, kind: type[EnvbusError]) -> 
     assert talk.tick(100.0) == []
 
 
-def test_x_22_a_refused_join_is_the_end_on_either_side() -> None:
+def test_a_refused_join_is_the_end_on_either_side() -> None:
     talk = Talk()
     talk.tick()
     talk.hear(HELLO_ID, WELCOME)

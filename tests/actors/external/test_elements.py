@@ -15,8 +15,8 @@ from envbus.actors.external.elements import taker, to_wire
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import GetAction
 from envbus.bus.brief import brief
-from envbus.bus.codec import decode, encode
-from envbus.bus.messages import Tree
+from envbus.bus.wire.codec import decode, encode
+from envbus.bus.wire.messages import Tree
 from tests.bus.codec_samples import identical
 
 SPACES = [
@@ -123,14 +123,14 @@ BOX = spaces.Box(-1.0, 1.0, (2,))
     ],
     ids=repr,
 )
-def test_x_21_what_is_outside_is_refused_saying_what_was_expected(
+def test_what_is_outside_is_refused_saying_what_was_expected(
     space: spaces.Space[Any], value: Any
 ) -> None:
     with pytest.raises(SpaceMismatchError, match=r"^the observation.*expected .*got "):
         taker(space)(value, "the observation")
 
 
-def test_x_21_the_place_is_named() -> None:
+def test_the_place_is_named() -> None:
     space = spaces.Dict(a=spaces.Tuple([spaces.Discrete(2), BOX]))
     with pytest.raises(
         SpaceMismatchError, match=r"o\['a'\]\[1\]: expected Box.* with 3.0 at \[0\]"

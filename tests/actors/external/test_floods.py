@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -27,15 +28,15 @@ from envbus.actors.external.protocol import (
     Model,
     StartEpisode,
 )
-from envbus.bus.client import Orders, _Loop
-from envbus.bus.codec import decode_header, encode, encode_header
-from envbus.bus.errors import ClosedError, RequestTimeoutError
-from envbus.bus.framing import StreamReader, pack_for_stream
-from envbus.bus.lane_listener import INTRODUCTION, address_of
-from envbus.bus.messages import PROTOCOL_VERSION, Header, Hello, Kind, Payload, Welcome
-from envbus.bus.near_peer import NearPeer
-from envbus.bus.peer_session import HELLO_ID, Call, PeerSession
-from envbus.bus.serve import Heartbeats
+from envbus.bus.errors import RequestTimeoutError
+from envbus.bus.peer.client import _Loop
+from envbus.bus.peer.session import HELLO_ID, PeerCall, PeerSession
+from envbus.bus.peer.worker import Heartbeats
+from envbus.bus.transport.local_first import LocalFirstPeer
+from envbus.bus.transport.local_listener import INTRODUCTION, address_of
+from envbus.bus.wire.codec import decode_header, encode, encode_header
+from envbus.bus.wire.framing import StreamReader, pack_for_stream
+from envbus.bus.wire.messages import PROTOCOL_VERSION, Header, Hello, Kind, Payload, Welcome
 from tests.integration.bus_programs import free_port
 from tests.integration.simulators import in_thread
 
@@ -105,7 +106,7 @@ def test_a_client_of_a_bridge() -> None:
     before = threading.enumerate()
     talk = Conversation(HELLO, lambda _session: JoinBridge(client="me"), lambda _joined: None, 1.0)
     beats = Heartbeats(Flood, b"me", 0.01)
-    link = Link("nowhere", cast("NearPeer", Flood()), talk, beats)
+    link = Link("nowhere", cast("LocalFirstPeer", Flood()), talk, beats)
     link.connect(PATIENCE)
     outcome, _ = link.request(StartEpisode(), encode(StartEpisode()), timeout=0.05)
     assert isinstance(outcome, RequestTimeoutError)
@@ -114,6 +115,7 @@ def test_a_client_of_a_bridge() -> None:
     assert "envbus-heartbeat" not in [thread.name for thread in left]
 
 
+@pytest.mark.slow
 def test_a_client_of_a_bridge_in_an_event_loop() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
 
@@ -142,15 +144,14 @@ def test_a_client_of_a_bridge_in_an_event_loop() -> None:
 
 
 def test_a_client_of_a_broker() -> None:
-    orders = Orders(8)
-    loop = _Loop(cast("Any", Flood), PeerSession(HELLO, identity=b"me"), orders)
+    loop = _Loop(cast("Any", Flood), PeerSession(HELLO, identity=b"me"), 8)
     loop.start()
     loop.joined.result(PATIENCE)
     asked, now = GetModel(policy_id="x"), time.monotonic()
     future: Future[Model] = Future()
     settle = partial(loop.settle, future, 1)
-    orders.submit(Call(asked, encode(asked), None, now, now + 0.05, settle, "nobody"))
+    call = PeerCall(asked, encode(asked), None, now, now + 0.05, settle, "nobody")
+    loop.submit(partial(loop.begin, call), "nobody")
     with pytest.raises(RequestTimeoutError):
         future.result(PATIENCE)
-    orders.close(ClosedError("it is over"))
-    loop.join(PATIENCE)
+    loop.stop(os.getpid())

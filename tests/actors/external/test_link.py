@@ -15,6 +15,7 @@ import pytest
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.actors.external import link
+from envbus.bus.complaints import PROGRESS_AFTER
 from envbus.bus.errors import ClosedError, ConfigError, RequestTimeoutError
 from envbus.runner import ExternalEnvBridge
 from tests.integration.bus_programs import free_port
@@ -100,8 +101,8 @@ def test_ctrl_c_at_any_line_of_a_call_stalls_no_later_one(address: str, with_oth
 
 def test_a_client_to_nobody_says_so_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
     nobody = f"tcp://127.0.0.1:{free_port()}"
-    with pytest.raises(RequestTimeoutError, match="no bridge was joined"):
-        ExternalEnvClient(nobody, timeouts=ClientTimeouts(connect=link.PROGRESS_AFTER + 0.3))
+    with pytest.raises(RequestTimeoutError, match=r"no bridge was joined .* sampled, served"):
+        ExternalEnvClient(nobody, timeouts=ClientTimeouts(connect=PROGRESS_AFTER + 0.3))
     (text,) = [text for text in caplog.messages if "is waited for" in text]
     assert nobody in text
 
@@ -177,3 +178,21 @@ def test_another_address_is_refused_with_what_to_write(address: str, told: str) 
     with pytest.raises(ConfigError) as caught:
         ExternalEnvClient(address)
     assert told in str(caught.value)
+
+
+def test_a_garbage_collection_may_close_a_client_at_any_line(address: str) -> None:
+    client = ExternalEnvClient(address)
+    finalizer = client._finalizer.peek()
+    assert finalizer is not None
+    shared: link.Link = finalizer[2][0]
+
+    def collect() -> None:
+        with shared._mutex:  # as where a client that nobody has any more is collected
+            client._finalizer()
+
+    collecting = threading.Thread(target=collect, daemon=True)
+    collecting.start()
+    collecting.join(30.0)
+    assert not collecting.is_alive()
+    with pytest.raises(ClosedError, match="was closed"):
+        client.start_episode()

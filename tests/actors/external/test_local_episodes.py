@@ -9,13 +9,14 @@ from gymnasium import spaces
 
 from envbus.actors.external.agreement import Agreement
 from envbus.actors.external.errors import (
+    EpisodeBusyError,
     EpisodeError,
     EpisodeFinishedError,
     EpisodeLostError,
     EpisodeNotFoundError,
     RefusedError,
 )
-from envbus.actors.external.local_episodes import Ask, Choose, LocalEpisodes, Wait, Work
+from envbus.actors.external.local_episodes import Choose, LocalEpisodes, SendRequest, Wait, Work
 from envbus.actors.external.local_policy import LocalSettings
 from envbus.actors.external.protocol import (
     BridgeJoined,
@@ -56,7 +57,7 @@ class Job:
     def __init__(self, work: Work[Any]) -> None:
         self._work = work
         self.error: Exception | None = None
-        self.wants: Ask | Choose | Wait | None = None
+        self.wants: SendRequest | Choose | Wait | None = None
         self.returned: Any = None
         self.resume(lambda: work.send(None))
 
@@ -76,7 +77,7 @@ class Job:
 
     @property
     def asks(self) -> Any:
-        assert isinstance(self.wants, Ask), self.wants
+        assert isinstance(self.wants, SendRequest), self.wants
         return self.wants.payload
 
     @property
@@ -205,7 +206,7 @@ def test_an_end_is_told_when_all_steps_have_arrived() -> None:
         run.go_on(FragmentLogged())
     client.now = 2.0
     end.go_on()
-    assert end.wants == Ask(END, 3.0)
+    assert end.wants == SendRequest(END, 3.0)
     end.go_on()
     assert (end.wants, end.error) == (None, None)
     with pytest.raises(EpisodeNotFoundError):
@@ -340,3 +341,17 @@ def test_a_connection_that_was_closed_is_the_end() -> None:
     run.fail(ClosedError("closed"))
     assert (run.wants, run.error) == (None, None)
     assert client.episodes.stopped
+
+
+def test_a_policy_that_asks_its_own_client_is_told_so() -> None:
+    class Asking(Constant):
+        def compute_actions(self, observations: Any, states: Any, *, explore: bool) -> Any:
+            with pytest.raises(EpisodeBusyError, match="the policy asks its own client"):
+                client.act()
+            return super().compute_actions(observations, states, explore=explore)
+
+    client = Client()
+    client.episodes = LocalEpisodes(client.state, Asking(), None, 10.0, 5.0, lambda: 0.0)
+    Job(client.episodes.start()).go_on(model(3, 7))
+    client.begin("e")
+    assert [client.act(), client.act()] == [7, 7]

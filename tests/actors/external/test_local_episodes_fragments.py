@@ -25,7 +25,7 @@ def taken(fragments: Fragments) -> LogFragment:
     return fragment
 
 
-def test_x_05_rewards_and_infos_add_up_until_the_next_observation() -> None:
+def test_rewards_and_infos_add_up_until_the_next_observation() -> None:
     fragments = make()
     fragments.log("e", 1, {"a": 1}, None, None)
     fragments.add("e", 0, 7, policy_version=3, extras={"v": 0.5})
@@ -39,7 +39,7 @@ def test_x_05_rewards_and_infos_add_up_until_the_next_observation() -> None:
     assert second == FragmentStep(reward=3.0, info={"a": 3, "b": 2}, observation=1, action=8)
 
 
-def test_x_20_with_several_agents_each_has_its_own() -> None:
+def test_with_several_agents_each_has_its_own() -> None:
     fragments = make(1, multi_agent=True)
     fragments.log("e", {"x": 1.0}, {"x": {"a": 1}}, {"x": False}, None)
     fragments.log("e", {"x": 1.0, "y": 3}, {"x": {"b": 2}}, {"x": True}, {"y": True})
@@ -119,7 +119,7 @@ def test_what_the_bridge_refuses_is_raised_by_the_episode_and_no_other() -> None
     fragments.check("other")
 
 
-def test_x_23_wrong_calls_are_told_and_change_nothing() -> None:
+def test_wrong_calls_are_told_and_change_nothing() -> None:
     fragments = make()
     with pytest.raises(EpisodeAlreadyStartedError):
         fragments.begin("e")

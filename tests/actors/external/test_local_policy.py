@@ -11,7 +11,7 @@ from envbus.actors.external.agreement import Agreement
 from envbus.actors.external.local_policy import LocalPolicy, LocalSettings
 from envbus.actors.external.protocol import Model
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import Tree
+from envbus.bus.wire.messages import Tree
 
 BOX, MANY = spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(100)
 

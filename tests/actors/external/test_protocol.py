@@ -13,8 +13,8 @@ import pytest
 from envbus.actors.external import errors, protocol
 from envbus.actors.external.errors import RefusedError, refusal_of
 from envbus.actors.external.verbs import REPLY_TYPES
-from envbus.bus.codec import decode, encode
-from envbus.bus.messages import Failed, FailureCode, Payload
+from envbus.bus.wire.codec import decode, encode
+from envbus.bus.wire.messages import Failed, FailureCode, Payload
 
 PAGE = (Path(__file__).parents[3] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("\n## 10.")[1].split("\n## ")[0]

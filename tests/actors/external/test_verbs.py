@@ -8,7 +8,7 @@ from envbus.actors.external.errors import ActionTimeoutError
 from envbus.actors.external.protocol import EndEpisode, GetAction, LogAction, Logged, LogReturns
 from envbus.actors.external.verbs import ClientState
 from envbus.bus.errors import PeerLostError, RequestTimeoutError
-from envbus.bus.messages import Failed, FailureCode
+from envbus.bus.wire.messages import Failed, FailureCode
 
 
 def calls(state: ClientState, episode: str) -> list[Any]:

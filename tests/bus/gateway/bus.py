@@ -1,4 +1,4 @@
-"""A broker with a gateway, and clients of both carriages, for tests."""
+"""A broker with a gateway, and clients of both framings, for tests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-from envbus.bus.broker import Broker, Outcome
-from envbus.bus.broker_core import BrokerCore
-from envbus.bus.codec import decode, decode_header, encode, encode_header
-from envbus.bus.framing import StreamReader, pack, pack_for_stream, unpack
+from envbus.bus.broker.core import BrokerCore
+from envbus.bus.broker.loop import Broker, Outcome
 from envbus.bus.gateway import Gateway, GatewayConfig
-from envbus.bus.messages import (
+from envbus.bus.transport.zmq_sockets import ZmqRouter
+from envbus.bus.wire.codec import decode, decode_header, encode, encode_header
+from envbus.bus.wire.framing import StreamReader, pack, pack_for_stream, unpack
+from envbus.bus.wire.messages import (
     PROTOCOL_VERSION,
     Failed,
     Header,
@@ -26,7 +27,6 @@ from envbus.bus.messages import (
     Payload,
     Welcome,
 )
-from envbus.bus.zmq_sockets import ZmqRouter
 
 #: Seconds; never expected to pass.
 PATIENCE = 30.0

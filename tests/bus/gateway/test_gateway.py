@@ -7,6 +7,8 @@ import select
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,16 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 
-from envbus.bus.broker_vocabulary import Complete, Notify, PeerLeft, PeerReady
-from envbus.bus.codec import decode_header, encode_header
+from envbus.bus.broker.events import Complete, Notify, PeerLeft, PeerReady
 from envbus.bus.errors import ConfigError, RestartLimitError, TransportError
-from envbus.bus.framing import pack, pack_for_stream
 from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.gateway.config import STOP
-from envbus.bus.messages import (
+from envbus.bus.process.pipe import Pipe
+from envbus.bus.process.process_group import ProcessGroup
+from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.wire.codec import decode_header, encode_header
+from envbus.bus.wire.framing import pack, pack_for_stream
+from envbus.bus.wire.messages import (
     PROTOCOL_VERSION,
     FailureCode,
     Header,
@@ -31,9 +36,6 @@ from envbus.bus.messages import (
     Shutdown,
     Token,
 )
-from envbus.bus.nursery import Nursery
-from envbus.bus.pipe import Pipe
-from envbus.bus.restart import RestartPolicy
 from tests.bus.gateway.bus import (
     PATIENCE,
     Bus,
@@ -46,7 +48,7 @@ from tests.bus.gateway.bus import (
 )
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.descriptors import no_more_files
-from tests.integration.nursery_children import Driver, is_alive, wait_until
+from tests.integration.group_children import Driver, is_alive, wait_until
 
 AnyClient = TcpClient | WebSocketClient
 
@@ -195,7 +197,7 @@ def test_a_token_is_asked_for_in_each_way(tmp_path: Path) -> None:
         assert len(bus.of(PeerReady)) == 4
 
 
-def test_tls_guards_both_carriages(tmp_path: Path) -> None:
+def test_tls_guards_both_framings(tmp_path: Path) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     certificate.write_text(CERTIFICATE)
     key.write_text(PRIVATE_KEY)
@@ -453,8 +455,9 @@ def test_a_gateway_whose_owner_may_open_no_more_files_is_not_taken_for_hung(
     with Bus(tmp_path, hang_timeout=0.5) as bus, client_of(bus, "tcp") as client:
         joined(bus, client, "sim-1")
         with no_more_files():  # as strangers at the broker's own endpoint can bring it about
-            signs = bus.gateway._next_parcel
-            bus.until(lambda: bus.gateway._next_parcel > signs + 2, "signs of life")
+            pipe = bus.gateway._child.pipe
+            signs = pipe.next_expected
+            bus.until(lambda: pipe.next_expected > signs + 2, "signs of life")
         assert bus.gateway.restarts == 0
 
 
@@ -512,7 +515,7 @@ def test_ctrl_c_while_a_process_is_started_keeps_nothing_from_it_that_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[bytes] = []
-    start, send = Nursery.start, Pipe.send_bytes
+    start, send = ProcessGroup.start, Pipe.send_bytes
 
     def start_and_raise(*args: Any) -> Any:
         child = start(*args)
@@ -523,7 +526,7 @@ def test_ctrl_c_while_a_process_is_started_keeps_nothing_from_it_that_it_needs(
         sent.append(data)
         send(pipe, number, data)
 
-    monkeypatch.setattr(Nursery, "start", start_and_raise)
+    monkeypatch.setattr(ProcessGroup, "start", start_and_raise)
     monkeypatch.setattr(Pipe, "send_bytes", note)
     with pytest.raises(KeyboardInterrupt):
         Gateway(f"ipc://{tmp_path}/bus", GatewayConfig(tcp=("127.0.0.1:0",)))
@@ -556,3 +559,33 @@ def test_an_address_in_use_or_elsewhere_is_told_at_once(bus: Bus, tmp_path: Path
     config = GatewayConfig(tcp=("127.0.0.1:0",), certificate=missing, private_key=missing)
     with pytest.raises(ConfigError, match="TLS cannot use"):
         Gateway("ipc:///nowhere", config)
+
+
+def test_the_owner_may_have_a_descriptor_for_each_connection_or_it_is_an_error(
+    tmp_path: Path,
+) -> None:
+    program = f"""
+import resource
+from envbus.bus.errors import StartError
+from envbus.bus.gateway import Gateway, GatewayConfig
+from envbus.bus.process.process_group import descriptors_in_use
+
+config = GatewayConfig(tcp=("127.0.0.1:0",), max_connections=100)
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+with Gateway("ipc://{tmp_path}/bus", config):
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - descriptors_in_use() > 264)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+try:
+    Gateway("ipc://{tmp_path}/bus", config)
+except StartError as exc:
+    print(exc)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    allowed, refused = done.stdout.splitlines()
+    assert allowed == "True"
+    assert refused.startswith("max_connections=100 takes up to 264 descriptors of this process")
+    assert "may have 256. Lower it, or allow" in refused

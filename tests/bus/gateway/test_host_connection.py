@@ -6,14 +6,14 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
-from envbus.bus.codec import decode_header
-from envbus.bus.framing import pack_for_stream
-from envbus.bus.gateway.carriage import StreamCarriage
+from envbus.bus.gateway.client_framing import StreamFraming
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.host import Connection, Crowd, Dealer
-from envbus.bus.gateway.session import Session
-from envbus.bus.messages import Goodbye
-from envbus.bus.transport import Frames
+from envbus.bus.gateway.session import GatewaySession
+from envbus.bus.wire.codec import decode_header
+from envbus.bus.wire.frames import Frames
+from envbus.bus.wire.framing import pack_for_stream
+from envbus.bus.wire.messages import Goodbye
 from tests.bus.gateway.bus import hello
 
 
@@ -65,7 +65,7 @@ class Scene:
         config = GatewayConfig(tcp=("127.0.0.1:0",))
         self.dealer = FakeDealer(room)
         self.on_writable: Callable[[], object] = lambda: None
-        session = Session(StreamCarriage(config), config)
+        session = GatewaySession(StreamFraming(config), config)
         self.connection = Connection(session, config, self._make_dealer, Crowd())
         self.transport = FakeTransport(sock)
         self.connection.connection_made(self.transport)

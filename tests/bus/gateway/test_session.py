@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from envbus.bus.codec import decode, decode_header, encode, encode_header
-from envbus.bus.framing import StreamReader, pack, pack_for_stream
-from envbus.bus.gateway.carriage import StreamCarriage, TurnedAwayError, WebSocketCarriage
+from envbus.bus.gateway.client_framing import StreamFraming, TurnedAwayError, WebSocketFraming
 from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.gateway.session import STRANGERS_BYTES, Budget, Session
-from envbus.bus.messages import (
+from envbus.bus.gateway.session import STRANGERS_BYTES, Budget, GatewaySession
+from envbus.bus.wire.codec import decode, decode_header, encode, encode_header
+from envbus.bus.wire.frames import Frames
+from envbus.bus.wire.framing import StreamReader, pack, pack_for_stream
+from envbus.bus.wire.messages import (
     PROTOCOL_VERSION,
     Failed,
     FailureCode,
@@ -26,13 +27,12 @@ from envbus.bus.messages import (
     Token,
     Welcome,
 )
-from envbus.bus.transport import Frames
 
 CONFIG = GatewayConfig(tcp=("127.0.0.1:0",), max_message_bytes=1000)
 
 
-def session(token: str | None = None) -> Session:
-    return Session(StreamCarriage(CONFIG), dataclasses.replace(CONFIG, token=token))
+def session(token: str | None = None) -> GatewaySession:
+    return GatewaySession(StreamFraming(CONFIG), dataclasses.replace(CONFIG, token=token))
 
 
 def message(payload: Payload, kind: Kind = Kind.REQUEST, **header: Any) -> list[bytes]:
@@ -44,12 +44,12 @@ def message(payload: Payload, kind: Kind = Kind.REQUEST, **header: Any) -> list[
 HELLO = message(Hello(name="sim"), incarnation=3)
 
 
-def passed(of: Session, *messages: Sequence[bytes]) -> list[list[bytes]]:
+def passed(of: GatewaySession, *messages: Sequence[bytes]) -> list[list[bytes]]:
     stream = b"".join(pack_for_stream(frames) for frames in messages)
     return [[bytes(frame) for frame in frames] for frames in of.receive(stream)]
 
 
-def last_words(of: Session, request_id: int = 0) -> Failed:
+def last_words(of: GatewaySession, request_id: int = 0) -> Failed:
     (frames,) = StreamReader(1000).feed(of.take_unsent())
     header = decode_header(frames[0])
     assert (header.kind, header.request_id) == (Kind.FAILURE, request_id)
@@ -126,7 +126,7 @@ def test_what_a_stranger_announces_ends_its_session_at_once_if_it_is_too_large()
 
 def test_a_stranger_gets_no_more_than_its_small_buffer() -> None:
     config = dataclasses.replace(CONFIG, max_message_bytes=1 << 20)
-    stranger = Session(StreamCarriage(config), config)
+    stranger = GatewaySession(StreamFraming(config), config)
     assert stranger.receive(b"\x00\x0f\xff\xff" + bytes(STRANGERS_BYTES - 4)) == []
     assert stranger.ended is None
     assert stranger.receive(b"\x00") == []
@@ -247,7 +247,7 @@ def test_any_bytes_at_a_websocket_are_passed_or_end_their_own_session(
     stream = bytearray(b"".join([HANDSHAKE, *chunks] if handshake else chunks))
     if stream and data.draw(st.booleans(), "damage"):
         stream[data.draw(st.integers(0, len(stream) - 1))] ^= data.draw(st.integers(1, 255))
-    opened = Session(WebSocketCarriage(CONFIG), CONFIG)
+    opened = GatewaySession(WebSocketFraming(CONFIG), CONFIG)
     for at in range(0, len(stream), step):
         messages = opened.receive(bytes(stream[at : at + step]))
         assert opened.joined or not messages

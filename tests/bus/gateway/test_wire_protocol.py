@@ -1,4 +1,4 @@
-"""The section on carriage in docs/wire-protocol.md is what the gateway does."""
+"""The section on framing in docs/wire-protocol.md is what the gateway does."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from envbus.bus.codec import decode, decode_header
-from envbus.bus.framing import StreamReader, pack, pack_for_stream
 from envbus.bus.gateway.config import GatewayConfig
-from envbus.bus.messages import Header, Hello, Kind, Token
-from envbus.bus.transport import Frames
+from envbus.bus.wire.codec import decode, decode_header
+from envbus.bus.wire.frames import Frames
+from envbus.bus.wire.framing import StreamReader, pack, pack_for_stream
+from envbus.bus.wire.messages import Header, Hello, Kind, Token
 from tests.sources import ROOT
 
-SECTION = (ROOT / "docs/wire-protocol.md").read_text("utf-8").split("\n## 11. Carriage ")[1]
-CARRIAGES: dict[str, Callable[[Frames], bytes]] = {"websocket": pack, "tcp": pack_for_stream}
+SECTION = (ROOT / "docs/wire-protocol.md").read_text("utf-8").split("\n## 11. Framing ")[1]
+FRAMINGS: dict[str, Callable[[Frames], bytes]] = {"websocket": pack, "tcp": pack_for_stream}
 
 
 def block(name: str) -> list[str]:
@@ -26,11 +26,11 @@ def block(name: str) -> list[str]:
     return str(text).splitlines()
 
 
-@pytest.mark.parametrize("carriage", CARRIAGES)
-def test_the_byte_examples_are_what_the_gateway_writes(carriage: str) -> None:
-    for line in block(carriage):
+@pytest.mark.parametrize("framing", FRAMINGS)
+def test_the_byte_examples_are_what_the_gateway_writes(framing: str) -> None:
+    for line in block(framing):
         frames, octets = line.split(" -> ")
-        assert CARRIAGES[carriage](ast.literal_eval(frames)).hex(" ") == octets
+        assert FRAMINGS[framing](ast.literal_eval(frames)).hex(" ") == octets
 
 
 def test_the_hello_on_the_page_is_one() -> None:

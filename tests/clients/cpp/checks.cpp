@@ -31,7 +31,7 @@ const std::vector<double> kObservation{0, 0.5, -1, 2}, kSilence{99, 0, 0, 0}, kF
 void single(const char* host, int port, const envbus::Options& options) {
   Client client(host, port, options);
   CHECK(!client.bridge()["multi_agent"].as_bool());
-  CHECK(client.bridge()["policy_ids"] == Value{"default"});
+  CHECK(client.bridge()["policy_ids"] == Value{"default_policy"});
   CHECK(client.bridge()["observation_space"]["space"].as_string() == "Box");
 
   CHECK(client.start_episode("own") == "own");

@@ -46,7 +46,7 @@ static class Checks
         using (var client = new Client(host, port, options))
         {
             Equal(client.Bridge["multi_agent"], false);
-            Equal(client.Bridge["policy_ids"], new[] { "default" });
+            Equal(client.Bridge["policy_ids"], new[] { "default_policy" });
             Equal(((Map)client.Bridge["observation_space"])["space"], "Box");
 
             Equal(client.StartEpisode("own"), "own");

@@ -14,7 +14,7 @@ const checks = {
   async single() {
     const client = await bus.Client.connect(url, { name: "checks", token })
     assert.equal(client.bridge.multi_agent, false)
-    assert.deepEqual(client.bridge.policy_ids, ["default"])
+    assert.deepEqual(client.bridge.policy_ids, ["default_policy"])
     assert.equal(client.bridge.observation_space.space, "Box")
 
     const own = await client.startEpisode({ episodeId: "own" })

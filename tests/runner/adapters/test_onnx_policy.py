@@ -10,10 +10,10 @@ import pytest
 from gymnasium import spaces
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.env_runner import EnvRunner
-from envbus.runner.mlp import MlpPolicy
-from envbus.runner.pool import ActorPool
-from envbus.runner.sampling import RunnerConfig
+from envbus.runner.policies.mlp import MlpPolicy
+from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.config import RunnerConfig
+from envbus.runner.sampling.env_runner import EnvRunner
 
 onnx: Any = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -233,6 +233,7 @@ def test_what_is_no_model_is_refused_and_changes_nothing() -> None:
         OnnxPolicy(forgets, spaces.Discrete(3))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it exports
 def test_what_torch_exports_acts_as_its_module(tmp_path: Path) -> None:
     torch: Any = pytest.importorskip("torch")

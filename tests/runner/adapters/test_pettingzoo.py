@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.utils.env_checker import data_equivalence
 
 from envbus.bus.errors import ConfigError
@@ -37,9 +38,10 @@ def make() -> Iterator[Make]:
         env.close()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.filterwarnings("ignore:.*(possible_agents|Agent was given|No agents):UserWarning")
 @pytest.mark.parametrize("source", GENERATED)
-def test_m_01_passes_pettingzoo_s_api_test_with_agents_born_and_dying(
+def test_passes_pettingzoo_s_api_test_with_agents_born_and_dying(
     make: Make, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = make(source, max_cycles=80)
@@ -49,10 +51,11 @@ def test_m_01_passes_pettingzoo_s_api_test_with_agents_born_and_dying(
 
 
 @pytest.mark.parametrize("source", GENERATED)
-def test_m_01_passes_pettingzoo_s_seed_test(make: Make, source: str) -> None:
+def test_passes_pettingzoo_s_seed_test(make: Make, source: str) -> None:
     parallel_seed_test(functools.partial(make, source), num_cycles=15)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.filterwarnings("ignore:.*Agent was given:UserWarning")
 @pytest.mark.parametrize(
     "source",
@@ -64,11 +67,11 @@ def test_m_01_passes_pettingzoo_s_seed_test(make: Make, source: str) -> None:
         "pettingzoo.butterfly.knights_archers_zombies_v11:parallel_env",
     ],
 )
-def test_m_01_passes_pettingzoo_s_api_test_on_real_envs(make: Make, source: str) -> None:
+def test_passes_pettingzoo_s_api_test_on_real_envs(make: Make, source: str) -> None:
     parallel_api_test(make(source), num_cycles=30)
 
 
-def test_m_02_spaces_are_the_same_objects_each_time(make: Make) -> None:
+def test_spaces_are_the_same_objects_each_time(make: Make) -> None:
     env = make(functools.partial(CountingParallelEnv, {"x": 2, ("y", 1): 3}))
     assert env.possible_agents == ["x", ("y", 1)]
     action, observation = env.action_space("x"), env.observation_space(("y", 1))
@@ -81,7 +84,14 @@ def test_m_02_spaces_are_the_same_objects_each_time(make: Make) -> None:
         make(GENERATED[0]).action_space("nobody_1")
 
 
-def test_m_02_spaces_of_agents_that_nobody_named_are_the_same_objects(make: Make) -> None:
+def test_with_closes_an_env() -> None:
+    with parallel_env(functools.partial(CountingParallelEnv, {"x": 2})) as env:
+        env.reset()
+    with pytest.raises(ClosedEnvironmentError):
+        env.reset()
+
+
+def test_spaces_of_agents_that_nobody_named_are_the_same_objects(make: Make) -> None:
     env = make(GENERATED[0])
     for _ in range(2):
         env.reset(seed=3)

@@ -10,6 +10,7 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.adapters.torch_policy import TorchPolicy
 
 torch: Any = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
 
 
 class Module(torch.nn.Module):

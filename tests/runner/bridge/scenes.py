@@ -7,14 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from envbus.actors.external.protocol import EpisodeStarted
-from envbus.bus.messages import Failed
-from envbus.runner.agent_results import DUMMY_AGENT
+from envbus.bus.wire.messages import Failed
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.results import Record
 from envbus.runner.bridge.vocabulary import (
     Act,
-    Answer,
-    Ask,
+    Admit,
     Chosen,
     ClientLost,
     Effect,
@@ -24,11 +22,13 @@ from envbus.runner.bridge.vocabulary import (
     Join,
     LogReward,
     LogStep,
+    Observe,
     Refuse,
-    Start,
+    SendReply,
+    StartCall,
     Tick,
-    Welcome,
 )
+from envbus.runner.pool.agent_results import DUMMY_AGENT
 
 A = b"a"
 
@@ -50,7 +50,7 @@ class Scene:
             is_stale=is_stale,
             confirm_ends=confirm_ends,
         )
-        self.book = self.episodes._book
+        self.table = self.episodes._table
         self.now = 0.0
         self.numbers = {peer: itertools.count(1) for peer in (A, *peers)}
         self.sessions = {peer: self.join(peer) for peer in self.numbers}
@@ -60,7 +60,7 @@ class Scene:
         if peer not in self.numbers:
             self.numbers[peer] = itertools.count(1)
         effect = self.do(Join(peer, self.number(peer, number), peer.decode(), resume))
-        if isinstance(effect, Welcome):
+        if isinstance(effect, Admit):
             return effect.session
         assert isinstance(effect, Refuse)
         return effect.failed.remote_type
@@ -79,14 +79,16 @@ class Scene:
         return effects[0] if effects else None
 
     def start(self, episode: str | None = None, peer: bytes = A, *, training: bool = True) -> str:
-        effect = self.do(Start(peer, self.number(peer), episode, training))
-        assert isinstance(effect, Answer), effect
+        effect = self.do(StartCall(peer, self.number(peer), episode, training))
+        assert isinstance(effect, SendReply), effect
         assert isinstance(effect.reply, EpisodeStarted)
         return effect.reply.episode_id
 
     def ask(self, episode: str, observation: Any, peer: bytes = A, timeout: float = 10.0) -> int:
         number = self.number(peer)
-        assert self.do(Ask(peer, number, episode, by_agent(observation), timeout=timeout)) is None
+        assert (
+            self.do(Observe(peer, number, episode, by_agent(observation), timeout=timeout)) is None
+        )
         return number
 
     def log(self, episode: str, observation: Any, action: Any, peer: bytes = A) -> Effect | None:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from envbus.bus.messages import FailureCode
+from envbus.actors.env.agents import ALL
+from envbus.bus.wire.messages import FailureCode
 from envbus.runner.bridge.vocabulary import (
     Act,
-    Answer,
-    Ask,
+    Admit,
     Chosen,
+    ClientFragment,
     ClientLost,
     Effect,
     End,
-    Fragment,
     Join,
     LogReward,
     LogStep,
+    Observe,
     Refuse,
-    Start,
+    SendReply,
+    StartCall,
     Tick,
-    Welcome,
 )
 from tests.runner.bridge.scenes import A, Scene, refusal
 
@@ -40,7 +41,7 @@ def step(scene: Scene, peer: bytes, episode: str, size: int) -> Any:
 
 
 def start(scene: Scene, peer: bytes, episode: str) -> Any:
-    return scene.do(Start(peer, scene.number(peer), episode))
+    return scene.do(StartCall(peer, scene.number(peer), episode))
 
 
 def end(scene: Scene, peer: bytes, episode: str, size: int) -> Any:
@@ -59,14 +60,14 @@ def test_infos_do_not_add_up_without_end() -> None:
     scene = Scene(B, max_client_bytes=1_000_000)
     start(scene, A, "a")
     start(scene, B, "b")
-    assert isinstance(step(scene, A, "a", 1000), Answer)
-    for _ in range(9):
-        assert isinstance(reward(scene, A, "a", 100_000), Answer)
+    assert isinstance(step(scene, A, "a", 1000), SendReply)
+    for _ in range(7):
+        assert isinstance(reward(scene, A, "a", 100_000), SendReply)
     assert "EpisodeLimits.max_client_bytes=1000000" in over_budget(reward(scene, A, "a", 100_000))
-    assert isinstance(reward(scene, B, "b", 100_000), Answer), "another one has room"
+    assert isinstance(reward(scene, B, "b", 100_000), SendReply), "another one has room"
     counts = scene.episodes.statistics()
-    assert counts.queued_bytes_now == 1024 + 900_000 + 100_000
-    assert counts.most_queued_bytes_now == 1024 + 900_000
+    assert counts.queued_bytes_now == 1024 + 700_000 + 100_000
+    assert counts.most_queued_bytes_now == 1024 + 700_000
     assert counts.over_budget == 1
     end(scene, A, "a", 10)
     while scene.episodes.collect()[0]:
@@ -77,21 +78,39 @@ def test_infos_do_not_add_up_without_end() -> None:
 def test_beyond_half_of_its_budget_a_client_waits_until_the_runner_has_taken_some() -> None:
     scene = Scene(max_client_bytes=100_000)
     start(scene, A, "a")
-    assert isinstance(step(scene, A, "a", 40_000), Answer)
+    assert isinstance(step(scene, A, "a", 40_000), SendReply)
     assert step(scene, A, "a", 20_000) is None
     _, effects = scene.episodes.collect()
     assert effects == []
     _, effects = scene.episodes.collect()
-    assert [type(effect) for effect in effects] == [Answer]
-    assert isinstance(step(scene, A, "a", 20_000), Answer)
+    assert [type(effect) for effect in effects] == [SendReply]
+    assert isinstance(step(scene, A, "a", 20_000), SendReply)
 
 
 def test_the_shortest_messages_count_for_what_is_kept_of_them() -> None:
     scene = Scene(max_client_bytes=100 * 1024)
     start(scene, A, "a")
-    answers = [reward(scene, A, "a", 30) for _ in range(101)]
-    assert all(isinstance(answer, Answer) for answer in answers[:100])
-    over_budget(answers[100])
+    answers = [reward(scene, A, "a", 30) for _ in range(76)]
+    assert all(isinstance(answer, SendReply) for answer in answers[:75])
+    over_budget(answers[75])
+
+
+def test_rewards_that_wait_for_observations_leave_room_for_these() -> None:
+    scene = Scene(max_client_bytes=100_000)
+    for episode in "abc":
+        start(scene, A, episode)
+        step(scene, A, episode, 1000)
+    while scene.episodes.collect()[0]:
+        pass
+    rewards = [reward(scene, A, episode, 5000) for _ in range(7) for episode in "abc"]
+    over_budget(rewards[-1])
+    while scene.episodes.collect()[0]:
+        pass
+    over_budget(reward(scene, A, "a", 5000))
+    assert not isinstance(step(scene, A, "a", 10_000), Refuse)
+    while scene.episodes.collect()[0]:
+        pass
+    assert isinstance(reward(scene, A, "a", 5000), SendReply)
 
 
 def test_ended_episodes_that_the_runner_was_not_shown_count_as_well() -> None:
@@ -100,13 +119,13 @@ def test_ended_episodes_that_the_runner_was_not_shown_count_as_well() -> None:
         if isinstance(begun := start(scene, A, f"e{number}"), Refuse):
             break
         step(scene, A, f"e{number}", 1000)
-        assert isinstance(end(scene, A, f"e{number}", 1000), Answer)
+        assert isinstance(end(scene, A, f"e{number}", 1000), SendReply)
     over_budget(begun)
     assert number < 10
     while scene.episodes.collect()[0]:
         pass
     assert scene.episodes.statistics().queued_bytes_now == 0
-    assert isinstance(start(scene, A, "again"), Answer)
+    assert isinstance(start(scene, A, "again"), SendReply)
 
 
 def pipelined(scene: Scene, number: int, value: int) -> Any:
@@ -144,6 +163,13 @@ def test_what_is_taken_in_place_of_a_refused_step_is_behind_a_gap() -> None:
     assert rows(scene) == [(first + 3, True), (first + 4, False)]
 
 
+def test_an_end_in_place_of_a_refused_step_is_behind_a_gap() -> None:
+    scene = Scene(max_queued=2)
+    first = fill(scene)
+    scene.all(End(A, first + 1, "e", {AGENT: 7}, {ALL: True}, {ALL: False}))
+    assert rows(scene)[-1] == (7, True)
+
+
 def test_each_refused_step_that_is_skipped_leaves_a_gap() -> None:
     scene = Scene(max_queued=2)
     first = fill(scene)
@@ -171,8 +197,67 @@ def test_refused_steps_that_come_again_in_their_order_leave_no_gap() -> None:
     over_budget(pipelined(scene, first, first))  # too early
     assert rows(scene) == [(n, False) for n in range(100, first)]
     for number in (first, first + 1, first + 2):
-        assert isinstance(pipelined(scene, number, number), Answer) or number > first + 1
+        assert isinstance(pipelined(scene, number, number), SendReply) or number > first + 1
     assert rows(scene) == [(n, False) for n in range(first, first + 3)]
+
+
+def earned(scene: Scene, number: int, value: float) -> Any:
+    """Log a reward as `pipelined` does a step."""
+    logged = LogReward(A, number, "e", {AGENT: value}, {}, {}, {}, digest=-int(value))
+    return scene.do(logged)
+
+
+def test_equal_requests_that_were_refused_and_come_again_leave_no_gap() -> None:
+    scene = Scene(max_queued=2)
+    first = fill(scene)
+    for number in (first + 1, first + 2):
+        over_budget(pipelined(scene, number, first))
+    over_budget(earned(scene, first + 3, 2.0))
+    over_budget(pipelined(scene, first + 4, first))
+    rows(scene)
+    for number in (first, first + 1, first + 2):
+        assert isinstance(pipelined(scene, number, first), SendReply | None)
+    assert isinstance(earned(scene, first + 3, 2.0), SendReply)
+    pipelined(scene, first + 4, first)
+    assert rows(scene) == [(first, False)] * 4
+
+
+def test_an_equal_request_that_is_taken_for_a_refused_one_is_not_followed_by_that_one() -> None:
+    scene = Scene(max_queued=2)
+    first = fill(scene)
+    over_budget(earned(scene, first + 1, 2.0))
+    rows(scene)
+    pipelined(scene, first + 2, first)  # there is room for it meanwhile
+    for refused in (pipelined(scene, first, first), earned(scene, first + 1, 2.0)):
+        assert isinstance(refused, Refuse)
+        assert "comes too late" in refused.failed.message
+    earned(scene, first + 3, 2.0)  # equal to the one that is lost, which is told
+    pipelined(scene, first + 4, 1)
+    assert rows(scene) == [(first, False), (1, True)]
+
+
+def test_a_refused_request_may_be_tried_often_and_under_new_ids() -> None:
+    scene = Scene(max_queued=2)
+    first = fill(scene)
+    for number in range(first + 1, first + 1000):
+        over_budget(pipelined(scene, number, first))
+    rows(scene)
+    pipelined(scene, first + 1000, first)
+    pipelined(scene, first + 1001, 1)
+    assert rows(scene) == [(first, False), (1, False)]
+
+
+def test_requests_that_were_refused_before_ids_began_anew_leave_one_gap() -> None:
+    scene = Scene(max_queued=2)
+    first = fill(scene)
+    scene.lose()
+    rows(scene)
+    scene.join(B, scene.sessions[A], number=1)
+    for number in (2, 3, 4):
+        content = {AGENT: number}, {AGENT: 0}
+        scene.do(LogStep(B, number, "e", *content, digest=number, timeout=1e6))
+    assert rows(scene) == [(2, True), (3, False), (4, False)]
+    assert first > 4
 
 
 def test_a_call_that_is_refused_does_not_hurt_the_one_that_waits() -> None:
@@ -182,8 +267,8 @@ def test_a_call_that_is_refused_does_not_hurt_the_one_that_waits() -> None:
     scene.episodes.collect()
     over_budget(reward(scene, A, "e", 100_001))
     over_budget(step(scene, A, "e", 100_001))
-    over_budget(scene.do(Ask(A, scene.number(A), "e", {AGENT: 0}, size=100_001)))
-    first = Fragment(A, scene.number(A), "e", "default", 3, [])
+    over_budget(scene.do(Observe(A, scene.number(A), "e", {AGENT: 0}, size=100_001)))
+    first = ClientFragment(A, scene.number(A), "e", "default_policy", 3, [])
     assert isinstance(refused := scene.do(first), Refuse)
     assert refused.failed.remote_type == "EpisodeError"
     acted = scene.do(Chosen("e", {AGENT: 1}))
@@ -197,13 +282,13 @@ def test_what_nothing_is_kept_of_does_not_count() -> None:
     start(scene, A, "a")
     for _ in range(20):  # the runner is away, and each request for an action ends by its time
         number = scene.number(A)
-        assert scene.do(Ask(A, number, "a", {AGENT: 0}, timeout=1.0, size=4000)) is None
+        assert scene.do(Observe(A, number, "a", {AGENT: 0}, timeout=1.0, size=4000)) is None
         scene.now += 1.0
         assert isinstance(scene.do(Tick()), Refuse)
     for number in range(20):
         start(scene, A, f"e{number}")
         reward(scene, A, f"e{number}", 4000)
-        assert isinstance(end(scene, A, f"e{number}", 10), Answer), "without a single step"
+        assert isinstance(end(scene, A, f"e{number}", 10), SendReply), "without a single step"
     assert scene.episodes.statistics().queued_bytes_now == 4000, "the first observation"
     scene.episodes.collect()
     assert scene.episodes.statistics().queued_bytes_now == 0
@@ -212,11 +297,11 @@ def test_what_nothing_is_kept_of_does_not_count() -> None:
 def test_one_client_does_not_hold_all_episodes() -> None:
     scene = Scene(B, max_client_episodes=3, max_episodes=5)
     for name in "xyz":
-        assert isinstance(start(scene, A, name), Answer)
+        assert isinstance(start(scene, A, name), SendReply)
     assert "EpisodeLimits.max_client_episodes=3" in over_budget(start(scene, A, "more"))
-    assert isinstance(start(scene, B, "b"), Answer)
+    assert isinstance(start(scene, B, "b"), SendReply)
     end(scene, A, "x", 10)
-    assert isinstance(start(scene, A, "more"), Answer)
+    assert isinstance(start(scene, A, "more"), SendReply)
 
 
 def test_clients_that_left_nothing_make_room_for_new_ones() -> None:
@@ -275,19 +360,19 @@ def test_one_key_does_not_take_all_sessions() -> None:
         return scene.do(Join(peer, scene.number(peer), "sim", resume, user))
 
     for peer in (b"1", b"2", b"3"):
-        assert isinstance(join(peer, "k"), Welcome)
+        assert isinstance(join(peer, "k"), Admit)
         start(scene, peer, peer.decode())
         scene.do(ClientLost(peer, "gone"))
     assert "EpisodeLimits.max_key_sessions=3" in over_budget(join(b"4", "k"))
-    assert isinstance(join(b"5", "other"), Welcome)
-    assert isinstance(join(b"6", ""), Welcome)
-    back = join(b"4", "k", scene.book.open["1"].session)
-    assert isinstance(back, Welcome)
+    assert isinstance(join(b"5", "other"), Admit)
+    assert isinstance(join(b"6", ""), Admit)
+    back = join(b"4", "k", scene.table.open["1"].session)
+    assert isinstance(back, Admit)
     assert back.episodes == ["1"]
     end(scene, b"4", "1", 10)
     assert "max_key_sessions" in over_budget(join(b"7", "k"))
     scene.do(ClientLost(b"4", "gone"))
-    assert isinstance(join(b"7", "k"), Welcome)
+    assert isinstance(join(b"7", "k"), Admit)
     assert "EpisodeLimits.max_sessions" in over_budget(join(b"8", "new"))
 
 
@@ -295,13 +380,13 @@ def test_rewards_do_not_add_up_to_infinity() -> None:
     scene = Scene()
     start(scene, A, "a")
     step(scene, A, "a", 10)
-    assert isinstance(reward(scene, A, "a", 10, 3e38), Answer)
+    assert isinstance(reward(scene, A, "a", 10, 3e38), SendReply)
     assert "rewards add up to more" in refusal(reward(scene, A, "a", 10, 3e38))
-    assert isinstance(reward(scene, A, "a", 10, -3e38), Answer)
+    assert isinstance(reward(scene, A, "a", 10, -3e38), SendReply)
 
 
 def test_an_id_has_no_control_characters() -> None:
     scene = Scene()
     for name in ("a\nb", "\x1b[2J", "\x00", "\u202e"):
         assert "control character" in refusal(start(scene, A, name))
-    assert isinstance(start(scene, A, "Ä ok"), Answer)
+    assert isinstance(start(scene, A, "Ä ok"), SendReply)

@@ -8,23 +8,23 @@ import pytest
 
 from envbus.actors.external.protocol import EpisodeEnded, Logged
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import Failed, FailureCode
+from envbus.bus.wire.messages import Failed, FailureCode
 from envbus.runner.bridge.vocabulary import (
-    Answer,
-    Ask,
+    ClientFragment,
     ClientLost,
     Confirm,
     Drain,
     End,
     EpisodeLimits,
-    Fragment,
     FragmentPart,
     LogReward,
     LogStep,
+    Observe,
     Refuse,
-    Start,
+    SendReply,
+    StartCall,
 )
-from envbus.runner.faults import FaultCause
+from envbus.runner.workers.faults import FaultCause
 from tests.runner.bridge.scenes import A, Scene, action_of, by_agent, refusal
 
 B = b"b"
@@ -37,7 +37,7 @@ def test_the_newest_call_of_an_episode_counts_and_the_waiting_one_is_told() -> N
     scene = Scene()
     scene.start("e")
     first = scene.ask("e", "o0")
-    (effect,) = scene.all(Ask(A, 50, "e", by_agent("o1"), timeout=10.0))
+    (effect,) = scene.all(Observe(A, 50, "e", by_agent("o1"), timeout=10.0))
     assert isinstance(effect, Refuse)
     assert effect.request_id == first
     assert refusal(effect).startswith("EpisodeBusy")
@@ -47,7 +47,7 @@ def test_the_newest_call_of_an_episode_counts_and_the_waiting_one_is_told() -> N
     assert action_of(scene.choose("e", 1)) == (A, 50, 1)
 
 
-def test_x_17_a_time_out_names_the_episode_and_its_late_action_goes_to_nobody() -> None:
+def test_a_time_out_names_the_episode_and_its_late_action_goes_to_nobody() -> None:
     scene = Scene()
     scene.start("e")
     number = scene.ask("e", "o0", timeout=2.0)
@@ -68,7 +68,7 @@ def test_x_17_a_time_out_names_the_episode_and_its_late_action_goes_to_nobody() 
     assert (counts.timeouts, counts.dropped_actions, counts.actions) == (1, 1, 1)
 
 
-def test_x_17_an_action_that_comes_after_the_time_is_late_though_nobody_looked() -> None:
+def test_an_action_that_comes_after_the_time_is_late_though_nobody_looked() -> None:
     scene = Scene()
     scene.start("e")
     scene.ask("e", "o0", timeout=2.0)
@@ -88,17 +88,17 @@ def test_an_action_of_which_the_client_says_that_it_had_given_up_before_was_not_
     scene.take()
     scene.choose("e", 1)
     scene.do(LogReward(A, 50, "e", by_agent(5.0), {}, {}, {}, not_taken=given_up))
-    scene.do(Ask(A, 51, "e", by_agent("o2"), timeout=10.0, not_taken=given_up))
+    scene.do(Observe(A, 51, "e", by_agent("o2"), timeout=10.0, not_taken=given_up))
     record = scene.take()["e"]
     assert record.unacted
     assert record.content["rewards"] == by_agent(5.0)
     assert action_of(scene.choose("e", 2)) == (A, 51, 2)
     scene.do(
-        Ask(A, 52, "e", by_agent("o3"), timeout=10.0, not_taken=given_up)
+        Observe(A, 52, "e", by_agent("o3"), timeout=10.0, not_taken=given_up)
     )  # not told: none since
     assert scene.take()["e"].unacted
     scene.choose("e", 3)
-    scene.do(Ask(A, 53, "e", by_agent("o4"), timeout=10.0))
+    scene.do(Observe(A, 53, "e", by_agent("o4"), timeout=10.0))
     assert not scene.take()["e"].unacted
     scene.choose("e", 4)
     flags = [by_agent(True) | {"__all__": True}, by_agent(False) | {"__all__": False}]
@@ -111,14 +111,14 @@ def test_no_row_goes_on_over_an_observation_that_never_came() -> None:
     scene = Scene()
     scene.start("e")
     scene.do(LogReward(A, 10, "e", by_agent(1.0), {}, {}, {}, not_taken=9))
-    scene.do(Ask(A, 11, "e", by_agent("o0"), timeout=10.0))
+    scene.do(Observe(A, 11, "e", by_agent("o0"), timeout=10.0))
     assert not scene.take()["e"].unacted  # the first: there is no row before it
     scene.choose("e", 0)
     scene.do(LogReward(A, 13, "e", by_agent(1.0), {}, {}, {}, not_taken=12))
-    scene.do(Ask(A, 14, "e", by_agent("o2"), timeout=10.0, not_taken=12))
+    scene.do(Observe(A, 14, "e", by_agent("o2"), timeout=10.0, not_taken=12))
     assert scene.take()["e"].unacted
     scene.choose("e", 2)
-    scene.do(Ask(A, 15, "e", by_agent("o3"), timeout=10.0))
+    scene.do(Observe(A, 15, "e", by_agent("o3"), timeout=10.0))
     assert not scene.take()["e"].unacted
     assert scene.episodes.statistics().dropped_actions == 0
 
@@ -175,7 +175,7 @@ def test_rewards_behind_a_first_observation_that_timed_out_belong_to_no_action()
     assert (record.first, record.unacted) == (False, True)
 
 
-def test_x_19_who_waits_is_told_why_there_is_no_action_and_may_ask_again() -> None:
+def test_who_waits_is_told_why_there_is_no_action_and_may_ask_again() -> None:
     scene = Scene()
     scene.start("e")
     number = scene.ask("e", "o0")
@@ -193,9 +193,9 @@ def test_x_19_who_waits_is_told_why_there_is_no_action_and_may_ask_again() -> No
 def test_an_id_is_refused_that_another_request_had_or_whose_answer_is_forgotten() -> None:
     scene = Scene(max_answers=3)
     scene.start("e")
-    ask = Ask(A, 10, "e", by_agent("o0"), timeout=10.0, digest=1)
+    ask = Observe(A, 10, "e", by_agent("o0"), timeout=10.0, digest=1)
     assert scene.do(ask) is None
-    other = Ask(A, 10, "e", by_agent("o1"), timeout=10.0, digest=2)
+    other = Observe(A, 10, "e", by_agent("o1"), timeout=10.0, digest=2)
     told = refusal(scene.do(other))  # also while the first one waits
     assert told.startswith("RequestIdUsed: request id 10 came before")
     scene.take()
@@ -206,27 +206,27 @@ def test_an_id_is_refused_that_another_request_had_or_whose_answer_is_forgotten(
         scene.do(LogReward(A, number, "e", by_agent(1.0), {}, {}, {}, digest=number))
     assert refusal(scene.do(ask)).startswith("RequestIdUsed")
     assert scene.take() == {}
-    assert scene.do(LogReward(A, 14, "e", by_agent(1.0), {}, {}, {})) == Answer(A, 14, Logged())
+    assert scene.do(LogReward(A, 14, "e", by_agent(1.0), {}, {}, {})) == SendReply(A, 14, Logged())
 
 
 def test_a_request_that_was_refused_may_be_tried_again_under_its_id() -> None:
     scene = Scene()
-    early = Ask(A, 10, "e", by_agent("o0"), timeout=10.0, digest=1)
+    early = Observe(A, 10, "e", by_agent("o0"), timeout=10.0, digest=1)
     assert refusal(scene.do(early)).startswith("EpisodeNotFound")
     scene.start("e")
     assert scene.do(early) is None
     assert scene.seen("e") == ("o0", 0.0)
 
 
-def test_x_18_a_request_that_comes_again_is_answered_again_and_not_done_again() -> None:
+def test_a_request_that_comes_again_is_answered_again_and_not_done_again() -> None:
     scene = Scene()
     scene.start("e")
     log = LogStep(A, 70, "e", by_agent("o0"), by_agent(1))
     first = scene.do(log)
-    assert scene.do(log) == first == Answer(A, 70, Logged())
+    assert scene.do(log) == first == SendReply(A, 70, Logged())
     reward = LogReward(A, 71, "e", by_agent(1.0), {}, {}, {})
     assert scene.do(reward) == scene.do(reward)
-    ask = Ask(A, 72, "e", by_agent("o1"), timeout=10.0)
+    ask = Observe(A, 72, "e", by_agent("o1"), timeout=10.0)
     assert scene.do(ask) is None
     assert scene.do(ask) is None
     assert scene.seen("e") == ("o0", 0.0)
@@ -235,13 +235,13 @@ def test_x_18_a_request_that_comes_again_is_answered_again_and_not_done_again() 
     given = scene.choose("e", 5)
     assert action_of(given) == (A, 72, 5)
     assert scene.do(ask) == given
-    start = Start(A, 73, None)
+    start = StartCall(A, 73, None)
     assert scene.do(start) == scene.do(start)
     assert scene.episodes.statistics().resent == 5
-    assert len(scene.book.open) == 2
+    assert len(scene.table.open) == 2
 
 
-def test_x_13_a_client_that_stays_away_ends_its_episodes_as_faulty() -> None:
+def test_a_client_that_stays_away_ends_its_episodes_as_faulty() -> None:
     scene = Scene(B, lease=30.0)
     scene.start("seen")
     scene.start("unseen")
@@ -266,13 +266,13 @@ def test_x_13_a_client_that_stays_away_ends_its_episodes_as_faulty() -> None:
         assert record.fault is not None
         assert (record.fault.episode_id, record.fault.cause) == (name, FaultCause.LOST)
         assert "gone for over 30 s" in record.fault.message
-    assert len(scene.book.open) == 1
+    assert len(scene.table.open) == 1
     assert scene.choose("other", 1) is not None
     assert scene.join(A) not in scene.sessions.values()
     assert refusal(scene.reward("seen", 1.0)).startswith("EpisodeLost")
 
 
-def test_x_13_episodes_of_a_process_that_has_ended_are_faulty_at_once() -> None:
+def test_episodes_of_a_process_that_has_ended_are_faulty_at_once() -> None:
     scene = Scene(B, lease=30.0)
     scene.start("e")
     scene.start("other", B)
@@ -286,11 +286,11 @@ def test_x_13_episodes_of_a_process_that_has_ended_are_faulty_at_once() -> None:
     assert record.fault.cause is FaultCause.CRASH
     assert record.fault.message == "episode e: simulator x: signal SIGKILL"
     assert scene.join(B, scene.sessions[A]) == "SessionLost"
-    assert list(scene.book.open) == ["other"]
+    assert list(scene.table.open) == ["other"]
     assert scene.do(ClientLost(A, "again", FaultCause.CRASH)) is None
 
 
-def test_x_13_what_is_lost_before_it_was_seen_is_told_as_lost() -> None:
+def test_what_is_lost_before_it_was_seen_is_told_as_lost() -> None:
     scene = Scene(lease=30.0)
     scene.start("e")
     scene.ask("e", "o0")
@@ -303,7 +303,7 @@ def test_x_13_what_is_lost_before_it_was_seen_is_told_as_lost() -> None:
     assert scene.episodes.statistics().faulty == 1
 
 
-def test_x_14_a_client_that_comes_back_in_time_goes_on() -> None:
+def test_a_client_that_comes_back_in_time_goes_on() -> None:
     scene = Scene(lease=30.0)
     scene.start("e")
     number = scene.ask("e", "o0", timeout=100.0)
@@ -313,7 +313,7 @@ def test_x_14_a_client_that_comes_back_in_time_goes_on() -> None:
     scene.tick(29.0)
     scene.numbers[B] = scene.numbers[A]  # it goes on counting
     assert scene.join(B, scene.sessions[A]) == scene.sessions[A]
-    again = scene.do(Ask(B, number, "e", by_agent("o0"), timeout=10.0))
+    again = scene.do(Observe(B, number, "e", by_agent("o0"), timeout=10.0))
     assert action_of(again) == (B, number, 5)
     assert scene.tick(100.0) == []
     scene.reward("e", 1.0, peer=B)
@@ -323,7 +323,7 @@ def test_x_14_a_client_that_comes_back_in_time_goes_on() -> None:
     assert scene.episodes.statistics().resumed == 1
 
 
-def test_x_14_one_that_counts_anew_is_not_told_what_its_former_self_was() -> None:
+def test_one_that_counts_anew_is_not_told_what_its_former_self_was() -> None:
     scene = Scene(lease=30.0)
     scene.start("e")
     scene.ask("e", "o0")
@@ -331,7 +331,7 @@ def test_x_14_one_that_counts_anew_is_not_told_what_its_former_self_was() -> Non
     scene.lose()
     assert scene.join(B, scene.sessions[A]) == scene.sessions[A]  # its numbers begin with 1
     assert (
-        scene.do(Ask(B, 2, "e", by_agent("o1"), timeout=10.0)) is None
+        scene.do(Observe(B, 2, "e", by_agent("o1"), timeout=10.0)) is None
     )  # what A's 2 was, it is not
     assert scene.take()["e"].unacted
 
@@ -355,7 +355,7 @@ def test_one_that_counts_anew_gets_no_answer_to_what_its_former_self_waited_for(
     assert scene.episodes.wake_at() is None
 
 
-def test_x_14_one_that_comes_too_late_is_told_that_its_session_is_gone() -> None:
+def test_one_that_comes_too_late_is_told_that_its_session_is_gone() -> None:
     scene = Scene(lease=30.0)
     scene.start("e")
     scene.lose()
@@ -369,7 +369,7 @@ def test_a_session_has_one_connection_at_a_time() -> None:
     scene.start("e")
     assert scene.join(B, scene.sessions[A]) == scene.sessions[A]
     assert "JoinBridge" in refusal(scene.reward("e", 1.0, peer=A))
-    assert isinstance(scene.reward("e", 1.0, peer=B), Answer)
+    assert isinstance(scene.reward("e", 1.0, peer=B), SendReply)
 
 
 # --- limits ---
@@ -393,10 +393,10 @@ def test_a_client_that_logs_faster_than_the_runner_takes_has_to_wait() -> None:
         assert record.content["observations"] == {"agent0": i}
         answered += effects
     assert len(answered) == 6
-    assert answered[0] == Answer(A, number, Logged())
+    assert answered[0] == SendReply(A, number, Logged())
 
 
-@pytest.mark.parametrize("kind", ["LogStep", "Fragment", "End"])
+@pytest.mark.parametrize("kind", ["LogStep", "ClientFragment", "End"])
 def test_whoever_waits_is_told_once_when_its_time_is_over_and_what_it_sent_counts(
     kind: str,
 ) -> None:
@@ -407,7 +407,9 @@ def test_whoever_waits_is_told_once_when_its_time_is_over_and_what_it_sent_count
     step = LogStep(A, number, "e", by_agent(1), by_agent(0), timeout=2.0)
     held: dict[str, Any] = {
         "LogStep": step,
-        "Fragment": Fragment(A, number, "e", "p", 0, [FragmentPart(None, step)], timeout=2.0),
+        "ClientFragment": ClientFragment(
+            A, number, "e", "p", 0, [FragmentPart(None, step)], timeout=2.0
+        ),
         "End": End(A, number, "e", by_agent(1), {"__all__": True}, {}, timeout=2.0),
     }
     assert scene.do(held[kind]) is None
@@ -454,7 +456,7 @@ def test_an_end_is_told_when_it_was_confirmed_and_not_before() -> None:
     assert scene.take()["e"].last  # being shown to the runner is not enough
     assert scene.episodes.unconfirmed_ids() == ["e"]
     told = scene.do(Confirm("e"))
-    assert isinstance(told, Answer)
+    assert isinstance(told, SendReply)
     assert isinstance(told.reply, EpisodeEnded)
     assert scene.do(Confirm("e")) is None
     assert scene.episodes.statistics().unconfirmed_now == 0
@@ -473,7 +475,7 @@ def test_an_end_of_which_the_runner_hears_nothing_needs_no_confirmation() -> Non
     scene = Scene(confirm_ends=True)
     scene.start("e")
     (told,) = scene.end("e", 3)
-    assert isinstance(told, Answer)
+    assert isinstance(told, SendReply)
 
 
 def test_a_client_that_came_back_is_told_of_the_end_that_it_asked_for_before() -> None:
@@ -484,7 +486,7 @@ def test_a_client_that_came_back_is_told_of_the_end_that_it_asked_for_before() -
     scene.lose()
     scene.join(B, scene.sessions[A], number=50)
     told = scene.do(Confirm("e"))
-    assert isinstance(told, Answer)
+    assert isinstance(told, SendReply)
     assert told.peer == B
 
 
@@ -503,11 +505,11 @@ def test_after_a_drain_open_episodes_go_on_and_none_begins() -> None:
     scene = Scene()
     scene.start("e")
     scene.all(Drain())
-    assert "no more episodes" in refusal(scene.do(Start(A, scene.number(A), None)))
+    assert "no more episodes" in refusal(scene.do(StartCall(A, scene.number(A), None)))
     scene.ask("e", 1)
     scene.take()
     assert action_of(scene.choose("e", 7))[2] == 7
-    assert isinstance(scene.end("e", 2)[0], Answer)
+    assert isinstance(scene.end("e", 2)[0], SendReply)
 
 
 def test_the_time_from_question_to_action_is_measured() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envbus.actors.external.protocol import EpisodeEnded
-from envbus.runner.bridge.vocabulary import Answer, Refuse
+from envbus.runner.bridge.vocabulary import Refuse, SendReply
 from tests.runner.bridge.scenes import A, Scene, action_of, refusal
 
 B = b"b"
@@ -14,7 +14,7 @@ B = b"b"
 # --- steps ---
 
 
-def test_x_04_rewards_add_up_and_belong_to_the_action_before() -> None:
+def test_rewards_add_up_and_belong_to_the_action_before() -> None:
     scene = Scene()
     scene.start("e")
     scene.ask("e", "o0")
@@ -30,7 +30,7 @@ def test_x_04_rewards_add_up_and_belong_to_the_action_before() -> None:
     assert scene.seen("e") == ("o2", 4.0)
 
 
-def test_x_04_two_logged_actions_in_a_row_leave_nothing_to_the_first() -> None:
+def test_two_logged_actions_in_a_row_leave_nothing_to_the_first() -> None:
     scene = Scene()
     scene.start("e")
     scene.log("e", "o0", 7)
@@ -43,7 +43,7 @@ def test_x_04_two_logged_actions_in_a_row_leave_nothing_to_the_first() -> None:
     assert [record.off_policy for record in records] == [{"agent0": 7}, {"agent0": 8}, None]
 
 
-def test_x_02_steps_of_both_kinds_may_be_mixed() -> None:
+def test_steps_of_both_kinds_may_be_mixed() -> None:
     scene = Scene()
     scene.start("e")
     scene.log("e", "o0", 42)
@@ -58,7 +58,7 @@ def test_x_02_steps_of_both_kinds_may_be_mixed() -> None:
     assert (counts.actions, counts.logged_actions, counts.dropped_actions) == (1, 2, 1)
 
 
-def test_x_05_infos_belong_to_their_step() -> None:
+def test_infos_belong_to_their_step() -> None:
     scene = Scene()
     scene.start("e")
     scene.ask("e", "o0")
@@ -74,7 +74,7 @@ def test_x_05_infos_belong_to_their_step() -> None:
 
 
 @pytest.mark.parametrize("observation", ["o", {"x": "o", "y": "o"}])
-def test_x_06_an_untrained_episode_says_so_in_each_record_and_not_in_its_infos(
+def test_an_untrained_episode_says_so_in_each_record_and_not_in_its_infos(
     observation: object,
 ) -> None:
     scene = Scene()
@@ -87,7 +87,7 @@ def test_x_06_an_untrained_episode_says_so_in_each_record_and_not_in_its_infos(
         assert not any(record.content["infos"].values())
 
 
-def test_x_07_many_episodes_of_many_clients_interleave() -> None:
+def test_many_episodes_of_many_clients_interleave() -> None:
     scene = Scene(B)
     names = [(peer, f"{peer.decode()}{i}") for i in range(50) for peer in (A, B)]
     for peer, name in names:
@@ -99,19 +99,19 @@ def test_x_07_many_episodes_of_many_clients_interleave() -> None:
         assert action_of(scene.choose(name, name)) == (peer, numbers[name], name)
 
 
-def test_x_08_ending_one_episode_disturbs_no_other() -> None:
+def test_ending_one_episode_disturbs_no_other() -> None:
     scene = Scene()
     scene.start("waits")
     scene.start("ends")
     number = scene.ask("waits", "o")
     (effect,) = scene.end("ends", "o")
-    assert isinstance(effect, Answer)
+    assert isinstance(effect, SendReply)
     assert effect.reply == EpisodeEnded()
     assert set(scene.take()) == {"waits"}
     assert action_of(scene.choose("waits", 1)) == (A, number, 1)
 
 
-def test_x_09_an_episode_that_ends_at_once_is_dropped() -> None:
+def test_an_episode_that_ends_at_once_is_dropped() -> None:
     scene = Scene()
     scene.start("e")
     scene.reward("e", 1.0)
@@ -121,7 +121,7 @@ def test_x_09_an_episode_that_ends_at_once_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ask", "log"])
-def test_x_10_a_step_and_the_end_behind_it_are_both_delivered_in_order(kind: str) -> None:
+def test_a_step_and_the_end_behind_it_are_both_delivered_in_order(kind: str) -> None:
     scene = Scene()
     scene.start("e")
     if kind == "ask":
@@ -140,7 +140,7 @@ def test_x_10_a_step_and_the_end_behind_it_are_both_delivered_in_order(kind: str
     assert scene.take() == {}
 
 
-def test_x_11_an_action_for_an_episode_that_has_ended_is_dropped_and_counted() -> None:
+def test_an_action_for_an_episode_that_has_ended_is_dropped_and_counted() -> None:
     scene = Scene()
     scene.start("e")
     scene.ask("e", "o0")
@@ -153,7 +153,7 @@ def test_x_11_an_action_for_an_episode_that_has_ended_is_dropped_and_counted() -
 
 
 @pytest.mark.parametrize("truncated", [False, True])
-def test_x_12_an_end_is_a_termination_or_a_truncation(truncated: bool) -> None:
+def test_an_end_is_a_termination_or_a_truncation(truncated: bool) -> None:
     scene = Scene()
     scene.start("e")
     scene.log("e", "o0", 1)
@@ -168,7 +168,7 @@ def test_x_12_an_end_is_a_termination_or_a_truncation(truncated: bool) -> None:
 # --- several agents ---
 
 
-def test_x_20_agents_differ_from_call_to_call_and_rewards_add_up_for_each() -> None:
+def test_agents_differ_from_call_to_call_and_rewards_add_up_for_each() -> None:
     scene = Scene()
     scene.start("e")
     scene.ask("e", {"x": 1, "y": 2})
@@ -188,7 +188,7 @@ def test_x_20_agents_differ_from_call_to_call_and_rewards_add_up_for_each() -> N
     assert scene.take()["e"].content["rewards"] == {"y": 6.0, "z": 0.0}
 
 
-def test_x_12_single_agents_end_before_the_episode_does() -> None:
+def test_single_agents_end_before_the_episode_does() -> None:
     scene = Scene()
     scene.start("e")
     scene.ask("e", {"x": 1, "y": 2})

@@ -7,12 +7,12 @@ from typing import Any
 from envbus.actors.external.protocol import FragmentLogged
 from envbus.runner.bridge.results import ClientChoice
 from envbus.runner.bridge.vocabulary import (
-    Answer,
-    Fragment,
+    ClientFragment,
     FragmentPart,
     LogReward,
     LogStep,
     Refuse,
+    SendReply,
 )
 from tests.runner.bridge.scenes import A, Scene, by_agent
 
@@ -24,7 +24,7 @@ def part(number: int, reward: float | None = None, version: int | None = 0) -> F
 
 
 def fragment(scene: Scene, first: int, *parts: FragmentPart, number: int | None = None) -> Any:
-    return scene.do(Fragment(A, scene.number(A, number), "e", "p", first, list(parts)))
+    return scene.do(ClientFragment(A, scene.number(A, number), "e", "p", first, list(parts)))
 
 
 def taken(scene: Scene) -> list[Any]:
@@ -35,7 +35,7 @@ def taken(scene: Scene) -> list[Any]:
     return seen
 
 
-def test_x_05_steps_arrive_in_order_with_the_rewards_before_them() -> None:
+def test_steps_arrive_in_order_with_the_rewards_before_them() -> None:
     scene = Scene()
     scene.start("e")
     tail = FragmentPart(LogReward(A, 0, "e", by_agent(5.0), {}, {}, {}), None)
@@ -46,7 +46,7 @@ def test_x_05_steps_arrive_in_order_with_the_rewards_before_them() -> None:
     assert scene.episodes.statistics().local_actions == 2
 
 
-def test_x_18_steps_that_come_again_are_passed_over_under_whatever_request() -> None:
+def test_steps_that_come_again_are_passed_over_under_whatever_request() -> None:
     scene = Scene()
     scene.start("e")
     number = scene.number(A)
@@ -60,13 +60,13 @@ def test_rewards_of_a_fragment_do_not_add_up_to_infinity() -> None:
     scene = Scene()
     scene.start("e")
     tail = FragmentPart(LogReward(A, 0, "e", by_agent(3e38), {}, {}, {}), None)
-    assert isinstance(fragment(scene, 0, part(0), part(1, 3e38), tail), Answer)
+    assert isinstance(fragment(scene, 0, part(0), part(1, 3e38), tail), SendReply)
     refused = fragment(scene, 3, part(2, 3e38))
     assert isinstance(refused, Refuse)
     assert "rewards add up to more" in str(refused.failed)
     refused = fragment(scene, 3, part(2, -1.0), tail, tail)
     assert isinstance(refused, Refuse)  # as a whole
-    assert isinstance(fragment(scene, 3, part(2, -1.0), tail), Answer)
+    assert isinstance(fragment(scene, 3, part(2, -1.0), tail), SendReply)
     scene.end("e", 3)
     assert taken(scene) == [(0, 0.0), (1, 3e38), (2, 3e38 - 1.0), (3, 3e38)]
 
@@ -77,7 +77,7 @@ def test_a_gap_is_refused_and_the_episode_goes_on() -> None:
     refusal = fragment(scene, 1, part(1))
     assert isinstance(refusal, Refuse)
     assert "begins with step 1, and only 0" in refusal.failed.message
-    assert isinstance(fragment(scene, 0, part(0)), Answer)
+    assert isinstance(fragment(scene, 0, part(0)), SendReply)
 
 
 def test_choices_go_with_their_steps_and_steps_of_old_weights_are_acted_upon_by_nobody() -> None:
@@ -99,5 +99,5 @@ def test_a_fragment_beyond_the_limit_is_answered_when_the_runner_has_taken_it() 
     assert fragment(scene, 0, part(0), part(1)) is None
     assert scene.episodes.collect()[1] == []
     (answer,) = scene.episodes.collect()[1]
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, SendReply)
     assert answer.reply == FragmentLogged()

@@ -9,14 +9,12 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from envbus.bus.messages import Failed, FailureCode
-from envbus.runner.agent_results import DUMMY_AGENT
+from envbus.bus.wire.messages import Failed, FailureCode
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.results import Record
 from envbus.runner.bridge.vocabulary import (
     Act,
-    Answer,
-    Ask,
+    Admit,
     Chosen,
     ClientLost,
     Effect,
@@ -26,12 +24,14 @@ from envbus.runner.bridge.vocabulary import (
     Join,
     LogReward,
     LogStep,
+    Observe,
     Refuse,
-    Start,
+    SendReply,
+    StartCall,
     Tick,
-    Welcome,
 )
-from envbus.runner.faults import FaultCause
+from envbus.runner.pool.agent_results import DUMMY_AGENT
+from envbus.runner.workers.faults import FaultCause
 
 CLIENTS = st.sampled_from(["p", "q", "r"])
 NAMES = st.sampled_from(["e0", "e1", "e2"])
@@ -84,7 +84,7 @@ class EpisodesMachine(RuleBasedStateMachine):
         secret = self.secrets.get(client, "") if resume else ""
         effects = self.do(Join(self.peer(client), next(self.numbers[client]), client, secret))
         for effect in effects:
-            if isinstance(effect, Welcome):
+            if isinstance(effect, Admit):
                 self.secrets[client] = effect.session
 
     @rule(client=CLIENTS, cause=st.sampled_from([None, None, FaultCause.CRASH]))
@@ -95,8 +95,8 @@ class EpisodesMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS, name=NAMES, training=st.booleans())
     def start(self, client: str, name: str, training: bool) -> None:
         episode = f"{name}-{client}-{next(self.made)}"
-        effects = self.do(self.request(Start, client, episode, training))
-        if any(isinstance(effect, Answer) for effect in effects):
+        effects = self.do(self.request(StartCall, client, episode, training))
+        if any(isinstance(effect, SendReply) for effect in effects):
             self.ids[client, name] = episode
             self.said[episode] = Said()
 
@@ -104,7 +104,7 @@ class EpisodesMachine(RuleBasedStateMachine):
     def ask(self, client: str, name: str, timeout: float) -> None:
         seen = next(self.observations)
         episode = self.id(client, name)
-        event = self.request(Ask, client, episode, {DUMMY_AGENT: seen}, timeout=timeout)
+        event = self.request(Observe, client, episode, {DUMMY_AGENT: seen}, timeout=timeout)
         self.asked[client, event.request_id] = seen
         self.do(event)
 
@@ -235,4 +235,4 @@ class EpisodesMachine(RuleBasedStateMachine):
 
 
 TestEpisodes = EpisodesMachine.TestCase
-TestEpisodes.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestEpisodes.settings = settings(max_examples=60, stateful_step_count=60)

@@ -5,9 +5,9 @@ import pytest
 
 from envbus.actors.external.errors import RefusedError
 from envbus.actors.external.protocol import GetModel, Model
-from envbus.bus.codec import decode, encode
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import Tree
+from envbus.bus.wire.codec import decode, encode
+from envbus.bus.wire.messages import Tree
 from envbus.runner.bridge import models as module
 from envbus.runner.bridge.models import Models
 

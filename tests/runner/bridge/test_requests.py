@@ -19,11 +19,11 @@ from envbus.actors.external.protocol import (
     StartEpisode,
 )
 from envbus.bus.brief import brief
-from envbus.bus.codec import encode
 from envbus.bus.errors import DecodeError
-from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Payload, Tree
+from envbus.bus.wire.codec import encode
+from envbus.bus.wire.messages import PROTOCOL_VERSION, Header, Kind, Payload, Tree
 from envbus.runner.bridge.requests import check_size, read
-from envbus.runner.bridge.vocabulary import Ask, End, LogReward, LogStep, Start
+from envbus.runner.bridge.vocabulary import End, LogReward, LogStep, Observe, StartCall
 
 INF, NAN = float("inf"), float("nan")
 BOX, TWO = spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(2)
@@ -38,11 +38,11 @@ def event(payload: Payload, agreement: Agreement = ONE, ttl: float = 5.0) -> Any
 
 def test_verbs_of_one_agent_are_sorted_under_its_name() -> None:
     start = event(StartEpisode(episode_id="e", training_enabled=False))
-    assert isinstance(start, Start)
+    assert isinstance(start, StartCall)
     assert (start.peer, start.request_id) == (b"p", 7)
     assert (start.episode_id, start.training_enabled) == ("e", False)
     ask = event(GetAction(episode_id="e", observation=[0.5]))
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, Observe)
     assert ask.timeout == 5.0
     np.testing.assert_equal(ask.observation, {"agent0": np.array([0.5], np.float32)})
     step = event(LogAction(episode_id="e", observation=[0], action=1))
@@ -78,7 +78,7 @@ def test_requests_with_one_id_are_told_apart_also_by_a_few_bytes_of_many() -> No
 
 
 @pytest.mark.parametrize("truncated", [False, True])
-def test_x_12_an_end_is_one_or_the_other_for_all(truncated: bool) -> None:
+def test_an_end_is_one_or_the_other_for_all(truncated: bool) -> None:
     end = event(EndEpisode(episode_id="e", observation=[0], truncated=truncated))
     assert isinstance(end, End)
     assert end.timeout == 5.0
@@ -86,7 +86,7 @@ def test_x_12_an_end_is_one_or_the_other_for_all(truncated: bool) -> None:
     assert end.truncateds == dict.fromkeys(["agent0", "__all__"], truncated)
 
 
-def test_x_12_x_20_of_several_agents_each_has_its_own_end() -> None:
+def test_of_several_agents_each_has_its_own_end() -> None:
     end = event(
         EndEpisode(episode_id="e", observation={"x": [0], "y": [0]}, truncateds={"y": True}), MANY
     )
@@ -115,7 +115,7 @@ def test_x_12_x_20_of_several_agents_each_has_its_own_end() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_x_20_what_does_not_fit_the_agents_is_refused_by_name(payload: Payload, text: str) -> None:
+def test_what_does_not_fit_the_agents_is_refused_by_name(payload: Payload, text: str) -> None:
     with pytest.raises(EpisodeError, match=text):
         event(payload, MANY)
 
@@ -164,7 +164,7 @@ def test_a_fragment_is_the_verbs_that_its_steps_stand_for() -> None:
         ),
     ],
 )
-def test_x_21_a_step_of_a_fragment_that_does_not_fit_is_refused_and_named(
+def test_a_step_of_a_fragment_that_does_not_fit_is_refused_and_named(
     step: FragmentStep, text: str
 ) -> None:
     with pytest.raises(EpisodeError, match=text):

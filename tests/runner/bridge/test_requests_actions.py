@@ -33,7 +33,7 @@ def test_an_action_that_is_missing_stops_all_of_them() -> None:
         checked({"e": {"a": 1}}, {"e": ["a", "b"]}.get, TWO, 0)
 
 
-def test_x_20_only_agents_that_are_awaited_act() -> None:
+def test_only_agents_that_are_awaited_act() -> None:
     events, _ = checked({"e": {"a": 1, "b": 2}}, {"e": ["b"]}.get, TWO, 0)
     assert events == [Chosen("e", {"b": 2}, 0)]
 
@@ -46,7 +46,7 @@ def test_an_action_outside_its_space_is_told_and_others_are_not_held_up() -> Non
     assert "action for episode e" in told(error).message
 
 
-def test_x_19_what_a_policy_raised_is_told_by_its_type() -> None:
+def test_what_a_policy_raised_is_told_by_its_type() -> None:
     failed = told(ZeroDivisionError("no"))
     assert (failed.remote_type, failed.peer) == ("builtins.ZeroDivisionError", "bridge")
     assert "no" in failed.message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envbus.runner.bridge.results import BridgeResult, ClientChoice, EpisodeFault, Record
-from envbus.runner.faults import FaultCause
+from envbus.runner.workers.faults import FaultCause
 
 
 def content(observation: int) -> dict[str, dict[str, object]]:
@@ -34,7 +34,7 @@ def test_records_are_sorted_by_episode_and_kind() -> None:
     assert result.choices == {"g": choice}
 
 
-def test_x_13_a_fault_has_no_observation_and_ends_its_episode() -> None:
+def test_a_fault_has_no_observation_and_ends_its_episode() -> None:
     fault = EpisodeFault(episode_id="e", cause=FaultCause.LOST, message="gone")
     result = BridgeResult.of([Record("e", {}, True, last=True, fault=fault)])
     assert not any(result)

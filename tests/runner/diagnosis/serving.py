@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 import zmq
 from gymnasium import spaces
 
-from envbus.bus.broker import Broker
-from envbus.bus.broker_core import BrokerCore
-from envbus.bus.broker_vocabulary import BrokerConfig
-from envbus.bus.codec import decode, decode_header, encode, encode_header
+from envbus.bus.broker.core import BrokerCore
+from envbus.bus.broker.events import BrokerConfig
+from envbus.bus.broker.loop import Broker
 from envbus.bus.errors import ProtocolError
 from envbus.bus.gateway import Gateway, GatewayConfig
-from envbus.bus.messages import PROTOCOL_VERSION, Header, Kind, Payload
-from envbus.bus.zmq_sockets import ZmqRouter
+from envbus.bus.transport.zmq_sockets import ZmqRouter
+from envbus.bus.wire.codec import decode, decode_header, encode, encode_header
+from envbus.bus.wire.messages import PROTOCOL_VERSION, Header, Kind, Payload
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 
 #: What a server answers to a message; None: nothing.

@@ -7,7 +7,7 @@ from envbus.runner.diagnosis.address import Address
 
 
 @pytest.mark.parametrize(
-    ("text", "carriage", "tls", "url"),
+    ("text", "transport", "tls", "url"),
     [
         ("tcp://10.0.0.1:5555", "zmq", False, "tcp://10.0.0.1:5555"),
         ("stream://localhost:7000", "stream", False, "tcp://localhost:7000"),
@@ -18,10 +18,10 @@ from envbus.runner.diagnosis.address import Address
     ],
 )
 def test_an_address_says_where_and_how(
-    text: str, carriage: str | None, tls: bool, url: str
+    text: str, transport: str | None, tls: bool, url: str
 ) -> None:
     address = Address.parse(text)
-    assert (address.carriage, address.tls, address.url()) == (carriage, tls, url)
+    assert (address.transport, address.tls, address.url()) == (transport, tls, url)
     assert Address.parse(str(address)) == address or address.path == ""
 
 

@@ -14,7 +14,7 @@ from envbus.actors.external.protocol import (
     Logged,
 )
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import Header, Payload, Welcome
+from envbus.bus.wire.messages import Header, Payload, Welcome
 from envbus.runner.diagnosis.address import Address
 from envbus.runner.diagnosis.conformance import Finding, check_server
 from envbus.runner.diagnosis.doctor import Means
@@ -28,16 +28,16 @@ def findings(place: str, timeout: float = 5.0, only: str = "") -> dict[str, Find
     return {finding.name: finding for finding in found}
 
 
-@pytest.mark.parametrize("carriage", ["tcp", "stream", "ws"])
-def test_our_own_bridge_passes_every_check_over_every_carriage(carriage: str) -> None:
+@pytest.mark.parametrize("transport", ["tcp", "stream", "ws"])
+def test_our_own_bridge_passes_every_check_over_every_transport(transport: str) -> None:
     with serving.bridge() as bridge:
-        if carriage == "tcp":
+        if transport == "tcp":
             found = findings(bridge.address)
         else:
             addresses = {"tcp": ("127.0.0.1:0",), "websocket": ("127.0.0.1:0",)}
             with serving.gateway(bridge, **addresses) as gateway:
-                port = (gateway.tcp if carriage == "stream" else gateway.websocket)[0]
-                found = findings(f"{carriage}://{port}")
+                port = (gateway.tcp if transport == "stream" else gateway.websocket)[0]
+                found = findings(f"{transport}://{port}")
     assert [one for one in found.values() if one.outcome != "passed"] == []
     assert len(found) >= 24
 
@@ -63,7 +63,7 @@ def agreeable(action: object = 0) -> serving.Answer:
                     observation_space=observation_space,
                     action_space=action_space,
                     multi_agent=False,
-                    policy_ids=["default"],
+                    policy_ids=["default_policy"],
                     lease=5.0,
                     session="s",
                     inference=["server"],

@@ -2,19 +2,21 @@ from __future__ import annotations
 
 import socket
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from envbus.bus.errors import ConfigError
-from envbus.bus.keys import PeerKeys, new_keys
-from envbus.bus.messages import Welcome
+from envbus.bus.transport.curve_keys import PeerKeys, new_keys
+from envbus.bus.wire.messages import Welcome
 from envbus.runner.diagnosis.address import Address
-from envbus.runner.diagnosis.doctor import Means, Step, examine, find
+from envbus.runner.diagnosis.doctor import Diagnosis, Means, examine, find
 from tests.runner.diagnosis import serving
 
 
-def steps(place: str, means: Means | None = None, timeout: float = 3.0) -> list[Step]:
+def steps(place: str, means: Means | None = None, timeout: float = 3.0) -> list[Diagnosis]:
     return list(examine(Address.parse(place), means or Means(), timeout))
 
 
@@ -31,20 +33,20 @@ def test_a_bridge_that_works_passes_all_steps() -> None:
     with serving.bridge() as bridge:
         taken = steps(bridge.address)
         assert [step.name for step in taken] == [
-            *("name", "connection", "carriage", "handshake", "hello", "bridge", "round trip")
+            *("name", "connection", "transport", "handshake", "hello", "bridge", "round trip")
         ]
         assert all(step.ok for step in taken)
         assert taken == [step for step in taken if not step.advice]
         assert bridge.statistics().episodes == 0
 
 
-def test_the_carriage_of_a_gateway_is_found_out() -> None:
+def test_the_transport_of_a_gateway_is_found_out() -> None:
     with (
         serving.bridge() as bridge,
         serving.gateway(bridge, tcp=("127.0.0.1:0",), websocket=("127.0.0.1:0",)) as gateway,
     ):
-        assert find(Address.parse(gateway.tcp[0]), Means()).carriage == "stream"
-        assert find(Address.parse(gateway.websocket[0]), Means()).carriage == "websocket"
+        assert find(Address.parse(gateway.tcp[0]), Means()).transport == "stream"
+        assert find(Address.parse(gateway.websocket[0]), Means()).transport == "websocket"
         for place in (*gateway.tcp, *gateway.websocket):
             assert all(step.ok for step in steps(place))
 
@@ -55,9 +57,9 @@ def test_a_name_without_an_address_is_where_it_stops() -> None:
 
 
 def test_a_port_at_which_nothing_listens_is_where_it_stops() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    name, found, advice = last(f"127.0.0.1:{port}")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        name, found, advice = last(f"127.0.0.1:{silent.getsockname()[1]}")
     assert name == "connection"
     assert "nothing listens there" in found
     assert "is the bridge running" in advice
@@ -65,16 +67,15 @@ def test_a_port_at_which_nothing_listens_is_where_it_stops() -> None:
 
 def test_a_server_that_says_nothing_is_no_bridge() -> None:
     with serving.mute() as place:
-        assert last(place, timeout=0.3)[0] in ("carriage", "hello")
-        assert last(f"tcp://{place}", timeout=0.3)[0] == "carriage"
-        name, found, _ = last(f"stream://{place}", timeout=0.3)
+        assert last(f"tcp://{place}", timeout=0.3)[0] == "transport"
+        name, found, _ = last(place, timeout=0.3)  # taken for a stream
         assert (name, "not answered" in found) == ("hello", True)
 
 
-def test_another_carriage_than_asked_for_is_named() -> None:
+def test_another_transport_than_asked_for_is_named() -> None:
     with serving.bridge() as bridge:
         name, found, advice = last(bridge.address.replace("tcp://", "ws://"))
-        assert name == "carriage"
+        assert name == "transport"
         assert "a ZeroMQ socket listens there" in found
         assert bridge.address in advice
         with serving.gateway(bridge, tcp=("127.0.0.1:0",)) as gateway:
@@ -100,7 +101,7 @@ def test_keys_that_are_missing_or_not_allowed_are_named(tmp_path: Path) -> None:
     new_keys(tmp_path, "stranger")
     with serving.bridge(keys=tmp_path / "server.key_secret", allow=tmp_path / "clients") as bridge:
         name, found, advice = last(bridge.address)
-        assert (name, "CURVE" in found, "--server-key" in advice) == ("carriage", True, True)
+        assert (name, "CURVE" in found, "--server-key" in advice) == ("transport", True, True)
         stranger = PeerKeys.load(tmp_path / "stranger.key_secret", tmp_path / "server.key")
         assert last(bridge.address, Means(keys=stranger))[0] == "handshake"
         friend = PeerKeys.load(tmp_path / "clients" / "friend.key_secret", tmp_path / "server.key")
@@ -145,3 +146,31 @@ def test_a_bridge_that_does_not_poll_is_named() -> None:
     with serving.liar(answer) as place:
         name, _, advice = last(place, timeout=0.3)
         assert (name, "does not poll" in advice) == ("bridge", True)
+
+
+def test_too_few_descriptors_are_a_finding_and_not_the_end_of_the_program() -> None:
+    with serving.bridge() as bridge:
+        program = f"""
+import os, resource
+from envbus.runner.diagnosis.address import Address
+from envbus.runner.diagnosis.doctor import Means, examine
+
+def last():
+    return list(examine(Address.parse("{bridge.address}"), Means()))[-1]
+
+last()
+lowest = os.dup(0)
+allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+for free in range(3, 12):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, most))
+    found = last()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    print(found.name, found.ok, found.found)
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        )
+    assert done.stderr == ""
+    told = done.stdout.splitlines()
+    assert all("handshake False" in line and "takes 10 descr" in line for line in told[:7])
+    assert len(told) == 9

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from envbus.actors.external.protocol import JoinBridge
-from envbus.bus.codec import encode, encode_header
-from envbus.bus.messages import PROTOCOL_VERSION, Header, Heartbeat, Kind
-from envbus.bus.transport import Frames
+from envbus.bus.wire.codec import encode, encode_header
+from envbus.bus.wire.frames import Frames
+from envbus.bus.wire.messages import PROTOCOL_VERSION, Header, Heartbeat, Kind
 from envbus.runner.diagnosis.talk import NoAnswerError, Talk
 
 

@@ -14,8 +14,8 @@ def test_envs_are_shared_out_evenly_and_cores_too() -> None:
     assert [settings for _, settings in parts] == [{"num_actors": 2}] * 3
     assert envs_of(2, ["a", "b", "c"], GroupConfig(), cores=1)[1][1] == {"num_actors": 1}
     assert envs_of(
-        1, ["a", "b"], GroupConfig(pool_settings={"num_actors": 1, "lanes": False}), cores=9
-    ) == [(["a", "b"], {"num_actors": 1, "lanes": False})]
+        1, ["a", "b"], GroupConfig(pool_settings={"num_actors": 1, "local_links": False}), cores=9
+    ) == [(["a", "b"], {"num_actors": 1, "local_links": False})]
 
 
 def test_a_function_makes_the_pool_of_each_runner() -> None:

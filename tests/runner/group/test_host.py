@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from envbus.bus.errors import ConfigError
-from envbus.bus.messages import Tree
+from envbus.bus.wire.messages import Tree
 from envbus.runner.group.host import HostedRunner
-from envbus.runner.group.protocol import MakeEnvs, MakeRunner, Parts
+from envbus.runner.group.protocol import MakeEnvs, MakeRunner, RunnerSpec
 from envbus.runner.group.sample_memory import SampleMemory
-from envbus.runner.pool import ActorPool
-from envbus.runner.sampling import RunnerConfig
+from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.config import RunnerConfig
 
 
 def hosted_by(
     envs: Callable[[int], Any], make_policies: Callable[[ActorPool, int], Any]
 ) -> tuple[HostedRunner, MakeEnvs]:
-    parts = Parts(envs, {}, None, make_policies, RunnerConfig())
+    parts = RunnerSpec(envs, {}, None, make_policies, RunnerConfig())
     return HostedRunner(SampleMemory(lambda fd: fd)), MakeEnvs(index=0, parts=Tree(parts))
 
 

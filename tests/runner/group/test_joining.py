@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from envbus.runner.faults import Fault, FaultCause
+from envbus.runner.data.metrics import EpisodeResult, MetricsDelta
 from envbus.runner.group.joining import RunnerFault, RunnerPart, join
 from envbus.runner.group.protocol import Report
-from envbus.runner.metrics import EpisodeResult, MetricsDelta
+from envbus.runner.workers.faults import Fault, FaultCause
 
 
 def result(env_id: int, eps_id: int) -> EpisodeResult:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,10 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-import gymnasium
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.recordings import minari_episodes, replay
+from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.recordings import replay
 
 
 class Log:
@@ -125,36 +123,3 @@ def test_what_cannot_be_replayed_is_named() -> None:
     twice = SampleBatch.concatenate([rows("a", 1, [0], terminated=True)] * 2)
     with pytest.raises(ConfigError, match=r"two trajectories.*split_by_episode"):
         replay([twice], Log())
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # it wants authors and links
-def test_a_real_minari_dataset_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    minari = pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    buffers, lengths = [], []
-    env = gymnasium.make("CartPole-v1")
-    for seed in range(2):
-        observations = [env.reset(seed=seed)[0]]
-        flags = []
-        while not flags or not flags[-1]:
-            observation, _, terminated, _, _ = env.step(1)
-            observations.append(observation)
-            flags.append(terminated)
-        lengths.append(len(flags))
-        buffers.append(
-            minari.data_collector.EpisodeBuffer(
-                id=seed,
-                observations=observations,
-                actions=[1] * len(flags),
-                rewards=[1.0] * len(flags),
-                terminations=flags,
-                truncations=[False] * len(flags),
-            )
-        )
-    minari.create_dataset_from_buffers("cartpole/test-v0", buffers, env=env)
-    log = Log()
-    assert replay(minari_episodes("cartpole/test-v0"), log) == 2
-    assert [call[0] for call in log.calls].count("action") == sum(lengths)
-    first = gymnasium.make("CartPole-v1").reset(seed=0)[0]
-    np.testing.assert_array_equal(log.calls[1][1], first)
-    assert [call[2] for call in log.calls if call[0] == "end"] == [False, False]

@@ -2,19 +2,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gymnasium.spaces import GraphInstance
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+import envbus.actors  # noqa: F401  registers Gymnasium's graphs
+from envbus.bus.errors import ConfigError
+from envbus.runner.data.batch import SampleBatch
+from envbus.runner.data.nested import leaves_of
 
 pa = pytest.importorskip("pyarrow")
 
-from gymnasium.spaces import GraphInstance  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from hypothesis.extra import numpy as npst  # noqa: E402
-
-import envbus.actors  # noqa: E402, F401  registers Gymnasium's graphs
-from envbus.bus.errors import ConfigError  # noqa: E402
-from envbus.runner.batch import SampleBatch  # noqa: E402
-from envbus.runner.nested import leaves_of  # noqa: E402
-from envbus.runner.recordings.tables import from_table, to_table  # noqa: E402
+from envbus.runner.recordings.tables import from_table, to_table  # noqa: E402  # needs pyarrow
 
 
 def same(one: SampleBatch, other: SampleBatch) -> None:
@@ -26,7 +26,7 @@ def same(one: SampleBatch, other: SampleBatch) -> None:
         np.testing.assert_array_equal(left, right, err_msg=path)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sampled_from([np.bool_, np.uint8, np.int64, np.float16, np.float32, np.float64]),
     st.integers(0, 5),

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from envbus.bus.errors import ClosedError, ConfigError
+from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
+
 pq = pytest.importorskip("pyarrow.parquet")
 
-from envbus.bus.errors import ClosedError, ConfigError  # noqa: E402
-from envbus.runner.batch import MultiAgentBatch, SampleBatch  # noqa: E402
-from envbus.runner.recordings import EpisodeWriter, read_episodes  # noqa: E402
+from envbus.runner.recordings import EpisodeWriter, read_episodes  # noqa: E402  # needs pyarrow
 
 
 def episode(eps_id: int, length: int, width: int = 4, agent: str = "agent0") -> SampleBatch:
@@ -58,7 +59,9 @@ def test_rows_that_could_not_be_read_back_as_episodes_are_refused(tmp_path: Path
     )
     with EpisodeWriter(tmp_path) as writer:
         writer.write(episode(1, 3))
-        with pytest.raises(ConfigError, match=r"'default' cannot be recorded without.*'eps_id'"):
+        with pytest.raises(
+            ConfigError, match=r"'default_policy' cannot be recorded without.*'eps_id'"
+        ):
             writer.write(nameless)
         with pytest.raises(ConfigError, match="must be SampleBatch or MultiAgentBatch"):
             writer.write(episode(3, 1).columns)  # type: ignore[arg-type]
@@ -187,7 +190,7 @@ from pathlib import Path
 folder, tests, how, end = sys.argv[1:]
 sys.path.insert(0, tests)
 from test_writer import episode
-from envbus.runner.batch import MultiAgentBatch
+from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.recordings import EpisodeWriter
 
 @contextlib.contextmanager
@@ -250,6 +253,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path | None]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("how", "end"),
     [("limit", "close"), ("limit", "kill"), ("disk", "scarce"), ("disk", "kill")],
@@ -293,7 +297,7 @@ import ctypes, os, resource, signal, struct, sys
 folder, tests, number = sys.argv[1:]
 sys.path.insert(0, tests)
 from test_writer import episode
-from envbus.runner.batch import MultiAgentBatch
+from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.recordings import EpisodeWriter
 
 def fail_system_calls(number):
@@ -349,6 +353,7 @@ CALLS_ARE_KNOWN = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @CALLS_ARE_KNOWN
 def test_what_the_disk_did_not_take_for_good_was_refused_and_is_not_read(tmp_path: Path) -> None:
     arguments = [str(tmp_path), str(Path(__file__).parent), str(FSYNC[platform.machine()])]
@@ -360,6 +365,7 @@ def test_what_the_disk_did_not_take_for_good_was_refused_and_is_not_read(tmp_pat
     assert lengths(tmp_path) == {1: 10}
 
 
+@pytest.mark.slow
 @CALLS_ARE_KNOWN
 def test_what_was_refused_and_cannot_be_cut_off_is_not_written_once_more(tmp_path: Path) -> None:
     arguments = [str(tmp_path), str(Path(__file__).parent), str(FTRUNCATE[platform.machine()])]
@@ -401,7 +407,7 @@ def closed_by_disk(path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no /proc")
 def test_a_journal_that_the_disk_fails_to_read_is_left_as_it_is(tmp_path: Path) -> None:
-    journal = tmp_path / "default" / "1-x.arrows"
+    journal = tmp_path / "default_policy" / "1-x.arrows"
     journal.parent.mkdir()
     journal.symlink_to("/proc/self/mem")  # nothing is mapped at 0: EIO
     with EpisodeWriter(tmp_path) as writer:
@@ -460,7 +466,7 @@ def test_a_journal_that_is_damaged_within_is_kept_beside_what_could_be_read(
         ends.append(journal.stat().st_size)
     whole = bytearray(journal.read_bytes())
     whole[ends[0] : ends[0] + 300] = bytes(300)  # as a power cut leaves it
-    damaged = tmp_path / "damaged" / "default"
+    damaged = tmp_path / "damaged" / "default_policy"
     damaged.mkdir(parents=True)
     (damaged / journal.name).write_bytes(whole)
     assert lengths(tmp_path / "damaged") == {0: 4}
@@ -490,7 +496,7 @@ def test_a_journal_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
         writer.write(episode(eps_id, 4))
     (journal,) = tmp_path.glob("*/*.arrows")
     whole = journal.read_bytes()
-    cut = tmp_path / "cut" / "default"
+    cut = tmp_path / "cut" / "default_policy"
     cut.mkdir(parents=True)
     (cut / journal.name).write_bytes(whole[:-50])
     assert lengths(tmp_path / "cut") == {0: 4, 1: 4}
@@ -523,8 +529,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ClosedError, match="was closed"):
         writer.write(episode(0, 1))
-    (tmp_path / "closed" / "default").mkdir()
-    (tmp_path / "closed" / "default" / "0-x.parquet").write_bytes(b"PAR1 nothing")
+    (tmp_path / "closed" / "default_policy").mkdir()
+    (tmp_path / "closed" / "default_policy" / "0-x.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(ConfigError, match="damaged"):
         next(read_episodes(tmp_path / "closed"))
 
@@ -541,3 +547,29 @@ def test_other_programs_read_the_shards(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_path_is_refused(folder: object) -> None:
     with pytest.raises(ConfigError, match="takes the path of a folder, not"):
         next(read_episodes(folder))  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_copy_writes_nothing_and_keeps_no_shard_from_completion(tmp_path: Path) -> None:
+    writer = EpisodeWriter(tmp_path)
+    writer.write(episode(1, 3))
+    until_closed, closed = os.pipe()
+    if not (child := os.fork()):
+        status = 1
+        try:
+            os.close(closed)
+            writer.write(episode(2, 5))
+        except ClosedError:
+            writer.close()
+            os.read(until_closed, 1)
+            status = 0
+        finally:
+            os._exit(status)
+    writer.write(episode(3, 2))
+    writer.close()
+    (shard,) = tmp_path.glob("*/*")
+    os.close(closed)
+    os.close(until_closed)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert shard.suffix == ".parquet"
+    assert lengths(tmp_path) == {1: 3, 3: 2}

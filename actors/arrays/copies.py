@@ -1,0 +1,57 @@
+"""Copies that an env may keep and change without harm to anybody.
+
+What the codec decodes is read-only and may be meant for several envs; what an env returns it
+may go on changing.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+__all__ = ["own", "own_deeply"]
+
+T = TypeVar("T")
+
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+def own(value: T) -> T:
+    """Return `value` with its containers and arrays copied; arrays are writable.
+
+    Other objects stay what they are: they may not be copyable, or not be meant to be. So does a
+    container that contains itself: who is to read it will say that it cannot.
+    """
+    try:
+        return cast("T", _own(value))
+    except RecursionError:
+        return value
+
+
+def own_deeply(value: T) -> T:
+    """Return a deep copy of `value`, or, where an object in it refuses, what `own` gives."""
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return cast("T", value.copy())
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # __deepcopy__ is anybody's code; the value is usable as it is
+        return own(value)
+
+
+def _own(value: Any) -> object:
+    kind = type(value)
+    if kind in _ATOMS or isinstance(value, np.generic):
+        return value
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if kind is dict:
+        return {key: _own(item) for key, item in value.items()}
+    if kind is list:
+        return [_own(item) for item in value]
+    if kind is tuple:
+        return tuple([_own(item) for item in value])
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # named, e.g. a GraphInstance
+        return kind._make([_own(item) for item in value])  # its constructor may take other things
+    return value

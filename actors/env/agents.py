@@ -1,0 +1,287 @@
+"""Envs with several agents, made to look like an env with one.
+
+So that slots, restarts, seeds and errors need not know of agents: the observation is a *record*,
+a plain dict of what the agents got, and the action a dict by agent. Three kinds are taken:
+PettingZoo's ParallelEnv, its AECEnv, and RLlib's MultiAgentEnv, or what looks like it. None of
+these libraries is imported here: an env that is there has imported its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+
+import gymnasium
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+
+from envbus.actors.arrays.agent_spaces import AgentID, AgentSpaces, RecordSpace
+from envbus.actors.arrays.spaces import Plain, to_plain
+from envbus.actors.env.turns import TurnEnv
+
+__all__ = ["ALL", "AgentsEnv", "in_agents_env"]
+
+#: Stands beside the agents in terminateds and truncateds, for the env as a whole.
+ALL = "__all__"
+
+#: Where envs tell which agents they may ever have.
+_AGENT_LISTS = ("possible_agents", "get_agent_ids", "_agent_ids", "agents")
+
+
+def in_agents_env(made: object) -> object:
+    """Return an `AgentsEnv` around `made` if that is an env with several agents, else `made`.
+
+    PettingZoo's AECEnv goes through PettingZoo's own `aec_to_parallel` where it says that it can;
+    one that takes turns (board games) steps only who is to move.
+    """
+    if isinstance(made, type | AgentsEnv | VectorEnv):
+        return made
+    zoo: Any = sys.modules.get("pettingzoo.utils.env")
+    if zoo is not None and isinstance(made, zoo.AECEnv):
+        return AgentsEnv(_in_parallel(made), derive_all=True)
+    if zoo is not None and isinstance(made, zoo.ParallelEnv):
+        return AgentsEnv(made, derive_all=True)
+    if not callable(getattr(made, "reset", None)) or not callable(getattr(made, "step", None)):
+        return made
+    if isinstance(made, gymnasium.Env):
+        if _is_rllib(made):
+            return AgentsEnv(made, derive_all=False)
+        return made
+    if callable(getattr(made, "observation_space", None)):  # PettingZoo's form, its class or not
+        return AgentsEnv(made, derive_all=True)
+    if _is_rllib(made) or any(hasattr(made, name) for name in (*_AGENT_LISTS, "action_spaces")):
+        return AgentsEnv(made, derive_all=False)
+    return made
+
+
+def _is_rllib(made: object) -> bool:
+    # Not by the names of attributes alone: a Gymnasium env may well have `agents`.
+    return any(cls.__name__ == "MultiAgentEnv" for cls in type(made).__mro__) or callable(
+        getattr(made, "get_agent_ids", None)
+    )
+
+
+def _in_parallel(env: Any) -> object:
+    if not (getattr(env, "metadata", None) or {}).get("is_parallelizable", False):
+        return TurnEnv(env)
+    from pettingzoo.utils.conversions import aec_to_parallel  # it has made `env`
+
+    return aec_to_parallel(env)
+
+
+class AgentsEnv(gymnasium.Env[Any, Any]):
+    """An env with several agents as a `gymnasium.Env`.
+
+    Its observation is a record:
+
+        {"observations": {agent: ...}, "rewards": {agent: ...},
+         "terminateds": {agent: ..., "__all__": ...}, "truncateds": {..., "__all__": ...},
+         "infos": {agent: ...}, "agents": [...]}
+
+    where the dicts may name different agents, just as the env gave them; "agents" are those that
+    are alive. After a reset all rewards are 0 and all flags False. The reward is the sum of the
+    rewards (0 if they are no numbers), the flags are those of "__all__", the info is empty. Other
+    attributes are the env's.
+
+    Args:
+        env: The env.
+        derive_all: "__all__" follows from the env's list of living agents, as in PettingZoo;
+            else the env says it, and it is an error if it does not.
+    """
+
+    def __init__(self, env: Any, *, derive_all: bool) -> None:
+        self.inner = env
+        self._derive_all = derive_all
+        self.metadata = dict(getattr(env, "metadata", None) or {})
+        self.render_mode = getattr(env, "render_mode", None)
+        agents = _possible_agents(env)
+        self.observation_space = RecordSpace({a: space_of(env, a, "observation") for a in agents})
+        self.action_space = AgentSpaces({a: space_of(env, a, "action") for a in agents})
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Reset the env; return the record and an empty info.
+
+        Raises:
+            TypeError: The env returned something else than two dicts.
+        """
+        given = {"seed": seed, "options": options}
+        result = self.inner.reset(**{k: v for k, v in given.items() if v is not None})
+        observations, infos = self._dicts("reset", result, ["observations", "infos"])
+        record = {
+            "observations": observations,
+            "rewards": dict.fromkeys(observations, 0.0),
+            "terminateds": {**dict.fromkeys(observations, False), ALL: False},
+            "truncateds": {**dict.fromkeys(observations, False), ALL: False},
+            "infos": infos,
+            "agents": self._agents(observations),
+        }
+        return record, {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Step the env by `{agent: action}`, which may be empty.
+
+        Raises:
+            TypeError: The env returned something else than five dicts.
+            ValueError: "__all__" is missing from its flags, or stands where agents stand.
+        """
+        names = ["observations", "rewards", "terminateds", "truncateds", "infos"]
+        result = self.inner.step(action)
+        observations, rewards, terminateds, truncateds, infos = self._dicts("step", result, names)
+        alive = self._agents(observations)
+        if self._derive_all:
+            terminateds[ALL], truncateds[ALL] = _derive_all(alive, terminateds, truncateds)
+        for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
+            if ALL not in flags:
+                raise ValueError(
+                    f"{self}: step returned {name} without {ALL!r}, which says whether the episode "
+                    f"is over for all agents; it has {_some(flags)}"
+                )
+        record = {
+            "observations": observations,
+            "rewards": rewards,
+            "terminateds": terminateds,
+            "truncateds": truncateds,
+            "infos": infos,
+            "agents": alive,
+        }
+        return record, _total(rewards), bool(terminateds[ALL]), bool(truncateds[ALL]), {}
+
+    def agent_spaces(self, agent_id: AgentID) -> list[Plain]:
+        """Return observation and action space of any agent, in `arrays/spaces.py`'s plain form."""
+        return [
+            to_plain(space_of(self.inner, agent_id, kind)) for kind in ("observation", "action")
+        ]
+
+    def render(self) -> Any:
+        """Return what the env draws."""
+        return self.inner.render()
+
+    def close(self) -> None:
+        """Close the env, if it can be closed."""
+        close = getattr(self.inner, "close", None)
+        if close is not None:
+            close()
+
+    @property
+    def unwrapped(self) -> Any:
+        """The env itself, without PettingZoo's wrappers."""
+        return getattr(self.inner, "unwrapped", self.inner)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute of the env."""
+        if not force and not hasattr(self.inner, name):
+            return False
+        setattr(self.inner, name, value)
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner" or name.startswith("__"):  # not made yet, or a copy in the making
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __str__(self) -> str:
+        return f"env {self.metadata.get('name') or type(self.inner).__qualname__}"
+
+    def _agents(self, observations: dict[Any, Any]) -> list[Any]:
+        agents = getattr(self.inner, "agents", None)
+        return list(observations if agents is None else agents)
+
+    def _dicts(self, verb: str, result: object, names: list[str]) -> list[dict[Any, Any]]:
+        """Return plain dicts of what `verb` returned: a defaultdict would not cross a socket."""
+        if not isinstance(result, tuple) or len(result) != len(names):
+            came = f"{len(result)} values" if isinstance(result, tuple) else _kind(result)
+            raise TypeError(f"{self}: {verb} must return {', '.join(names)}; got {came}")
+        for name, found in zip(names, result, strict=True):
+            if type(found) is not dict and not isinstance(found, Mapping):
+                raise TypeError(
+                    f"{self}: {name} of {verb} must be a dict by agent, got a {found!r}"
+                )
+            if ALL in found and name in ("observations", "rewards"):
+                raise ValueError(f"{self}: {name} of {verb} have an agent called {ALL!r}")
+        return [dict(cast("Mapping[Any, Any]", found)) for found in result]
+
+
+def _derive_all(
+    alive: list[Any], terminateds: Mapping[Any, Any], truncateds: Mapping[Any, Any]
+) -> tuple[bool, bool]:
+    """Return "__all__" of both flags: over when nobody is left, and then by one of them.
+
+    It counts as truncated if anybody who left with this step could have gone on, else as
+    terminated: an agent whose both flags are set has terminated.
+    """
+    if any(not (terminateds.get(a, False) or truncateds.get(a, False)) for a in alive):
+        return False, False
+    cut = any(flag and not terminateds.get(agent, False) for agent, flag in truncateds.items())
+    return not cut, cut
+
+
+def _total(rewards: Mapping[Any, Any]) -> float:
+    try:
+        return float(sum(rewards.values()))
+    except (TypeError, ValueError):  # e.g. vectors, of envs with several objectives
+        return 0.0
+
+
+def _possible_agents(env: Any) -> list[Any]:
+    """Return the agents that the env names before its first reset; empty if it does not."""
+    for name in _AGENT_LISTS:
+        found = getattr(env, name, None)
+        if callable(found):
+            found = found()
+        if found:  # sets of strings have another order in each process
+            return sorted(found, key=repr) if isinstance(found, set | frozenset) else list(found)
+    for name in ("observation_spaces", "observation_space"):
+        by_agent = _by_agent(getattr(env, name, None))
+        if by_agent:
+            return list(by_agent)
+    return []
+
+
+def space_of(env: Any, agent_id: AgentID, kind: str) -> gymnasium.Space[Any]:
+    """Return an agent's space, in whichever way the env tells it.
+
+    Args:
+        env: The env.
+        agent_id: One of its agents.
+        kind: "observation" or "action".
+
+    Raises:
+        TypeError: It does not tell.
+        Exception: What the env raises for an agent that it does not know.
+    """
+    one = getattr(env, f"{kind}_space", None)
+    found: object
+    if callable(one):
+        found = one(agent_id)
+    else:
+        by_agent = {**_by_agent(one), **_by_agent(getattr(env, f"{kind}_spaces", None))}
+        ask = getattr(env, f"get_{kind}_space", None)
+        if agent_id in by_agent:
+            found = by_agent[agent_id]
+        elif one is None and callable(ask):
+            found = ask(agent_id)
+        else:
+            found = one
+    if not isinstance(found, gymnasium.Space):
+        raise TypeError(
+            f"the env {type(env).__qualname__} has no {kind} space for agent {agent_id!r}, but "
+            f"{_kind(found)}; give it {kind}_spaces, a dict by agent"
+        )
+    return found
+
+
+def _by_agent(found: object) -> Mapping[Any, Any]:
+    if isinstance(found, spaces.Dict):
+        return found.spaces  # `in` asks the Dict itself for an element, not for a key
+    return found if isinstance(found, Mapping) else {}
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _some(flags: Mapping[Any, Any]) -> str:
+    return ", ".join(map(repr, list(flags)[:10])) or "no key"

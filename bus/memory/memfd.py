@@ -1,0 +1,81 @@
+"""Files without a name: memory that can be handed to another process as a descriptor.
+
+Leaves out how it is mapped (`arena.py`) and how it travels (`process/pipe.py`,
+`transport/local_link.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from envbus.bus.errors import TransportError
+
+__all__ = ["anonymous_file", "content_of", "file_of"]
+
+
+def anonymous_file(label: str) -> int:
+    """Return the descriptor of a new, empty file in memory that has no name in any folder.
+
+    Nothing can stay behind: the file is gone with the last descriptor and mapping of it,
+    however their processes end. Linux's memfd is not bounded by the size of `/dev/shm`, which
+    is 64 MB in many containers. Where Python was built without it, a file under `/dev/shm` is
+    opened with `O_TMPFILE`, so it never has a name either; on systems without both (macOS) a
+    temporary file is unlinked before this function returns.
+
+    Args:
+        label: Shown in `/proc/<pid>/maps`, for people.
+
+    Returns:
+        A descriptor that child processes do not inherit. The caller closes it.
+
+    Raises:
+        OSError: No descriptor or no space is left.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 (never gets a name)
+    with tempfile.TemporaryFile(buffering=0, dir=folder) as file:
+        return os.dup(file.fileno())
+
+
+def file_of(data: bytes | bytearray | memoryview, label: str) -> int:
+    """Return the descriptor of a new anonymous file that holds `data`; the caller closes it.
+
+    Raises:
+        TransportError: There is no memory or descriptor left for it.
+    """
+    try:
+        fd = anonymous_file(label)
+    except OSError as error:
+        raise TransportError(f"no parcel could be made: {error}") from error
+    rest = memoryview(data).cast("B")
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except BaseException as error:
+        os.close(fd)
+        if not isinstance(error, OSError):
+            raise
+        raise TransportError(f"a parcel of {len(rest)} bytes found no memory: {error}") from error
+    return fd
+
+
+def content_of(fd: int) -> bytes:
+    """Return the whole file; its own offset, shared with the sender, is not touched.
+
+    Raises:
+        TransportError: It became shorter meanwhile, is no file, or there is no memory for it.
+    """
+    size = os.fstat(fd).st_size
+    chunks, start = [], 0
+    while start < size:
+        try:
+            chunk = os.pread(fd, size - start, start)
+        except (OSError, MemoryError) as error:  # it is no file, or far too large
+            raise TransportError(f"a parcel of {size} bytes cannot be read: {error!r}") from error
+        if not chunk:
+            raise TransportError("a parcel was cut short while it was read")
+        chunks.append(chunk)
+        start += len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -1,0 +1,136 @@
+"""What the commands share: a line for a refusal, the log, secrets from files, spaces of an env."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from envbus.bus.errors import ConfigError
+
+__all__ = [
+    "find_modules_here",
+    "in_options",
+    "log_to",
+    "open_console",
+    "read_token",
+    "refuse",
+    "say",
+    "spaces_of",
+]
+
+#: By argument of the classes behind the commands: the option that gives it.
+_OPTIONS = {
+    "token": "--token-file",
+    "certificate": "--tls-cert",
+    "private_key": "--tls-key",
+    "insecure": "--insecure",
+    "keys": "--keys",
+    "allow": "--allow",
+    "server_key": "--server-key",
+    "bind": "--bind",
+    "origins": "--origin",
+    "num_actors": "--num-actors",
+    "num_envs": "--num-envs",
+    "threads_per_process": "--threads-per-process",
+    "kill_one": "--kill-one",
+}
+#: One with its value, as Python has it; or a name that is no English word.
+_ARGUMENT = re.compile(
+    rf"\b({'|'.join(_OPTIONS)})=(?:True|'[^']*')?|\b({'|'.join(n for n in _OPTIONS if '_' in n)})\b"
+)
+#: Columns of what is no terminal.
+_UNWRAPPED = 10_000
+
+
+def refuse(message: str, *, code: int = 2) -> int:
+    """Say in one line why nothing is done, in words of the command line; return the exit code."""
+    sys.stderr.write(f"envbus: error: {in_options(' '.join(message.split()))}\n")
+    return code
+
+
+def in_options(message: str) -> str:
+    """Return a text that speaks of Python's arguments as one of the options that give them."""
+    return _ARGUMENT.sub(lambda found: _OPTIONS[found[1] or found[2]], message)
+
+
+def open_console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
+    """Return a console on standard output, standard error or `file`.
+
+    Off a terminal no line is wrapped: those who read it search for whole messages.
+    """
+    console = Console(file=file, stderr=stderr, highlight=False)
+    return (
+        console
+        if console.is_terminal
+        else Console(file=file, stderr=stderr, highlight=False, width=_UNWRAPPED)
+    )
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: `a:b:` is an import path, no emoji."""
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def find_modules_here() -> None:
+    """Let `module:function` name a file of the current folder, as `python -m` would."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def log_to(console: Console) -> None:
+    """Show warnings, a dead actor for example, without tearing the progress line."""
+    handler: logging.Handler
+    if console.is_terminal:
+        handler = RichHandler(
+            console=console, show_time=False, show_path=False, markup=False, highlighter=None
+        )
+        form = "%(message)s"
+    else:  # RichHandler would fill each line up with blanks
+        handler, form = logging.StreamHandler(console.file), "%(levelname)-8s %(message)s"
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format=form)
+
+
+def spaces_of(env: str | None) -> tuple[Any, Any] | None:
+    """Return observation and action space of the env that `--env` names; None without one.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    if env is None:
+        return None
+    import gymnasium
+
+    try:
+        made = gymnasium.make(env)
+    except (Exception, SystemExit) as exc:  # whatever the env's own module raises
+        raise ConfigError(f"--env {env}: {str(exc) or type(exc).__name__}") from exc
+    spaces = made.observation_space, made.action_space
+    made.close()
+    return spaces
+
+
+def read_token(file: Path | None) -> str | None:
+    """Return the token that a file holds; None without one.
+
+    Raises:
+        ConfigError: It cannot be read, or others may read it.
+    """
+    if file is None:
+        return None
+    from envbus.bus.transport.curve_keys import (
+        check_private,  # with ZeroMQ, which few commands need
+    )
+
+    try:
+        check_private(file, "token")
+        return file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"the token cannot be read: {exc}") from exc

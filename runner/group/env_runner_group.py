@@ -1,0 +1,719 @@
+"""`EnvRunnerGroup`: several `EnvRunner`s, each in a process of its own, sampled as one.
+
+Leaves out their processes and what they are asked (`group/rounds.py`), how much each is asked for
+(`sampling/config.py`), and how samples become one (`group/joining.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from gymnasium import Space
+from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
+
+from envbus.bus.complaints import PROGRESS_AFTER
+from envbus.bus.errors import ConfigError, EnvbusError, RestartLimitError
+from envbus.bus.forking import StaysHere
+from envbus.bus.interrupts import hand_out, uninterrupted_call
+from envbus.bus.settings import check_number
+from envbus.bus.wire.messages import Tree
+from envbus.runner.data.episode import DEFAULT_POLICY_ID
+from envbus.runner.data.metrics import PerfTimers, SampleMetrics
+from envbus.runner.data.trajectory import AgentID
+from envbus.runner.group.config import GroupConfig, RunnerStatus, envs_of
+from envbus.runner.group.joining import GroupSample, RunnerPart, join
+from envbus.runner.group.protocol import AnyEnvs, Apply, MakePolicies, RollCall, RunnerSpec
+from envbus.runner.group.rounds import Rounds, RunnerProcess, RunnerWorkerGroup, Ticket
+from envbus.runner.group.sample_memory import Asked
+from envbus.runner.inference.remote_policy import PolicyHandle, RemotePolicy
+from envbus.runner.policies.policy import Weights
+from envbus.runner.policies.policy_map import (
+    Policies,
+    check_state,
+    check_weights,
+    checked_ids,
+    checked_versions,
+)
+from envbus.runner.sampling.config import Quota, RunnerConfig, share_out
+from envbus.runner.sampling.env_runner import EnvRunner
+from envbus.runner.workers.config import LONGEST_WAIT, FleetConfig, check_kind
+from envbus.runner.workers.connections import usable_cores
+from envbus.runner.workers.env_placement import as_ids
+from envbus.runner.workers.faults import FaultCause
+from envbus.runner.workers.worker import ActorState
+from envbus.runner.workers.worker_group import WorkerGroupStatistics
+
+__all__ = ["EnvRunnerGroup"]
+
+#: Seconds without any runner until the log says once more who is waited for, at most.
+_MOST_PAUSE = 60.0
+#: Of a time-out, what is left for the way back of what runners have by then: this part, and at
+#: most as many seconds.
+_RETURN_PART, _RETURN_SECONDS = 0.1, 1.0
+
+logger = logging.getLogger("envbus.runner.group")
+
+
+class EnvRunnerGroup(StaysHere):
+    """Runs n `EnvRunner`s side by side.
+
+        envs = ["CartPole-v1"] * 64
+        with EnvRunnerGroup(2, envs, policy, RunnerConfig(seed=0)) as group:
+            for _ in range(100):
+                batch = group.sample().single()
+                group.set_weights({"default_policy": learn(batch)})
+
+    Each runner is a process, with an `ActorPool` of its own below it. One that is slow holds up
+    nobody, one that dies is started again, with the weights and connectors' states of the group.
+    One thread creates, uses and stops it.
+
+    Args:
+        num_runners: n.
+        envs: One factory, id or import path per env, shared out evenly; or a function `(index of
+            the runner) -> ActorPool` that is called in the runner's process.
+        policies: As `EnvRunner` takes them; each runner gets a copy. Copies of one that draws
+            random numbers from a seed all draw the same ones: use `make_policies` for it. Those of
+            `PolicyWorkers` (`workers.policy()`, or the handle for all) are asked by all runners.
+        config: Of each runner, which gets its own part of the seeds: env i of the group is reset
+            with `seed + i`. `worker_index` is that of runner 0's first life; each further life of
+            a runner takes one more.
+        make_policies: Instead of `policies`: `(pool, worker index) -> policies`, called in the
+            runner's process. No other runner, and no other life of it, has that index.
+        settings: How processes are started and watched; None: the defaults.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+        EncodeError: Envs, policies or config cannot be pickled.
+        StartError: A runner did not come up.
+        RemoteError: A factory, an env or a runner's constructor raised. No process is left.
+    """
+
+    def __init__(
+        self,
+        num_runners: int,
+        envs: AnyEnvs,
+        policies: Policies | PolicyHandle | None = None,
+        config: RunnerConfig | None = None,
+        *,
+        make_policies: MakePolicies | None = None,
+        settings: GroupConfig | None = None,
+    ) -> None:
+        if (policies is None) == (make_policies is None):
+            raise ConfigError("give policies or make_policies")
+        if isinstance(policies, PolicyHandle):
+            policies = _all_of(policies)
+        if config is not None:
+            example = "RunnerConfig(rollout_fragment_length=128)"
+            check_kind("config", config, RunnerConfig, example=example)
+        if settings is not None:
+            check_kind("settings", settings, GroupConfig, example="GroupConfig(sample_timeout=60)")
+        config, settings = config or RunnerConfig(), settings or GroupConfig()
+        parts = [
+            RunnerSpec(part, pool, policies, make_policies, config)
+            for part, pool in envs_of(num_runners, envs, settings, cores=usable_cores())
+        ]
+        self.config = config
+        self.settings = settings
+        self.closed = False
+        self.metrics = SampleMetrics()
+        #: Policies whose weights are not the runners'.
+        self._elsewhere = _remote_ids(policies)
+        #: Envs that their runners have given up, by runner.
+        self._lost_envs: dict[int, set[int]] = {}
+        #: Of each runner's present life: means in ms, of how many iterations.
+        self._timers: dict[int, tuple[dict[str, float], int]] = {}
+        self._num_samples = 0
+        #: What Ctrl-C kept from the caller of `sample`, or `collect`.
+        self._kept: list[GroupSample] = []
+        self._worker_group = RunnerWorkerGroup(
+            parts,
+            FleetConfig(
+                context=settings.context,
+                timeouts=settings.timeouts,
+                restart=settings.restart,
+                memory_limit_mb=settings.memory_limit_mb,
+                preload=settings.preload,
+                threads_per_process=settings.threads_per_process,
+            ),
+        )
+        # Not `__del__`: see `BusVectorEnv`.
+        self._finalizer = weakref.finalize(self, self._worker_group.abandon)
+        try:
+            self._worker_group.start()
+            self._rounds = Rounds(
+                self._worker_group,
+                config.connectors(),
+                self._worker_group.first_versions(),
+                settings.sample_timeout,
+            )
+        except BaseException:
+            self.stop(terminate=True)
+            raise
+
+    # --- samples -------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        num_env_steps: int | None = None,
+        num_episodes: int | None = None,
+        *,
+        timeout: float | None = None,
+        force_reset: bool = False,
+        explore: bool | None = None,
+    ) -> GroupSample:
+        """Have all runners sample, and return their rows, ordered by runner.
+
+        Each env of the group contributes an equal part. Without a number, each contributes
+        `rollout_fragment_length` steps. A runner that is being started again is not waited for:
+        the others take over its part. What a runner that dies meanwhile had sampled is lost; it
+        is named in `runner_faults`.
+
+        Args:
+            num_env_steps: Of all together; exactly, or in complete_episodes mode at least.
+            num_episodes: Of all together, exactly; each whole.
+            timeout: Seconds after which what is there is returned. `late` names envs that were
+                awaited, `late_runners` runners that have not answered at all. Nothing is lost:
+                what a late runner was asked for comes with the next call, and is counted there.
+                None: no limit but `sample_timeout` per runner.
+            force_reset: Give up all running episodes and begin new ones.
+            explore: None: as configured.
+
+        Raises:
+            ValueError: Both numbers, or a negative one.
+            RemoteError: A runner's `sample`, or its `set_weights`, raised; what others have
+                sampled comes with the next call.
+            RestartLimitError: No runner is left.
+
+        Ctrl-C takes nothing away: what runners were asked for comes with the next call.
+        """
+        quota = Quota.of(num_env_steps, num_episodes)
+        check_number("timeout", timeout, optional=True)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return hand_out(
+            lambda: self._sample(quota, deadline, force_reset=force_reset, explore=explore),
+            self._kept.append,
+            self._was_raised,
+        )
+
+    def _sample(
+        self, quota: Quota, deadline: float | None, *, force_reset: bool, explore: bool | None
+    ) -> GroupSample:
+        self._begin()
+        if self._kept:
+            return self._kept.pop()
+        rounds = self._rounds
+        self._wait_for_someone(deadline)
+        self._raise_if_none_left()
+        actors = rounds.ready()
+        owed = [rounds.states[actor.index].owed for actor in actors]
+        counts = [actor.num_envs for actor in actors]
+        quotas = share_out(quota, counts, owed, turn=self._num_samples)
+        asked = {
+            actor.index: part
+            for actor, part in zip(actors, quotas, strict=True)
+            if part is not None
+        }
+        slots = rounds.joint.slots(asked)
+        for actor in actors:
+            if actor.index in asked:
+                rounds.ask_sample(
+                    actor,
+                    asked[actor.index],
+                    timeout=_allowed(deadline),
+                    force_reset=force_reset,
+                    explore=explore,
+                    slot=slots.get(actor.index),
+                )
+        self._num_samples += 1
+        self._wait(lambda: bool(rounds.errors) or not rounds.sampling(), deadline)
+        self._raise_errors()
+        return self._collect(rounds.sampling(), asked)
+
+    def sample_async(
+        self,
+        num_env_steps: int | None = None,
+        num_episodes: int | None = None,
+        *,
+        timeout: float | None = None,
+        force_reset: bool = False,
+        explore: bool | None = None,
+    ) -> tuple[int, ...]:
+        """Ask each runner for a sample that has nothing to do, and return at once.
+
+        Arguments are those of `sample`, of each runner; at `timeout` it delivers what it has.
+
+        Returns:
+            Who was asked: not those that sample already, wait to be collected, or do not run.
+
+        Raises:
+            ValueError, RemoteError, RestartLimitError: As `sample`.
+        """
+        quota = Quota.of(num_env_steps, num_episodes)
+
+        def ask() -> tuple[int, ...]:
+            self._begin()
+            self._raise_if_none_left()
+            return tuple(
+                actor.index
+                for actor in self._rounds.ready()
+                if self._rounds.states[actor.index].owed is None
+                and self._rounds.ask_sample(
+                    actor, quota, timeout=timeout, force_reset=force_reset, explore=explore
+                )
+            )
+
+        return hand_out(ask, lambda _: None, self._was_raised)
+
+    def collect(self, min_runners: int = 1, timeout: float | None = None) -> GroupSample:
+        """Wait until `min_runners` have delivered, and return what is there.
+
+        Returns early when nobody is at work any more, because of faults.
+
+        Args:
+            min_runners: From 1 to the number of runners; fewer where fewer were asked.
+            timeout: Seconds; `late_runners` then names who is still at work.
+
+        Raises:
+            NoAsyncCallError: Nobody was asked.
+            ValueError, RemoteError: As `sample`.
+        """
+        check_number("min_runners", min_runners, whole=True)
+        check_number("timeout", timeout, optional=True)
+        if not 1 <= min_runners <= self.num_runners:
+            raise ValueError(f"min_runners must be from 1 to {self.num_runners}, not {min_runners}")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return hand_out(
+            lambda: self._collect_some(min_runners, deadline), self._kept.append, self._was_raised
+        )
+
+    def _collect_some(self, min_runners: int, deadline: float | None) -> GroupSample:
+        self._begin()
+        if self._kept:
+            return self._kept.pop()
+        rounds = self._rounds
+        if not rounds.sampling() and not rounds.delivered() and not rounds.faults:
+            raise NoAsyncCallError("Calling `collect` without any prior `sample_async`.", "collect")
+        enough = self._wait(
+            lambda: (
+                bool(rounds.errors)
+                or len(rounds.delivered()) >= min_runners
+                or not rounds.sampling()
+            ),
+            deadline,
+        )
+        self._raise_errors()
+        return self._collect(() if enough else rounds.sampling())
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return statistics of all samples that were handed out since the last call.
+
+        As `EnvRunner.get_metrics`; the timers are means over all runners' iterations.
+        """
+        return {**self.metrics.read(), **self._mean_timers()}
+
+    # --- weights and functions ---------------------------------------------------------------
+
+    def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
+        """Return weights by policy id: those that were set last, else a runner's.
+
+        Raises:
+            ConfigError: There is no such policy.
+            RestartLimitError: No runner is left to be asked.
+            TimeoutError: None of them answers; each has `timeouts.call`.
+        """
+        self._assert_open()
+        known = self._rounds.versions
+        names = list(known) if policy_ids is None else list(policy_ids)
+        if unknown := sorted(set(names) - known.keys()):
+            raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(known)}")
+        found = {name: self._rounds.weights.get(name) for name in names}
+        missing = [name for name, weights in found.items() if weights is None]
+        silent: set[tuple[int, int]] = set()  # lives: who died, or may hang
+        while missing:
+            self._wait_for_someone(None)
+            self._raise_if_none_left()
+            busy = self._rounds.sampling()
+            _, _, index, life = min(
+                ((a.index, a.incarnation) in silent, a.index in busy, a.index, a.incarnation)
+                for a in self._rounds.ready()
+            )
+            if (index, life) in silent:
+                raise TimeoutError("no runner told its weights within `timeouts.call`")
+            if answer := self.foreach(EnvRunner.get_weights, missing, runners=[index]):
+                found |= answer[index]
+                break
+            silent.add((index, life))
+        # Copies, and writable ones, also of what has come in a message.
+        return {name: copy.deepcopy(found[name] or {}) for name in names}
+
+    @uninterrupted_call
+    def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
+        """Have all runners use weights, by policy id, from their next fragments on.
+
+        Waits for nobody: a runner that samples goes on, and takes them before it samples again.
+        Each row says by `policy_version` which weights chose its action.
+
+        Args:
+            weights: Copied.
+            version: None: per policy, the one after the present.
+
+        Raises:
+            ConfigError: There is no such policy, or it is in policy workers. Nothing was sent.
+        """
+        self._assert_open()
+        check_weights(weights, version)
+        if elsewhere := sorted(weights.keys() & self._elsewhere):
+            raise ConfigError(
+                f"weights of {elsewhere[0]!r} are in policy workers: PolicyWorkers.set_weights "
+                "changes them for all runners"
+            )
+        self._rounds.take_events(0.0)
+        self._rounds.set_weights(weights, None if version is None else int(version))
+
+    @uninterrupted_call
+    def foreach(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        runners: Sequence[int] | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> dict[int, Any]:
+        """Call `function(runner, *args, **kwargs)` in each runner's process.
+
+        A runner that samples does it afterwards. The function goes to the runner by cloudpickle,
+        over the pipe that it has inherited; so does what it returns, where MessagePack has no
+        form for it. Arrays in the results are read-only.
+
+        Args:
+            function: Any function; `runner` is the `EnvRunner`.
+            *args: Its further arguments.
+            runners: Which; None: all that run.
+            timeout: Seconds; None: `timeouts.call`.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            Results by index of the runner, without those that do not run, died, or were late.
+
+        Raises:
+            ValueError: There is no such runner.
+            RemoteError: It raised in a runner; of several the one with the lowest index is told.
+            EncodeError: Something cannot be pickled.
+        """
+        self._assert_open()
+        check_number("timeout", timeout, optional=True)
+        chosen = self._choose(runners)
+        limit = self.settings.timeouts.call if timeout is None else timeout
+        request = Apply(function=Tree(function), args=Tree(args), kwargs=Tree(kwargs))
+        ticket = self._rounds.ask_all(chosen, request, limit)
+        self._wait_for(ticket, limit)
+        if ticket.errors:
+            raise ticket.errors[min(ticket.errors)]
+        return dict(sorted(ticket.values.items()))
+
+    # --- about it ----------------------------------------------------------------------------
+
+    @property
+    def num_runners(self) -> int:
+        """Runners, also those that were given up."""
+        return len(self._worker_group.actors)
+
+    @property
+    def num_envs(self) -> int:
+        """Envs of all runners."""
+        return self._worker_group.num_envs
+
+    @property
+    def policy_versions(self) -> dict[str, int]:
+        """Which weights each policy has, or will have before its next fragment."""
+        return dict(self._rounds.versions)
+
+    def runner_pids(self) -> list[int]:
+        """Return the process ids of the runners that have a process."""
+        return [actor.pid for actor in self._worker_group.actors if actor.pid is not None]
+
+    def get_spaces(self) -> dict[AgentID, tuple[Space[Any], Space[Any]]]:
+        """Return observation and action space by agent, as the envs have them."""
+        return self._worker_group.spaces()
+
+    def statistics(self) -> WorkerGroupStatistics:
+        """Return counts of processes since the start."""
+        return self._worker_group.statistics()
+
+    @uninterrupted_call
+    def assert_healthy(self) -> None:
+        """Raise if it cannot sample with all of its envs; runners that restart will be back.
+
+        Raises:
+            ClosedEnvironmentError: It was stopped.
+            RestartLimitError: Runners, or envs of runners, were given up; they are named.
+        """
+        self._assert_open()
+        self._rounds.take_events(0.0)
+        lost = [actor.index for actor in self._rounds.lost()]
+        if lost:
+            raise RestartLimitError(
+                f"runners {lost} of {self.num_runners} failed too often and were given up; the "
+                "log and `runner_faults` of samples say why"
+            )
+        envs = sorted(set().union(*self._lost_envs.values()))
+        if envs:
+            raise RestartLimitError(
+                f"envs {envs} of {self.num_envs} failed too often and were given up; the log and "
+                "`faults` of samples say why"
+            )
+
+    @uninterrupted_call
+    def probe(self, timeout: float = 5.0) -> list[RunnerStatus]:
+        """Look after all runners; those that have nothing to do are asked for a sign of life.
+
+        Args:
+            timeout: Seconds to wait for it.
+        """
+        self._assert_open()
+        check_number("timeout", timeout, optional=True)
+        self._rounds.take_events(0.0)
+        busy = set(self._rounds.sampling())
+        idle = [actor for actor in self._rounds.ready() if actor.index not in busy]
+        ticket = self._rounds.ask_all(idle, RollCall(), timeout)
+        asked = set(ticket.open)
+        self._wait_for(ticket, timeout)
+        silent = asked - ticket.values.keys()
+        return [self._status(actor, silent) for actor in self._worker_group.actors]
+
+    @uninterrupted_call
+    def restart(self, runner: int, reason: str = "it was asked to restart") -> None:
+        """Kill a runner, whatever it does, and start it again, if that is not too often.
+
+        It is told in `runner_faults`, and counts as a failure. Returns at once.
+
+        Raises:
+            ValueError: There is no such runner.
+        """
+        self._assert_open()
+        self._check_runners(as_ids("runner", [runner]))
+        actor = self._worker_group.actors[runner]
+        if actor.pid is not None:
+            self._worker_group.kill(actor, FaultCause.REQUEST, reason)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return weights, their versions, connectors' merged states and counts of a lifetime.
+
+        Who takes it over uses no id of an episode, or of a sample, a second time.
+        """
+        next_eps_id, num_samples = self._rounds.ids_reached
+        return {
+            "weights": self.get_weights(),
+            "policy_versions": self.policy_versions,
+            "connectors": copy.deepcopy(self._rounds.connector_states),
+            "metrics": self.metrics.get_state(),
+            "num_samples": num_samples,
+            "next_eps_id": next_eps_id,
+        }
+
+    @uninterrupted_call
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned, of this group or another; episodes go on.
+
+        They keep their ids, as in `EnvRunner.set_state`. Samples under way come as they were asked,
+        with what connectors have learnt in them: collect these before.
+
+        Raises:
+            ConfigError: It has a policy that is not here, or lacks a connector that is. Nothing was
+                set.
+            Exception: What a connector, or the metrics, raise that do not take their part, or what
+                weights raise that cannot be copied. Nothing was set.
+        """
+        self._assert_open()
+        check_state(state, "weights", "policy_versions", "connectors", "metrics")
+        check_state(state, "num_samples", "next_eps_id")
+        rounds = self._rounds
+        rounds.take_events(0.0)
+        weights, connectors = state["weights"], state["connectors"]
+        if unknown := sorted(weights.keys() - rounds.versions.keys()):
+            raise ConfigError(
+                f"there is no policy {unknown[0]!r}; there are {list(rounds.versions)}"
+            )
+        if missing := sorted(rounds.connector_states.keys() - connectors.keys()):
+            raise ConfigError(f"the state has nothing of the connectors {missing}")
+        versions = checked_versions(state["policy_versions"], weights)
+        ids = checked_ids(state)
+        rounds.check_connectors(connectors)
+        weights = copy.deepcopy(dict(weights))
+        connectors = copy.deepcopy({name: connectors[name] for name in rounds.connector_states})
+        self.metrics.set_state(state["metrics"])  # all of it or nothing
+        rounds.go_on_from(*ids)
+        rounds.set_connectors(connectors)
+        rounds.set_weights(weights, versions)
+
+    def stop(self, *, terminate: bool = False) -> None:
+        """Have all runners close their envs and leave; kill those that do not. Idempotent.
+
+        Args:
+            terminate: Do not ask, kill. Otherwise they have `timeouts.close`.
+        """
+        self.closed = True
+        self._worker_group.close(terminate=terminate)
+        self._finalizer.detach()
+        if hasattr(self, "_rounds"):  # else no runner came up
+            self._rounds.let_go()
+
+    def __enter__(self) -> EnvRunnerGroup:
+        return self
+
+    def __exit__(self, exc_type: object, *_: object) -> None:
+        self.stop(terminate=exc_type is not None)
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _collect(self, late: Sequence[int], asked: Asked | None = None) -> GroupSample:
+        """Return what was delivered, and, if that is all that was asked, sample like it again."""
+        rounds = self._rounds
+        parts = rounds.take(rounds.delivered())
+        if asked is not None and [part.runner for part in parts] == list(asked):
+            rounds.joint.learn(asked, {part.runner: part.places for part in parts})
+        for part in parts:
+            self._note(part)
+        faults = tuple(rounds.faults)
+        rounds.faults.clear()
+        for fault in faults:
+            self._lost_envs.pop(fault.runner, None)
+        return join(parts, late, faults, rounds.joint.join)
+
+    def _note(self, part: RunnerPart) -> None:
+        """Count what a runner tells."""
+        report = part.report
+        self.metrics.add_delta(report.metrics)
+        self._timers[part.runner] = (report.timers, report.iterations)
+        given_up = {fault.env_id for fault in report.faults if fault.given_up}
+        if given_up:
+            self._lost_envs.setdefault(part.runner, set()).update(given_up)
+
+    def _mean_timers(self) -> dict[str, float]:
+        total = sum(iterations for _, iterations in self._timers.values())
+        if not total:
+            return PerfTimers().read()
+        return {
+            name: sum(means[name] * count for means, count in self._timers.values()) / total
+            for name in PerfTimers().read()
+        }
+
+    def _begin(self) -> None:
+        """Begin a call: take what has come, and raise what has to be."""
+        self._assert_open()
+        self._rounds.take_events(0.0)
+        self._raise_errors()
+
+    def _wait(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until something holds; return whether it did before the deadline."""
+        while not done():
+            left = LONGEST_WAIT if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return False
+            try:
+                self._rounds.take_events(min(left, LONGEST_WAIT))
+            except EnvbusError:
+                self._assert_open()  # it was stopped, by a signal's handler
+                raise
+        return True
+
+    def _wait_for_someone(self, deadline: float | None) -> None:
+        """Wait until a runner can be asked, or none is left; tell at times who is waited for."""
+        rounds, pause = self._rounds, PROGRESS_AFTER
+        begun = time.monotonic()
+        while True:
+            until = time.monotonic() + pause
+            until = until if deadline is None else min(until, deadline)
+            if self._wait(lambda: bool(rounds.ready()) or not self._any_left(), until):
+                return
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return
+            starting = ", ".join(
+                f"runner {actor.index} (life {actor.incarnation + 1})"
+                for actor in self._worker_group.actors
+                if actor.state is not ActorState.LOST
+            )
+            logger.warning(
+                "no runner is there since %.0f s; being started again: %s", now - begun, starting
+            )
+            pause = min(2.0 * pause, _MOST_PAUSE)
+
+    def _wait_for(self, ticket: Ticket, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._wait(lambda: not ticket.open, deadline)
+
+    def _raise_errors(self) -> None:
+        """Raise an error if there is one, until it `_was_raised`."""
+        if self._rounds.errors:
+            raise self._rounds.errors[0]
+
+    def _was_raised(self, error: BaseException) -> None:
+        """The caller gets this; if it is what was to be raised, and not Ctrl-C, it was told."""
+        if self._rounds.errors and self._rounds.errors[0] is error:
+            del self._rounds.errors[0]
+
+    def _any_left(self) -> bool:
+        return len(self._rounds.lost()) < self.num_runners
+
+    def _raise_if_none_left(self) -> None:
+        if not self._any_left():
+            self.assert_healthy()
+
+    def _choose(self, runners: Sequence[int] | None) -> list[RunnerProcess]:
+        chosen = range(self.num_runners) if runners is None else as_ids("runners", runners)
+        self._check_runners(chosen)
+        self._rounds.take_events(0.0)
+        return [actor for actor in self._rounds.ready() if actor.index in chosen]
+
+    def _check_runners(self, runners: Iterable[int]) -> None:
+        for index in runners:
+            if not 0 <= index < self.num_runners:
+                last = self.num_runners - 1
+                raise ValueError(f"unknown runner {index}; there are runners 0 to {last}")
+
+    def _status(self, actor: RunnerProcess, silent: set[int]) -> RunnerStatus:
+        known = self._rounds.states[actor.index]
+        state: Literal["ready", "sampling", "silent", "starting", "lost"]
+        if actor.state is ActorState.LOST:
+            state = "lost"
+        elif actor.state is not ActorState.READY:
+            state = "starting"
+        elif known.is_sampling:
+            state = "sampling"
+        else:
+            state = "silent" if actor.index in silent else "ready"
+        return RunnerStatus(
+            state=state,
+            incarnation=actor.incarnation,
+            pid=actor.pid or 0,
+            sampling_for=time.monotonic() - known.asked_at if known.is_sampling else 0.0,
+        )
+
+    def _assert_open(self) -> None:
+        if self.closed or self._worker_group.closed:
+            raise ClosedEnvironmentError("Trying to operate on `EnvRunnerGroup`, after `stop()`.")
+
+
+def _all_of(handle: PolicyHandle) -> Policies:
+    if len(handle.policy_ids) == 1:
+        return handle.policy()
+    return {policy_id: handle.policy(policy_id) for policy_id in handle.policy_ids}
+
+
+def _remote_ids(policies: Policies | None) -> frozenset[str]:
+    by_id = policies if isinstance(policies, Mapping) else {DEFAULT_POLICY_ID: policies}
+    return frozenset(name for name, one in by_id.items() if isinstance(one, RemotePolicy))
+
+
+def _allowed(deadline: float | None) -> float | None:
+    """Return how long runners may take, so that what they have is there at the deadline."""
+    if deadline is None:
+        return None
+    left = max(deadline - time.monotonic(), 0.0)
+    return left - min(left * _RETURN_PART, _RETURN_SECONDS)

@@ -1,0 +1,448 @@
+"""A policy worker's process: builds the policies, takes requests, has them computed, answers.
+
+Policies come as factories, and weights later, over the inherited pipe, never over a socket. Leaves
+out what becomes of requests (`policy_calls.py`) and who sends weights (`policy_processes.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+import cloudpickle
+import msgspec
+
+from envbus.bus.complaints import Complaints
+from envbus.bus.errors import (
+    ClosedError,
+    ConfigError,
+    EnvbusError,
+    ProtocolError,
+    TransportError,
+)
+from envbus.bus.peer.session import HELLO_ID
+from envbus.bus.peer.worker import IDLE_WAIT, describe
+from envbus.bus.process.liveness_probe import PROBE
+from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
+from envbus.bus.transport.local_link import LocalLinkEnd
+from envbus.bus.transport.local_router import LocalRouter
+from envbus.bus.transport.spinning import CHILD_SPIN_SECONDS
+from envbus.bus.wire.codec import decode, decode_header, encode, encode_header
+from envbus.bus.wire.frames import Frames
+from envbus.bus.wire.messages import PROTOCOL_VERSION, Failed, Header, Hello, Kind, Payload, Tree
+from envbus.runner.inference.policy_batching import BatchingConfig
+from envbus.runner.inference.policy_calls import Calls, HostedPolicy, SharedRows
+from envbus.runner.inference.policy_protocol import (
+    Behind,
+    ChooseActions,
+    DescribePolicy,
+    GetPolicyStatistics,
+    OpenLane,
+    PolicyDescribed,
+    PolicyWorkerCounts,
+    ShareRows,
+    service_of,
+)
+from envbus.runner.inference.worker_discovery import HandoverSocket, Knock, close_all
+from envbus.runner.policies.policy import FunctionPolicy, Policy, check_is_no_module, parameters_of
+from envbus.runner.policies.policy_map import check_parts
+
+__all__ = [
+    "ENTRY",
+    "HostedPolicies",
+    "PolicyBootstrap",
+    "PolicyWorker",
+    "PushedWeights",
+    "WorkerReport",
+    "main",
+    "read_report",
+]
+
+# Looking up a member of an enum costs as much as a method call; these are read per message.
+_REQUEST: Final = Kind.REQUEST
+_REPLY: Final = Kind.REPLY
+
+logger = logging.getLogger("envbus.runner.inference.policy_workers")
+
+#: Messages taken between two batches, so that a flood does not keep the first one waiting.
+_MAX_DRAINED: Final = 1000
+#: What the fork server runs in the child.
+ENTRY: Final = f"{__name__}:main"
+
+
+class PushedWeights(NamedTuple):
+    """Weights on their way to a worker, over its pipe."""
+
+    policy_id: str
+    #: Counts the pushes of this policy, from 1.
+    push: int
+    version: int
+    weights: Any
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """From a worker to its owner: up, not come up, has looked at weights, or just alive."""
+
+    up: bool = False
+    #: Why it did not come up, or did not take over the weights; for people.
+    problem: str = ""
+    policy_id: str = ""
+    push: int = 0
+
+
+class HostedPolicies:
+    """The policies of one worker.
+
+    Args:
+        pipe: To the process that owns the worker: weights come there, each a pickled
+            `PushedWeights`, questions for a sign of life (`PROBE`), which
+            is a report of nothing, and at the end an empty parcel.
+
+    Attributes:
+        is_over: Whether the owner said to leave, or is gone.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, HostedPolicy],
+        pipe: Pipe,
+        report: Callable[[WorkerReport], None],
+    ) -> None:
+        self.is_over = False
+        self._policies = policies
+        self._pipe = pipe
+        self._report = report
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._policies)
+
+    def __getitem__(self, policy_id: str) -> HostedPolicy:
+        """Return a policy.
+
+        Raises:
+            ProtocolError: It is not here.
+        """
+        try:
+            return self._policies[policy_id]
+        except KeyError:
+            known = ", ".join(self._policies)
+            raise ProtocolError(f"no policy {policy_id!r} is here; there are: {known}") from None
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `take_weights` is worth a call."""
+        return self._pipe.fileno()
+
+    def take_weights(self) -> None:
+        """Take over the weights that have come; of each policy the latest.
+
+        Raises:
+            SystemExit: Some were lost: no memory or descriptor is left for them, for example.
+        """
+        pushes = self._received()
+        latest = {pushed.policy_id: pushed for pushed in pushes}
+        problems: dict[str, str] = {}
+        for policy_id, pushed in latest.items():
+            hosted = self._policies[policy_id]
+            try:
+                hosted.policy.set_weights(pushed.weights, pushed.version)
+            except Exception as exc:  # the border: the policy is the user's
+                logger.exception("the weights of %r were not taken over", policy_id)
+                problems[policy_id] = f"{type(exc).__name__}: {exc}"
+            else:
+                hosted.push = pushed.push
+        for pushed in pushes:
+            with contextlib.suppress(EnvbusError):
+                problem = problems.get(pushed.policy_id, "")
+                self._report(
+                    WorkerReport(policy_id=pushed.policy_id, push=pushed.push, problem=problem)
+                )
+
+    def _received(self) -> list[PushedWeights]:
+        """Return the weights that have come, after an answer to each other thing that has."""
+        pushes: list[PushedWeights] = []
+        try:
+            while self._pipe.has(self._pipe.next_expected):
+                data = self._pipe.receive(0.0)
+                if not data:  # nothing more will come
+                    self.is_over = True
+                    break
+                if data == PROBE:
+                    with contextlib.suppress(EnvbusError):
+                        self._report(WorkerReport())
+                    continue
+                pushes.append(PushedWeights(*pickle.loads(data)))  # noqa: S301 (our own pipe)
+        except ClosedError:  # its owner is gone: so will it be at once
+            self.is_over = True
+        except Exception as exc:  # they are lost: the next life of this worker is given them
+            raise SystemExit(f"weights that were pushed cannot be taken in: {exc!r}") from exc
+        return pushes
+
+
+class PolicyWorker:
+    """Answers requests of any number of askers; each has a local link to it.
+
+    Args:
+        spin: Whether there is a core to spare for short waits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        policies: HostedPolicies,
+        config: BatchingConfig,
+        handover_socket: HandoverSocket,
+        *,
+        spin: bool,
+    ) -> None:
+        self._name = name
+        self._incarnation = incarnation
+        self._policies = policies
+        self._handover = handover_socket
+        self._router = LocalRouter(spin=spin, spin_seconds=CHILD_SPIN_SECONDS)
+        self._router.watch(handover_socket.fileno())
+        self._router.watch(policies.fileno())
+        self._calls = Calls(name, config, self._end)
+        self._complaints = Complaints(logger)
+
+    def run(self) -> None:
+        """Serve until the owner says to leave; what waits then is still answered."""
+        try:
+            while not self._policies.is_over or self._calls.rows_waiting:
+                leaving = self._policies.is_over
+                self._router.wait(0.0 if leaving else min(self._calls.patience(), IDLE_WAIT))
+                self._take_messages()
+                # What came before the requests that were taken was found with them.
+                if self._router.take_beside():
+                    self._look_beside()
+                self._calls.compute(hurry=self._policies.is_over)
+        finally:
+            self._handover.close()
+            self._router.close()
+
+    # --- what comes --------------------------------------------------------------------------
+
+    def _take_messages(self) -> None:
+        for _ in range(_MAX_DRAINED):
+            message = self._router.receive()
+            if message is None:
+                break
+            asker, frames = message
+            try:
+                header = decode_header(frames[0])
+            except (ProtocolError, IndexError) as exc:
+                self._complaints.add("message", f"{self._name} dropped a message: {exc}")
+                continue
+            if header.kind is _REQUEST:
+                try:
+                    self._take_request(asker, header, frames[1:])
+                except Exception as exc:  # the border: what is asked fails its request only
+                    self._end(asker, header, describe(exc))
+        for asker in self._router.hung_up():
+            self._forget(asker)
+
+    def _take_request(self, asker: bytes, header: Header, frames: Frames) -> None:
+        name = header.payload_type
+        if name == ChooseActions.__name__:
+            self._take_call(asker, header, decode(ChooseActions, frames))
+        elif name == DescribePolicy.__name__:
+            self._look_beside()  # weights that were pushed before it was asked are those it tells
+            self._end(asker, header, self._describe(decode(DescribePolicy, frames)))
+        elif name == GetPolicyStatistics.__name__:
+            self._end(asker, header, self._statistics())
+        else:
+            raise ProtocolError(f"{self._name} does not answer {name}")
+
+    def _take_call(self, asker: bytes, header: Header, request: ChooseActions) -> None:
+        hosted = self._policies[request.policy_id]
+        is_behind = request.min_push > hosted.push
+        if is_behind or (request.shared and not self._calls.has_shared(request.shared)):
+            self._look_beside()
+            if request.min_push > hosted.push:
+                hosted.counted["behind"] += 1
+                self._end(asker, header, Behind(worker=self._name, push=hosted.push))
+                return
+        self._calls.add(asker, header, request, hosted)
+
+    def _describe(self, request: DescribePolicy) -> PolicyDescribed:
+        hosted = self._policies[request.policy_id]
+        policy = hosted.policy
+        return PolicyDescribed(
+            initial_state=Tree(policy.initial_state()),
+            weights=Tree(dict(policy.get_weights()) if request.with_weights else {}),
+            version=policy.policy_version,
+            push=hosted.push,
+        )
+
+    def _statistics(self) -> PolicyWorkerCounts:
+        return PolicyWorkerCounts(
+            policies={name: self._policies[name].counts() for name in self._policies},
+            rows_waiting=self._calls.rows_waiting,
+        )
+
+    # --- beside the requests -----------------------------------------------------------------
+
+    def _look_beside(self) -> None:
+        """Take over weights, and let in who knocks."""
+        self._policies.take_weights()
+        for knock in self._handover.knocks():
+            try:
+                self._let_in(knock)
+            except Exception as exc:  # the border: another process' mistake
+                text = f"{self._name} could not do what it was asked at its handover socket: {exc}"
+                self._complaints.add("knock", text, exc)
+                close_all(knock.fds)
+
+    def _let_in(self, knock: Knock) -> None:
+        notice, fds = knock
+        if isinstance(notice, OpenLane):
+            (local_link,) = fds
+            asker = notice.identity
+            self._router.drop_local_link(asker)
+            self._router.add_local_link(asker, LocalLinkEnd.from_fd(local_link))
+            hello = Hello(
+                name=notice.name,
+                services=[service_of(policy_id) for policy_id in self._policies],
+                capacity=notice.capacity,
+                pid=os.getpid(),
+            )
+            # Its welcome is not waited for: the asker may be away.
+            self._send(asker, HELLO_ID, hello, ttl=IDLE_WAIT)
+        elif isinstance(notice, ShareRows):
+            arena, layout = fds
+            self._calls.share(notice.name, SharedRows.attach(arena, notice.size, layout))
+
+    def _forget(self, asker: bytes) -> None:
+        """An asker is gone."""
+        self._router.drop_local_link(asker)
+        self._calls.forget(asker)
+
+    # --- answering ---------------------------------------------------------------------------
+
+    def _end(self, asker: bytes, header: Header, answer: Payload) -> None:
+        """Answer a request, with a reply or a failure."""
+        try:
+            self._send(asker, header.request_id, answer)
+        except ProtocolError as exc:  # what the policy returned cannot be encoded
+            self._send(asker, header.request_id, describe(exc))
+
+    def _send(self, asker: bytes, request_id: int, payload: Payload, ttl: float = 0.0) -> None:
+        kind = _REPLY
+        if type(payload) is Failed:
+            kind = Kind.FAILURE
+        elif type(payload) is Hello:
+            kind = _REQUEST
+        frames = encode(payload)
+        header = Header(
+            PROTOCOL_VERSION, kind, request_id, type(payload).__name__, ttl, self._incarnation
+        )
+        try:
+            self._router.send(asker, [encode_header(header), *frames])
+        except TransportError as exc:  # it is gone, or does not read: its request times out there
+            self._complaints.add("answer", f"{self._name} could not answer: {exc}")
+
+
+class PolicyBootstrap(NamedTuple):
+    """All that a worker must know; it is pickled."""
+
+    name: str
+    worker_index: int
+    incarnation: int
+    handover_socket: str
+    spin: bool
+    batching: BatchingConfig
+    #: By policy id, each pickled by cloudpickle.
+    factories: Mapping[str, bytes]
+    #: The latest `PushedWeights` of those policies that were given weights, each pickled.
+    weights: list[bytes]
+
+
+def main(pipe: Pipe) -> None:
+    """Serve until the owner at the other end of `pipe` says to leave."""
+    # Nobody else can reach the pipe.
+    bootstrap = PolicyBootstrap(*pickle.loads(pipe.receive(HANDOVER_TIMEOUT)))  # noqa: S301
+    try:
+        policies = _build(bootstrap)
+    except Exception as exc:  # the border: factories are the user's
+        failed = describe(exc)
+        _report(pipe, WorkerReport(problem=f"{failed.remote_traceback}"))
+        raise SystemExit(1) from exc
+    handover_socket = HandoverSocket(Path(bootstrap.handover_socket))
+    hosted_policies = HostedPolicies(policies, pipe, lambda report: _report(pipe, report))
+    worker = PolicyWorker(
+        bootstrap.name,
+        bootstrap.incarnation,
+        hosted_policies,
+        bootstrap.batching,
+        handover_socket,
+        spin=bootstrap.spin,
+    )
+    _report(pipe, WorkerReport(up=True))
+    try:
+        worker.run()
+    finally:
+        for hosted in policies.values():
+            close = getattr(hosted.policy, "close", None)
+            if close is not None:
+                close()
+
+
+def read_report(data: bytes) -> WorkerReport:
+    """Return what a worker has reported."""
+    return msgspec.msgpack.decode(data, type=WorkerReport)
+
+
+def _report(pipe: Pipe, report: WorkerReport) -> None:
+    with contextlib.suppress(EnvbusError):  # the owner is gone, as this process is soon
+        pipe.send(msgspec.msgpack.encode(report))
+
+
+def _build(bootstrap: PolicyBootstrap) -> dict[str, HostedPolicy]:
+    policies: dict[str, HostedPolicy] = {}
+    for policy_id, pickled in bootstrap.factories.items():
+        factory = cloudpickle.loads(pickled)
+        policies[policy_id] = HostedPolicy(_made_by(factory, policy_id, bootstrap.worker_index))
+    for pickled in bootstrap.weights:
+        pushed = PushedWeights(*pickle.loads(pickled))  # noqa: S301 (our own pipe)
+        hosted = policies[pushed.policy_id]
+        hosted.policy.set_weights(pushed.weights, pushed.version)
+        hosted.push = pushed.push
+    return policies
+
+
+def _made_by(factory: Any, policy_id: str, index: int) -> Policy:
+    if isinstance(factory, str):
+        factory = _import(factory, policy_id)
+    made = factory
+    if not _is_policy(factory):  # it is called with the worker's number if it takes an argument
+        made = factory(index) if parameters_of(factory)[1] else factory()
+    if _is_policy(made):
+        check_parts(policy_id, made)
+        return cast("Policy", made)
+    check_is_no_module(made, f"what the factory of policy {policy_id!r} returned")
+    if callable(made):
+        return FunctionPolicy(made)
+    raise ConfigError(
+        f"the factory of policy {policy_id!r} returned a {type(made).__name__}, which has no "
+        "compute_actions and is no function"
+    )
+
+
+def _is_policy(thing: Any) -> bool:
+    return not isinstance(thing, type) and hasattr(thing, "compute_actions")
+
+
+def _import(path: str, policy_id: str) -> Any:
+    module_name, colon, name = path.partition(":")
+    if not colon or not module_name or not name:
+        raise ConfigError(f"policy {policy_id!r}: {path!r} is not 'module:factory'")
+    target: Any = importlib.import_module(module_name)
+    for part in name.split("."):
+        target = getattr(target, part)
+    return target

@@ -1,0 +1,232 @@
+"""How other processes of this host find a policy worker and reach it: a file and a socket.
+
+The status file is a small file in the workers' folder, which only their user may enter: it says who
+is up, and why others are not, and is replaced as a whole. When the folder is gone, so is the owner.
+The handover socket is a Unix socket there, at which descriptors are left. What comes over it is
+decoded, never unpickled. Leaves out what the descriptors are used for (`policy_worker.py`,
+`policy_connections.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from envbus.bus.complaints import Complaints
+from envbus.bus.errors import ProtocolError
+from envbus.bus.transport.interface import BACKLOG
+from envbus.bus.transport.unix_sockets import receive_with_descriptors, rights
+from envbus.bus.wire.codec import decode, encode
+from envbus.bus.wire.messages import Notice, Payload
+from envbus.runner.inference.policy_protocol import OpenLane, ShareRows
+
+__all__ = [
+    "HandoverSocket",
+    "Knock",
+    "StatusFile",
+    "WorkerStatus",
+    "close_all",
+    "handover_path",
+    "knock",
+    "read_status",
+    "status_exists",
+    "write_status",
+]
+
+_NAME: Final = "status.json"
+
+logger = logging.getLogger("envbus.runner.inference.policy_workers")
+
+#: Bytes of one message; what is larger goes into a file.
+_MAX_BYTES: Final = 4096
+#: Seconds to wait where too many knock.
+_KNOCK_TIMEOUT: Final = 1.0
+_KNOWN: Final = {known.__name__: known for known in (OpenLane, ShareRows)}
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker."""
+
+    name: str
+    incarnation: int
+    #: "starting", "up", "down" (it will be started again) or "lost" (it will not).
+    state: str
+    #: How its last life ended; empty: it is in its first.
+    reason: str = ""
+
+
+class StatusFile(msgspec.Struct, frozen=True, kw_only=True):
+    """All workers."""
+
+    workers: list[WorkerStatus]
+
+    def is_hopeless(self) -> bool:
+        """Return whether no worker is or will be there."""
+        return all(worker.state == "lost" for worker in self.workers)
+
+    def describe(self) -> str:
+        """Return who is not up, and why, for people."""
+        return "; ".join(
+            f"{worker.name}: {worker.reason or worker.state}"
+            for worker in self.workers
+            if worker.state != "up"
+        )
+
+
+def handover_path(directory: Path, name: str, incarnation: int) -> Path:
+    """Return where a worker listens, in one of its lives."""
+    return directory / f"{name}.{incarnation}"
+
+
+def status_exists(directory: Path) -> bool:
+    """Return whether there is a status file in the folder."""
+    return (directory / _NAME).exists()
+
+
+def write_status(directory: Path, status: StatusFile) -> None:
+    """Replace the file."""
+    fresh = directory / f"{_NAME}.new"
+    fresh.write_bytes(msgspec.json.encode(status))
+    os.replace(fresh, directory / _NAME)
+
+
+def read_status(directory: Path) -> StatusFile | None:
+    """Return what is in the status file; None: the folder is gone."""
+    try:
+        return msgspec.json.decode((directory / _NAME).read_bytes(), type=StatusFile)
+    except FileNotFoundError:
+        return None
+
+
+class Knock(NamedTuple):
+    """What somebody has left; the receiver closes the descriptors."""
+
+    notice: Notice
+    fds: list[int]
+
+
+class HandoverSocket:
+    """The worker's side. Used by one thread.
+
+    Args:
+        path: Where to listen; nothing may be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._poller = select.epoll()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.setblocking(False)
+        self._listener.bind(str(path))
+        self._listener.listen(BACKLOG)
+        self._poller.register(self._listener, select.EPOLLIN)
+        self._callers: dict[int, socket.socket] = {}
+        self._complaints = Complaints(logger)
+        #: Given back when no descriptor is left, to send one caller away: else they would knock on.
+        self._spare = _any_descriptor()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `knocks` is worth a call."""
+        return self._poller.fileno()
+
+    def knocks(self) -> list[Knock]:
+        """Return what was left since the last call, without waiting."""
+        found: list[Knock] = []
+        for _ in range(2):  # who has just come may have spoken already
+            for fd, _events in self._poller.poll(0.0):
+                if fd == self._listener.fileno():
+                    self._let_in()
+                else:
+                    found += self._hear(fd)
+        return found
+
+    def close(self) -> None:
+        """Close all sockets. Idempotent."""
+        for caller in self._callers.values():
+            caller.close()
+        self._callers.clear()
+        self._listener.close()
+        self._poller.close()
+        close_all(self._spare)
+        self._spare = []
+
+    def _let_in(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as exc:
+                self._complaints.add("accept", f"nobody can be let in: {exc}")
+                self._turn_away()
+                return
+            caller.setblocking(False)
+            self._callers[caller.fileno()] = caller
+            self._poller.register(caller, select.EPOLLIN)
+            if len(self._callers) > BACKLOG:  # the first one will not speak any more
+                self._send_away(next(iter(self._callers)))
+
+    def _turn_away(self) -> None:
+        """Close the connection of who came first, for whom there is no descriptor."""
+        close_all(self._spare)
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+        self._spare = _any_descriptor()
+
+    def _hear(self, fd: int) -> list[Knock]:
+        fds: list[int] = []
+        try:
+            data, fds, _ = receive_with_descriptors(self._callers[fd], _MAX_BYTES)
+            self._send_away(fd)
+            name, _, body = data.partition(b"\0")
+            return [Knock(decode(_KNOWN[name.decode()], [body]), fds)]
+        except BlockingIOError:
+            return []
+        except (ProtocolError, KeyError, UnicodeDecodeError) as exc:
+            self._complaints.add("knock", f"somebody knocked and was not understood: {exc}")
+            close_all(fds)
+            return []
+
+    def _send_away(self, fd: int) -> None:
+        self._poller.unregister(fd)
+        self._callers.pop(fd).close()
+
+
+def knock(path: Path, notice: Notice, fds: Sequence[int]) -> bool:
+    """Leave a message with descriptors, which stay the caller's; False: nobody is there."""
+    data = type(notice).__name__.encode() + b"\0" + _encoded(notice)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.settimeout(_KNOCK_TIMEOUT)
+        try:
+            caller.connect(str(path))
+            caller.sendmsg([data], rights(fds))
+        except OSError:  # it is not there yet, or has ended, or so many knock that it is stuck
+            return False
+    return True
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors; those that were closed by whoever took them over and failed are passed."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def _any_descriptor() -> list[int]:
+    """Return a descriptor of nothing; none if there is none left."""
+    try:
+        return [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+    except OSError:
+        return []
+
+
+def _encoded(payload: Payload) -> bytes:
+    (data,) = encode(payload)
+    return bytes(data)

@@ -1,0 +1,752 @@
+"""`EnvRunner`: drives a pool or a bridge with policies, and returns what happened as columns.
+
+Leaves out the two ways of doing so: `column_sampler.py` (fast) and `dict_sampler.py` (general).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from gymnasium import Space
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
+from gymnasium.vector import AutoresetMode
+
+from envbus.actors.arrays.agent_spaces import AgentSpaces
+from envbus.actors.arrays.spaces import is_fixed_size
+from envbus.actors.external.errors import SimulatorError
+from envbus.bus.errors import ConfigError, RestartLimitError
+from envbus.bus.forking import StaysHere
+from envbus.bus.interrupts import uninterrupted_call
+from envbus.bus.settings import check_number
+from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.data.metrics import PerfTimers, SampleMetrics
+from envbus.runner.data.trajectory import AgentID
+from envbus.runner.engine.env_calls import SubEnvironment
+from envbus.runner.engine.seeding import restart_seed
+from envbus.runner.policies.policy import Policy, Weights
+from envbus.runner.policies.policy_map import Policies, PolicyMap, check_state, checked_ids
+from envbus.runner.pool.agent_results import DUMMY_AGENT
+from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.callbacks import naming, wants_episodes
+from envbus.runner.sampling.column_sampler import ColumnSampler
+from envbus.runner.sampling.columns import Make
+from envbus.runner.sampling.config import Demand, PolicyMapping, RunnerConfig, Sample
+from envbus.runner.sampling.dict_sampler import DictSampler
+from envbus.runner.sampling.sources import BridgeSource, EnvNumbers, PoolSource, Source
+from envbus.runner.sampling.video import VideoRecorder
+from envbus.runner.workers.config import check_kind
+
+__all__ = ["EnvRunner"]
+
+
+Envs: TypeAlias = "ActorPool | ExternalEnvBridge | Sequence[ActorPool | ExternalEnvBridge]"
+#: What makes envs, and what makes the policies for them.
+_Factories: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Policies]]
+
+
+class _ServingThread:
+    """Runs `serve(is_over)` in a thread, from `start` to `end`.
+
+    Sockets go over into that thread and come back: nothing that `serve` uses may be used meanwhile.
+
+    Args:
+        serve: Returns soon after `is_over()` has become true.
+    """
+
+    def __init__(self, serve: Callable[[Callable[[], bool]], None]) -> None:
+        self._serve = serve
+        self._over = threading.Event()
+        #: Not `Thread.join`: one that an exception breaks off takes the thread for ended (3.11).
+        self._ended = threading.Event()
+        self._is_started = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="envbus serving", daemon=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was to end; Ctrl-C may have broken off the wait for it."""
+        return self._over.is_set()
+
+    @uninterrupted_call
+    def start(self) -> None:
+        """Begin; after Ctrl-C, too, it runs."""
+        self._thread.start()
+        self._is_started = True
+
+    @uninterrupted_call
+    def end(self) -> None:
+        """Wait until nothing is used any more. Idempotent; `serve` itself may call it."""
+        self._over.set()
+        if self._is_started and self._thread.ident != threading.get_ident():
+            self._ended.wait()
+
+    def raise_error(self) -> None:
+        """Raise what `serve` raised."""
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._serve(self._over.is_set)
+        except BaseException as exc:
+            self._error = exc
+        finally:
+            self._ended.set()
+
+
+class _EnvSet:
+    """At most one pool, and any number of bridges.
+
+    Attributes:
+        pool: Its envs have the ids from 0.
+        bridges: Their episodes have higher ones.
+
+    Raises:
+        ConfigError: There is neither, or more than one pool; the pool has a vector env; or an
+            agent of one has other spaces than in another.
+    """
+
+    def __init__(self, envs: Envs) -> None:
+        given = list(envs) if isinstance(envs, Sequence) else [envs]
+        pools = [one for one in given if isinstance(one, ActorPool)]
+        self.bridges = [one for one in given if isinstance(one, ExternalEnvBridge)]
+        if not given or len(pools) > 1 or len(pools) + len(self.bridges) < len(given):
+            raise ConfigError(
+                "envs must be an ActorPool, an ExternalEnvBridge, or several bridges and at most "
+                f"one pool, not {envs!r:.200}"
+            )
+        self.pool = pools[0] if pools else None
+        together = self.pool.vector_envs() if self.pool is not None else []
+        if together:
+            raise ConfigError(
+                f"an EnvRunner begins episodes one by one, and envs {together[0].start} to "
+                f"{together[0].stop - 1} are one vector env, which steps as a whole; give the pool "
+                "factories of single envs"
+            )
+        self._check_spaces()
+
+    @property
+    def num_envs(self) -> int:
+        """Envs of the pool."""
+        return 0 if self.pool is None else self.pool.num_envs
+
+    @property
+    def closed(self) -> bool:
+        """Whether any of them was closed."""
+        return any(one.closed for one in self._all())
+
+    def close(self, *, terminate: bool = False) -> None:
+        """Close all. Idempotent; `terminate` does not wait for envs of the pool."""
+        for bridge in self.bridges:
+            bridge.stop()
+        if self.pool is not None:
+            self.pool.close(terminate=terminate)
+
+    def spaces(self) -> dict[AgentID, tuple[Space[Any], Space[Any]]]:
+        """Return observation and action space by agent, as far as they are known."""
+        return {agent_id: both for one in reversed(self._all()) for agent_id, both in _spaces(one)}
+
+    def get_sub_environments(self) -> list[SubEnvironment]:
+        """Return proxies of the pool's envs."""
+        return [] if self.pool is None else self.pool.get_sub_environments()
+
+    def tell_policies(self, policies: Mapping[str, Policy], *, publish: bool) -> None:
+        """Have clients told who may act; if they may do so themselves, have them given models."""
+        for bridge in self.bridges:
+            bridge.policy_ids = list(policies)
+            bridge.retain_models(policies if publish else ())
+            for policy_id, policy in policies.items() if publish else ():
+                weights, version = policy.get_weights(), policy.policy_version
+                model = weights.get("model")
+                if isinstance(model, bytes) and len(weights) == 1:
+                    bridge.publish(policy_id, onnx=model, version=version)
+                else:
+                    bridge.publish(policy_id, weights=weights, version=version)
+
+    def _all(self) -> list[ActorPool | ExternalEnvBridge]:
+        return [*([] if self.pool is None else [self.pool]), *self.bridges]
+
+    def _check_spaces(self) -> None:
+        known: dict[AgentID, tuple[Space[Any], Space[Any]]] = {}
+        for one in self._all():
+            for agent_id, both in _spaces(one):
+                if known.setdefault(agent_id, both) != both:
+                    raise ConfigError(
+                        f"agent {agent_id!r} has the observation and action space "
+                        f"{known[agent_id]} in one, and {both} in {one!r}: a policy has one form "
+                        "of row; bring them together, or sample them by two runners"
+                    )
+
+
+class EnvRunner(StaysHere):
+    """Samples envs with policies.
+
+        pool = ActorPool(["CartPole-v1"] * 64)
+        space = pool.single_action_space
+        with EnvRunner(pool, RandomPolicy(space), RunnerConfig(rollout_fragment_length=128)) as run:
+            batch = run.sample().single()  # 64 * 128 rows, env by env
+
+    Envs go on where the sample before has left them; no fragment begins with a gap. One thread
+    creates, uses and stops it.
+
+    Args:
+        envs: A pool, an `ExternalEnvBridge`, or several bridges and at most one pool; the runner's
+            own from now on. With several agents, callbacks that are told of single episodes, or a
+            bridge, the pool's `autoreset_mode` must be "Disabled". docs/sampling.md says how a
+            bridge's episodes are sampled.
+        policies: One, or by policy id; functions `observations -> actions` are policies, too.
+        config: None: the defaults.
+        make_column: `(shape, dtype) -> array` or None, asked for the memory of each column of a
+            fragment, where rows are kept in columns: for shared memory, or pinned one. What it
+            returns is written to until the sample is over. None, or where it returns None: fresh
+            memory.
+
+    Attributes:
+        envs: As given.
+        config: As given.
+        metrics: What `get_metrics` reads.
+        timers: Likewise.
+
+    Raises:
+        ConfigError: Envs, policies and config do not fit together. The envs are left open.
+    """
+
+    def __init__(
+        self,
+        envs: Envs,
+        policies: Policies,
+        config: RunnerConfig | None = None,
+        *,
+        make_column: Make | None = None,
+    ) -> None:
+        self.envs = envs
+        self._make_column = make_column
+        self._envs = _EnvSet(envs)
+        if config is not None:
+            example = "RunnerConfig(rollout_fragment_length=128)"
+            check_kind("config", config, RunnerConfig, example=example)
+        self.config = config or RunnerConfig()
+        self._factories: _Factories | None = None
+        self._policies = PolicyMap(policies)
+        self.metrics = SampleMetrics()
+        self.timers = PerfTimers(self.config.ema_coef)
+        self._num_samples = 0
+        #: How often the envs, or the policies, were made anew.
+        self._renewals = 0
+        self._recorder: VideoRecorder | None = None
+        self._asking = threading.RLock()
+        self._sampler = self._make_sampler()
+        self._begun = False
+        #: A sample has raised: nobody knows what the envs are at.
+        self._lost_track = False
+        #: Answers simulators, or did so last.
+        self._server: _ServingThread | None = None
+
+    @classmethod
+    def from_factories(
+        cls,
+        make_env: Callable[[], Any],
+        make_module: Callable[[Any], Policies],
+        config: RunnerConfig | None = None,
+    ) -> EnvRunner:
+        """Return a runner that can make its envs and policies anew.
+
+        Args:
+            make_env: Returns envs: a pool, a bridge, or a sequence of these.
+            make_module: Returns the policies for such envs' spaces; the envs are not its own.
+            config: None: the defaults.
+        """
+        envs = make_env()
+        try:
+            runner = cls(envs, make_module(envs), config)
+        except BaseException:
+            _EnvSet(envs).close(terminate=True)
+            raise
+        runner._factories = (make_env, make_module)
+        return runner
+
+    @property
+    def is_vectorized(self) -> bool:
+        """Whether rows are kept in columns over all envs."""
+        return isinstance(self._sampler, ColumnSampler)
+
+    def sample(
+        self,
+        num_env_steps: int | None = None,
+        num_episodes: int | None = None,
+        *,
+        timeout: float | None = None,
+        force_reset: bool = False,
+        explore: bool | None = None,
+    ) -> Sample:
+        """Step the envs until there are as many rows as asked, and return these.
+
+        Each env contributes an equal part, so that fast ones are not over-represented. Without a
+        number, each contributes `rollout_fragment_length` steps.
+
+        Args:
+            num_env_steps: Of all envs together; exactly, or in complete_episodes mode at least.
+            num_episodes: Of all envs together, exactly; each whole. Running ones of which rows
+                have left already are given up for it, as in complete_episodes mode.
+            timeout: Seconds after which what is there is returned; `late` names the envs that
+                were awaited. Nothing is lost: they go on in the next call. None: no limit but
+                the deadlines of the pool's requests.
+            force_reset: Give up all running episodes and begin new ones.
+            explore: None: as configured.
+
+        Raises:
+            ValueError: Both numbers, or a negative one.
+            CallbackError, ConnectorError: It names which one.
+            ConfigError: An agent was given to a policy that is not there.
+            RestartLimitError: No env is left.
+            ClosedEnvironmentError: It was stopped, also by a callback or a signal's handler while
+                this call is under way.
+            SimulatorError: A simulator that a bridge hosts has ended. Nothing is lost by it.
+            Exception: What the pool raises, if its envs are not made anew. After any other
+                exception the next call begins new episodes in all envs.
+        """
+        self._assert_open()
+        sampler, config = self._sampler, self.config
+        explore = config.explore if explore is None else explore
+        check_number("timeout", timeout, optional=True)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        demand = Demand.of(
+            config,
+            sampler.live,
+            num_env_steps=num_env_steps,
+            num_episodes=num_episodes,
+            turn=self._num_samples,
+            first=sampler.stepping,
+        )
+        if not sampler.live.any():
+            self.assert_healthy()
+        try:
+            self._tell_connectors(explore)
+            self._begin(demand, force_reset=force_reset)
+            sample = sampler.sample(demand, deadline, explore, config.unique(self._num_samples))
+            self._num_samples += 1
+            self.metrics.add_steps(
+                env_steps=sample.env_steps,
+                agent_steps=sample.agent_steps,
+                module_steps={name: len(batch) for name, batch in sample.policy_batches.items()},
+            )
+            with naming("on_sample_end"):
+                config.callbacks.on_sample_end(sample=sample)
+        except BaseException as exc:
+            self._lost_track = not isinstance(exc, SimulatorError)
+            if self._envs.closed and isinstance(exc, Exception):
+                raise ClosedEnvironmentError("`EnvRunner` was stopped during a sample.") from exc
+            raise
+        return sample
+
+    def serve(self, seconds: float, *, explore: bool | None = None) -> None:
+        """Answer the simulators of its bridges for some time, without sampling.
+
+        The rows wait for the next sample: see `RunnerConfig.max_waiting_steps`.
+
+        Args:
+            seconds: How long.
+            explore: None: as configured.
+
+        Raises:
+            ConfigError: It has no bridge.
+            Exception: As from `sample`.
+        """
+        self._assert_open()
+        check_number("seconds", seconds)
+        self._serve(time.monotonic() + seconds, explore, lambda: False)
+
+    @contextmanager
+    def serving(self, *, explore: bool | None = None) -> Iterator[None]:
+        """Answer the simulators of its bridges in a thread, while the block runs.
+
+            with runner.serving():
+                train(sample)  # must not change what the policies read, but by `set_weights`
+
+        The runner cannot be used meanwhile, except for `set_weights` and what only reads.
+
+        Raises:
+            ConfigError: It has no bridge.
+            Exception: As from `sample`, at the end of the block.
+        """
+        self._assert_open()
+        self._bridged()
+        server = _ServingThread(lambda is_over: self._serve(math.inf, explore, is_over))
+        self._server = server
+        try:
+            server.start()
+            yield
+        finally:
+            self._end_serving()
+        server.raise_error()
+
+    # --- policies ----------------------------------------------------------------------------
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """The policies by id."""
+        return self._policies.by_id
+
+    @property
+    def policy_mapping_fn(self) -> PolicyMapping | None:
+        """Who says which policy is an agent's; if set, of episodes that begin from now on.
+
+        Raises:
+            ConfigError: The runner keeps columns; make it with `vectorized=False`.
+        """
+        return self._general("policy_mapping_fn").episodes.policy_mapping_fn
+
+    @policy_mapping_fn.setter
+    def policy_mapping_fn(self, policy_mapping_fn: PolicyMapping | None) -> None:
+        self._general("policy_mapping_fn").episodes.policy_mapping_fn = policy_mapping_fn
+
+    def add_policy(
+        self,
+        policy_id: str,
+        policy: Policy | Callable[[Any], Any],
+        policy_mapping_fn: PolicyMapping | None = None,
+    ) -> None:
+        """Add a policy, or put another in the place of one, for episodes that begin from now on.
+
+        Raises:
+            ConfigError: The runner keeps columns; make it with `vectorized=False`.
+        """
+        sampler = self._general("add_policy")
+        self._policies.put(policy_id, policy)
+        self._tell_policies()
+        if policy_mapping_fn is not None:
+            sampler.episodes.policy_mapping_fn = policy_mapping_fn
+
+    def remove_policy(
+        self,
+        policy_id: str,
+        policy_mapping_fn: PolicyMapping | None = None,
+    ) -> None:
+        """Remove a policy; episodes that run with it keep it to their end.
+
+        Raises:
+            ConfigError: There is no such policy, or no other, or the runner keeps columns.
+        """
+        sampler = self._general("remove_policy")
+        self._policies.remove(policy_id)
+        self._tell_policies()
+        if policy_mapping_fn is not None:
+            sampler.episodes.policy_mapping_fn = policy_mapping_fn
+
+    def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
+        """Return weights by policy id, of all policies or of some."""
+        return self._policies.get_weights(policy_ids)
+
+    def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
+        """Set weights by policy id; actions from now on are theirs, and say so.
+
+        In a block of `serving` it waits until the policy has answered what it was just asked.
+
+        Raises:
+            ConfigError: There is no such policy. Nothing was set.
+        """
+        with self._asking:
+            self._policies.set_weights(weights, version)
+        self._tell_policies()
+
+    # --- beginning anew ----------------------------------------------------------------------
+
+    def make_env(self) -> None:
+        """Close the envs, whatever became of them, and make them anew; new episodes begin.
+
+        Policies, connectors, metrics and the numbers of episodes go on; seeds are derived from
+        the config's, so that no episode comes a second time.
+
+        Raises:
+            ConfigError: It does not know how: use `from_factories`.
+            Exception: What the factory raised; the runner is stopped then, and can try again.
+        """
+        make_env, _ = self._known_factories("make_env")
+        self.stop()
+        self.envs = make_env()
+        self._envs = _EnvSet(self.envs)
+        try:
+            self._renew()
+        except BaseException:
+            self._envs.close(terminate=True)
+            raise
+
+    def make_module(self) -> None:
+        """Make the policies anew, with fresh weights of the next version; new episodes begin.
+
+        Raises:
+            ConfigError: It does not know how: use `from_factories`.
+            Exception: What the factory raised, or policies that do not fit; nothing has changed.
+        """
+        _, make_module = self._known_factories("make_module")
+        self._assert_open()
+        before = self._policies.by_id
+        self._policies.replace(make_module(self.envs))
+        try:
+            self._renew()
+        except BaseException:
+            self._policies.by_id = before
+            raise
+
+    def get_state(self) -> dict[str, Any]:
+        """Return weights, their versions, connectors' states and the counts of a lifetime.
+
+        Running episodes are no part of it: neither the envs' own state, nor their rows that have
+        not left, nor what policies and connectors keep of them. Who takes it over begins new
+        ones, under ids that were not used yet.
+        """
+        next_eps_id, num_samples = self.ids_reached()
+        return {
+            "policies": self._policies.get_state(),
+            "connectors": {name: one.get_state() for name, one in self.config.connectors().items()},
+            "metrics": self.metrics.get_state(),
+            "num_samples": num_samples,
+            "next_eps_id": next_eps_id,
+        }
+
+    @uninterrupted_call
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `get_state` returned, of this runner or another; episodes go on.
+
+        All of it is taken over, or nothing. Episodes that run here keep their ids, which the other
+        runner may have used: where that matters, sample with `force_reset=True` next.
+
+        Raises:
+            ConfigError: It is no state, has a policy that is not here, or lacks a connector.
+            Exception: What a policy or a connector raises that does not take its part.
+        """
+        check_state(state, "policies", "connectors", "metrics", "num_samples", "next_eps_id")
+        connectors = self.config.connectors()
+        missing = sorted(connectors.keys() - state["connectors"].keys())
+        if missing:
+            raise ConfigError(f"the state has nothing of the connectors {missing}")
+        ids = checked_ids(state)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._tell_policies)  # last: of those of before
+            before = self._policies.set_state(state["policies"])
+            undo.callback(self._policies.set_state, before)
+            for name, connector in connectors.items():
+                undo.callback(connector.set_state, connector.get_state())
+                connector.set_state(state["connectors"][name])
+            self._tell_policies()
+            self.metrics.set_state(state["metrics"])
+            undo.pop_all()  # all is well
+        self.go_on_from(*ids)
+
+    def ids_reached(self) -> tuple[int, int]:
+        """Return what no number of an episode, and of a sample, has reached yet here."""
+        return self._sampler.ids.following, self._num_samples
+
+    def go_on_from(self, next_eps_id: int, num_samples: int) -> None:
+        """Have later episodes and samples be numbered from these on, if they are not already."""
+        self._num_samples = max(self._num_samples, num_samples)
+        if self._sampler.ids.following < next_eps_id:
+            self._sampler.ids.go_on_from(next_eps_id)
+
+    # --- about it ----------------------------------------------------------------------------
+
+    def get_spaces(self) -> dict[AgentID, tuple[Space[Any], Space[Any]]]:
+        """Return observation and action space by agent, as the envs have them."""
+        return self._envs.spaces()
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return statistics since the last call (`SampleMetrics.read`), and the timers' means."""
+        return {**self.metrics.read(), **self.timers.read()}
+
+    def assert_healthy(self) -> None:
+        """Raise if it cannot sample with all of its envs.
+
+        Raises:
+            ClosedEnvironmentError: It was stopped.
+            RestartLimitError: Envs were given up; they are named.
+        """
+        self._assert_open()
+        lost = [env_id for env_id, live in enumerate(self._sampler.live) if not live]
+        if lost:
+            raise RestartLimitError(
+                f"envs {lost} of {self._envs.num_envs} failed too often and were given up; the "
+                "pool's hooks and the log say why"
+            )
+
+    def stop(self) -> None:
+        """Close the envs, and finish videos. Idempotent."""
+        self.__exit__(None)
+
+    def __enter__(self) -> EnvRunner:
+        return self
+
+    def __exit__(self, exc_type: object, *_: object) -> None:
+        self._end_serving()
+        self._finish_videos()
+        self._envs.close(terminate=exc_type is not None)
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _make_sampler(self) -> ColumnSampler | DictSampler:
+        config = self.config
+        if config.video is not None:
+            self._finish_videos()
+            self._recorder = VideoRecorder(
+                config.video, config.callbacks, self._envs.get_sub_environments(), self.timers
+            )
+            config = dataclasses.replace(config, callbacks=self._recorder)
+        self._tell_policies()
+        pool, bridges = self._envs.pool, self._envs.bridges
+        reason = _why_not_columns(self._envs, config, self._policies.by_id)
+        for setting in ("vectorized", "pipelined", "run_ahead"):
+            value = getattr(config, setting)
+            if value and reason:
+                raise ConfigError(f"this cannot be sampled with {setting}={value}: {reason}")
+            if value and config.vectorized is False:
+                raise ConfigError(
+                    f"{setting}={value} needs columns, and vectorized=False refuses them"
+                )
+        if pool is not None and pool.autoreset_mode is AutoresetMode.SAME_STEP:
+            raise ConfigError('a runner takes a pool with autoreset_mode "NextStep" or "Disabled"')
+        if pool is not None and reason is None and config.vectorized is not False:
+            ((name, policy),) = self._policies.by_id.items()
+            make = self._make_column
+            return ColumnSampler(pool, config, name, policy, self.metrics, self.timers, make)
+        if pool is not None and pool.autoreset_mode is not AutoresetMode.DISABLED:
+            raise ConfigError(
+                'make the pool with autoreset_mode="Disabled": it cannot be sampled in columns, as '
+                + (reason or "vectorized=False was asked for")
+            )
+        clip, num_envs = config.clip_actions, self._envs.num_envs
+        sources: list[Source] = [] if pool is None else [PoolSource(pool, clip_actions=clip)]
+        numbers = EnvNumbers(num_envs)
+        for index, bridge in enumerate(bridges, num_envs):
+            width, least = config.envs_per_bridge, config.min_envs
+            sources.append(BridgeSource(bridge, index, width, numbers, least, clip_actions=clip))
+        return DictSampler(sources, config, self._policies, self.metrics, self.timers, self._asking)
+
+    def _tell_connectors(self, explore: bool) -> None:
+        for connector in self.config.connectors().values():
+            connector.is_evaluated = not explore
+
+    def _tell_policies(self) -> None:
+        self._envs.tell_policies(self._policies.by_id, publish=self.config.publish)
+
+    def _finish_videos(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _begin(self, demand: Demand, *, force_reset: bool) -> None:
+        """See that the episodes that run are ones that this sample can go on with."""
+        sampler = self._sampler
+        if not self._begun:
+            for env_id in range(self._envs.num_envs):
+                with naming("on_sub_environment_created"):
+                    self.config.callbacks.on_sub_environment_created(env_id=env_id, incarnation=0)
+            seed = self.config.seed
+            sampler.reset(restart_seed(seed, 0, self._renewals) if self._renewals else seed)
+            self._begun = True
+        elif force_reset or self._lost_track or (demand.complete and sampler.has_cut_episode()):
+            sampler.reset(None)
+        self._give_up_lost(force_reset=force_reset)
+
+    def _give_up_lost(self, *, force_reset: bool = False) -> None:
+        """Give up the episodes of bridges of which nobody knows what they are at."""
+        if (force_reset or self._lost_track) and isinstance(self._sampler, DictSampler):
+            self._sampler.give_up()
+        self._lost_track = False
+
+    def _serve(self, deadline: float, explore: bool | None, is_over: Callable[[], bool]) -> None:
+        sampler = self._bridged()
+        explore = self.config.explore if explore is None else explore
+        try:
+            self._tell_connectors(explore)
+            self._give_up_lost()
+            sampler.serve(deadline, explore, is_over)
+        except BaseException as exc:
+            self._lost_track = not isinstance(exc, SimulatorError)
+            raise
+
+    def _end_serving(self) -> None:
+        """See that no other thread uses the envs."""
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+
+    def _renew(self) -> None:
+        """Begin anew with other envs or policies, and go on counting."""
+        old = self._sampler
+        if isinstance(old, DictSampler):
+            old.abandon()
+        self._sampler = self._make_sampler()
+        self._sampler.ids.go_on_from(old.ids.following)
+        if isinstance(old, DictSampler):
+            self.policy_mapping_fn = old.episodes.policy_mapping_fn
+        self._begun = False
+        self._renewals += 1
+
+    def _known_factories(self, verb: str) -> _Factories:
+        if self._factories is None:
+            raise ConfigError(
+                f"{verb}: this runner was given its envs and policies ready-made; make it by "
+                "EnvRunner.from_factories(make_env, make_module)"
+            )
+        return self._factories
+
+    def _bridged(self) -> DictSampler:
+        if not self._envs.bridges:
+            raise ConfigError("serve: there is no bridge whose simulators could be answered")
+        return self._general("serve")
+
+    def _general(self, verb: str) -> DictSampler:
+        if isinstance(self._sampler, ColumnSampler):
+            raise ConfigError(
+                f"{verb}: rows are kept in columns for one policy; make the runner with "
+                'RunnerConfig(vectorized=False) and the pool with autoreset_mode="Disabled"'
+            )
+        return self._sampler
+
+    def _assert_open(self) -> None:
+        if self._envs.closed:
+            raise ClosedEnvironmentError("Trying to operate on `EnvRunner`, after `stop()`.")
+        if self._server is not None:
+            if not self._server.is_over:
+                text = "the runner is serving; leave `serving` first"
+                raise AlreadyPendingCallError(text, "serving")
+            self._end_serving()  # Ctrl-C broke off the wait for it
+
+
+def _spaces(
+    one: ActorPool | ExternalEnvBridge,
+) -> Iterator[tuple[AgentID, tuple[Space[Any], Space[Any]]]]:
+    if isinstance(one, ActorPool):
+        for agent_id in one.get_agent_ids():
+            yield agent_id, (one.get_observation_space(agent_id), one.get_action_space(agent_id))
+        return
+    observation, action = one.observation_space, one.action_space
+    if isinstance(observation, AgentSpaces) and isinstance(action, AgentSpaces):
+        for agent_id, space in observation.spaces.items():
+            yield agent_id, (space, action[agent_id])
+    elif observation is not None and action is not None:
+        yield DUMMY_AGENT, (observation, action)
+
+
+def _why_not_columns(
+    envs: _EnvSet, config: RunnerConfig, policies: Mapping[str, Policy]
+) -> str | None:
+    pool = envs.pool
+    if envs.bridges or pool is None:
+        return "episodes of a bridge come and go"
+    if pool.is_multi_agent:
+        return "the envs have several agents"
+    if not all(map(is_fixed_size, (pool.single_observation_space, pool.single_action_space))):
+        return "a space has no fixed size"
+    if len(policies) > 1 or config.policy_mapping_fn is not None:
+        return "there are several policies, or a policy_mapping_fn"
+    if wants_episodes(config.callbacks):
+        return "callbacks are told of single episodes"
+    if config.infos:
+        return "infos are kept"
+    return None

@@ -1,0 +1,296 @@
+"""Who has to contribute to a sample, and which rows of theirs wait to be taken. Pure.
+
+Leaves out how much is asked of whom (`config.py`) and how rows come about (`dict_sampler.py`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from envbus.runner.bridge.results import ClientChoice
+from envbus.runner.data.episode import EpisodeRecorder, Fragment
+from envbus.runner.data.nested import Tree
+from envbus.runner.data.trajectory import AgentID
+from envbus.runner.policies.policy import Policy
+from envbus.runner.sampling.config import Demand, Phase, PolicyMapping
+
+__all__ = ["EnvShare", "OpenShare", "Share", "Slot"]
+
+
+class Slot:
+    """What is known of an env: one of a pool, or an episode of a bridge."""
+
+    def __init__(self, env_id: int, *, episode_id: str = "", training_enabled: bool = True) -> None:
+        self.env_id = env_id
+        self.episode_id = episode_id
+        self.training_enabled = training_enabled
+        #: What runs is the rest of an episode that was given up: it is answered, and that is all.
+        self.is_rest = False
+        self.phase = Phase.ENDED
+        self.incarnation = 0
+        self.episode: EpisodeRecorder | None = None
+        #: What there was when the episode began: policies by id, and who says which one is an
+        #: agent's; by agent what was said.
+        self.policies: Mapping[str, Policy] = {}
+        self.policy_mapping_fn: PolicyMapping | None = None
+        self.policy_ids: dict[AgentID, str] = {}
+        #: By agent: what those that are to act have seen.
+        self.seen: dict[AgentID, Tree] = {}
+        #: By agent: states of policies; actions that were chosen elsewhere.
+        self.states: dict[AgentID, Tree] = {}
+        self.off_policy: dict[AgentID, Any] = {}
+        #: Which policy of the simulator's has chosen the actions in `off_policy`; None: none.
+        self.choice: ClientChoice | None = None
+        #: Which weights chose its last action.
+        self.policy_version = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether rows of what runs may leave."""
+        return self.training_enabled and not self.is_rest
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an answer of the env is awaited."""
+        return self.phase in (Phase.RESETTING, Phase.STEPPING)
+
+    def begin_episode(
+        self,
+        episode: EpisodeRecorder,
+        policies: Mapping[str, Policy],
+        policy_mapping_fn: PolicyMapping | None,
+    ) -> None:
+        """Its first observations are awaited."""
+        self.phase = Phase.RESETTING
+        self.episode, self.policies = episode, policies
+        self.policy_mapping_fn = policy_mapping_fn
+        self.policy_ids, self.states, self.off_policy, self.seen = {}, {}, {}, {}
+
+    def take(self, ready: list[AgentID], observations: Mapping[AgentID, Tree]) -> None:
+        """The agents in `ready` are to act on what they have seen."""
+        self.phase = Phase.WAITING
+        self.seen = {agent_id: observations[agent_id] for agent_id in ready}
+
+    def end_episode(self) -> None:
+        """The episode is over."""
+        self.phase, self.episode = Phase.ENDED, None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Piece:
+    fragment: Fragment
+    eps_id: int
+    #: It ends its episode, and that was not cut off by a fault.
+    ends: bool
+
+    @property
+    def is_episode(self) -> bool:
+        """Whether it is a whole episode."""
+        return self.ends and self.fragment.begin == 0
+
+
+class Share(ABC):
+    """What one contributes who is asked for a part.
+
+    Attributes:
+        index: Which of all shares.
+        width: How many parts it is asked for.
+        slots: Its envs, by id.
+    """
+
+    def __init__(self, index: int, slots: Iterable[Slot] = (), width: int = 1) -> None:
+        self.index = index
+        self.width = width
+        self.slots = {slot.env_id: slot for slot in slots}
+        #: Of episodes that are over; and how much these have.
+        self._waiting: deque[_Piece] = deque()
+        self._env_steps = 0
+        self._agent_steps = 0
+        self._episodes = 0
+        self._quota = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether it can contribute; simulators can come, always."""
+        return True
+
+    @property
+    def stepping(self) -> bool:
+        """Whether one of its envs was sent actions and has not answered."""
+        return any(slot.phase is Phase.STEPPING for slot in self.slots.values())
+
+    def begin(self, quota: int) -> None:
+        """Begin a sample to which it is to contribute as much."""
+        self._quota = quota
+
+    def collect(self, fragment: Fragment, eps_id: int, *, faulty: bool) -> None:
+        """An episode is over, with these rows."""
+        if fragment.env_steps:
+            self._put(_Piece(fragment, eps_id, not faulty))
+
+    @abstractmethod
+    def met(self, demand: Demand) -> bool:
+        """Return whether it has contributed its part, or cannot."""
+
+    @abstractmethod
+    def take(self, demand: Demand) -> list[Fragment]:
+        """Return what it contributes to the sample that ends."""
+
+    def forget(self) -> None:
+        """Drop all that waits."""
+        self._waiting.clear()
+        self._env_steps = self._agent_steps = self._episodes = 0
+
+    def _put(self, piece: _Piece) -> None:
+        self._waiting.append(piece)
+        self._count(piece, 1)
+
+    def _pop(self) -> _Piece:
+        piece = self._waiting.popleft()
+        self._count(piece, -1)
+        return piece
+
+    def _count(self, piece: _Piece, sign: int) -> None:
+        self._env_steps += sign * piece.fragment.env_steps
+        self._agent_steps += sign * piece.fragment.agent_steps
+        self._episodes += sign * piece.is_episode
+
+    def _running(self) -> list[EpisodeRecorder]:
+        """Return the episodes that run of which rows may leave."""
+        return [
+            slot.episode
+            for slot in self.slots.values()
+            if slot.episode is not None and slot.is_kept
+        ]
+
+    def _ready(self, demand: Demand) -> int:
+        """Return how much there is of what the demand counts."""
+        if demand.unit == "episodes":
+            return self._episodes
+        running = [] if demand.complete else self._running()
+        if demand.unit == "agent_steps":
+            return self._agent_steps + sum(episode.agent_steps for episode in running)
+        return self._env_steps + sum(episode.env_steps for episode in running)
+
+
+def _is_on_its_way(slot: Slot) -> bool:
+    """Return whether an episode runs; not one that has begun by itself, and was asked nothing."""
+    if slot.phase is Phase.WAITING:
+        assert slot.episode is not None
+        return slot.episode.length > 0
+    return slot.phase > Phase.WAITING
+
+
+class EnvShare(Share):
+    """The part of one env of a pool, which steps as long as its part is not met."""
+
+    @property
+    def live(self) -> bool:
+        """Whether the env was not given up."""
+        return all(slot.phase is not Phase.LOST for slot in self.slots.values())
+
+    def met(self, demand: Demand) -> bool:
+        """Return whether the env has contributed its part, or cannot; whole episodes are ended."""
+        if not self.live or (self._quota == 0 and demand.complete):
+            return True
+        if demand.complete and any(_is_on_its_way(slot) for slot in self.slots.values()):
+            return False
+        return self._ready(demand) >= self._quota
+
+    def take(self, demand: Demand) -> list[Fragment]:
+        """Return all rows, in complete mode without those of an episode that runs."""
+        fragments = [piece.fragment for piece in self._waiting]
+        self.forget()
+        if not demand.complete:
+            fragments += [episode.cut() for episode in self._running() if episode.env_steps]
+        return fragments
+
+
+class OpenShare(Share):
+    """The part of a bridge, filled by all of its episodes together, whoever is first.
+
+    They come and go as their simulators like, so that there may be more rows than were asked for:
+    these wait for the next sample.
+    """
+
+    def met(self, demand: Demand) -> bool:
+        """Return whether enough is there."""
+        return self._quota == 0 or self._ready(demand) >= self._quota
+
+    def take(self, demand: Demand) -> list[Fragment]:
+        """Return as much as was asked for, if there is as much: what is over first."""
+        left = self._quota
+        fragments = []
+        while left > 0 and self._waiting:
+            piece = self._pop()
+            if demand.complete or self._size(piece.fragment, demand) <= left:
+                first = piece.fragment
+                left -= piece.is_episode if demand.unit == "episodes" else self._size(first, demand)
+            else:
+                first, rest = self._split(piece.fragment, demand, left)
+                self._waiting.appendleft(_Piece(rest, piece.eps_id, piece.ends))
+                self._count(self._waiting[0], 1)
+                left = 0
+            fragments.append(first)
+        if demand.complete:
+            return fragments
+        for episode in self._running():
+            if left <= 0:
+                break
+            if not episode.env_steps:
+                continue
+            fragment = episode.cut()
+            if self._size(fragment, demand) > left:
+                fragment, rest = self._split(fragment, demand, left)
+                self._put(_Piece(rest, episode.eps_id, False))
+            left -= self._size(fragment, demand)
+            fragments.append(fragment)
+        return fragments
+
+    def forget_episode(self, eps_id: int) -> int:
+        """Drop what waits of an episode that failed; return how many rows that was."""
+        return self._keep(lambda piece: piece.eps_id != eps_id)
+
+    def forget_parts(self) -> int:
+        """Drop pieces that are no whole episodes; return how many rows that was."""
+        return self._keep(lambda piece: piece.fragment.begin == 0)
+
+    def shrink(self, most: int) -> int:
+        """Drop the oldest rows until at most as many env steps wait; return how many rows.
+
+        Of a running episode that has more alone, all are dropped.
+        """
+        running = self._running()
+        dropped, steps = 0, self._env_steps + sum(episode.env_steps for episode in running)
+        while steps > most and self._waiting:
+            fragment = self._pop().fragment
+            dropped, steps = dropped + fragment.agent_steps, steps - fragment.env_steps
+        for episode in sorted(running, key=lambda episode: -episode.env_steps):
+            if steps <= most:
+                break
+            fragment = episode.cut()
+            dropped, steps = dropped + fragment.agent_steps, steps - fragment.env_steps
+        return dropped
+
+    def _keep(self, wanted: Callable[[_Piece], bool]) -> int:
+        pieces, dropped = list(self._waiting), 0
+        self.forget()
+        for piece in pieces:
+            if wanted(piece):
+                self._put(piece)
+            else:
+                dropped += piece.fragment.agent_steps
+        return dropped
+
+    @staticmethod
+    def _size(fragment: Fragment, demand: Demand) -> int:
+        return fragment.agent_steps if demand.unit == "agent_steps" else fragment.env_steps
+
+    @staticmethod
+    def _split(fragment: Fragment, demand: Demand, left: int) -> tuple[Fragment, Fragment]:
+        steps = left if demand.unit != "agent_steps" else fragment.env_steps_with(left)
+        return fragment.split(steps)

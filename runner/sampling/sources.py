@@ -1,0 +1,339 @@
+"""Where a `DictSampler`'s envs come from: a pool, or the episodes of an `ExternalEnvBridge`."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import select
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from envbus.actors.arrays.agent_spaces import AgentSpaces
+from envbus.actors.arrays.clipping import agent_clip, remembered
+from envbus.actors.arrays.spaces import Space, is_fixed_size
+from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.bridge.results import BridgeResult, ClientChoice
+from envbus.runner.data.trajectory import AgentID
+from envbus.runner.policies.policy_output import check_shapes
+from envbus.runner.pool.agent_results import PollResult
+from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.quotas import EnvShare, OpenShare, Slot
+from envbus.runner.workers.faults import Fault
+
+__all__ = ["BridgeSource", "EnvNumbers", "Polled", "PoolSource", "Source", "poll_any"]
+
+logger = logging.getLogger("envbus.runner.bridge")
+
+#: Seconds after which sources look after their processes and clients, whatever comes meanwhile.
+_LONGEST_WAIT = 0.05
+#: Longest wait without a word about nobody being there, in seconds.
+_PATIENCE = 60.0
+
+
+class Polled(NamedTuple):
+    """What a source has brought."""
+
+    #: By env id.
+    result: PollResult
+    #: Episodes that have begun by themselves, and whose part they are; their first observations
+    #: are in `result`.
+    opened: Sequence[tuple[OpenShare, Slot]] = ()
+    #: Those of such episodes that are over.
+    closed: Sequence[Slot] = ()
+    #: Envs that were sent no action, or too late, for the observations before.
+    unacted: Collection[int] = ()
+    #: By env: which policy of its own a simulator has acted with.
+    choices: Mapping[int, ClientChoice] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has come."""
+        return not self.result.observations and not self.result.faults
+
+
+class PoolSource:
+    """The envs of a pool, each a share of its own.
+
+    Args:
+        pool: It stays its owner's.
+    """
+
+    def __init__(self, pool: ActorPool, *, clip_actions: bool) -> None:
+        self._pool = pool
+        self._clip = agent_clip(pool.single_action_space) if clip_actions else None
+        self.shares = [EnvShare(env_id, [Slot(env_id)]) for env_id in range(pool.num_envs)]
+        spaces = (pool.single_observation_space, pool.single_action_space)
+        self.is_ragged = not pool.is_multi_agent and not all(map(is_fixed_size, spaces))
+
+    def has(self, env_id: int) -> bool:
+        """Return whether an env is one of the pool's."""
+        return env_id < len(self.shares)
+
+    def fileno(self) -> int:
+        """Return the pool's descriptor."""
+        return self._pool.fileno()
+
+    def poll(self, timeout: float | None, min_envs: int) -> Polled:
+        """Wait for envs, as `ActorPool.poll`."""
+        return Polled(self._pool.poll(timeout, min_envs=min_envs))
+
+    def send_actions(
+        self, slots: Sequence[Slot], actions: Mapping[int, Mapping[AgentID, Any]]
+    ) -> None:
+        """Have envs step by `{env_id: {agent_id: action}}`, which names others, too.
+
+        Raises:
+            ValueError: An action has not the shape that its space has.
+        """
+        own = {slot.env_id: actions[slot.env_id] for slot in slots}
+        for by_agent in own.values():
+            for agent_id, action in by_agent.items():
+                check_shapes(action, self._space_of(agent_id))
+        if self._clip is not None:
+            own = {env_id: self._clip(by_agent) for env_id, by_agent in own.items()}
+        self._pool.send_actions(own)
+
+    def _space_of(self, agent_id: AgentID) -> Space | None:
+        space = self._pool.single_action_space
+        return space.spaces.get(agent_id) if isinstance(space, AgentSpaces) else space
+
+    def reset(self, env_ids: Sequence[int]) -> None:
+        """Have envs begin their next episodes."""
+        self._pool.reset(env_ids=env_ids)
+
+    def reset_all(self, seed: int | None) -> None:
+        """Have all envs begin anew."""
+        self._pool.reset(seed)
+
+    def fail(self, error: BaseException) -> None:
+        """Do nothing: nobody waits. Envs of a pool are asked, and will be reset."""
+
+    def confirm(self) -> None:
+        """Do nothing: nobody waits."""
+
+
+class EnvNumbers:
+    """Env ids for episodes that come and go: the lowest that is free.
+
+    Few of them are ever in use, so that what is kept per env (of connectors) is bounded.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._unused: Iterator[int] = itertools.count(first)
+        self._freed: list[int] = []
+
+    def take(self) -> int:
+        """Return one that nobody has."""
+        return heapq.heappop(self._freed) if self._freed else next(self._unused)
+
+    def give_back(self, env_id: int) -> None:
+        """It is free again."""
+        heapq.heappush(self._freed, env_id)
+
+
+class BridgeSource:
+    """The episodes of a bridge, which are one share together.
+
+    Args:
+        bridge: It stays its owner's.
+        width: As how many envs it counts.
+        numbers: Env ids; bridges of one runner share them.
+        min_envs: How many episodes to wait for, or all that are open.
+    """
+
+    def __init__(
+        self,
+        bridge: ExternalEnvBridge,
+        index: int,
+        width: int,
+        numbers: EnvNumbers,
+        min_envs: int,
+        *,
+        clip_actions: bool,
+    ) -> None:
+        self._bridge = bridge
+        self._clip_of = remembered(agent_clip) if clip_actions else None
+        self._share = OpenShare(index, width=width)
+        self.shares = [self._share]
+        self._numbers = numbers
+        self._min_envs = min_envs
+        #: By episode id, and the other way round by env id.
+        self._slots: dict[str, Slot] = {}
+        self._env_ids: dict[int, str] = {}
+        #: Episodes that are over: their numbers are free when nobody speaks of them any more.
+        self._closed: list[Slot] = []
+        #: Episodes in which somebody waits for an action.
+        self._waiting: set[str] = set()
+        #: Episodes whose clients wait to be told that they are over.
+        self._unconfirmed: list[str] = []
+        self._silent_since = time.monotonic()
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether observations or actions of a single agent have no fixed size."""
+        spaces = self._bridge.observation_space, self._bridge.action_space
+        if self._bridge.is_multi_agent:
+            return False
+        return not all(space is None or is_fixed_size(space) for space in spaces)
+
+    def has(self, env_id: int) -> bool:
+        """Return whether an env is an episode of this bridge."""
+        return env_id in self._env_ids
+
+    def fileno(self) -> int:
+        """Return the bridge's descriptor."""
+        return self._bridge.fileno()
+
+    def poll(self, timeout: float | None, min_envs: int) -> Polled:
+        """Wait for episodes; `min_envs` is the bridge's own number."""
+        del min_envs
+        closed, self._closed = self._closed, []
+        for slot in closed:
+            del self._env_ids[slot.env_id]
+            self._numbers.give_back(slot.env_id)
+        wait = _PATIENCE if timeout is None else min(timeout, _PATIENCE)
+        result = self._bridge.poll(wait, min_envs=self._min_envs)
+        told_of = [*result.observations, *(fault.episode_id for fault in result.faults)]
+        opened = [self._open(i, result) for i in told_of if i not in self._slots]
+        over = timeout is not None and timeout <= _PATIENCE
+        polled = Polled(
+            self._by_env(result, over=over),
+            opened=[(self._share, slot) for slot in opened],
+            closed=[self._slots[episode_id] for episode_id in result.ended],
+            unacted={self._slots[i].env_id for i in result.unacted if i in result.observations},
+            choices={self._slots[i].env_id: choice for i, choice in result.choices.items()},
+        )
+        self._waiting |= result.observations.keys() - result.off_policy_actions.keys()
+        self._closed = [self._slots.pop(episode_id) for episode_id in result.ended]
+        self._waiting -= set(result.ended)
+        if self._bridge.confirm_ends:
+            self._unconfirmed += result.ended
+        self._tell_of_silence(polled)
+        return polled
+
+    def send_actions(
+        self, slots: Sequence[Slot], actions: Mapping[int, Mapping[AgentID, Any]]
+    ) -> None:
+        """Answer simulators; each is told which weights have chosen.
+
+        Raises:
+            SpaceMismatchError: A policy gave an action outside the space; its client is told.
+        """
+        by_version: dict[int, dict[str, Mapping[AgentID, Any]]] = {}
+        # Looked up each time: the first client may have brought the spaces.
+        clip = None if self._clip_of is None else self._clip_of(self._bridge.action_space)
+        for slot in slots:
+            if slot.episode_id in self._waiting:
+                own = actions[slot.env_id]
+                some = by_version.setdefault(slot.policy_version, {})
+                some[slot.episode_id] = own if clip is None else clip(own)
+        for version, some in by_version.items():
+            self._waiting -= some.keys()
+            self._bridge.send_actions(some, policy_version=version)
+
+    def reset(self, env_ids: Sequence[int]) -> None:
+        """Never called: episodes begin by themselves."""
+        raise AssertionError(f"envs {list(env_ids)} are simulators' own")
+
+    def reset_all(self, seed: int | None) -> None:
+        """Do nothing: simulators cannot be told to begin anew."""
+
+    def fail(self, error: BaseException) -> None:
+        """Tell simulators that wait for an action, or for an end, why there is none."""
+        waiting, self._waiting = sorted(self._waiting), set()
+        ended, self._unconfirmed = self._unconfirmed, []
+        if not self._bridge.closed:
+            self._bridge.fail(waiting, error)
+            self._bridge.confirm(ended, error)
+
+    def confirm(self) -> None:
+        """Tell simulators of the ends of their episodes, where the bridge holds that back."""
+        if self._unconfirmed:
+            ended, self._unconfirmed = self._unconfirmed, []
+            self._bridge.confirm(ended)
+
+    # --- private -----------------------------------------------------------------------------
+
+    def _open(self, episode_id: str, result: BridgeResult) -> Slot:
+        slot = Slot(
+            self._numbers.take(),
+            episode_id=episode_id,
+            training_enabled=episode_id not in result.untrained,
+        )
+        # Else somebody has polled the bridge before, and has seen how it began.
+        slot.is_rest = episode_id not in result.started
+        self._slots[episode_id] = slot
+        self._env_ids[slot.env_id] = episode_id
+        return slot
+
+    def _by_env(self, result: BridgeResult, *, over: bool) -> PollResult:
+        """Return the same result by env id; with those who are late, if the time is over."""
+        slots = self._slots
+
+        def renamed(part: Mapping[str, Any]) -> dict[int, Any]:
+            return {slots[episode_id].env_id: agents for episode_id, agents in part.items()}
+
+        by_env = PollResult._make(renamed(part) for part in result)
+        by_env.faults = [
+            Fault(
+                env_id=slots[fault.episode_id].env_id,
+                cause=fault.cause,
+                message=fault.message,
+                restarts=0,
+            )
+            for fault in result.faults
+        ]
+        by_env.late, by_env.incarnations = [], {}
+        if over and not result.observations and not result.faults:
+            by_env.late = [slot.env_id for slot in slots.values() if slot.is_awaited]
+        return by_env
+
+    def _tell_of_silence(self, polled: Polled) -> None:
+        now = time.monotonic()
+        if not polled.is_empty:
+            self._silent_since = now
+        elif now - self._silent_since >= _PATIENCE:
+            self._silent_since = now
+            logger.warning(
+                "no simulator has had anything for %.0f s; %d episodes run; they connect to %s",
+                _PATIENCE,
+                len(self._slots),
+                ", ".join(self._bridge.endpoints),
+            )
+
+
+#: Envs, by env id, that are polled and sent actions.
+Source: TypeAlias = PoolSource | BridgeSource
+
+
+def poll_any(sources: Sequence[Source], deadline: float | None, min_envs: int, turn: int) -> Polled:
+    """Wait for one of them, at most until the deadline (monotonic time); it does not spin.
+
+    Args:
+        sources: With envs that are awaited.
+        deadline: None: as long as they do of themselves.
+        min_envs: For how many to wait, where there is one source.
+        turn: Who is looked at first; another one each time, so that all get their turn.
+
+    Raises:
+        Exception: What one of them raises; nothing that others have brought is lost by it.
+    """
+    if len(sources) == 1:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        return sources[0].poll(left, min_envs)
+    first = turn % len(sources)
+    while True:
+        late: list[int] = []
+        for source in (*sources[first:], *sources[:first]):
+            polled = source.poll(0.0, 1)
+            if not polled.is_empty:
+                polled.result.late.clear()  # they were not waited for
+                return polled
+            late += polled.result.late
+        left = _LONGEST_WAIT if deadline is None else deadline - time.monotonic()
+        if left <= 0.0:
+            polled.result.late[:] = late
+            return polled
+        select.select([source.fileno() for source in sources], [], [], min(left, _LONGEST_WAIT))

@@ -1,0 +1,187 @@
+"""Videos of chosen episodes: what the envs draw, written to files as it comes.
+
+Needs imageio, and ffmpeg for anything but GIF (`pip install -e '.[video]'`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envbus.bus.errors import ConfigError, RequestTimeoutError
+from envbus.bus.settings import check_number
+from envbus.runner.data.episode import EpisodeRecorder
+from envbus.runner.data.metrics import PerfTimers
+from envbus.runner.engine.env_calls import SubEnvironment
+from envbus.runner.extras import how_to_install
+from envbus.runner.sampling.callbacks import Callbacks
+from envbus.runner.workers.config import check_kind, list_of
+from envbus.runner.workers.faults import ActorLostError, Fault
+
+__all__ = ["VideoConfig", "VideoRecorder"]
+
+logger = logging.getLogger("envbus.runner.sampling.video")
+
+#: Frames per second of envs that do not say.
+_DEFAULT_FPS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoConfig:
+    """Which episodes an `EnvRunner` films; their envs need `render_mode="rgb_array"`.
+
+    A file has the frame after the reset and one per env step. It gets its name,
+    `env-{env_id}-eps-{eps_id}{suffix}`, when the episode is over, also by a fault; one that was
+    given up has what there was until then.
+    """
+
+    #: Made if it is not there.
+    folder: str | Path
+    #: Every nth of an env, from its first on; or of an episode's number, counted per env from 0,
+    #: whether to film it.
+    episodes: int | Callable[[int], bool] = 100
+    env_ids: Collection[int] = (0,)
+    #: Format by imageio's names: ".mp4", ".gif", ...
+    suffix: str = ".mp4"
+    #: Frames per second; None: what the env's metadata say, else 30.
+    fps: float | None = None
+
+    def __post_init__(self) -> None:
+        check_kind("VideoConfig.folder", self.folder, str, Path, example='"videos"')
+        check_number("VideoConfig.fps", self.fps, over=0.0, optional=True)
+        list_of("VideoConfig.env_ids", self.env_ids, "[0, 3]")
+        if callable(self.episodes):
+            return
+        check_number("VideoConfig.episodes", self.episodes, whole=True)
+        if self.episodes < 1:
+            raise ConfigError(f"every nth episode is filmed, n at least 1, not {self.episodes}")
+
+    def chooses(self, number: int) -> bool:
+        """Return whether an env's episode `number` is filmed."""
+        if callable(self.episodes):
+            return bool(self.episodes(number))
+        return number % self.episodes == 0
+
+
+class VideoRecorder(Callbacks):
+    """Films, and hands on to other callbacks, which come first.
+
+    Raises:
+        ConfigError: An env does not draw, or there is none of that number, or a library is
+            missing.
+    """
+
+    def __init__(
+        self,
+        config: VideoConfig,
+        callbacks: Callbacks,
+        envs: Sequence[SubEnvironment],
+        timers: PerfTimers,
+    ) -> None:
+        self._config = config
+        self._callbacks = callbacks
+        for name in ("on_sub_environment_created", "on_fault", "on_sample_end"):  # only for others
+            setattr(self, name, getattr(callbacks, name))
+        self._timers = timers
+        self._imageio = _import_imageio(config.suffix)
+        self._folder = Path(config.folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        odd = [env_id for env_id in config.env_ids if not 0 <= env_id < len(envs)]
+        if odd:
+            raise ConfigError(f"envs {odd} cannot be filmed: there are envs 0 to {len(envs) - 1}")
+        self._envs = {env_id: envs[env_id] for env_id in config.env_ids}
+        self._fps = {env_id: self._fps_of(env) for env_id, env in self._envs.items()}
+        #: By env: episodes that have begun.
+        self._begun = dict.fromkeys(self._envs, 0)
+        #: By env: a file that is being written, and the name that it will have.
+        self._open: dict[int, tuple[Any, Path, Path]] = {}
+
+    def on_episode_created(self, *, episode: EpisodeRecorder) -> None:
+        """Finish the film of the episode before, if that was given up."""
+        self._finish(episode.env_id)
+        self._callbacks.on_episode_created(episode=episode)
+
+    def on_episode_start(self, *, episode: EpisodeRecorder) -> None:
+        """Begin a film, if this episode is chosen."""
+        self._callbacks.on_episode_start(episode=episode)
+        env_id = episode.env_id
+        if env_id not in self._envs:
+            return
+        number = self._begun[env_id]
+        self._begun[env_id] += 1
+        if self._config.chooses(number):
+            self._begin(env_id, f"env-{env_id}-eps-{episode.eps_id}")
+            self._film(env_id)
+
+    def on_episode_step(self, *, episode: EpisodeRecorder) -> None:
+        """Add a frame."""
+        self._callbacks.on_episode_step(episode=episode)
+        if episode.env_id in self._open:
+            self._film(episode.env_id)
+
+    def on_episode_end(self, *, episode: EpisodeRecorder, fault: Fault | None = None) -> None:
+        """Finish the film."""
+        self._callbacks.on_episode_end(episode=episode, fault=fault)
+        self._finish(episode.env_id)
+
+    def close(self) -> None:
+        """Finish all films. Idempotent."""
+        for env_id in list(self._open):
+            self._finish(env_id)
+
+    def _fps_of(self, env: SubEnvironment) -> float:
+        mode = env.get_attr("render_mode")
+        if mode != "rgb_array":
+            raise ConfigError(
+                f'env {env.env_id} cannot be filmed: make it with render_mode="rgb_array", not '
+                f"{mode!r}"
+            )
+        if self._config.fps is not None:
+            return self._config.fps
+        return float(dict(env.get_attr("metadata")).get("render_fps", _DEFAULT_FPS))
+
+    def _begin(self, env_id: int, name: str) -> None:
+        path = self._folder / (name + self._config.suffix)
+        unfinished = path.with_name("." + path.name)
+        fps = self._fps[env_id]
+        # Frames as they are drawn: without macro blocks, ffmpeg need not scale them.
+        options: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
+        if self._config.suffix == ".gif":
+            options = {"duration": 1000.0 / fps}
+        self._open[env_id] = (self._imageio.get_writer(unfinished, **options), unfinished, path)
+
+    def _film(self, env_id: int) -> None:
+        begin = time.perf_counter()
+        try:
+            frame = self._envs[env_id].render()
+            self._open[env_id][0].append_data(np.ascontiguousarray(frame))
+        except (ActorLostError, RequestTimeoutError) as exc:  # its fault is told by the next poll
+            logger.warning("env %d was not drawn: %s", env_id, exc)
+        finally:
+            spent = time.perf_counter() - begin
+            self._timers.add("env_render", spent)
+            # The sampler counts all that callbacks do as a part of this.
+            self._timers.add("raw_obs_processing", -spent)
+
+    def _finish(self, env_id: int) -> None:
+        if env_id in self._open:
+            writer, unfinished, path = self._open.pop(env_id)
+            writer.close()
+            unfinished.replace(path)
+
+
+def _import_imageio(suffix: str) -> Any:
+    try:
+        import imageio.v2 as imageio
+
+        if suffix != ".gif":
+            import imageio_ffmpeg  # noqa: F401  # imageio's own complaint does not say which extra
+    except ImportError as exc:
+        raise ConfigError(f"videos need more ({exc}): {how_to_install('video')}") from None
+    return imageio

@@ -1,0 +1,228 @@
+"""`PolicyServer`: the loop that answers simulators with policies and trains nothing.
+
+Leaves out how it looks to people (`cli/serve_table.py`) and what the command line says
+(`cli/serve.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import msgspec
+from gymnasium import Space
+
+from envbus.actors.external.errors import SpaceMismatchError
+from envbus.bus.complaints import Complaints
+from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.bridge.results import BridgeResult, acting
+from envbus.runner.data.batch import MultiAgentBatch
+from envbus.runner.serving.answering import Chooser, ObservingAgent, Recording
+from envbus.runner.serving.loading import Maker, load_policies
+
+__all__ = ["PolicyServer", "Snapshot"]
+
+logger = logging.getLogger("envbus.runner.serving")
+
+_WHAT = {
+    "policy": "the policy raised",
+    "action": "the policy's action was not sent",
+    "recording": "an episode was not recorded",
+}
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a server since its start; those with `now` of the moment."""
+
+    seconds: float
+    clients_now: int
+    lost_clients_now: int
+    episodes_now: int
+    waiting_now: int
+    #: Episodes that ended / by faults, which are not recorded / with rows in the folder.
+    ended: int
+    faulty: int
+    recorded: int
+    recorded_rows: int
+    #: Actions that reached a client / that clients chose themselves.
+    actions: int
+    logged_actions: int
+    #: Calls of policies, and rows in them.
+    batches: int
+    rows: int
+    largest_batch: int
+    #: Errors by kind: "policy", "action", "refused", "time-out", "recording". Those that occurred.
+    errors: dict[str, int]
+    #: Of actions, by bucket; for `LatencyHistogram.add_counts`.
+    latency: dict[int, int]
+
+
+class PolicyServer:
+    """Answers the episodes of a bridge, many in one call of a policy.
+
+    A policy that raises is no end: it is asked row by row, and the clients for whose observations
+    it raises again are told, and ask again or not. Where it was raised stands in the log only.
+
+    Args:
+        bridge: It stays its owner's. With `writer`, made with `confirm_ends=True`: clients are
+            told that an episode has ended when it stands in the folder.
+        make: Makes the policies, as soon as the spaces are known.
+        writer: An `EpisodeWriter`, or nothing is recorded.
+        explore: Whether actions are sampled, instead of the best ones.
+
+    Raises:
+        ConfigError: The policies do not fit the bridge's spaces. Where a client tells them, it is
+            refused if they do not, and others may come.
+    """
+
+    def __init__(
+        self,
+        bridge: ExternalEnvBridge,
+        make: Maker,
+        *,
+        writer: Any = None,
+        explore: bool = False,
+    ) -> None:
+        self._bridge = bridge
+        self._make = make
+        self._writer = writer
+        self._explore = explore
+        self._chooser: Chooser | None = None
+        self._recording: Recording | None = None
+        self._began = time.monotonic()
+        self._counts = {"batches": 0, "rows": 0, "largest_batch": 0}
+        self._complaints = Complaints(logger)
+        self._draining = False
+        observation_space, action_space = bridge.observation_space, bridge.action_space
+        if observation_space is not None and action_space is not None:
+            self._load(observation_space, action_space)
+        else:
+            bridge.use_spaces(self._load)
+
+    def serve(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for episodes to have something, and answer those.
+
+        Raises:
+            RestartLimitError: The bridge's gateway died too often.
+        """
+        result = self._bridge.poll(timeout)
+        if not result.observations and not result.ended:
+            return
+        if self._recording is not None:
+            ended = self._recording.take(result)
+            if result.ended:
+                self._write(ended)
+        self._act(result)
+
+    def drain(self) -> None:
+        """Let no more episodes begin; those that run are answered while `serve` is called."""
+        self._draining = True
+        self._bridge.drain()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing runs any more after `drain`."""
+        if not self._draining:
+            return False
+        now = self._bridge.statistics()
+        return not (now.episodes_now or now.ready_now or now.unconfirmed_now)
+
+    def snapshot(self) -> Snapshot:
+        """Return the counts so far."""
+        bridge = self._bridge.statistics()
+        errors = {
+            **self._complaints.counts,
+            "refused": bridge.refused + bridge.surprises,
+            "time-out": bridge.timeouts,
+        }
+        return Snapshot(
+            seconds=time.monotonic() - self._began,
+            clients_now=bridge.clients_now,
+            lost_clients_now=bridge.lost_clients_now,
+            episodes_now=bridge.episodes_now,
+            waiting_now=bridge.waiting_now,
+            ended=bridge.ended,
+            faulty=bridge.faulty,
+            recorded=0 if self._writer is None else self._writer.num_episodes,
+            recorded_rows=0 if self._writer is None else self._writer.num_rows,
+            actions=bridge.actions,
+            logged_actions=bridge.logged_actions,
+            errors={kind: count for kind, count in errors.items() if count},
+            latency=self._bridge.latency.counts(),
+            **self._counts,
+        )
+
+    # --- private ------------------------------------------------------------------------------
+
+    def _load(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        policies = load_policies(self._make, observation_space, action_space)
+        chooser = Chooser(policies, explore=self._explore)
+        if self._writer is not None:
+            self._recording = Recording(policies)
+        self._bridge.policy_ids = list(policies.by_id)
+        self._chooser = chooser
+
+    def _act(self, result: BridgeResult) -> None:
+        chooser, bridge = self._chooser, self._bridge
+        assert chooser is not None
+        ended, off_policy = set(result.ended), result.off_policy_actions
+        asked: list[ObservingAgent] = []
+        actions: dict[str, dict[Any, Any]] = {}
+        for episode_id, observations in result.observations.items():
+            if episode_id in ended:
+                continue
+            if episode_id in off_policy:
+                if not chooser.has_states:
+                    continue  # else it is asked for the sake of its state
+            else:
+                actions[episode_id] = {}
+            agents = acting(
+                observations, result.terminateds[episode_id], result.truncateds[episode_id]
+            )
+            asked += [ObservingAgent(episode_id, agent, observations[agent]) for agent in agents]
+        failed: dict[str, Exception] = {}
+        version = 0
+        for batch in chooser.choose(asked):
+            counts, rows = self._counts, len(batch.rows)
+            counts["batches"] += 1
+            counts["rows"] += rows
+            counts["largest_batch"] = max(counts["largest_batch"], rows)
+            if batch.error is not None:
+                failed.update((one.episode_id, batch.error) for one in batch.rows)
+                self._complain("policy", batch.error)
+                continue
+            version = max(version, batch.version)
+            for index, one in enumerate(batch.rows):
+                own = actions.get(one.episode_id)
+                if own is not None:
+                    own[one.agent] = batch.action(index)
+            if self._recording is not None:
+                self._recording.acted(batch, off_policy)
+        for episode_id in failed:
+            actions.pop(episode_id, None)
+        try:
+            bridge.send_actions(actions, policy_version=version)
+        except SpaceMismatchError as exc:
+            self._complain("action", exc)
+        for episode_id, error in failed.items():
+            bridge.fail([episode_id], error, traceback=False)
+        for episode_id in result.ended:
+            chooser.forget(episode_id)
+
+    def _write(self, ended: dict[str, MultiAgentBatch | Exception | None]) -> None:
+        """Have episodes in the folder, then tell their clients that they have ended."""
+        for episode_id, batch in ended.items():
+            error = batch if isinstance(batch, Exception) else None
+            if isinstance(batch, MultiAgentBatch):
+                try:
+                    self._writer.write(batch)
+                except Exception as exc:  # a full disk, for example
+                    error = exc
+            if error is not None:
+                self._complain("recording", error)
+            self._bridge.confirm([episode_id], error, traceback=False)
+
+    def _complain(self, kind: str, error: Exception) -> None:
+        text = f"{_WHAT[kind]}: {type(error).__name__}: {error}"
+        self._complaints.add(kind, text, error if kind == "policy" else None)

@@ -1,0 +1,291 @@
+"""What a worker group has its processes by: a process group, a broker, and who is who on the bus.
+
+Leaves out what is asked of actors (`worker_group.py`, `fleet.py`) and what follows from an actor's
+end (`lifecycle.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import os
+import secrets
+from collections.abc import Sequence
+from typing import Generic
+
+import msgspec
+
+from envbus.actors.process.joining import Bootstrap
+from envbus.actors.protocol import StepResult
+from envbus.bus.broker.core import BrokerCore
+from envbus.bus.broker.events import MAX_HEARTBEAT, BrokerConfig
+from envbus.bus.broker.loop import Broker
+from envbus.bus.errors import ClosedError, StartError, TransportError
+from envbus.bus.folders import make_folder, name_folder
+from envbus.bus.peer.worker import PlainCodec
+from envbus.bus.process.pipe import Pipe, PipeCodec
+from envbus.bus.process.process_group import ProcessGroup
+from envbus.bus.transport.curve_keys import BrokerKeys
+from envbus.bus.transport.interface import RouterTransport
+from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd, usable_cores
+from envbus.bus.transport.local_router import LocalRouter
+from envbus.bus.transport.zmq_sockets import ZmqRouter
+from envbus.runner.workers.config import FleetConfig, choose_start_method
+from envbus.runner.workers.faults import FaultCause
+from envbus.runner.workers.worker import ActorState, M
+
+__all__ = ["Connections", "usable_cores"]
+
+logger = logging.getLogger("envbus.runner.workers.fleet")
+
+#: Requests that one actor may have in flight: one per slot in the pool, and some for calls.
+_IN_FLIGHT_PER_ACTOR = 4096
+
+
+class Connections(Generic[M]):
+    """Starts the processes of actors, knows their peers, and ends them.
+
+    Args:
+        actors: All of the worker group.
+        config: How they are started and reached.
+        entry: What a process of theirs runs, `"module:function"`; the fork server imports it.
+
+    Attributes:
+        process_group: The processes of the actors on this host.
+        broker: What all actors are asked through.
+
+    Raises:
+        ConfigError: The endpoints cannot be bound as they are guarded.
+        TransportError: They cannot be bound at all.
+    """
+
+    def __init__(self, actors: Sequence[M], config: FleetConfig, entry: str) -> None:
+        self._actors = actors
+        self._entry = entry
+        self._method = choose_start_method(config.context)
+        self._num_local = len(actors) - config.remote_actors
+        self._wait = config.wait
+        self._by_identity: dict[bytes, M] = {}
+        #: Remote actors that joined and have no envs: routing id and name.
+        self._spares: dict[bytes, str] = {}
+        self._directory = name_folder()
+        #: Where actors without local links come in, and who is bound there; None: there are none.
+        self._ipc_endpoint = self._first_endpoint = f"ipc://{self._directory}/bus"
+        self._private: ZmqRouter | None = None
+        #: Carries the messages of local actors; None: ROUTER and DEALER do.
+        self._local_links: LocalRouter | None = None
+        self.process_group = ProcessGroup(
+            (entry.partition(":")[0], *config.preload),
+            directory=self._directory,
+            threads_per_process=config.threads_per_process,
+            processes=self._num_local,
+        )
+        try:
+            router = self._make_router(config)
+        except BaseException:
+            self.process_group.close(0.0)
+            raise
+        limits = BrokerConfig(
+            max_in_flight_per_peer=_IN_FLIGHT_PER_ACTOR,
+            max_heartbeat=MAX_HEARTBEAT if config.bind else math.inf,
+        )
+        self.broker = Broker(router, BrokerCore(limits))
+        self.broker.watch(self.process_group.fileno())
+
+    @property
+    def ringing_links(self) -> LocalRouter | None:
+        """The local links, on which actors can ring; None: not all actors have one."""
+        return None if any(actor.remote for actor in self._actors) else self._local_links
+
+    @property
+    def spins(self) -> bool:
+        """Whether the owner spins in short waits."""
+        if self._wait != "auto":
+            return self._wait == "spin"
+        return self._num_local <= usable_cores() > 1
+
+    def _may_spin(self, actor: M) -> bool:
+        if self._wait != "auto":
+            return self._wait == "spin"
+        # One who spins per core, and the runner is one.
+        return self._num_local <= usable_cores() and actor.index < usable_cores() - 1
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """What remote actors join at; a `*` port is replaced by the real one."""
+        return tuple(e for e in self.broker.endpoints if e != self._first_endpoint)
+
+    def launch(self, actor: M) -> None:
+        """Start an actor's process; its hello comes through the broker.
+
+        A remote actor is not started: it waits for one that joins (`join`, `engage`).
+
+        Raises:
+            StartError: There is no process or no memory for it.
+        """
+        actor.state = ActorState.STARTING
+        actor.abandoned = 0
+        actor.kill_reason = None
+        if actor.remote:
+            actor.identity, actor.peer_name = b"", ""
+            return
+        self._keep_endpoint()
+        actor.identity = f"{actor.name}.{actor.incarnation}.{secrets.token_hex(4)}".encode()
+        self.broker.expect(actor.identity, actor.name, actor.incarnation)
+        if actor.child is not None:
+            actor.child.pipe.close()  # all that it sent was taken
+        actor.child = self.process_group.start(actor.name, self._entry, method=self._method)
+        actor.codec = PipeCodec(actor.child.pipe, lenient=(StepResult,), writable=True)
+        self._by_identity[actor.identity] = actor
+        bootstrap = Bootstrap(
+            endpoint="" if self._local_links is not None else self._ipc_endpoint,
+            identity=actor.identity,
+            name=actor.name,
+            incarnation=actor.incarnation,
+            spin=self._may_spin(actor),
+            capacity=_IN_FLIGHT_PER_ACTOR,
+            authkey=bytes(multiprocessing.current_process().authkey),
+        )
+        try:
+            self._equip(actor.child.pipe, bootstrap)
+        except ClosedError:
+            logger.info("%s ended at once", actor.describe())  # which its exit will tell
+        except (OSError, TransportError) as exc:
+            self.process_group.kill(actor.child)
+            raise StartError(f"{actor.name} cannot be told what it is to do: {exc}") from exc
+
+    def _keep_endpoint(self) -> None:
+        """See that actors without local links can come in, also if TMPDIR was cleaned up meanwhile.
+
+        Raises:
+            StartError: They cannot.
+        """
+        if self._private is None or os.path.exists(self._ipc_endpoint.removeprefix("ipc://")):
+            return
+        if not make_folder(self._directory):
+            raise StartError(f"{self._directory} was removed, and cannot be made again")
+        # Another name: to unbind the former one ends the connections of those who came in there.
+        endpoint = f"{self._first_endpoint}.{secrets.token_hex(4)}"
+        try:
+            self._private.bind_private(endpoint)
+        except TransportError as exc:
+            raise StartError(str(exc)) from exc
+        self._ipc_endpoint = endpoint
+
+    def _equip(self, pipe: Pipe, bootstrap: Bootstrap) -> None:
+        """Send a process what it begins with.
+
+        Raises:
+            ClosedError: It has ended.
+            TransportError, OSError: There is no memory or descriptor for it.
+        """
+        pipe.send(msgspec.msgpack.encode(bootstrap))
+        if self._local_links is None:
+            return
+        ours, theirs = LocalLinkEnd.pair()
+        try:
+            pipe.send_fd(pipe.next_number(), theirs.fileno())
+            self._local_links.add_local_link(bootstrap.identity, ours)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    # --- who is who --------------------------------------------------------------------------
+
+    def actor_of(self, peer: bytes) -> M | None:
+        """Return which actor a peer is, or None: a spare, or one that is gone."""
+        return self._by_identity.get(peer)
+
+    def join(self, peer: bytes, name: str) -> None:
+        """Keep a remote actor that said hello until `engage` takes it."""
+        logger.info("remote actor %s joined", name)
+        self._spares[peer] = name
+
+    def engage(self) -> M | None:
+        """Give a remote actor that has joined to one that waits for it; None: there is no pair."""
+        if not self._spares:
+            return None
+        for actor in self._actors:
+            if actor.remote and actor.state is ActorState.STARTING and not actor.identity:
+                actor.identity = next(iter(self._spares))  # who has waited for longest
+                actor.peer_name = self._spares.pop(actor.identity)
+                actor.codec = PlainCodec(writable=True)
+                self._by_identity[actor.identity] = actor
+                return actor
+        return None
+
+    def leave(self, peer: bytes) -> M | None:
+        """Forget a peer that left; return the remote actor that it was, if any.
+
+        An own child's end is told by the exit of its process.
+        """
+        self._spares.pop(peer, None)
+        actor = self._by_identity.get(peer)
+        if actor is None or not actor.remote:
+            return None
+        del self._by_identity[peer]
+        return actor
+
+    # --- end ---------------------------------------------------------------------------------
+
+    def kill(self, actor: M, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
+        """Kill an actor's process tree; its end follows, with `cause` and `reason`."""
+        if actor.kill_reason is None:
+            actor.kill_reason = (cause, reason)
+        if actor.state is not ActorState.LOST:
+            actor.state = ActorState.DOWN
+        if actor.remote and actor.identity:  # out of reach: it is left to itself
+            self.broker.peer_gone(actor.identity, reason or "it is given up")
+        if actor.child is not None:
+            self.process_group.kill(actor.child)
+
+    def end(self, actor: M) -> None:
+        """Treat an actor that cannot be reached as ended, and see to it that it is."""
+        if actor.state not in (ActorState.DOWN, ActorState.LOST):
+            self.kill(actor)
+
+    def cut(self, actor: M, reason: str) -> None:
+        """Fail all that an actor holds whose process has ended."""
+        self._by_identity.pop(actor.identity, None)
+        self.broker.peer_gone(actor.identity, reason)
+
+    def drop_local_link(self, actor: M) -> None:
+        """Let go of the socket of an actor that has ended, once all that it sent was taken."""
+        if self._local_links is not None:
+            self._local_links.drop_local_link(actor.identity)
+
+    def close(self, allowed: float, *, terminate: bool) -> None:
+        """Ask all actors to leave within `allowed` seconds and kill the others, or kill all."""
+        try:
+            if not terminate:
+                for actor in self._actors:
+                    if actor.state is ActorState.STARTING and actor.child is not None:
+                        self.process_group.kill(
+                            actor.child
+                        )  # it has no envs, and does not listen yet
+                    elif actor.identity and actor.state is not ActorState.DOWN:
+                        self.broker.shut_down(actor.identity)
+            for child in self.process_group.close(allowed):
+                if not terminate:
+                    logger.warning("%s did not leave in %.3g s and was killed", child.name, allowed)
+        finally:  # also after Ctrl-C
+            for actor in self._actors:
+                if actor.child is not None:
+                    actor.child.pipe.close()
+            self.broker.close()
+
+    def _make_router(self, config: FleetConfig) -> RouterTransport:
+        with_local_links = config.local_links and LOCAL_LINKS_EXIST
+        private = [] if with_local_links else [self._ipc_endpoint]
+        router = None
+        if private or config.bind:
+            keys = BrokerKeys.load(config.keys, config.allow)
+            router = ZmqRouter(config.bind, private=private, keys=keys, insecure=config.insecure)
+        if with_local_links or router is None:
+            self._local_links = LocalRouter(router, spin=self.spins)
+            return self._local_links
+        self._private = router
+        return router

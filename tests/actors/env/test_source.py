@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+
+from envbus.actors.env.source import (
+    EntryPoint,
+    EnvSource,
+    GymId,
+    _build_spec,
+    from_plain,
+    make,
+    parse_source,
+    register_missing,
+    to_plain,
+)
+from envbus.actors.protocol import CallResult
+from envbus.actors.testing import CountingEnv
+from envbus.bus.errors import ConfigError
+from envbus.bus.wire.codec import decode, encode
+from envbus.bus.wire.messages import Tree
+
+
+def make_counting(length: int = 3) -> CountingEnv:
+    return CountingEnv(length)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A module that exists during one test, and a registry that forgets what the test added."""
+    new = types.ModuleType("envbus_test_module")
+    monkeypatch.setitem(sys.modules, new.__name__, new)
+    known = dict(gymnasium.registry)
+    yield new
+    gymnasium.registry.clear()
+    gymnasium.registry.update(known)
+
+
+@pytest.mark.parametrize(
+    ("value", "source"),
+    [
+        ("CartPole-v1", GymId("CartPole-v1")),
+        ("ALE/Pong-v5", GymId("ALE/Pong-v5")),
+        ("minigrid:MiniGrid-Empty-5x5-v0", GymId("minigrid:MiniGrid-Empty-5x5-v0")),
+        ("a.b:ns/Env-v0", GymId("a.b:ns/Env-v0")),
+        ("a.b:make_env", EntryPoint("a.b:make_env")),
+        ("a.b:Class.method", EntryPoint("a.b:Class.method")),
+        (make_counting, make_counting),
+        (CountingEnv, CountingEnv),
+    ],
+)
+def test_what_a_source_may_look_like(value: object, source: EnvSource) -> None:
+    assert parse_source(value) == source
+
+
+def test_keyword_arguments_and_modules_are_kept() -> None:
+    assert parse_source("E-v0", {"a": 1}, modules=["m"]) == GymId("E-v0", {"a": 1}, ("m",))
+    assert parse_source("m:f", {"a": 1}) == EntryPoint("m:f", {"a": 1})
+    assert parse_source(GymId("E-v0", {"a": 1, "b": 2}), {"a": 3}) == GymId(
+        "E-v0", {"a": 3, "b": 2}
+    )
+    env = make(parse_source(make_counting, {"length": 7}))
+    assert isinstance(env, CountingEnv)
+    assert env.length == 7
+
+
+@pytest.mark.parametrize("value", ["", ":", "m:", ":f", "a b:f", 3, None, ["CartPole-v1"]])
+def test_what_is_no_source_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="Gymnasium id"):
+        parse_source(value)
+
+
+def test_an_env_in_the_place_of_a_factory_is_explained() -> None:
+    with pytest.raises(ConfigError, match="a function that makes the env, not the env itself"):
+        parse_source(CountingEnv())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        GymId("E-v0", {"a": 1}, ("m",)),
+        GymId("E-v0", num_envs=4),
+        EntryPoint("m:f", {"a": (1, "x")}, ("m",)),
+    ],
+)
+def test_sources_survive_a_socket(source: GymId | EntryPoint) -> None:
+    reply = CallResult(values=Tree(to_plain(source)))
+    arrived = decode(CallResult, [bytes(frame) for frame in encode(reply)])
+    assert from_plain(arrived.values.value) == source
+
+
+@pytest.mark.parametrize("plain", [None, {}, {"gym": 3}, "CartPole-v1", []])
+def test_a_bad_plain_form_is_refused(plain: object) -> None:
+    with pytest.raises(ValueError, match="not the plain form"):
+        from_plain(plain)
+
+
+def test_an_id_is_made_with_its_arguments() -> None:
+    env = make(GymId("CartPole-v1", {"max_episode_steps": 7}))
+    assert env.spec is not None
+    assert env.spec.max_episode_steps == 7
+
+
+def test_a_vector_env_of_an_id_is_made() -> None:
+    env = make(GymId("CartPole-v1", num_envs=3))
+    assert isinstance(env, VectorEnv)
+    assert env.num_envs == 3
+
+
+def test_modules_are_imported_first(module: types.ModuleType) -> None:
+    with pytest.raises(ModuleNotFoundError, match="envbus_no_such_module"):
+        make(GymId("CartPole-v1", modules=("envbus_no_such_module",)))
+    assert make(GymId("CartPole-v1", modules=(module.__name__,)))
+
+
+@pytest.mark.parametrize("target", ["make", "Holder.make"])
+def test_an_entry_point_is_called(module: types.ModuleType, target: str) -> None:
+    module.make = make_counting  # type: ignore[attr-defined]
+    module.Holder = types.SimpleNamespace(make=make_counting)  # type: ignore[attr-defined]
+    env = make(parse_source(f"{module.__name__}:{target}", {"length": 9}))
+    assert isinstance(env, CountingEnv)
+    assert env.length == 9
+
+
+def test_a_name_that_is_an_id_is_made_by_gymnasium(module: types.ModuleType) -> None:
+    gymnasium.register("EnvbusUnversioned", functools.partial(CountingEnv, 4))
+    env = make(parse_source(f"{module.__name__}:EnvbusUnversioned"))
+    assert env.unwrapped.length == 4  # type: ignore[attr-defined]
+
+
+def test_an_attribute_wins_over_an_id(module: types.ModuleType) -> None:
+    gymnasium.register("EnvbusBoth", functools.partial(CountingEnv, 4))
+    module.EnvbusBoth = functools.partial(CountingEnv, 5)  # type: ignore[attr-defined]
+    env = make(parse_source(f"{module.__name__}:EnvbusBoth"))
+    assert env.length == 5  # type: ignore[union-attr]
+
+
+def test_a_missing_attribute_is_named(module: types.ModuleType) -> None:
+    with pytest.raises(AttributeError, match="'envbus_test_module' has no attribute 'nothing'"):
+        make(parse_source(f"{module.__name__}:nothing"))
+
+
+def test_an_attribute_error_inside_the_function_passes_through(module: types.ModuleType) -> None:
+    def broken() -> None:
+        raise AttributeError("inside")
+
+    module.broken = broken  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="inside"):
+        make(parse_source(f"{module.__name__}:broken"))
+
+
+def test_what_is_not_callable_is_named(module: types.ModuleType) -> None:
+    module.number = 3  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="'envbus_test_module:number' is not callable"):
+        make(parse_source(f"{module.__name__}:number"))
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda: None, r"got builtins\.NoneType; does the factory lack a `return`\?"),
+        (lambda: CountingEnv, r"got the class .*CountingEnv; return an instance"),
+        (lambda: "env", r"from .*<lambda>, got builtins\.str$"),
+    ],
+)
+def test_what_is_no_env_is_named(factory: Callable[[], Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make(factory)
+
+
+def test_a_vector_env_is_an_env_too() -> None:
+    assert isinstance(make(lambda: SyncVectorEnv([CountingEnv])), SyncVectorEnv)
+
+
+def test_an_env_spec_is_a_source(module: types.ModuleType) -> None:
+    spec = EnvSpec("EnvbusSpec-v0", CountingEnv, disable_env_checker=True)
+    env = make(parse_source(spec, {"length": 6}))
+    assert env.unwrapped.length == 6  # type: ignore[attr-defined]
+
+
+def test_missing_specs_are_registered_and_others_left_alone(module: types.ModuleType) -> None:
+    cart_pole = gymnasium.spec("CartPole-v1")
+    new = EnvSpec("EnvbusNew-v0", CountingEnv)
+    register_missing([new, EnvSpec("CartPole-v1", CountingEnv)])
+    assert gymnasium.registry["EnvbusNew-v0"] is new
+    assert gymnasium.spec("CartPole-v1") is cart_pole
+    register_missing({"EnvbusOther-v0": EnvSpec("EnvbusOther-v0", CountingEnv)})
+    assert make(GymId("EnvbusOther-v0"))
+
+
+def test_the_spec_of_an_env_survives_a_socket() -> None:
+    spec = make(GymId("CartPole-v1", {"max_episode_steps": 7})).spec
+    reply = CallResult(values=Tree(spec))
+    arrived = decode(CallResult, [bytes(frame) for frame in encode(reply)]).values.value
+    assert arrived == spec
+    assert make(arrived.make).spec == spec
+
+
+@pytest.mark.parametrize("plain", [None, [], {"id": 3}, {"id": "not an id!"}, {"other": 1}])
+def test_a_bad_spec_is_a_value_error(plain: object) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"."):
+        _build_spec(plain)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from envbus.bench.harness.record import Schedule
+from envbus.bench.steps.cases import Case
+from envbus.bench.steps.step_probes import ActorStep, DriverStep
+from envbus.bench.steps.step_profile import PIECES, WHOLE, measure_profile, pieces_of
+
+
+def test_the_pieces_follow_the_last_actor_and_add_up() -> None:
+    driver = DriverStep(
+        begun=1_000,
+        send_begun={b"a": 2_000, b"b": 4_000},
+        sent={b"a": 3_000, b"b": 6_000},
+        received={b"a": 9_000, b"b": 13_000},
+        collected=15_000,
+    )
+    last = ActorStep(received=8_000, decoded=9_000, stepped=10_000, encoded=11_000, sent=12_000)
+    other = ActorStep(received=4_000, decoded=5_000, stepped=6_000, encoded=7_000, sent=8_000)
+    pieces = pieces_of(0, driver, {b"a": other, b"b": last}, ended=18_000)
+    assert list(pieces) == list(PIECES)
+    assert list(pieces.values()) == [1, 2, 3, 2, 1, 1, 1, 1, 1, 2, 3]
+    assert sum(pieces.values()) == 18
+
+
+@pytest.mark.alone
+def test_a_real_step_is_taken_apart() -> None:
+    schedule = Schedule(rounds=1, seconds=0.1, warm_up=0.02, starts=1)
+    record = measure_profile(schedule, [Case("null", 4)], say=lambda _: None)
+    pieces = {row["piece"]: row["us"] for row in record["rows"]}
+    assert sum(pieces[piece] for piece in PIECES) == pytest.approx(pieces[WHOLE], rel=0.5)

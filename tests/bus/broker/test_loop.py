@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from envbus.bus.broker.core import BrokerCore
+from envbus.bus.broker.events import BrokerConfig
+from envbus.bus.broker.loop import Broker
+from envbus.bus.wire.codec import encode, encode_header
+from envbus.bus.wire.messages import PROTOCOL_VERSION, FailureCode, Header, Hello, Kind
+from tests.bus.memory_transport import MemoryNetwork
+
+
+class Flood:
+    """A transport by which nonsense comes without end; each look at its clock takes a while."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self._ticks = itertools.count()
+
+    def clock(self) -> float:
+        return next(self._ticks) * 1e-4
+
+    def receive(self) -> tuple[bytes, list[bytes]]:
+        self.taken += 1
+        return b"peer", [b"nonsense"]
+
+    def send(self, peer: bytes, frames: Any) -> None:
+        assert peer == b"peer"
+        assert frames
+
+    def wait(self, timeout: float) -> bool:
+        assert timeout >= 0
+        return True
+
+
+def test_a_flood_does_not_keep_the_owner_from_its_turn() -> None:
+    flood: Any = Flood()
+    broker = Broker(flood, BrokerCore(BrokerConfig()), flood.clock)
+    begun = flood.clock()
+    assert broker.poll(0.0) == []
+    assert flood.clock() - begun < 1.0
+    assert 1000 <= flood.taken < 5000
+
+
+class Silence:
+    """A transport by which one peer says hello, and nothing else comes however long one waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._hello = [
+            encode_header(Header(PROTOCOL_VERSION, Kind.REQUEST, 1, "Hello")),
+            *encode(Hello(name="peer", services=["env"], capacity=1, pid=1)),
+        ]
+
+    def receive(self) -> tuple[bytes, list[Any]] | None:
+        hello, self._hello = self._hello, []
+        return (b"peer", hello) if hello else None
+
+    def send(self, peer: bytes, frames: Any) -> None:
+        assert (peer, bool(frames)) == (b"peer", True)
+
+    def user_of(self, frames: Any) -> str:
+        assert frames
+        return ""
+
+    def wait(self, timeout: float) -> bool:
+        self.now += timeout
+        return False
+
+
+def test_an_owner_that_was_away_while_nothing_was_asked_judges_in_time() -> None:
+    silence: Any = Silence()
+    broker = Broker(silence, BrokerCore(BrokerConfig()), lambda: silence.now)
+    broker.expect(b"peer", "peer", 0)
+    broker.poll(0.0)
+    silence.now += 60.0
+    request_id = broker.ask(b"peer", "Step", [b""], timeout=1.0)
+    asked_at = silence.now
+    outcomes: list[Any] = []
+    while not outcomes:
+        outcomes = broker.poll(10.0)
+    assert [(end.wire_id, end.failed.code) for end in outcomes] == [
+        (request_id, FailureCode.TIMEOUT)
+    ]
+    assert silence.now - asked_at < 1.1
+
+
+def test_with_closes_a_broker() -> None:
+    network = MemoryNetwork()
+    with Broker(network.router(), BrokerCore(BrokerConfig())) as broker:
+        assert broker.poll(0.0) == []
+    assert network.router().closed

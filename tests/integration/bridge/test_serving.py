@@ -1,0 +1,357 @@
+"""`envbus serve` with simulators, all in processes of their own, some of which are killed."""
+
+from __future__ import annotations
+
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+
+from envbus.actors import ClientTimeouts, ExternalEnvClient, SpaceMismatchError
+from envbus.bus.errors import OverloadedError
+from envbus.runner.recordings import read_episodes
+from tests.integration.bus_programs import free_port
+from tests.integration.group_children import wait_until
+from tests.integration.served_policies import FAILURE, SPACES
+from tests.sources import ROOT
+
+pytestmark = pytest.mark.timeout(60)
+
+#: Seconds; never expected to pass.
+PATIENCE = 30.0
+STEPS = 8
+
+
+class Server:
+    """`envbus serve` with the policy `echo`, or another function of that file."""
+
+    def __init__(self, *options: str, policy: str = "echo") -> None:
+        served = ("--policy", f"tests.integration.served_policies:{policy}")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "envbus.runner.cli.main", "serve", *served, *options],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.addresses: list[str] = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            found = re.search(r"serving at (\S+)", line)
+            if found is None:
+                break
+            self.addresses.append(found[1])
+        assert self.addresses, "the server did not start"
+
+    def end(self, number: int = signal.SIGTERM) -> str:
+        """Send a signal, and return what it said until its end."""
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=PATIENCE)[0]
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=PATIENCE)
+
+
+class Simulator:
+    """A program that plays, and says which episodes have ended."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.integration.served_policies"),
+                *(address, name, "1000000", str(STEPS)),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        #: Those whose end it was told.
+        self.ended: set[str] = set()
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def line(self) -> str:
+        """Wait for the end of an episode, for as long as this process itself runs."""
+        for _ in range(int(PATIENCE)):
+            with suppress(queue.Empty):
+                return self._lines.get(timeout=1.0)
+        raise AssertionError(f"no episode has ended in {PATIENCE:g} s: {self.process.poll()=}")
+
+    def fresh_line(self) -> str:
+        """Wait for the end of an episode that was not told yet."""
+        with suppress(queue.Empty):
+            while True:
+                self._lines.get_nowait()
+        return self.line()
+
+    def kill(self) -> set[str]:
+        """Return all episodes whose end it was told; those in its last words, too."""
+        self.process.kill()
+        self._thread.join(PATIENCE)
+        return self.ended
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                if line.endswith("\n"):
+                    self.ended.add(line.strip())
+                    self._lines.put(line.strip())
+        self.process.wait()
+
+
+@contextmanager
+def simulators(address: str, count: int) -> Iterator[list[Simulator]]:
+    """Programs that play; killed at the end."""
+    with ExitStack() as stack:
+        programs = []
+        for index in range(count):
+            programs.append(Simulator(address, f"s{index}"))
+            stack.callback(programs[-1].kill)
+        yield programs
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """Return the rows of each recorded episode by the name that its simulator gave it."""
+    found = {}
+    for episode in read_episodes(folder):
+        rows = episode.policy_batches["default_policy"]
+        found[str(rows["episode_id"][0])] = rows
+    return found
+
+
+def listens(process: psutil.Process, port: int) -> bool:
+    with suppress(psutil.NoSuchProcess):  # some live for a moment only
+        return any(
+            one.laddr.port == port and one.status == psutil.CONN_LISTEN
+            for one in process.net_connections("tcp")
+        )
+    return False
+
+
+def is_reached(port: int) -> bool:
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), PATIENCE):
+        return True
+    return False
+
+
+def connect(server: Server, **options: Any) -> ExternalEnvClient:
+    return ExternalEnvClient(server.addresses[0], **SPACES, **options)
+
+
+def start_for_ever(client: ExternalEnvClient) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        client.end_episode(client.start_episode(), seen(0))
+
+
+def seen(number: float) -> Any:
+    return np.array([number, 0.0], np.float32)
+
+
+@pytest.mark.slow
+def test_killing_the_server_loses_no_episode_whose_end_was_told(tmp_path: Path) -> None:
+    bind = f"tcp://127.0.0.1:{free_port()}"
+    with ExitStack() as stack:
+        server = stack.enter_context(Server("--bind", bind, "--record", str(tmp_path)))
+        programs = stack.enter_context(simulators(bind, 3))
+        for program in programs:
+            assert program.line()
+        server.process.kill()
+        server.process.wait(PATIENCE)
+        before = set(recorded(tmp_path))
+        # The simulators come back by themselves to another server at the same address.
+        stack.enter_context(Server("--bind", bind, "--record", str(tmp_path)))
+        for program in programs:
+            while program.line() in before:
+                pass
+        ended = set[str]().union(*(program.kill() for program in programs))
+        found = recorded(tmp_path)
+    assert len(ended) > 2 * len(programs)
+    assert ended <= set(found)
+    for rows in found.values():
+        assert rows["actions"].tolist() == list(range(STEPS))
+        assert rows["obs"][:, 0].tolist() == list(range(STEPS))
+        assert rows["rewards"].tolist() == [1.0] * STEPS
+        assert rows["terminateds"].tolist() == [False] * (STEPS - 1) + [True]
+
+
+@pytest.mark.slow
+def test_many_clients_of_which_one_is_killed(tmp_path: Path) -> None:
+    options = ("--record", str(tmp_path), "--lease", "0.5")
+    with Server(*options) as server:
+        with simulators(server.addresses[0], 4) as programs:
+            for program in programs:
+                assert program.line()
+            programs[0].kill()
+            for program in programs[1:]:
+                for _ in range(40):
+                    assert program.line()
+            ended = set[str]().union(*(program.kill() for program in programs))
+        said = server.end()
+    assert server.process.returncode == 0, said
+    assert re.search(r"client s0\S* is gone", said), said
+    assert ended <= set(recorded(tmp_path))
+
+
+def test_killing_the_gateway_interrupts_nobody_for_long(tmp_path: Path) -> None:
+    places = ("--tcp", "127.0.0.1:0", "--ws", "127.0.0.1:0")
+    options = (*places, "--record", str(tmp_path), "--drain-timeout", "0.1")
+    with Server(*options) as server:
+        _, stream, websocket = server.addresses
+        assert (stream[:9], websocket[:5]) == ("stream://", "ws://")
+        with simulators(server.addresses[0], 1) as (program,):
+            assert program.line()
+            port = int(stream.rpartition(":")[2])
+            gateway = next(
+                child
+                for child in psutil.Process(server.process.pid).children(recursive=True)
+                if listens(child, port)
+            )
+            gateway.kill()
+            gateway.wait(PATIENCE)
+            for _ in range(5):
+                assert program.fresh_line()
+            wait_until(lambda: is_reached(port), "the next gateway")
+        said = server.end()
+    assert server.process.returncode == 0, said
+    assert "the gateway's process ended" in said
+
+
+@pytest.mark.slow
+def test_sigterm_lets_running_episodes_end_and_none_begin(tmp_path: Path) -> None:
+    options = ("--record", str(tmp_path), "--drain-timeout", "60")
+    with Server(*options) as server, connect(server) as client:
+        client.start_episode("e")
+        assert client.get_action("e", seen(3)) == 3
+        server.process.terminate()
+        refused = ClientTimeouts(patience=0.5)
+        with (
+            ExternalEnvClient(server.addresses[0], timeouts=refused) as other,
+            pytest.raises(OverloadedError, match="no more episodes"),
+        ):
+            start_for_ever(other)
+        assert client.get_action("e", seen(4)) == 4
+        client.end_episode("e", seen(5))
+        said = server.process.communicate(timeout=PATIENCE)[0]
+    assert server.process.returncode == 0, said
+    assert "SIGTERM: no new episodes" in said
+    assert list(recorded(tmp_path)) == ["e"]
+    assert list((tmp_path / "default_policy").glob("*.parquet")), "the shard is complete"
+
+
+@pytest.mark.slow_but_first
+@pytest.mark.parametrize("second", [False, True], ids=["drain time-out", "second Ctrl-C"])
+def test_an_episode_that_does_not_end_holds_nobody_up(second: bool) -> None:
+    drain_timeout = "30" if second else "0.3"
+    with Server("--drain-timeout", drain_timeout) as server, connect(server) as client:
+        client.start_episode("e")
+        client.get_action("e", seen(3))
+        server.process.send_signal(signal.SIGINT)
+        if second:
+            assert server.process.stdout is not None
+            while "SIGINT" not in server.process.stdout.readline():
+                pass
+            server.process.send_signal(signal.SIGINT)
+        said = server.process.communicate(timeout=PATIENCE)[0]
+    assert server.process.returncode == (130 if second else 0), said
+    assert second or "1 episodes have not ended within 0.3 s" in said
+
+
+def test_a_policy_that_raises_is_told_to_its_client_and_the_server_lives() -> None:
+    with Server("--drain-timeout", "0.1") as server, connect(server) as client:
+        client.start_episode("e")
+        with pytest.raises(ArithmeticError, match="the policy fails, as told") as caught:
+            client.get_action("e", seen(FAILURE))
+        assert ".py" not in str(caught.value.__cause__)  # that stands in the server's log
+        assert client.get_action("e", seen(1)) == 1
+        said = server.end(signal.SIGINT)
+    assert "ArithmeticError" in said
+    assert "served_policies.py" in said
+    assert re.search(r"errors: policy +1", said), said
+
+
+@pytest.mark.slow
+def test_off_policy_and_untrained_episodes_are_recorded_too(tmp_path: Path) -> None:
+    with Server("--record", str(tmp_path)) as server, connect(server) as client:
+        client.start_episode("e", training_enabled=False)
+        client.log_action("e", seen(1), 7)
+        client.log_returns("e", 2.0)
+        assert client.get_action("e", seen(2)) == 2
+        client.end_episode("e", seen(3), truncated=True)
+        rows = recorded(tmp_path)["e"]
+    assert rows["actions"].tolist() == [7, 2]
+    assert rows["off_policy"].tolist() == [True, False]
+    assert rows["training_enabled"].tolist() == [False, False]
+    assert rows["truncateds"].tolist() == [False, True]
+
+
+def test_several_agents_are_served_and_recorded(tmp_path: Path) -> None:
+    by_agent: dict[str, Any] = {name: dict.fromkeys("xy", space) for name, space in SPACES.items()}
+    with (
+        Server("--record", str(tmp_path)) as server,
+        ExternalEnvClient(server.addresses[0], **by_agent) as client,
+    ):
+        client.start_episode("e")
+        assert client.get_action("e", {"x": seen(1), "y": seen(2)}) == {"x": 1, "y": 2}
+        client.log_returns("e", {"x": 1.0}, terminateds={"x": True})
+        assert client.get_action("e", {"y": seen(4)}) == {"y": 4}
+        client.end_episode("e", {"y": seen(5)})
+        rows = recorded(tmp_path)["e"]
+    assert sorted(zip(rows["agent_id"].tolist(), rows["actions"].tolist(), strict=True)) == [
+        ("x", 1),
+        ("y", 2),
+        ("y", 4),
+    ]
+
+
+@pytest.mark.slow
+def test_a_client_whose_spaces_the_policy_cannot_use_is_refused_and_the_server_goes_on() -> None:
+    """Nobody has told the spaces: whoever is first does, and not for good."""
+    other = {
+        "observation_space": SPACES["observation_space"],
+        "action_space": spaces.Box(-1.0, 1.0, (1,)),
+    }
+    with Server("--lease", "0.2", policy="picky") as server:
+        with pytest.raises(SpaceMismatchError, match=r"cannot be used here.*Discrete actions only"):
+            ExternalEnvClient(server.addresses[0], **other)
+        with connect(server) as client:
+            assert client.policy_ids == ["default_policy"]
+            client.start_episode("e")
+            assert client.get_action("e", seen(4)) == 4
+            client.end_episode("e", seen(5))
+            with pytest.raises(SpaceMismatchError, match="the bridge has the action space"):
+                ExternalEnvClient(server.addresses[0], **other)
+        few = {**SPACES, "action_space": spaces.Discrete(2)}
+        by_agent: dict[str, Any] = {
+            name: {"x": space, 1: few[name], "1": space, "y": few[name]}
+            for name, space in SPACES.items()
+        }
+        deadline = time.monotonic() + PATIENCE
+        while True:  # the one before is a client until its goodbye was taken, and its lease is over
+            try:
+                with ExternalEnvClient(server.addresses[0], **by_agent) as client:
+                    assert client.policy_ids == ["x", "1"]
+                break
+            except SpaceMismatchError:
+                assert time.monotonic() < deadline
+        assert server.process.poll() is None

@@ -1,0 +1,102 @@
+"""What cleans TMPDIR up removes the folder of a run that goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envbus.bus.folders import FOLDER_VARIABLE
+from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
+from envbus.runner.group.config import GroupConfig
+from envbus.runner.group.env_runner_group import EnvRunnerGroup
+from envbus.runner.inference.policy_workers import PolicyWorkers
+from envbus.runner.pool.pool import ActorPool
+from envbus.runner.workers.config import Timeouts
+from tests.integration.group_children import PATIENCE, wait_until
+from tests.integration.policies_under_test import make_probe, rows
+from tests.runner.pool_envs import PidEnv, receive_until_back
+
+pytestmark = pytest.mark.timeout(120)
+
+OFTEN = RestartPolicy(max_restarts=20, backoff=0.01, max_backoff=0.05)
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where folders go, with a path that leaves room for sockets."""
+    with tempfile.TemporaryDirectory(prefix="eb") as folder:
+        monkeypatch.setenv(FOLDER_VARIABLE, folder)
+        yield Path(folder)
+
+
+def clean(temporary: Path) -> None:
+    removed = list(temporary.iterdir())
+    assert removed
+    for folder in removed:
+        shutil.rmtree(folder)
+
+
+def pool_that_needs_no_tmpdir(_: int) -> ActorPool:
+    """Python looks for TMPDIR once, and tries it by a file that a process killed then leaves."""
+    pool = ActorPool([PidEnv])
+    assert tempfile.tempdir is None
+    return pool
+
+
+@pytest.mark.slow_but_first
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="nameless files are in TMPDIR here")
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_runner_that_starts_processes_writes_no_file(context: str) -> None:
+    settings = GroupConfig(context=context)
+    with EnvRunnerGroup(
+        1, pool_that_needs_no_tmpdir, lambda rows: np.zeros(len(rows)), settings=settings
+    ) as group:
+        assert len(group.runner_pids()) == 1
+
+
+def test_actors_without_local_links_come_back_and_those_that_run_stay(temporary: Path) -> None:
+    timeouts = Timeouts(start=PATIENCE)
+    with ActorPool(
+        [PidEnv] * 2, num_actors=2, local_links=False, restart=OFTEN, timeouts=timeouts
+    ) as pool:
+        pool.reset()
+        assert len(pool.recv(min_envs=2).env_ids) == 2
+        (_, other) = pool.actor_pids()
+        for life in (1, 2):
+            clean(temporary)
+            pool.send(np.array([13]), [0])  # kills its process
+            assert receive_until_back(pool, 0).incarnations.tolist() == [life]
+            assert pool.actor_pids()[1] == other
+            pool.send(np.zeros(2, np.int64))
+            batch = pool.recv(min_envs=2)
+            assert dict(zip(batch.env_ids, batch.incarnations, strict=True)) == {0: life, 1: 0}
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here")
+def test_policy_workers_count_and_come_back(temporary: Path) -> None:
+    with PolicyWorkers(make_probe, 2, restart=OFTEN) as workers:
+        policy = workers.policy()
+        assert policy.compute_actions(rows(1), None).actions.tolist() == [1.0]
+        before = workers.pids()
+        clean(temporary)
+        names = ["policy-worker-0", "policy-worker-1"]
+        assert workers.statistics().silent == names  # nobody new finds the way to them
+        assert policy.compute_actions(rows(2), None).actions.tolist() == [2.0]
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(
+            lambda: set(before).isdisjoint(workers.pids()) and "2 of 2" in repr(workers),
+            "two replacements",
+        )
+        assert policy.compute_actions(rows(3), None).actions.tolist() == [3.0]
+        assert workers.statistics().silent == []
+    assert not list(temporary.iterdir())

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbus.runner.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--policy", "rando"], "random, zero or module:function"),
+        (["--policy", "missing.onnx"], "there is no model"),
+        (["--env", "NoSuchEnv-v0"], "--env NoSuchEnv-v0"),
+        (["--bind", "tcp://0.0.0.0:0"], "insecure"),
+        (["--bind", "nonsense"], "nonsense"),
+        (["--ws", "0.0.0.0:0"], "token"),
+        (["--tcp", "nonsense"], "nonsense"),
+        (["--token-file", "token"], "neither"),
+        (["--tcp", "127.0.0.1:0", "--token-file", "missing"], "the token cannot be read"),
+        (["--tcp", "127.0.0.1:0", "--tls-cert", "cert.pem"], "TLS needs both files"),
+        (["--keys", "missing.key_secret"], "--allow"),
+        (["--policy", "envbus.runner.policies:MlpPolicy", "--env", "FrozenLake-v1"], "takes Box"),
+        (["--seconds", "-1"], "--seconds"),
+        (["--tcp", "127.0.0.1:0", "--max-connections", "0"], "--max-connections"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_and_nothing_is_served(
+    options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--seconds", "0", *options]) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.err.count("\n") == 1
+    assert "serving at" not in captured.out
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["serve", "--seconds", "0", "--record", str(tmp_path / "file")]) == 2
+    assert "cannot record" in capsys.readouterr().err
+
+
+def test_a_token_that_others_may_read_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("very-secret-token-0\n")
+    token.chmod(0o644)
+    place = ["--tcp", "127.0.0.1:0", "--token-file", str(token)]
+    assert main(["serve", "--seconds", "0", *place]) == 2
+    told = capsys.readouterr().err
+    assert f"others may read the token {token} (mode 0644); chmod 600 it" in told
+    assert "secret" not in told
+
+
+def test_all_addresses_are_told_and_no_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("very-secret-token-0\n")
+    token.chmod(0o600)
+    places = ["--tcp", "127.0.0.1:0", "--ws", "127.0.0.1:0", "--token-file", str(token)]
+    assert main(["serve", "--seconds", "0", "--env", "CartPole-v1", *places]) == 0
+    captured = capsys.readouterr()
+    schemes = [
+        line.removeprefix("serving at ").partition(":")[0]
+        for line in captured.out.splitlines()
+        if line.startswith("serving at ")
+    ]
+    assert schemes == ["tcp", "stream", "ws"]
+    assert "secret" not in captured.out + captured.err

@@ -1,0 +1,558 @@
+"""`EnvRunnerGroup` where nothing fails; faults are in tests/integration."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
+
+from envbus.actors.testing import CountingEnv
+from envbus.bus.errors import ConfigError, EncodeError, RemoteError
+from envbus.runner.group.env_runner_group import EnvRunnerGroup
+from envbus.runner.policies.connectors import Normalize, Pipeline
+from envbus.runner.policies.policy import Policy, PolicyOutput
+from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.config import RunnerConfig
+from envbus.runner.sampling.env_runner import EnvRunner
+from tests.actors.agent_envs import RoundRobinEnv
+from tests.runner.pool_envs import PATIENCE, GatedEnv
+
+pytestmark = pytest.mark.timeout(180)
+
+Make = Callable[..., EnvRunnerGroup]
+
+
+class Steps(Policy):
+    """Counts what it is asked; its weights are one number, which is its action."""
+
+    def __init__(self) -> None:
+        self.number = np.zeros(1, np.int64)
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        return PolicyOutput(np.repeat(self.number, len(observations)))
+
+    def get_weights(self) -> Any:
+        return {"number": self.number.copy()}
+
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        self.number = np.array(weights["number"])
+        super().set_weights(weights, version)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    groups: list[EnvRunnerGroup] = []
+
+    def _make(
+        envs: Any = None, policies: Any = None, runners: int = 2, **config: Any
+    ) -> EnvRunnerGroup:
+        envs = envs or [functools.partial(CountingEnv, 5)] * 4
+        group = EnvRunnerGroup(runners, envs, policies or Steps(), RunnerConfig(**config))
+        groups.append(group)
+        return group
+
+    yield _make
+    for group in groups:
+        group.stop(terminate=True)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[EnvRunnerGroup]:
+    """Two runners of two envs each, for tests that leave them as they are."""
+    with EnvRunnerGroup(2, [functools.partial(CountingEnv, 5)] * 4, Steps()) as group:
+        yield group
+
+
+def _lean(observations: Any) -> Any:
+    return (observations[:, 2] > 0).astype(np.int64)
+
+
+def all_columns(batch: Any) -> dict[str, Any]:
+    return {name: batch[name] for name in batch.columns if name not in ("eps_id", "unroll_id")}
+
+
+def test_a_group_samples_the_rows_that_one_runner_over_all_its_envs_samples(make: Make) -> None:
+    envs = ["CartPole-v1"] * 5
+    config: Any = {"seed": 11, "rollout_fragment_length": 40}
+    with ActorPool(envs, num_actors=1) as pool:
+        group = make(envs, _lean, **config)
+        one = EnvRunner(pool, _lean, RunnerConfig(**config))
+        for call in ({}, {"num_env_steps": 35}, {"num_episodes": 10}, {}):
+            theirs, mine = one.sample(**call), group.sample(**call, timeout=PATIENCE)
+            assert mine.runners == (0, 1)
+            columns = all_columns(theirs.single())
+            assert columns.keys() == all_columns(mine.single()).keys()
+            for name, column in columns.items():
+                assert np.array_equal(mine.single()[name], column), name
+            assert mine.env_steps == theirs.env_steps
+            assert sorted(e.episode_return for e in mine.episodes) == sorted(
+                e.episode_return for e in theirs.episodes
+            )
+        told, expected = group.get_metrics(), one.get_metrics()
+        for name in expected:
+            if not name.endswith("_ms"):
+                assert told[name] == pytest.approx(expected[name]), name
+        assert told["mean_env_wait_ms"] > 0.0
+        assert group.get_metrics()["num_episodes"] == 0
+        assert group.get_spaces() == one.get_spaces()
+
+
+def test_numbers_are_shared_out_and_met_exactly(shared: EnvRunnerGroup) -> None:
+    for number in (1, 7, 100, 0):
+        assert shared.sample(number, timeout=PATIENCE).env_steps == number
+    sample = shared.sample(num_episodes=7, timeout=PATIENCE)
+    assert [episode.length for episode in sample.episodes] == [5] * 7
+    assert sorted(np.bincount(sample.single()["env_id"]).tolist()) == [5, 10, 10, 10]
+    with pytest.raises(ValueError, match="not both"):
+        shared.sample(1, 1)
+
+
+def test_episode_ids_are_unique_over_runners(shared: EnvRunnerGroup) -> None:
+    batch = shared.sample(80, timeout=PATIENCE).single()
+    assert len({(e, i) for e, i in zip(batch["eps_id"], batch["env_id"], strict=True)}) == 16
+    assert len(set(batch["eps_id"].tolist())) == 16
+    assert len(set(batch["unroll_id"].tolist())) == 2
+
+
+def test_several_agents_and_policies(make: Make) -> None:
+    def pool(index: int) -> ActorPool:
+        return ActorPool([RoundRobinEnv] * (index + 1), num_actors=1, autoreset_mode="Disabled")
+
+    group = make(
+        pool,
+        {"even": Steps(), "odd": Steps()},
+        policy_mapping_fn=lambda agent_id, _: "odd" if agent_id % 2 else "even",
+        infos=True,
+    )
+    assert group.num_envs == 3
+    sample = group.sample(75, timeout=PATIENCE)
+    assert sample.env_steps == 75
+    assert set(sample.policy_batches) == {"even", "odd"}
+    assert set(sample["odd"]["env_id"].tolist()) == {0, 1, 2}
+    assert set(sample["odd"]["agent_id"].tolist()) == {1, 3}
+    assert isinstance(sample["odd"]["infos"][0], dict)
+    group.set_weights({"odd": {"number": np.array([1])}})
+    sample = group.sample(75, timeout=PATIENCE)
+    assert set(sample["odd"]["policy_version"].tolist()) <= {0, 1}
+    assert set(sample["even"]["policy_version"].tolist()) == {0}
+
+
+def test_sample_async_collects_whoever_is_ready(make: Make, tmp_path: Path) -> None:
+    gates = [tmp_path / "0", tmp_path / "1"]
+    group = make([functools.partial(GatedEnv, gate) for gate in gates])
+    with pytest.raises(NoAsyncCallError):
+        group.collect()
+    gates[0].touch()
+    assert group.sample_async(20) == (0, 1)
+    assert group.sample_async(20) == ()
+    first = group.collect(timeout=PATIENCE)
+    assert (first.runners, first.env_steps) == ((0,), 20)
+    assert group.sample_async(10) == (0,)
+    status = group.probe(timeout=PATIENCE)
+    assert status[1].state == "sampling"
+    assert status[1].sampling_for > 0.0
+    late = group.collect(2, timeout=0.1)
+    assert late.late_runners == (1,)
+    gates[1].touch()
+    # What is under way is the runner's part of the next sample, whatever it comes by.
+    rest = group.sample(50, timeout=PATIENCE)
+    assert rest.env_steps == 50
+    assert np.bincount(rest.single()["env_id"]).tolist() == [30, 20]
+
+
+def test_at_a_timeout_what_is_there_is_returned_and_the_late_envs_are_named(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    envs = [CountingEnv, functools.partial(GatedEnv, gate)]
+    group = make(envs)
+    sample = group.sample(40, timeout=0.5)
+    assert (sample.runners, sample.late, sample.late_runners) == ((0, 1), (1,), ())
+    assert sample.env_steps == 20
+    gate.touch()
+    assert group.sample(40, timeout=PATIENCE).env_steps == 40
+
+
+def _stand_still(gate: Path, observations: Any) -> Any:
+    while not gate.exists():
+        pass
+    return np.zeros(len(observations), np.int64)
+
+
+def test_a_runner_that_does_not_answer_is_late_and_its_rows_come_later(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+
+    def policies(pool: ActorPool, index: int) -> Any:
+        return functools.partial(_stand_still, gate if index else Path("/"))
+
+    envs = [functools.partial(CountingEnv, 5)] * 2
+    with EnvRunnerGroup(2, envs, make_policies=policies) as group:
+        # So few steps that runner 0 has made them by then, however busy the machine is.
+        first = group.sample(4, timeout=1.0)
+        assert (first.runners, first.late_runners, first.env_steps) == ((0,), (1,), 2)
+        again = group.sample(6, timeout=1.0)
+        assert (again.runners, again.late_runners, again.env_steps) == ((0,), (1,), 4)
+        assert group.probe(timeout=PATIENCE)[1].state == "sampling"
+        gate.touch()
+        rest = group.sample(timeout=PATIENCE)  # a fragment of runner 0, what runner 1 owes
+        assert (rest.runners, rest.late_runners) == ((0, 1), ())
+        assert group.sample(30, timeout=PATIENCE).env_steps == 30
+
+
+def test_set_weights_waits_for_nobody_and_holds_from_the_next_fragment_on(
+    make: Make, tmp_path: Path
+) -> None:
+    gates = [tmp_path / "0", tmp_path / "1"]
+    group = make([functools.partial(GatedEnv, gate) for gate in gates])
+    gates[0].touch()
+    group.sample_async(6)
+    group.collect(timeout=PATIENCE)
+    for number in range(1, 51):  # do not pile up before the one that is at work
+        group.set_weights({"default_policy": {"number": np.array([number])}})
+    assert group.sample_async(6) == (0,)
+    batch = group.collect(timeout=PATIENCE).single()
+    assert batch["policy_version"].tolist() == [50] * 6
+    assert batch["actions"].tolist() == [50] * 6
+    gates[1].touch()
+    batch = group.collect(timeout=PATIENCE).single()
+    assert set(batch["env_id"].tolist()) == {1}
+    assert batch["policy_version"].tolist() == [0] * 6  # within a fragment they do not change
+    batch = group.sample(12, timeout=PATIENCE).single()
+    assert batch["policy_version"].tolist() == [50] * 12
+    assert group.policy_versions == {"default_policy": 50}
+    assert group.get_weights()["default_policy"]["number"].tolist() == [50]
+    group.set_weights({"default_policy": {"number": np.array([3])}}, version=7000)
+    assert group.foreach(EnvRunner.get_weights)[1]["default_policy"]["number"].tolist() == [3]
+    with pytest.raises(ConfigError, match="no policy 'other'"):
+        group.set_weights({"other": {}})
+
+
+def test_weights_are_copied_when_they_are_set_and_when_they_are_got(
+    shared: EnvRunnerGroup,
+) -> None:
+    group = shared
+    first = group.get_weights()["default_policy"]["number"]
+    first[:] = 1
+    group.set_weights({"default_policy": {"number": first}})
+    first += 1
+    assert group.get_weights()["default_policy"]["number"].tolist() == [1]
+    assert group.sample(4, timeout=PATIENCE).single()["actions"].tolist() == [1] * 4
+
+
+def test_a_version_of_weights_that_is_no_number_is_refused(shared: EnvRunnerGroup) -> None:
+    before = shared.policy_versions
+    with pytest.raises(ConfigError, match="version must be a whole number or None, not '3'"):
+        shared.set_weights(shared.get_weights(), "3")  # type: ignore[arg-type]
+    assert shared.policy_versions == before
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda group: group.foreach(id, runners=3), "runners is a sequence of ids"),
+        (lambda group: group.foreach(id, runners=[False]), "runners has integers"),
+        (lambda group: group.foreach(id, timeout="1"), "timeout must be a number or None"),
+        (lambda group: group.probe("1"), "timeout must be a number or None"),
+        (lambda group: group.restart("0"), "runner has integers"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_refused_by_its_name(
+    shared: EnvRunnerGroup, call: Callable[[Any], object], told: str
+) -> None:
+    with pytest.raises((ConfigError, TypeError), match=told):
+        call(shared)
+
+
+def test_foreach_calls_a_function_beside_each_runner(shared: EnvRunnerGroup) -> None:
+    group = shared
+    offset = 10
+    found = group.foreach(lambda runner, i, *, k: runner.envs.num_envs + i + k + offset, 1, k=2)
+    assert found == {0: 15, 1: 15}
+    assert group.foreach(lambda runner: runner.config.worker_index, runners=[1]) == {1: 1}
+    with pytest.raises(RemoteError, match="ZeroDivisionError"):
+        group.foreach(lambda runner: 1 // (runner.config.worker_index - 1))
+    with pytest.raises(ValueError, match="unknown runner 2"):
+        group.foreach(len, runners=[2])
+    with pytest.raises(EncodeError, match="pickled"):
+        group.foreach(len, (number for number in range(3)))
+    assert group.sample(8, timeout=PATIENCE).env_steps == 8
+
+
+def test_a_function_that_takes_too_long_is_left_out(shared: EnvRunnerGroup, tmp_path: Path) -> None:
+    group = shared
+    gate = tmp_path / "gate"
+    found = group.foreach(
+        lambda runner: runner.config.worker_index and _stand_still(gate, [0]).tolist(), timeout=0.5
+    )
+    assert found == {0: 0}
+    assert [one.state for one in group.probe(timeout=0.1)] == ["ready", "silent"]
+    gate.touch()
+    assert [one.state for one in group.probe(timeout=PATIENCE)] == ["ready", "ready"]
+
+
+def test_filters_of_connectors_are_merged_over_runners(make: Make) -> None:
+    space = CountingEnv.observation_space
+    group = make(observation_connector=Normalize(space), rollout_fragment_length=10)
+    for _ in range(3):
+        group.sample(timeout=PATIENCE)
+    states = group.foreach(lambda runner: runner.config.connectors()["observation"].get_state())
+    merged = group.get_state()["connectors"]["observation"]
+    counts = [states[index]["count"] for index in (0, 1)]
+    total = merged["count"]
+    assert total == 2 * (total // 2)
+    # Each had the others' observations up to the sample before when it took the last one.
+    assert all(total * 2 / 3 - 4 <= count < total for count in counts)
+
+
+def test_a_connector_of_two_policies_learns_once_from_each_row_and_not_while_it_is_switched_off(
+    make: Make,
+) -> None:
+    def pool(index: int) -> ActorPool:
+        envs = [functools.partial(CountingEnv, 1000)] * 2
+        return ActorPool(envs, num_actors=1, autoreset_mode="Disabled")
+
+    normalize = Normalize(CountingEnv.observation_space)
+    group = make(
+        pool,
+        {"a": Steps(), "b": Steps()},
+        policy_mapping_fn=_by_turns,
+        observation_connector={"a": normalize, "b": Pipeline([normalize])},
+    )
+
+    def count() -> int:
+        (state,) = group.get_state()["connectors"].values()
+        found: int = state["count"]
+        return found
+
+    # An observation more per env than there are rows.
+    for number in (1, 2, 3):
+        group.sample(20, timeout=PATIENCE)
+        assert count() == number * 20 + 4
+    group.sample(20, explore=False, timeout=PATIENCE)
+    assert count() == 64
+    normalize.update = False
+    group.sample(20, timeout=PATIENCE)
+    assert count() == 64
+    normalize.update = True
+    group.sample(20, timeout=PATIENCE)
+    assert count() == 84
+
+
+@pytest.mark.slow
+def test_a_state_is_taken_over_by_another_group(make: Make) -> None:
+    space = CountingEnv.observation_space
+    group = make(observation_connector=Normalize(space))
+    group.set_weights({"default_policy": {"number": np.array([9])}}, version=5)
+    group.sample(20, timeout=PATIENCE)
+    state = group.get_state()
+    other = make(observation_connector=Normalize(space), envs=[CountingEnv], runners=1)
+    other.set_state(state)
+    batch = other.sample(3, timeout=PATIENCE).single()
+    assert batch["actions"].tolist() == [9] * 3
+    assert batch["policy_version"].tolist() == [5] * 3
+    count = other.get_state()["connectors"]["observation"]["count"]
+    assert count > state["connectors"]["observation"]["count"] > 0
+    assert other.get_metrics()["num_env_steps_sampled_lifetime"] == 23
+    with pytest.raises(ConfigError, match="no policy"):
+        other.set_state({**state, "weights": {"other": {}}})
+    with pytest.raises(ConfigError, match=r"nothing of the connectors \['observation'\]"):
+        other.set_state({**state, "connectors": {}})
+    before = other.get_state()
+    odd = {"count": 3, "means": [np.zeros(99)], "m2s": [np.zeros(99)]}
+    with pytest.raises(ConfigError, match=r"rows of shapes \[\(99,\)\], its space"):
+        other.set_state(
+            {**state, "connectors": {"observation": odd}, "metrics": {"num_episodes": 9}}
+        )
+    assert other.get_state()["metrics"] == before["metrics"]
+    assert repr(other.get_state()["connectors"]) == repr(before["connectors"])
+    with pytest.raises(ConfigError, match=r"no policy_versions of \['default_policy'\]"):
+        other.set_state({**state, "policy_versions": {}})
+    with pytest.raises(ConfigError, match=r"policy_versions\['default_policy'\] must be a whole"):
+        other.set_state({**state, "policy_versions": {"default_policy": "six"}})
+    uncopied = {"default_policy": {"number": threading.Lock()}}
+    with pytest.raises(TypeError, match="pickle"):
+        other.set_state({**state, "weights": uncopied, "metrics": {"num_episodes": 9}})
+    assert other.get_state()["metrics"] == before["metrics"]
+    assert repr(other.get_state()["connectors"]) == repr(before["connectors"])
+    assert other.policy_versions == {"default_policy": 5}
+
+
+@pytest.mark.slow
+def test_a_group_that_takes_a_state_over_uses_no_id_again(make: Make) -> None:
+    ids: list[int] = []
+    unrolls: list[int] = []
+    state: Any = None
+    for _ in range(2):
+        group = make(envs=[functools.partial(CountingEnv, 3)] * 2)
+        if state is not None:
+            group.set_state(state)
+        for number in (30, 12):
+            batch = group.sample(number, timeout=PATIENCE).single()
+            ids += set(batch["eps_id"].tolist())
+            unrolls += set(batch["unroll_id"].tolist())
+        state = group.get_state()
+        group.stop()
+    assert len(set(ids)) == len(ids) == 2 * 14
+    assert len(set(unrolls)) == len(unrolls) == 2 * 2 * 2
+
+
+def test_an_exception_in_one_runner_is_raised_and_the_others_rows_come_next(
+    shared: EnvRunnerGroup,
+) -> None:
+    group = shared
+    group.foreach(lambda runner: setattr(runner.policies["default_policy"], "number", "no array"))
+    group.foreach(EnvRunner.set_weights, {"default_policy": {"number": [1]}}, runners=[0])
+    with pytest.raises(RemoteError, match="Remote traceback"):
+        group.sample(8, timeout=PATIENCE)
+    group.foreach(EnvRunner.set_weights, {"default_policy": {"number": [2]}}, runners=[1])
+    assert group.sample(8, timeout=PATIENCE).env_steps == 8
+
+
+class Picky(Steps):
+    """Refuses negative weights."""
+
+    def set_weights(self, weights: Any, version: int | None = None) -> None:
+        if weights["number"][0] < 0:
+            raise ValueError("negative weights")
+        super().set_weights(weights, version)
+
+
+def test_weights_that_all_runners_refuse_are_told_once_and_each_sample_has_its_own_rows(
+    make: Make,
+) -> None:
+    def pool(index: int) -> ActorPool:
+        return ActorPool([CountingEnv] * 2, num_actors=1, autoreset_mode="Disabled")
+
+    group = make(pool, {"a": Picky(), "b": Picky()}, policy_mapping_fn=_by_turns)
+    pairs = {"a": {"number": np.array([-1])}, "b": {"number": np.array([1])}}
+    group.set_weights(pairs)
+    told: list[str] = []
+    numbers = []
+    for number in (10, 20, 30, 40, 50):
+        try:
+            numbers.append((number, group.sample(number, timeout=PATIENCE).env_steps))
+        except RemoteError as exc:
+            told.append(str(exc))
+    assert len(told) == 1
+    assert "negative weights" in told[0]
+    # What was asked in the call that raised is there with the next one; then all is as asked.
+    assert numbers[1:] == [(asked, asked) for asked, _ in numbers[1:]]
+    batches = group.sample(40, timeout=PATIENCE).policy_batches
+    assert set(batches["a"]["actions"].tolist()) == {0}
+    assert set(batches["b"]["actions"].tolist()) == {1}
+    group.set_weights({"a": {"number": np.array([2])}})
+    batches = group.sample(40, timeout=PATIENCE).policy_batches
+    assert set(batches["a"]["actions"].tolist()) == {2}
+
+
+def _by_turns(agent_id: Any, episode: Any) -> str:
+    return "ab"[episode.env_id % 2]
+
+
+def test_stop_twice_and_after_it_each_call_says_so(make: Make) -> None:
+    with make([CountingEnv], runners=1) as group:
+        assert len(group.runner_pids()) == 1
+        group.assert_healthy()
+    group.stop()
+    for call in (group.sample, group.sample_async, group.collect, group.probe):
+        with pytest.raises(ClosedEnvironmentError):
+            call()
+    with pytest.raises(ClosedEnvironmentError):
+        group.set_weights({})
+
+
+def test_what_keeps_a_runner_from_its_start_is_raised_and_nothing_stays() -> None:
+    def pool(index: int) -> ActorPool:
+        raise OSError(f"no simulator for runner {index}")
+
+    with pytest.raises(RemoteError, match="no simulator for runner"):
+        EnvRunnerGroup(2, pool, Steps())
+    with pytest.raises(ConfigError, match="policies or make_policies"):
+        EnvRunnerGroup(2, pool)
+    with pytest.raises(EncodeError, match="pickled"):
+        EnvRunnerGroup(1, [CountingEnv], {"default_policy": (number for number in range(3))})
+    with pytest.raises(RemoteError, match="at least one policy"):
+        EnvRunnerGroup(1, [CountingEnv], {})
+
+
+class _Pictures(gym.Env[Any, Any]):
+    """Shows noise of its own, 16 kB; episodes of seven steps."""
+
+    observation_space = gym.spaces.Box(0, 255, (128, 128), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._look(), float(action), self.steps == 7, False, {}
+
+    def _look(self) -> Any:
+        return self.np_random.integers(0, 255, (128, 128), np.uint8)
+
+
+@pytest.mark.slow
+def test_large_samples_lie_side_by_side_in_memory_that_is_used_again(make: Make) -> None:
+    config: Any = {"seed": 3, "rollout_fragment_length": 12}
+    with ActorPool([_Pictures] * 3, num_actors=1) as pool:
+        group = make([_Pictures] * 3, _lean_on_pixels, **config)
+        one = EnvRunner(pool, _lean_on_pixels, RunnerConfig(**config))
+        addresses = []
+        before = (np.zeros(1), np.zeros(1))
+        for number in (None, None, None, None, 30, *[None] * 6):
+            theirs, mine = one.sample(number), group.sample(number, timeout=PATIENCE)
+            for name, column in all_columns(theirs.single()).items():
+                assert np.array_equal(mine.single()[name], column), name
+            obs = mine.single()["obs"]
+            addresses.append(None if obs.base is None else obs.__array_interface__["data"][0])
+            assert np.array_equal(*before)  # the caller has it still
+            before = (obs, obs.copy())
+    is_shared = [address is not None for address in addresses]
+    assert is_shared == [False] * 2 + [True] * 2 + [False] * 3 + [True] * 4
+    assert len(set(addresses[-4:])) == 2
+
+
+@pytest.mark.slow
+def test_a_group_that_was_stopped_holds_no_memory_but_that_of_samples(make: Make) -> None:
+    def descriptors() -> int:
+        places = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+        return sum("envbus-arena" in os.readlink(place) for place in places if place.is_symlink())
+
+    before = descriptors()
+    group = make([_Pictures] * 3, _lean_on_pixels, seed=3, rollout_fragment_length=12)
+    samples = [group.sample(timeout=PATIENCE) for _ in range(4)]
+    obs = samples[-1].single()["obs"]
+    kept = obs.copy()
+    assert descriptors() > before
+    group.stop()
+    assert np.array_equal(obs, kept)
+    del samples, obs
+    assert descriptors() == before
+
+
+@pytest.mark.slow
+def test_rows_that_a_time_out_leaves_behind_are_whole_in_the_next_sample(make: Make) -> None:
+    group = make([_Pictures] * 3, _lean_on_pixels, seed=3, rollout_fragment_length=12)
+    for timeout in (PATIENCE, PATIENCE, PATIENCE, 0.0, 0.002, 0.0, PATIENCE, PATIENCE, PATIENCE):
+        batch = group.sample(timeout=timeout)
+        for rows in (part.split_by_trajectory() for part in batch.policy_batches.values()):
+            for row in rows:
+                assert np.array_equal(row["obs"][1:], row["next_obs"][:-1])
+                assert (row["obs"] != row["next_obs"]).any(axis=(1, 2)).all()
+
+
+def _lean_on_pixels(observations: Any) -> Any:
+    return (observations[:, 0, 0] > 100).astype(np.int64)

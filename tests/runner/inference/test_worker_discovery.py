@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
+from envbus.runner.inference.policy_protocol import OpenLane
+from envbus.runner.inference.worker_discovery import (
+    HandoverSocket,
+    StatusFile,
+    WorkerStatus,
+    close_all,
+    knock,
+    read_status,
+    write_status,
+)
+from tests.descriptors import no_more_files
+
+pytestmark = pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here")
+
+LOCAL_LINK = OpenLane(identity=b"asker", name="asker", capacity=1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "door"
+
+
+@pytest.fixture
+def handover_socket(path: Path) -> Iterator[HandoverSocket]:
+    handover_socket = HandoverSocket(path)
+    yield handover_socket
+    handover_socket.close()
+
+
+@contextmanager
+def caller(path: Path) -> Iterator[socket.socket]:
+    """Who has come and has not said anything yet."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as made:
+        made.settimeout(30.0)
+        made.connect(str(path))
+        yield made
+
+
+def test_who_comes_when_no_file_may_be_opened_is_sent_away_and_the_next_one_is_heard(
+    handover_socket: HandoverSocket, path: Path
+) -> None:
+    with caller(path) as first, caller(path) as second:
+        for one in (first, second):
+            with no_more_files():
+                assert handover_socket.knocks() == []
+            assert one.recv(1) == b""
+    assert knock(path, LOCAL_LINK, [0])
+    ((notice, fds),) = handover_socket.knocks()
+    close_all(fds)
+    assert notice == LOCAL_LINK
+
+
+def test_nonsense_is_logged_within_a_rate(
+    handover_socket: HandoverSocket, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(50):
+            with caller(path) as one:
+                one.send(b"nonsense")
+                assert handover_socket.knocks() == []
+    assert len(caplog.records) == 1
+
+
+def entry(state: str, reason: str = "") -> WorkerStatus:
+    return WorkerStatus(name=f"w-{state}", incarnation=1, state=state, reason=reason)
+
+
+def test_a_status_file_that_was_replaced_is_read_as_it_is_now(tmp_path: Path) -> None:
+    assert read_status(tmp_path / "gone") is None
+    for status in (
+        StatusFile(workers=[entry("up")]),
+        StatusFile(workers=[entry("down", "it ended")]),
+    ):
+        write_status(tmp_path, status)
+        assert read_status(tmp_path) == status
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_it_says_who_is_missing_and_why() -> None:
+    status = StatusFile(workers=[entry("up"), entry("lost", "signal SIGKILL"), entry("starting")])
+    assert not status.is_hopeless()
+    assert status.describe() == "w-lost: signal SIGKILL; w-starting: starting"
+    assert StatusFile(workers=[entry("lost"), entry("lost")]).is_hopeless()

@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.error import ClosedEnvironmentError
+
+from envbus.actors.testing import CountingEnv
+from envbus.bus.errors import ConfigError
+from envbus.runner.policies.connectors import (
+    ClipActions,
+    Connector,
+    FrameStack,
+    Normalize,
+    Pipeline,
+)
+from envbus.runner.policies.mlp import MlpPolicy
+from envbus.runner.policies.policy import Policy, PolicyOutput
+from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.callbacks import CallbackError
+from envbus.runner.sampling.config import RunnerConfig, Sample
+from envbus.runner.sampling.env_runner import EnvRunner
+from tests.envs import SpaceEnv
+from tests.runner.pool_envs import PATIENCE, EchoEnv, GatedEnv
+from tests.runner.sampling_scenes import Log, assert_same, counting, zeros
+from tests.waiting import pass_time
+
+Make = Callable[..., EnvRunner]
+#: Mode of the pool, and whether in columns: all must do the same.
+WAYS = [("NextStep", True), ("Disabled", True), ("Disabled", False)]
+BOTH = pytest.mark.parametrize(("mode", "vectorized"), WAYS, ids=["next-step", "columns", "dicts"])
+
+
+@pytest.fixture
+def make(pools: list[ActorPool]) -> Make:
+    def _make(
+        envs: Any, policies: Any = None, mode: str = "Disabled", actors: int = 2, **config: Any
+    ) -> EnvRunner:
+        pool = ActorPool(envs, num_actors=min(actors, len(envs)), autoreset_mode=mode)
+        pools.append(pool)
+        if isinstance(policies, type):
+            policies = policies(pool.single_observation_space, pool.single_action_space, seed=3)
+        return EnvRunner(pool, policies or zeros, RunnerConfig(**config))
+
+    return _make
+
+
+class Recurrent(Policy):
+    """Its state counts the steps of the episode; the action is the state."""
+
+    def initial_state(self) -> Any:
+        return {"count": np.zeros(1, np.int64)}
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        count = states["count"] + 1
+        return PolicyOutput(
+            count[:, 0] % 100, {"count": count}, {"explored": count[:, 0] * explore}
+        )
+
+
+def stack_and_normalize(pool: Any) -> Any:
+    stack = FrameStack(pool.single_observation_space, 2)
+    return Pipeline([stack, Normalize(stack.space)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "recurrent", "connected"])
+def test_all_ways_give_equal_batches(env: str, batch_mode: str) -> None:
+    def run(
+        mode: str, vectorized: bool, num_actors: int = 2
+    ) -> tuple[list[Sample], dict[str, Any]]:
+        name = "Pendulum-v1" if env in ("Pendulum-v1", "connected") else "CartPole-v1"
+        short = functools.partial(gymnasium.make, name, max_episode_steps=13)
+        pool = ActorPool([short] * 5, num_actors=num_actors, autoreset_mode=mode)
+        more: dict[str, Any] = {}
+        space = pool.single_observation_space
+        if env == "connected":
+            more["observation_connector"] = stack_and_normalize(pool)
+            more["action_connector"] = ClipActions(pool.single_action_space)
+            space = more["observation_connector"].connectors["1:Normalize"].space
+        policy: Any = MlpPolicy(space, pool.single_action_space, seed=3)
+        if env == "recurrent":
+            policy = Recurrent()
+            more["action_connector"] = Modulo(pool.single_action_space)
+        config = RunnerConfig(
+            rollout_fragment_length=17,
+            batch_mode=batch_mode,
+            min_envs=5,
+            seed=1,
+            vectorized=vectorized,
+            **more,
+        )
+        with EnvRunner(pool, policy, config) as runner:
+            assert runner.is_vectorized is vectorized
+            samples = [runner.sample(), runner.sample(num_env_steps=33)]
+            samples += [runner.sample(num_episodes=7), runner.sample(explore=False)]
+            metrics = runner.get_metrics()
+            return samples, {n: v for n, v in metrics.items() if not n.endswith("_ms")}
+
+    first, *others = [run(mode, vectorized) for mode, vectorized in WAYS]
+    others += [run(mode, True, num_actors=0) for mode in ("NextStep", "Disabled")]
+    for other in others:
+        for one, two in zip(first[0], other[0], strict=True):
+            assert_same(one.single().columns, two.single().columns)
+            assert one.env_steps == two.env_steps
+            by_id = [sorted(sample.episodes, key=lambda e: e.eps_id) for sample in (one, two)]
+            assert by_id[0] == by_id[1]
+        assert first[1] == other[1]
+
+
+class Modulo(ClipActions):
+    """Brings counts into Discrete(2)."""
+
+    def __call__(self, batch: Any, keys: Any) -> Any:
+        return batch % 2
+
+
+@pytest.mark.slow_but_first
+@BOTH
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "InvertedPendulum-v5"])
+def test_a_recorded_run_is_what_envs_do_that_are_stepped_by_hand(
+    make: Make, env: str, mode: str, vectorized: bool
+) -> None:
+    runner = make([env] * 3, MlpPolicy, mode, seed=7, vectorized=vectorized)
+    parts = [runner.sample(num_env_steps=300).single() for _ in range(3)]
+    ends = 0
+    for env_id in range(3):
+        by_hand = gymnasium.make(env)
+        seen, _ = by_hand.reset(seed=7 + env_id)
+        for part in parts:
+            rows = part[part["env_id"] == env_id]
+            for row in range(len(rows)):
+                assert np.array_equal(rows["obs"][row], seen)
+                action = rows["actions"][row]
+                seen, reward, terminated, truncated, _ = by_hand.step(action)
+                assert np.array_equal(rows["next_obs"][row], seen)
+                assert rows["rewards"][row] == np.float32(reward)
+                assert rows["terminateds"][row] == terminated
+                assert rows["truncateds"][row] == truncated
+                if terminated or truncated:
+                    ends += 1
+                    seen, _ = by_hand.reset()
+    assert ends >= 3
+
+
+@pytest.mark.slow_but_first
+@BOTH
+def test_fragments_have_exactly_the_asked_length_and_join_without_a_gap(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    runner = make(counting(3, 10), None, mode, rollout_fragment_length=7, vectorized=vectorized)
+    samples = [runner.sample().single() for _ in range(5)]
+    assert [len(sample) for sample in samples] == [21] * 5
+    for env_id in range(3):
+        t = np.concatenate([s["t"][s["env_id"] == env_id] for s in samples])
+        assert t.tolist() == [i % 10 for i in range(35)]
+        ids = np.concatenate([s["eps_id"][s["env_id"] == env_id] for s in samples])
+        assert [len(set(ids[i : i + 10])) for i in (0, 10, 20)] == [1, 1, 1]
+    assert len({int(s["unroll_id"][0]) for s in samples}) == 5
+    assert [len(runner.sample(num_env_steps=n)) for n in (1, 15, 200, 0)] == [1, 15, 200, 0]
+
+
+@BOTH
+def test_whole_episodes_are_packed(make: Make, mode: str, vectorized: bool) -> None:
+    settings = {"batch_mode": "complete_episodes", "vectorized": vectorized}
+    for length, rows in ((5, 10), (15, 20)):
+        runner = make(counting(1, 10), None, mode, rollout_fragment_length=length, **settings)
+        batch = runner.sample().single()
+        assert batch["t"].tolist() == [*range(10)] * (rows // 10)
+
+
+@BOTH
+def test_an_episode_over_many_fragments_counts_once_and_whole(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    runner = make(counting(8, 20), None, mode, rollout_fragment_length=2, vectorized=vectorized)
+    assert [len(runner.sample()) for _ in range(8)] == [16] * 8
+    assert runner.get_metrics()["num_episodes"] == 0
+    samples = [runner.sample() for _ in range(8)]
+    assert [result.length for sample in samples for result in sample.episodes] == [20] * 8
+    metrics = runner.get_metrics()
+    assert (metrics["num_episodes"], metrics["episode_len_mean"]) == (8, 20)
+    assert metrics["num_env_steps_sampled_lifetime"] == 256
+
+
+@BOTH
+def test_exactly_as_many_episodes_as_asked_all_done(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    runner = make(counting(3, 4), None, mode, vectorized=vectorized)
+    runner.sample(num_env_steps=5)
+    sample = runner.sample(num_episodes=5)
+    batch = sample.single()
+    ends = batch["terminateds"] | batch["truncateds"]
+    assert (len(batch), ends.sum(), len(sample.episodes)) == (20, 5, 5)
+    assert batch["t"].tolist() == [*range(4)] * 5
+    assert len(runner.sample(num_episodes=0)) == 0
+    with pytest.raises(ValueError, match="not both"):
+        runner.sample(1, 1)
+
+
+@BOTH
+def test_a_forced_reset_begins_all_episodes_anew(make: Make, mode: str, vectorized: bool) -> None:
+    runner = make(counting(2, 10), None, mode, rollout_fragment_length=3, vectorized=vectorized)
+    first, second = runner.sample().single(), runner.sample(force_reset=True).single()
+    assert second["t"].tolist() == [0, 1, 2] * 2
+    assert not set(first["eps_id"]) & set(second["eps_id"])
+
+
+@pytest.mark.slow_but_first
+@BOTH
+def test_a_time_out_gives_what_is_there_and_names_the_late(
+    make: Make, mode: str, vectorized: bool, tmp_path: Path
+) -> None:
+    gate = tmp_path / "open"
+    envs = [functools.partial(CountingEnv, 9), functools.partial(GatedEnv, gate, 9)]
+    runner = make(envs, None, mode, rollout_fragment_length=4, vectorized=vectorized)
+    sample = runner.sample(timeout=0.5)
+    assert sample.late == (1,)
+    assert sample.single()["env_id"].tolist() == [0] * 4
+    gate.touch()
+    batch = runner.sample(timeout=PATIENCE).single()
+    assert batch["env_id"].tolist() == [0] * 4 + [1] * 4
+    assert batch["t"].tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
+
+
+@BOTH
+def test_a_time_out_also_ends_a_sample_in_which_some_env_is_always_ready(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    def slow(observations: Any) -> Any:
+        pass_time(0.01)  # the other env has stepped when this is over
+        return zeros(observations)
+
+    runner = make(counting(2, 1000), slow, mode, rollout_fragment_length=500, vectorized=vectorized)
+    sample = runner.sample(timeout=0.5)
+    assert 0 < sample.env_steps < 1000
+    assert sample.late == (0, 1)
+    rest = runner.sample(num_env_steps=10).single()
+    assert rest["t"][0] == np.count_nonzero(sample.single()["env_id"] == 0)
+
+
+@pytest.mark.slow_but_first
+@BOTH
+def test_with_enough_envs_stragglers_are_not_waited_for_and_lose_nothing(
+    make: Make, mode: str, vectorized: bool, tmp_path: Path
+) -> None:
+    gate = tmp_path / "open"
+    envs = [functools.partial(CountingEnv, 9)] * 3 + [functools.partial(GatedEnv, gate, 9)]
+    runner = make(
+        envs,
+        None,
+        mode,
+        actors=4,
+        rollout_fragment_length=4,
+        enough_envs=0.75,
+        min_envs=4,
+        vectorized=vectorized,
+    )
+    first = runner.sample()  # without a time-out
+    assert first.late == (3,)
+    assert first.single()["env_id"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    columns, valid = first.single().padded(by="env")
+    assert columns["obs"].shape[:2] == valid.shape == (4, 3)
+    gate.touch()
+    rows = [runner.sample().single() for _ in range(3)]
+    joined = [part["t"][part["env_id"] == 3] for part in rows]
+    t = np.concatenate(joined)
+    assert t.tolist() == [step % 9 for step in range(len(t))]
+
+
+@BOTH
+def test_rows_say_which_weights_chose_them(make: Make, mode: str, vectorized: bool) -> None:
+    runner = make(
+        ["CartPole-v1"] * 2, MlpPolicy, mode, rollout_fragment_length=3, vectorized=vectorized
+    )
+    versions = []
+    for _ in range(2):
+        versions += runner.sample().single()["policy_version"].tolist()
+        runner.set_weights(runner.get_weights(), version=4)
+    assert versions == [0] * 6 + [4] * 6
+    with pytest.raises(ConfigError, match=r"no policy 'x'; there are \['default_policy'\]"):
+        runner.set_weights({"x": {}})
+
+
+class Negated(Connector):
+    def __init__(self, space: Any) -> None:
+        self.space = space
+
+    def __call__(self, batch: Any, keys: Any) -> Any:
+        return -batch
+
+
+@BOTH
+def test_the_batch_has_what_the_policy_saw_and_gave_and_the_env_gets_the_converted_action(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    seen: list[Any] = []
+
+    def sevens(observations: Any) -> Any:
+        seen.append(observations.copy())
+        return np.full(len(observations), 7)
+
+    runner = make(
+        counting(2, 10),
+        sevens,
+        mode,
+        min_envs=2,
+        rollout_fragment_length=4,
+        vectorized=vectorized,
+        observation_connector=Negated(CountingEnv.observation_space),
+        action_connector=Modulo(CountingEnv.action_space),
+    )
+    batch = runner.sample().single()
+    assert batch["actions"].tolist() == [7] * 8
+    # The env tells its step and what action it got, here 7 % 2; the policy sees these negated.
+    assert batch["next_obs"][:, 1:3].tolist() == [[-step, -1] for step in (1, 2, 3, 4)] * 2
+    assert batch["obs"].tolist() == [rows[env].tolist() for env in (0, 1) for rows in seen]
+
+
+def test_callbacks_come_in_order_and_as_often_as_things_happen(make: Make) -> None:
+    log = Log()
+    runner = make(counting(2, 2), callbacks=log, rollout_fragment_length=3)
+    assert not runner.is_vectorized
+    runner.sample()
+    episode = ["created", "start", "step", "step", "end"]
+    for env_id in (0, 1):
+        own = [name for name, number in log.calls if number == env_id and name != "sample"]
+        assert own == ["env", *episode, "created", "start", "step"]
+    assert log.calls[-1] == ("sample", 6)
+    assert runner.get_metrics()["custom_metrics"]["steps_mean"] == 2
+
+
+@pytest.mark.parametrize("name", ["created", "start", "step", "end"])
+def test_a_callback_that_raises_is_named_and_nothing_half_recorded_stays(
+    make: Make, name: str
+) -> None:
+    log = Log(failing=name)
+    runner = make(counting(2, 3), callbacks=log, rollout_fragment_length=6)
+    with pytest.raises(CallbackError, match=f"callback on_episode_{name} raised RuntimeError: no"):
+        runner.sample()
+    log.failing = ""
+    batch = runner.sample().single()
+    assert batch["t"].tolist() == [0, 1, 2] * 4
+
+
+@BOTH
+def test_state_goes_over_into_another_runner(make: Make, mode: str, vectorized: bool) -> None:
+    one, other = (
+        make(["CartPole-v1"], MlpPolicy, mode, vectorized=vectorized, rollout_fragment_length=2)
+        for _ in range(2)
+    )
+    one.set_weights({"default_policy": one.policies["default_policy"].get_weights()}, version=3)
+    one.sample()
+    other.set_state(one.get_state())
+    batch = other.sample().single()
+    assert batch["policy_version"].tolist() == [3, 3]
+    assert batch["unroll_id"].tolist() == [1, 1]
+    assert other.get_metrics()["num_env_steps_sampled_lifetime"] == 4
+
+
+def test_metrics_and_timers_can_be_read_before_the_first_sample(make: Make) -> None:
+    metrics = make(counting(1, 3)).get_metrics()
+    assert metrics["num_env_steps_sampled"] == metrics["mean_env_wait_ms"] == 0
+
+
+def test_spaces_by_agent_and_the_end_of_use(make: Make) -> None:
+    runner = make(counting(1, 3))
+    assert runner.get_spaces() == {
+        "agent0": (CountingEnv.observation_space, gymnasium.spaces.Discrete(100))
+    }
+    runner.assert_healthy()
+    runner.stop()
+    runner.stop()
+    for use in (runner.sample, runner.assert_healthy):
+        with pytest.raises(ClosedEnvironmentError):
+            use()
+
+
+def test_infos_and_spaces_without_a_fixed_size_go_the_general_way(make: Make) -> None:
+    runner = make(counting(1, 3), infos=True)
+    infos = runner.sample(num_env_steps=4).single()["infos"]
+    assert [type(info) for info in infos] == [dict] * 4
+    text = gymnasium.spaces.Text(5)
+    runner = make([functools.partial(SpaceEnv, text, text)], lambda seen: ["ab"] * len(seen))
+    batch = runner.sample(num_env_steps=3).single()
+    assert batch["obs"].dtype == object
+    assert batch["actions"].tolist() == ["ab"] * 3
+
+
+def test_what_does_not_fit_together_is_refused(make: Make) -> None:
+    with pytest.raises(ConfigError, match=r'"Disabled": it cannot be .* infos are kept'):
+        make(counting(1, 3), mode="NextStep", infos=True)
+    with pytest.raises(ConfigError, match="with vectorized=True: callbacks are told"):
+        make(counting(1, 3), vectorized=True, callbacks=Log())
+    with pytest.raises(ConfigError, match='"NextStep" or "Disabled"'):
+        make(counting(1, 3), mode="SameStep")
+    with pytest.raises(ConfigError, match="policy 'default_policy' must have compute_actions"):
+        make(counting(1, 3), 5)
+    with pytest.raises(ConfigError, match="vectorized=False"):
+        make(counting(1, 3)).add_policy("b", zeros)
+    twins = functools.partial(gymnasium.make_vec, "CartPole-v1", num_envs=2)
+    with pytest.raises(ConfigError, match="envs 1 to 2 are one vector env"):
+        make(["CartPole-v1", twins], mode="NextStep")
+
+
+@pytest.mark.slow_but_first
+@BOTH
+@pytest.mark.parametrize("clips", [True, False])
+def test_actions_reach_the_env_inside_their_box_and_the_batch_has_the_policys(
+    make: Make, mode: str, vectorized: bool, clips: bool
+) -> None:
+    box = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    runner = make(
+        [functools.partial(EchoEnv, box)] * 2,
+        lambda observations: np.full((len(observations), 2), [5.0, -5.0], np.float32),
+        mode=mode,
+        actors=1,
+        vectorized=vectorized,
+        clip_actions=clips,
+    )
+    batch = runner.sample(num_env_steps=4, timeout=PATIENCE).single()
+    assert batch["actions"].tolist() == [[5.0, -5.0]] * 4
+    assert batch["next_obs"].tolist() == [[1.0, -1.0] if clips else [5.0, -5.0]] * 4

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envbus.actors.env.agents import ALL
+from envbus.runner.bridge.results import BridgeResult
+from envbus.runner.data.batch import MultiAgentBatch
+from envbus.runner.pool.agent_results import DUMMY_AGENT
+from envbus.runner.serving.answering import AnsweredBatch, ObservingAgent, Recording
+from envbus.runner.serving.loading import ServedPolicies
+
+PAIR = (spaces.Box(-9.0, 9.0, (1,), np.float32), spaces.Discrete(100))
+ONE = ServedPolicies({}, {DUMMY_AGENT: "p"}, {DUMMY_AGENT: PAIR})
+TWO = ServedPolicies({}, {"x": "p", "y": "q"}, {"x": PAIR, "y": PAIR})
+
+
+def result(
+    observations: dict[Any, float],
+    reward: float = 0.0,
+    *,
+    ends: str = "",
+    off_policy: Any = None,
+    unacted: bool = False,
+    untrained: bool = False,
+) -> BridgeResult:
+    """What a poll returns of one episode `e`."""
+    made = BridgeResult.of([])
+    seen = {agent: np.array([number], np.float32) for agent, number in observations.items()}
+    made.observations["e"] = seen
+    made.rewards["e"] = dict.fromkeys(seen, reward)
+    made.terminateds["e"] = {ALL: ends == "terminated"}
+    made.truncateds["e"] = {ALL: ends == "truncated"}
+    made.infos["e"] = {}
+    if off_policy is not None:
+        made.off_policy_actions["e"] = off_policy
+    if ends:
+        made.ended.append("e")
+    if unacted:
+        made.unacted.add("e")
+    if untrained:
+        made.untrained.add("e")
+    return made
+
+
+def act(recording: Recording, *actions: int, agents: Any = (DUMMY_AGENT,)) -> None:
+    rows = [ObservingAgent("e", agent, None) for agent in agents]
+    recording.acted(
+        AnsweredBatch("p", rows, np.array(actions), np.zeros(len(rows)), 3, None, False), ()
+    )
+
+
+def only(ended: dict[str, Any]) -> MultiAgentBatch:
+    batch = ended["e"]
+    assert isinstance(batch, MultiAgentBatch)
+    return batch
+
+
+def test_an_episode_comes_whole_at_its_end_with_its_own_name() -> None:
+    recording = Recording(ONE)
+    assert recording.take(result({DUMMY_AGENT: 1})) == {}
+    act(recording, 5)
+    assert recording.take(result({DUMMY_AGENT: 2}, 1.5)) == {}
+    act(recording, 6)
+    rows = only(recording.take(result({DUMMY_AGENT: 3}, 2.5, ends="terminated"))).policy_batches
+    batch = rows["p"]
+    assert batch["obs"][:, 0].tolist() == [1, 2]
+    assert batch["next_obs"][:, 0].tolist() == [2, 3]
+    assert batch["actions"].tolist() == [5, 6]
+    assert batch["rewards"].tolist() == [1.5, 2.5]
+    assert batch["terminateds"].tolist() == [False, True]
+    assert batch["episode_id"].tolist() == ["e", "e"]
+    assert batch["policy_version"].tolist() == [3, 3]
+    assert batch["training_enabled"].tolist() == [True, True]
+    assert recording.num_running == 0
+
+
+def test_actions_of_the_simulator_are_marked_and_so_are_untrained_episodes() -> None:
+    recording = Recording(ONE)
+    recording.take(result({DUMMY_AGENT: 1}, off_policy={DUMMY_AGENT: np.int64(9)}, untrained=True))
+    recording.take(result({DUMMY_AGENT: 2}))
+    act(recording, 6)
+    batch = only(recording.take(result({DUMMY_AGENT: 3}, ends="truncated"))).policy_batches["p"]
+    assert batch["off_policy"].tolist() == [True, False]
+    assert batch["actions"].tolist() == [9, 6]
+    assert batch["policy_version"].tolist() == [-1, 3]
+    assert np.isnan(batch["action_logp"]).tolist() == [True, False]
+    assert batch["training_enabled"].tolist() == [False, False]
+    assert batch["truncateds"].tolist() == [False, True]
+
+
+def test_an_action_that_reached_nobody_is_no_row() -> None:
+    recording = Recording(ONE)
+    recording.take(result({DUMMY_AGENT: 1}))
+    act(recording, 5)
+    recording.take(result({DUMMY_AGENT: 2}))
+    act(recording, 6)
+    recording.take(result({DUMMY_AGENT: 3}, unacted=True))
+    act(recording, 7)
+    batch = only(recording.take(result({DUMMY_AGENT: 4}, ends="truncated"))).policy_batches["p"]
+    assert batch["actions"].tolist() == [5, 7]
+
+
+def test_a_policy_that_failed_leaves_a_gap_and_no_error() -> None:
+    recording = Recording(ONE)
+    recording.take(result({DUMMY_AGENT: 1}))  # nobody acts
+    recording.take(result({DUMMY_AGENT: 2}, unacted=True))
+    act(recording, 7)
+    batch = only(recording.take(result({DUMMY_AGENT: 4}, ends="truncated"))).policy_batches["p"]
+    assert batch["actions"].tolist() == [7]
+
+
+def test_several_agents_stand_under_their_policies() -> None:
+    recording = Recording(TWO)
+    recording.take(result({"x": 1, "y": 2}))
+    act(recording, 5, 6, agents=("x", "y"))
+    ended = only(recording.take(result({"x": 3, "y": 4}, 1.0, ends="terminated")))
+    assert {name: rows["actions"].tolist() for name, rows in ended.policy_batches.items()} == {
+        "p": [5],
+        "q": [6],
+    }
+
+
+def test_an_episode_without_a_step_has_no_rows() -> None:
+    recording = Recording(ONE)
+    assert recording.take(result({DUMMY_AGENT: 1}, ends="terminated")) == {"e": None}
+
+
+def test_an_episode_of_a_lost_client_is_dropped() -> None:
+    recording = Recording(ONE)
+    recording.take(result({DUMMY_AGENT: 1}))
+    lost = BridgeResult.of([])
+    lost.ended.append("e")
+    assert recording.take(lost) == {}
+    assert recording.num_running == 0
+
+
+def test_an_agent_that_comes_back_after_its_end_breaks_its_own_episode_only() -> None:
+    recording = Recording(TWO)
+    recording.take(result({"x": 1, "y": 2}))
+    act(recording, 5, 6, agents=("x", "y"))
+    done = result({"x": 3, "y": 4})
+    done.terminateds["e"]["x"] = True
+    recording.take(done)
+    act(recording, 6, agents=("y",))
+    recording.take(result({"x": 5, "y": 6}))
+    act(recording, 1, 1, agents=("x", "y"))
+    ended = recording.take(result({"x": 7, "y": 8}, ends="terminated"))
+    assert isinstance(ended["e"], ValueError)

@@ -1,0 +1,216 @@
+"""What the documents print works as printed, and their links lead somewhere.
+
+A Python snippet is run as a script of its own; those of a tutorial, one after the other, as one. A
+snippet below `<!-- fragment -->` needs what the page does not show, and is compiled only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.sources import ROOT
+
+PAGES = sorted(
+    file
+    for pattern in ("*.md", "docs/**/*.md", "bench/*.md", "examples/**/*.md", "*/README.md")
+    for file in ROOT.glob(pattern)
+    if not any(part.startswith(".") for part in file.relative_to(ROOT).parts)
+)
+BLOCK = re.compile(r"^(<!-- fragment -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
+#: Runs each script in one process, as programs that have it for themselves.
+RUN_ALL = """
+import runpy, sys
+for name in sys.argv[1:]:
+    runpy.run_path(name, run_name="__main__")
+"""
+#: Their snippets want a bridge, and are run by `tests/examples/test_external_simulators.py`.
+RUN_ELSEWHERE = {"docs/external-simulators.md"}
+#: Commands that have commands of their own.
+GROUPS = ("bench", "keys")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str, *, fragments: bool = False) -> list[str]:
+    found = BLOCK.findall(page.read_text("utf-8"))
+    return [text for mark, kind, text in found if kind == language and bool(mark) == fragments]
+
+
+def scripts(page: Path) -> list[str]:
+    found = blocks(page, "python")
+    return ["".join(found)] if found and page.parent.name == "tutorials" else found
+
+
+def commands(program: str) -> list[list[str]]:
+    """Return the arguments of each `$ program ...` that is printed."""
+    text = "".join(text for page in PAGES for text in blocks(page, "console"))
+    lines = re.findall(rf"^\$ {program} ((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+TO_RUN = [page for page in PAGES if scripts(page) and name_of(page) not in RUN_ELSEWHERE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TO_RUN, ids=name_of)
+def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    files = []
+    for number, script in enumerate(scripts(page), 1):
+        files.append(f"snippet_{number}.py")
+        (tmp_path / files[-1]).write_text(script, "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUN_ALL, *files],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_fragments_of_a_page_are_python(page: Path) -> None:
+    for fragment in blocks(page, "python", fragments=True):
+        compile(textwrap.dedent(fragment), name_of(page), "exec")
+
+
+COMMANDS = commands("envbus")
+
+
+@pytest.mark.slow_but_first
+@pytest.mark.parametrize(
+    "command",
+    sorted({tuple(words[: 2 if words[0] in GROUPS else 1]) for words in COMMANDS}),
+    ids=" ".join,
+)
+def test_a_command_and_its_options_exist(command: tuple[str, ...]) -> None:
+    words = [word for word in command if not word.startswith("-")]
+    done = subprocess.run(
+        [sys.executable, "-m", "envbus.bench.entry", *words, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    offered = set(re.findall(r"--[a-z][a-z-]*", done.stdout))
+    printed = [words for words in COMMANDS if tuple(words[: len(command)]) == command]
+    used = {word for words in printed for word in words if word.startswith("--")}
+    assert used <= offered
+
+
+def test_the_make_targets_exist() -> None:
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    used = {word for words in commands("make") for word in words if "=" not in word}
+    assert used <= set(targets)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_links_lead_somewhere(page: Path) -> None:
+    lost = []
+    for target, anchor in LINK.findall(CODE.sub("", page.read_text("utf-8"))):
+        file = (page.parent / target).resolve() if target else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            lost.append(f"{target}#{anchor}")
+    assert lost == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what links to headings of a page may name."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    words = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
+    return {re.sub(r"\s", "-", text) for text in words}
+
+
+def module(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def hooks() -> ModuleType:
+    return module("docs/hooks.py")
+
+
+def test_links_between_pages_and_files_become_links_of_the_site() -> None:
+    turn = hooks().with_links_of_the_site
+    assert turn("[a](recovery.md#x)", "errors.md") == "[a](recovery.md#x)"
+    assert turn("[a](../ARCHITECTURE.md)", "errors.md") == "[a](project/ARCHITECTURE.md)"
+    assert turn("[a](../bus/errors.py)", "errors.md") == "a"
+    assert turn("[a](#here)", "errors.md") == "[a](#here)"
+    assert turn("[a](docs/errors.md)", "project/ARCHITECTURE.md") == "[a](../errors.md)"
+    assert turn("![a](../bench/results/vector.png)", "benchmarks.md") == (
+        "![a](project/bench/results/vector.png)"
+    )
+    assert turn("[a](https://example.org/b.md)", "errors.md") == "[a](https://example.org/b.md)"
+
+
+def test_every_page_of_the_site_is_in_its_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    listed = set(re.findall(r"[\w/.-]+\.md", text.split("\nnav:\n")[1]))
+    pages = {file.relative_to(ROOT / "docs").as_posix() for file in ROOT.glob("docs/**/*.md")}
+    outside = {f"project/{path}" for path in hooks().OUTSIDE if path.endswith(".md")}
+    assert listed == pages | outside
+
+
+@pytest.mark.parametrize("picture", sorted(ROOT.glob("docs/pictures/*.txt")), ids=lambda p: p.stem)
+def test_a_picture_is_drawn_from_the_text_beside_it(picture: Path) -> None:
+    drawn = module("docs/pictures/draw.py").draw(picture.read_text("utf-8"))
+    assert picture.with_suffix(".svg").read_text("utf-8") == drawn, "run docs/pictures/draw.py"
+
+
+def test_the_index_of_decisions_names_each_record_once() -> None:
+    text = (ROOT / "DECISIONS.md").read_text("utf-8")
+    records = re.findall(r"^## (\d+)\. (.+)$", text, re.MULTILINE)
+    assert re.findall(r"^\| \[(\d+)\]\(.+?\) \| (.+) \| .+ \|$", text, re.MULTILINE) == records
+    assert [int(number) for number, _ in records] == list(range(1, len(records) + 1))
+
+
+def test_the_bars_of_a_step_are_those_of_the_results() -> None:
+    results = (ROOT / "bench" / "results" / "table.md").read_text("utf-8")
+    recorded = dict(rows(results))
+    _, *bars = (ROOT / "docs/pictures/step-time.txt").read_text("utf-8").splitlines()
+    for bar in bars:
+        name, value = bar.split(" | ")
+        assert value in recorded[name]
+
+
+def rows(text: str) -> Iterator[tuple[str, set[str]]]:
+    """Yield the first cell and the set of all others of each row of a Markdown table."""
+    for line in re.findall(r"^\| (.*) \|$", text, re.MULTILINE):
+        name, *cells = line.split(" | ")
+        yield name, set(cells)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+def test_the_rates_of_vector_envs_are_those_of_the_results(page: str) -> None:
+    results = (ROOT / "bench" / "results" / "table.md").read_text("utf-8")
+    recorded = dict(list(rows(results))[::-1])
+    head = "cores used: workload, envs" if page == "README.md" else "its step p50 / p99"
+    table = (ROOT / page).read_text("utf-8").partition(head)[2].partition("\n\n")[0]
+    shown = list(rows(table))
+    assert len(shown) >= 5
+    for name, cells in shown:
+        assert cells <= recorded[name], name
+    (conditions,) = re.findall(r"commit \w+, [\d-]+", (ROOT / page).read_text("utf-8"))
+    assert conditions in results.partition("\n\n| ")[0]
