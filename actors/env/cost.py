@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-__all__ = ["env_cost"]
+__all__ = ["env_cost", "seconds_without_core"]
 
 #: Enough of a quick env.
 _MOST_STEPS = 20_000
@@ -52,12 +52,12 @@ class _Clocked:
         self._seconds = self._cpu_seconds = 0.0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        delay = _seconds_without_core()
+        delay = seconds_without_core()
         began, cpu_began = time.perf_counter(), time.process_time()
         result = self._function(*args, **kwargs)
         cpu_ended, ended = time.process_time(), time.perf_counter()
         self._cpu_seconds += cpu_ended - cpu_began
-        self._seconds += max(ended - began - (_seconds_without_core() - delay), 0.0)
+        self._seconds += max(ended - began - (seconds_without_core() - delay), 0.0)
         self.calls += 1
         return result
 
@@ -65,10 +65,14 @@ class _Clocked:
         return self._seconds / self.calls, self._cpu_seconds / self.calls
 
 
-def _seconds_without_core() -> float:
-    """Return for how long this thread could have run and had no core; 0 where nobody says so."""
+def seconds_without_core(task: int | str = "thread-self") -> float:
+    """Return for how long a thread could have run and had no core; 0 where nobody says so.
+
+    Args:
+        task: This thread, or the id of a process, for its first thread.
+    """
     try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
+        with open(f"/proc/{task}/schedstat", "rb") as file:
             return int(file.read().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0

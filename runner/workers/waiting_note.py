@@ -13,7 +13,9 @@ from typing import Final
 
 import psutil
 
-__all__ = ["WaitingNote", "cpu_seconds"]
+from envbus.actors.env.cost import seconds_without_core
+
+__all__ = ["WaitingNote", "busy_seconds", "cpu_seconds"]
 
 logger = logging.getLogger("envbus.runner")
 
@@ -36,20 +38,27 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return total
 
 
+def busy_seconds(pids: Sequence[int]) -> float:
+    """Return `cpu_seconds`, and the time for which others had the core that a process wanted."""
+    return cpu_seconds(pids) + sum(map(seconds_without_core, pids))
+
+
 class WaitingNote:
     """Compares what actors compute with how long their runner waits for them.
 
     Args:
         num_envs: Of all actors.
-        cpu: As `cpu_seconds`.
+        busy: As `busy_seconds`.
 
     Attributes:
         due: Seconds for which the runner has to have waited until `look` does anything.
     """
 
-    def __init__(self, num_envs: int, cpu: Callable[[Sequence[int]], float] = cpu_seconds) -> None:
+    def __init__(
+        self, num_envs: int, busy: Callable[[Sequence[int]], float] = busy_seconds
+    ) -> None:
         self._num_envs = num_envs
-        self._cpu = cpu
+        self._busy = busy
         self._began: tuple[float, dict[int, float]] | None = None
         self.due = 0.0
 
@@ -61,7 +70,7 @@ class WaitingNote:
             pids: Of the actors that run now.
         """
         if self._began is None:
-            self._began = waited, {pid: self._cpu([pid]) for pid in pids}
+            self._began = waited, {pid: self._busy([pid]) for pid in pids}
             self.due = waited + _SECONDS
             return False
         began, before = self._began
@@ -70,7 +79,7 @@ class WaitingNote:
         if before.keys() != set(pids):  # some were started anew meanwhile
             self._began = None
             return self.look(waited, pids)
-        spent = max(self._cpu([pid]) - used for pid, used in before.items())
+        spent = max(self._busy([pid]) - used for pid, used in before.items())
         busiest = spent / (waited - began)
         if busiest < _COMPUTES:
             logger.warning(

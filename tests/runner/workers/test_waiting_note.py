@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
+from subprocess import PIPE, Popen
 
 import pytest
 
-from envbus.runner.workers.waiting_note import WaitingNote, cpu_seconds
+from envbus.runner.workers.waiting_note import WaitingNote, busy_seconds, cpu_seconds
 
 
 class Cpu:
@@ -62,3 +64,28 @@ def test_cpu_time_is_that_of_a_process_and_0_for_one_that_is_gone() -> None:
     before = time.process_time()
     assert cpu_seconds([os.getpid()]) >= before - 0.05
     assert cpu_seconds([2**22 + 1]) == 0.0
+
+
+_COMPUTE = """
+import os, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+while time.process_time() < 0.2:
+    pass
+print("done", flush=True)
+input()
+"""
+
+
+def test_a_process_that_others_keep_from_a_core_is_busy() -> None:
+    command = [sys.executable, "-S", "-c", _COMPUTE]
+    children = [Popen(command, stdin=PIPE, stdout=PIPE, text=True) for _ in range(2)]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "done\n"
+        pids = [child.pid for child in children]
+        assert busy_seconds(pids) > cpu_seconds(pids)
+        assert busy_seconds([2**22 + 1]) == 0.0
+    finally:
+        for child in children:
+            child.communicate("\n")
