@@ -292,8 +292,9 @@ def _merge(
     if column.kind == _FINAL_OBS:
         if key not in merged:
             merged[key], merged[f"_{key}"] = np.full(len(mask), None), np.zeros(len(mask), np.bool_)
-        for row in np.flatnonzero(mask):
-            merged[key][row] = np.array(values[row])
+        finals, copies = merged[key], values[mask]  # each row of the copy is one env's own
+        for at, row in enumerate(np.flatnonzero(mask).tolist()):
+            finals[row] = copies[at, ...]
         merged[f"_{key}"] |= mask
         return
     if whole:

@@ -79,8 +79,8 @@ class EnvSlots(SlotGroup):
         self._stuck = [""] * self.num_slots
         #: The slot that the present step resets, or -1: tells the phase of an error.
         self._resetting = -1
-        #: SAME_STEP only: what that slot's step is to report about the episode that ended in it.
-        self._last_info: Info = None
+        #: SAME_STEP only: last observation and info of the episode that ended in that slot's step.
+        self._last: tuple[Element, Info] | None = None
         self._resets = [self._reset_instead(slot) for slot in range(self.num_slots)]
         #: What a step of each slot calls: the env's `step`, or, at times, something else.
         self._calls: list[Callable[[Any], Any]] = [env.step for env in self._envs]
@@ -203,11 +203,11 @@ class EnvSlots(SlotGroup):
                 phase = "autoreset" if self._resetting == slot else "step"
                 rewards[slot] = 0.0
                 terminations[slot] = truncations[slot] = False
-                if phase == "autoreset" and self._last_info is not None:
+                if phase == "autoreset" and self._last is not None:
                     with contextlib.suppress(TypeError, ValueError):
                         rewards[slot] = _scalar("reward", reward, self._first_env_id + slot)
                         terminations[slot], truncations[slot] = bool(terminated), bool(truncated)
-                        infos[slot] = self._last_info
+                        infos[slot] = same_step_info(*self._last, {})
                 outcome.errors.append(slot_error(self._first_slot + slot, phase, error))
         return self._finish(outcome, addressed, infos, "step")
 
@@ -327,14 +327,16 @@ class EnvSlots(SlotGroup):
         """An episode ended: return the observation and the info that its step reports."""
         if self._autoreset.on_end(slot):
             # Copies: the env may go on using the same objects.
-            final_obs, final_info = own_deeply(observation), own(info)
+            self._last = last = own_deeply(observation), own(info)
             self._resetting = slot
-            self._last_info = same_step_info(final_obs, final_info, {})
-            self._stuck[slot] = _RESET_FAILED
-            self._refresh([slot])
-            observation, reset_info = self._parts_of_reset(slot, self._envs[slot].reset())
-            self._on_reset(slot)
-            return observation, same_step_info(final_obs, final_info, reset_info)
+            try:
+                observation, reset_info = self._parts_of_reset(slot, self._envs[slot].reset())
+            except BaseException:
+                self._stuck[slot] = _RESET_FAILED
+                self._refresh([slot])
+                raise
+            self._calls[slot] = self._envs[slot].step
+            return observation, same_step_info(*last, reset_info)
         self._refresh([slot])
         return observation, info
 
@@ -367,7 +369,7 @@ class EnvSlots(SlotGroup):
 
         def reset_instead(_action: Element) -> tuple[Element, float, bool, bool, Info]:
             self._resetting = slot
-            self._last_info = None
+            self._last = None
             observation, info = self._parts_of_reset(slot, self._envs[slot].reset())
             self._on_reset(slot)
             return observation, 0.0, False, False, info
