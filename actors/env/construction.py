@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-import cloudpickle
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -23,6 +22,7 @@ from envbus.actors.env.source import AnyEnv
 from envbus.actors.env.vector_slots import VectorSlots
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import Build, Built, SlotError
+from envbus.bus.process.pickling import pickled
 from envbus.bus.wire.messages import Tree
 
 __all__ = ["construct"]
@@ -109,7 +109,7 @@ class _SpacePairs:
                 return
         plain = [spaces.to_plain(space) for space in pair]
         try:
-            cloudpickle.dumps(plain)
+            pickled(plain)
         except Exception as exc:  # here it is one env's fault, in the reply it would be nobody's
             raise TypeError(f"a space of {env} cannot leave its process: {exc}") from exc
         self.plain.append(plain)
@@ -135,7 +135,7 @@ def _describe(envs: Sequence[AnyEnv], space_pairs: _SpacePairs) -> Built:
 def _portable(value: T) -> T | None:
     """`value`, or None if it cannot leave this process: nobody steps an env by its metadata."""
     try:
-        cloudpickle.dumps(value)
+        pickled(value)
     except Exception:  # pickling calls anybody's code
         return None
     return value

@@ -31,6 +31,7 @@ from envbus.bus.errors import (
     TransportError,
 )
 from envbus.bus.memory.memfd import content_of, file_of
+from envbus.bus.process.pickling import pickled
 from envbus.bus.transport.unix_sockets import receive_with_descriptors, rights, wait_for
 from envbus.bus.wire.codec import Placeholder, decode, encode
 from envbus.bus.wire.frames import Frames
@@ -366,7 +367,7 @@ class PipeOutbox:
             EncodeError: It cannot be pickled; what was added before stays.
         """
         try:
-            pickled = cloudpickle.dumps(obj)
+            parcel = pickled(obj)
         except Exception as error:  # any object's own code may run here
             name = f"{type(obj).__module__}.{type(obj).__qualname__}"
             why = f"{name} cannot be pickled: {type(error).__name__}: {error}"
@@ -377,8 +378,8 @@ class PipeOutbox:
                 text = repr(obj)[:_PLACEHOLDER_TEXT]
             except Exception:  # its own code may do anything
                 text = ""
-            pickled = cloudpickle.dumps(Placeholder(name, text))
-        self._pickles.append(pickled)
+            parcel = pickled(Placeholder(name, text))
+        self._pickles.append(parcel)
         return len(self._pickles) - 1
 
     def flush(self) -> None:

@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-import cloudpickle
-
 from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.external.errors import SimulatorError
 from envbus.actors.external.external_env import ExternalEnv
@@ -26,6 +24,7 @@ from envbus.actors.external.hosting import ENTRY, run_env
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError
 from envbus.bus.folders import name_folder
 from envbus.bus.interrupts import interruptible, uninterrupted_call
+from envbus.bus.process.pickling import pickled
 from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
 from envbus.bus.process.restart import ChildState, Exit, Restart, RestartPolicy
 from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
@@ -255,7 +254,7 @@ class Hosts:
         elif where == "process":
             make = (lambda: env) if isinstance(env, ExternalEnv) else env
             try:
-                simulator.parcel = cloudpickle.dumps((self._open_endpoint(_PRELOAD), name, make))
+                simulator.parcel = pickled((self._open_endpoint(_PRELOAD), name, make))
             except EnvbusError:
                 raise
             except Exception as error:  # whatever an object says when it cannot be pickled

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import cloudpickle
 import msgspec
 
 from envbus.bus.errors import ClosedError, ConfigError, RequestError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import uninterrupted_call, without_interrupts
+from envbus.bus.process.pickling import pickled
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.process.threads import ThreadsPerProcess, check_threads
 from envbus.bus.settings import check_number, positive_int
@@ -337,7 +337,7 @@ class PolicyWorkers(StaysHere):
 
 def _pickled(policy_id: str, maker: PolicyMaker) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(maker))
+        return pickled(maker)
     except Exception as exc:  # any object's own code may run here
         advice = (
             "give a factory instead, which makes it in the worker"

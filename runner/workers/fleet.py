@@ -16,7 +16,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import cloudpickle
 import gymnasium
 import msgspec
 from gymnasium.vector import AutoresetMode
@@ -33,6 +32,7 @@ from envbus.bus.brief import brief
 from envbus.bus.broker.events import Notify, PeerReady
 from envbus.bus.errors import ClosedError, DecodeError, EncodeError, NoPeerError, StartError
 from envbus.bus.memory.arena import Arena
+from envbus.bus.process.pickling import pickled
 from envbus.bus.transport.words import BYTES_PER_DOER, WORDS_EXIST, Asker
 from envbus.bus.wire.codec import decode
 from envbus.bus.wire.messages import Payload, Request, Tree
@@ -183,7 +183,7 @@ def _advice(source: object) -> str:
     names = []
     for name, value in {**referred.nonlocals, **referred.globals}.items():
         try:
-            cloudpickle.dumps(value)
+            pickled(value)
         except Exception:  # any object's own code may run here
             names.append(repr(name))
     if not names:
