@@ -163,7 +163,7 @@ def main() -> None:
 
     pool = ActorPool(
         [args.env] * args.num_envs,
-        restart=RestartPolicy(max_restarts=100, backoff=0.0),
+        restart=RestartPolicy.always(backoff=0.0),
     )
     normalize = Normalize(pool.single_observation_space)
     agent = Agent(normalize.space, pool.single_action_space)
@@ -194,6 +194,8 @@ def main() -> None:
             curve.add(steps, (one.episode_return for one in sample.episodes if not one.faulty))
             if curve.solved:
                 break
+            if not sample.agent_steps:  # all actors were killed meanwhile
+                continue
             update(agent, optimizer, sample.single(), args)
             policy.set_weights(local.get_weights())
 

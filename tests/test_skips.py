@@ -93,8 +93,9 @@ def test_what_needs_pytorch_is_left_to_the_command_that_installs_it() -> None:
             "\npytestmark = pytest.mark.slow" in source
             or "\npytestmark = [pytest.mark.slow" in source
         )
+        lines = source.splitlines()
         for part in ast.parse(source).body:
-            if needs.search(ast.get_source_segment(source, part) or ""):
+            if needs.search("\n".join(lines[part.lineno - 1 : part.end_lineno])):
                 found += 1
                 decorators = getattr(part, "decorator_list", [])
                 if not marked and "pytest.mark.slow" not in map(ast.unparse, decorators):
