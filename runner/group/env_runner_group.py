@@ -326,13 +326,17 @@ class EnvRunnerGroup(StaysHere):
             RestartLimitError: No runner is left to be asked.
             TimeoutError: None of them answers; each has `timeouts.call`.
         """
+        names = self._rounds.versions if policy_ids is None else policy_ids
+        return {name: weights for name, (weights, _) in self._versioned_weights(names).items()}
+
+    def _versioned_weights(self, policy_ids: Iterable[str]) -> dict[str, tuple[Weights, int]]:
+        """Return weights, as `get_weights` does, and the version of each."""
         self._assert_open()
-        known = self._rounds.versions
-        names = list(known) if policy_ids is None else list(policy_ids)
+        known, names = self._rounds.versions, list(policy_ids)
         if unknown := sorted(set(names) - known.keys()):
             raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(known)}")
-        found = {name: self._rounds.weights.get(name) for name in names}
-        missing = [name for name, weights in found.items() if weights is None]
+        found = {name: self._rounds.weights[name] for name in names if name in self._rounds.weights}
+        missing = [name for name in names if name not in found]
         silent: set[tuple[int, int]] = set()  # lives: who died, or may hang
         while missing:
             self._wait_for_someone(None)
@@ -344,12 +348,12 @@ class EnvRunnerGroup(StaysHere):
             )
             if (index, life) in silent:
                 raise TimeoutError("no runner told its weights within `timeouts.call`")
-            if answer := self.foreach(EnvRunner.get_weights, missing, runners=[index]):
+            if answer := self.foreach(_weights_of, missing, runners=[index]):
                 found |= answer[index]
                 break
             silent.add((index, life))
         # Copies, and writable ones, also of what has come in a message.
-        return {name: copy.deepcopy(found[name] or {}) for name in names}
+        return {name: copy.deepcopy(found[name]) for name in names}
 
     @uninterrupted_call
     def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
@@ -506,10 +510,11 @@ class EnvRunnerGroup(StaysHere):
 
         Who takes it over uses no id of an episode, or of a sample, a second time.
         """
+        weights = self._versioned_weights(self._rounds.versions)
         next_eps_id, num_samples = self._rounds.ids_reached
         return {
-            "weights": self.get_weights(),
-            "policy_versions": self.policy_versions,
+            "weights": {name: values for name, (values, _) in weights.items()},
+            "policy_versions": {name: version for name, (_, version) in weights.items()},
             "connectors": copy.deepcopy(self._rounds.connector_states),
             "metrics": self.metrics.get_state(),
             "num_samples": num_samples,
@@ -698,6 +703,12 @@ class EnvRunnerGroup(StaysHere):
     def _assert_open(self) -> None:
         if self.closed or self._worker_group.closed:
             raise ClosedEnvironmentError("Trying to operate on `EnvRunnerGroup`, after `stop()`.")
+
+
+def _weights_of(runner: EnvRunner, policy_ids: list[str]) -> dict[str, tuple[Weights, int]]:
+    """Return weights in a runner, and the version of each."""
+    weights = runner.get_weights(policy_ids)
+    return {name: (one, runner.policies[name].policy_version) for name, one in weights.items()}
 
 
 def _all_of(handle: PolicyHandle) -> Policies:

@@ -199,9 +199,14 @@ class RunnerState:
 
 
 class Ticket:
-    """Stands for one question to several runners, until each has answered or cannot."""
+    """Stands for one question to several runners, until each has answered or cannot.
 
-    def __init__(self) -> None:
+    Args:
+        weights_version: As in `_Sampling`.
+    """
+
+    def __init__(self, weights_version: int) -> None:
+        self.weights_version = weights_version
         self.open: set[int] = set()
         self.values: dict[int, Any] = {}
         self.errors: dict[int, Exception] = {}
@@ -213,6 +218,8 @@ class _Sampling:
 
     #: The slot that its rows may be in: number of the memory, 0 for none.
     slot: int
+    #: Of what was set last before it was sent.
+    weights_version: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +262,8 @@ class Rounds:
         self.connector_states = {name: one.get_state() for name, one in connectors.items()}
         #: Counts up with each change of them.
         self._connectors_version = 0
-        self.weights: dict[str, Weights] = {}
+        #: What was set last, and under which versions.
+        self.weights: dict[str, tuple[Weights, int]] = {}
         self.versions = dict(versions)
         self._weights_version = 0
         #: What no number of an episode, and of a sample, has reached in any runner; and what no new
@@ -317,7 +325,7 @@ class Rounds:
         patience = self._sample_timeout
         if patience is not None and timeout is not None:
             patience = max(patience, timeout)
-        if not self._ask(actor, request, patience, _Sampling(state.slot)):
+        if not self._ask(actor, request, patience, _Sampling(state.slot, self._weights_version)):
             self._leave_slots(actor)
             return False
         state.owed, state.asked_at = quota, time.monotonic()
@@ -328,7 +336,7 @@ class Rounds:
         self, actors: Iterable[RunnerProcess], request: Request[Any], timeout: float | None
     ) -> Ticket:
         """Ask runners to call a function, or for a sign of life."""
-        ticket = Ticket()
+        ticket = Ticket(self._weights_version)
         for actor in actors:
             if self._ask(actor, request, timeout, ticket):
                 ticket.open.add(actor.index)
@@ -348,12 +356,12 @@ class Rounds:
             raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(self.versions)}")
         copies = {policy_id: copy.deepcopy(values) for policy_id, values in weights.items()}
         for policy_id, values in copies.items():
-            # A runner that starts again later gets them too.
-            self.weights[policy_id] = values
             if isinstance(version, Mapping):
                 fresh = version[policy_id]
             else:
                 fresh = self.versions[policy_id] + 1 if version is None else version
+            # A runner that starts again later gets them too.
+            self.weights[policy_id] = values, fresh
             self.versions[policy_id] = fresh
         self._weights_version += 1
         for actor in self.ready():
@@ -432,11 +440,10 @@ class Rounds:
         state = self.states[actor.index]
         if state.weights_sent == self._weights_version:
             return
-        weights = {name: (values, self.versions[name]) for name, values in self.weights.items()}
         try:
             pushing = _Pushing(self._weights_version)
             self._worker_group.ask(
-                actor, PushWeights(weights=Tree(weights)), timeout=None, tag=pushing
+                actor, PushWeights(weights=Tree(self.weights)), timeout=None, tag=pushing
             )
         except NoPeerError:
             return
@@ -483,7 +490,7 @@ class Rounds:
             case _Sampling():
                 assert isinstance(reply, Taken)
                 self._take_sample(actor, reply, event.tag.slot)
-                self._note_versions(reply.policy_versions)
+                self._note_versions(reply.policy_versions, event.tag.weights_version)
                 self._note_ids(reply.ids)
             case _Pushing():
                 self._pushed(actor)
@@ -491,7 +498,7 @@ class Rounds:
                 event.tag.open.discard(actor.index)
                 event.tag.values[actor.index] = None
                 if isinstance(reply, Applied):
-                    self._note_versions(reply.policy_versions)
+                    self._note_versions(reply.policy_versions, event.tag.weights_version)
                     event.tag.values[actor.index] = reply.value.value
 
     def _take_sample(self, actor: RunnerProcess, taken: Taken, slot: int) -> None:
@@ -564,8 +571,13 @@ class Rounds:
         self._leave_slots(event.actor)
         state.begin_life()
 
-    def _note_versions(self, versions: Mapping[str, int]) -> None:
-        """Policies may have come, or counted on, by what was applied to a runner."""
+    def _note_versions(self, versions: Mapping[str, int], weights_version: int) -> None:
+        """Policies may have come, or counted on, by what was applied to a runner.
+
+        An answer to what was asked before the last weights were set says nothing of these.
+        """
+        if weights_version != self._weights_version:
+            return
         for policy_id, version in versions.items():
             self.versions[policy_id] = max(version, self.versions.get(policy_id, 0))
 

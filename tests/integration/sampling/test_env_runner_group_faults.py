@@ -21,6 +21,7 @@ from envbus.runner.group.config import GroupConfig
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
 from envbus.runner.policies.connectors import Normalize
 from envbus.runner.sampling.config import RunnerConfig
+from envbus.runner.sampling.env_runner import EnvRunner
 from envbus.runner.workers.config import Timeouts
 from envbus.runner.workers.faults import FaultCause
 from tests.envs import HangingEnv
@@ -88,6 +89,32 @@ def test_who_runs_tells_the_weights_that_a_dead_runner_was_asked_for(
         for pid in group.runner_pids():
             os.kill(pid, signal.SIGKILL)
         assert group.get_state()["weights"].keys() == {"default_policy"}
+
+
+def test_weights_of_a_state_keep_their_version_whatever_was_asked_before_and_in_a_next_life(
+    make: Make,
+) -> None:
+    group = make()
+    group.set_weights({"default_policy": {"number": np.array([7])}}, version=4)
+    state = group.get_state()
+    group.set_weights({"default_policy": {"number": np.array([9])}}, version=30)
+    group.sample_async(8)
+    group.set_state(state)
+    asked_before = group.collect(2, timeout=PATIENCE).single()
+    assert chosen_by(asked_before) == {(9, 30)}
+    assert group.policy_versions == group.get_state()["policy_versions"] == {"default_policy": 4}
+    group.foreach(EnvRunner.set_weights, {"default_policy": {"number": np.array([11])}}, 50)
+    assert group.policy_versions == {"default_policy": 50}
+    assert group.get_state()["policy_versions"] == {"default_policy": 4}
+    os.kill(group.runner_pids()[0], signal.SIGKILL)
+    group.sample(8, timeout=PATIENCE)
+    wait_until_ready(group)
+    assert chosen_by(group.sample(8, timeout=PATIENCE).single()) == {(7, 4), (11, 50)}
+
+
+def chosen_by(batch: Any) -> set[tuple[int, int]]:
+    """Return the weights that chose the rows, and the versions that these name."""
+    return set(zip(batch["actions"].tolist(), batch["policy_version"].tolist(), strict=True))
 
 
 def test_a_killed_runners_share_is_lost_and_the_next_life_goes_on_with_weights_and_state(
