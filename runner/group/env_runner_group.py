@@ -371,11 +371,7 @@ class EnvRunnerGroup(StaysHere):
         """
         self._assert_open()
         check_weights(weights, version)
-        if elsewhere := sorted(weights.keys() & self._elsewhere):
-            raise ConfigError(
-                f"weights of {elsewhere[0]!r} are in policy workers: PolicyWorkers.set_weights "
-                "changes them for all runners"
-            )
+        self._check_are_here(weights)
         self._rounds.take_events(0.0)
         self._rounds.set_weights(weights, None if version is None else int(version))
 
@@ -508,9 +504,12 @@ class EnvRunnerGroup(StaysHere):
     def get_state(self) -> dict[str, Any]:
         """Return weights, their versions, connectors' merged states and counts of a lifetime.
 
+        Policies in policy workers are left out: `PolicyWorkers` has their weights.
+
         Who takes it over uses no id of an episode, or of a sample, a second time.
         """
-        weights = self._versioned_weights(self._rounds.versions)
+        names = [name for name in self._rounds.versions if name not in self._elsewhere]
+        weights = self._versioned_weights(names)
         next_eps_id, num_samples = self._rounds.ids_reached
         return {
             "weights": {name: values for name, (values, _) in weights.items()},
@@ -529,8 +528,8 @@ class EnvRunnerGroup(StaysHere):
         with what connectors have learnt in them: collect these before.
 
         Raises:
-            ConfigError: It has a policy that is not here, or lacks a connector that is. Nothing was
-                set.
+            ConfigError: It has a policy that is not here, or is in policy workers, or lacks a
+                connector that is here. Nothing was set.
             Exception: What a connector, or the metrics, raise that do not take their part, or what
                 weights raise that cannot be copied. Nothing was set.
         """
@@ -546,6 +545,7 @@ class EnvRunnerGroup(StaysHere):
             )
         if missing := sorted(rounds.connector_states.keys() - connectors.keys()):
             raise ConfigError(f"the state has nothing of the connectors {missing}")
+        self._check_are_here(weights)
         versions = checked_versions(state["policy_versions"], weights)
         ids = checked_ids(state)
         rounds.check_connectors(connectors)
@@ -681,6 +681,13 @@ class EnvRunnerGroup(StaysHere):
             if not 0 <= index < self.num_runners:
                 last = self.num_runners - 1
                 raise ValueError(f"unknown runner {index}; there are runners 0 to {last}")
+
+    def _check_are_here(self, weights: Mapping[str, Weights]) -> None:
+        if elsewhere := sorted(weights.keys() & self._elsewhere):
+            raise ConfigError(
+                f"weights of {elsewhere[0]!r} are in policy workers: PolicyWorkers.set_weights "
+                "changes them for all runners"
+            )
 
     def _status(self, actor: RunnerProcess, silent: set[int]) -> RunnerStatus:
         known = self._rounds.states[actor.index]

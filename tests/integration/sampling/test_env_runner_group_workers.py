@@ -36,6 +36,12 @@ def test_the_runners_of_a_group_ask_policy_workers_also_in_a_next_life() -> None
         with pytest.raises(ConfigError, match=r"PolicyWorkers\.set_weights"):
             group.set_weights({"default_policy": {"number": np.array([5])}})
         assert group.get_weights()["default_policy"]["number"].tolist() == [4]
+        state = group.get_state()
+        assert (state["weights"], state["policy_versions"]) == ({}, {})
+        group.set_state(state)
+        foreign = {"weights": group.get_weights(), "policy_versions": group.policy_versions}
+        with pytest.raises(ConfigError, match=r"PolicyWorkers\.set_weights"):
+            group.set_state({**state, **foreign})
         os.kill(group.runner_pids()[0], signal.SIGKILL)
         wait_until(lambda: group.probe(timeout=PATIENCE)[0].incarnation == 1, "another life")
         wait_until(lambda: group.probe(timeout=PATIENCE)[0].state == "ready", "it to be ready")
