@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from envbus.bus.descriptors import descriptors_in_use
 from envbus.bus.errors import (
     ClosedError,
     ConfigError,
@@ -42,7 +43,6 @@ from envbus.bus.process.process_group import (
     Child,
     ExitStatus,
     ProcessGroup,
-    descriptors_in_use,
 )
 from envbus.bus.process.restart import Exit, RestartPolicy
 from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect

@@ -25,6 +25,7 @@ import msgspec
 
 from envbus.bus.brief import cut
 from envbus.bus.complaints import PROGRESS_AFTER
+from envbus.bus.descriptors import descriptors_advice, descriptors_in_use, opening
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError, TransportError
 from envbus.bus.folders import FOLDER_VARIABLE
 from envbus.bus.interrupts import interruptible, uninterrupted_call
@@ -56,7 +57,7 @@ from envbus.bus.process.threads import ThreadsPerProcess, thread_variables
 from envbus.bus.transport.local_link import usable_cores
 from envbus.bus.transport.unix_sockets import wait_for
 
-__all__ = ["DEFAULT_METHOD", "Child", "ExitStatus", "ProcessGroup", "descriptors_in_use"]
+__all__ = ["DEFAULT_METHOD", "Child", "ExitStatus", "ProcessGroup"]
 
 logger = logging.getLogger("envbus.bus.process.process_group")
 
@@ -67,6 +68,7 @@ DEFAULT_METHOD: Final = "spawn" if sys.platform == "darwin" else "fork"
 #: have left for itself.
 _DESCRIPTORS: Final = 2 if LEFT_TO_WRITERS else 3
 _SPARE_DESCRIPTORS: Final = 16
+_NO_CONNECTION: Final = "the fork server cannot be connected"
 #: Seconds for a killed child to be reported by the server, which may hold that back for the sake
 #: of what the child has left (`forkserver.py`).
 _KILL_TIMEOUT: Final = 2.2
@@ -223,7 +225,10 @@ class ProcessGroup:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = descriptors_in_use() + _DESCRIPTORS * children + _SPARE_DESCRIPTORS
         if allowed != resource.RLIM_INFINITY and needed > allowed:
-            raise StartError(f"{children} processes cannot be started: {_descriptors(children)}")
+            raise StartError(
+                f"{children} processes cannot be started: each takes {_DESCRIPTORS} descriptors. "
+                f"Start fewer; or {descriptors_advice(needed)}"
+            )
 
     def wake_at(self) -> float | None:
         """Return by when `exits` is due, also without an event, in seconds of `time.monotonic`."""
@@ -359,7 +364,8 @@ class ProcessGroup:
             self._attach()
         assert self._server is not None
         deadline = min(deadline, time.monotonic() + self._answer_timeout())
-        try:
+        refused = f"{name} could not be started"
+        with opening(refused, StartError):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             pipe = Pipe(ours)
             try:
@@ -368,10 +374,8 @@ class ProcessGroup:
                 pipe.close()
                 theirs.close()
                 raise
-        except OSError as error:
-            raise StartError(f"{name} could not be started: {error}; {_descriptors(1)}") from error
         try:
-            with theirs, standard_streams() as streams:
+            with opening(refused, StartError), theirs, standard_streams() as streams:
                 self._send(message, [theirs.fileno(), *streams, stacks.fd], deadline)
             started = self._wait_for_start(message.number, deadline)
             stacks.leave_to(started.pid)
@@ -533,27 +537,6 @@ class ProcessGroup:
                 logger.warning("%s (pid %d) was killed and has not ended", child.name, child.pid)
 
 
-def descriptors_in_use() -> int:
-    """Return how many there are; if none is left to look by, how many there may be."""
-    try:
-        return len(os.listdir("/dev/fd"))
-    except OSError:  # which takes one
-        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def _descriptors(children: int) -> str:
-    """Say how many descriptors children take, how many there may be, and what to do."""
-    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = descriptors_in_use()
-    needed = used + _DESCRIPTORS * children + _SPARE_DESCRIPTORS
-    more = "" if most in (resource.RLIM_INFINITY, allowed) else f" (up to {most})"
-    return (
-        f"each takes {_DESCRIPTORS} descriptors of this process, which has {used} and may have "
-        f"{allowed}. Start fewer, or allow {needed} at least: `ulimit -n` in the "
-        f"shell before{more}"
-    )
-
-
 def _abandon(links: ProcessGroupConnections, children: dict[int, Child], owner: int) -> None:
     """Hang up, so that the server kills what is left. In a forked process: only let go."""
     links.close(hang_up=os.getpid() == owner)
@@ -572,23 +555,34 @@ class ProcessGroupConnections:
     answer is waited for stays visible on the descriptor of the events, which a caller polls.
     """
 
+    @opening(_NO_CONNECTION, StartError)
     def __init__(self) -> None:
-        self.control, self._far_control = _channel_pair()
-        self.events, self._far_events = _channel_pair()
-        #: Stands for the event socket, whichever that is: a caller's epoll would forget a socket
-        #: that is replaced, also by one of the same number. None: there is no epoll here.
-        self._watched = select.epoll() if hasattr(select, "epoll") else None
+        with contextlib.ExitStack() as undone:
+            self.control, self._far_control = _channel_pair()
+            undone.callback(self._far_control.close)
+            undone.callback(self.control.close)
+            self.events, self._far_events = _channel_pair()
+            undone.callback(self._far_events.close)
+            undone.callback(self.events.close)
+            #: Stands for the event socket, whichever that is: a caller's epoll would forget a
+            #: socket that is replaced, also by one of the same number. None: there is none here.
+            self._watched = select.epoll() if hasattr(select, "epoll") else None
+            undone.pop_all()
         self._watch()
 
     def fileno(self) -> int:
         """Return a descriptor, always the same, that is readable when there is an event."""
         return self.events.fileno() if self._watched is None else self._watched.fileno()
 
+    @opening(_NO_CONNECTION, StartError)
     def renew(self, events: Sequence[Message]) -> None:
         """Replace both sockets.
 
         Args:
             events: What is to be read from the new socket first, as if the server had sent it.
+
+        Raises:
+            StartError: There is no descriptor for them.
         """
         self.control.close()
         self.drop_far_ends()

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Final
 
+from envbus.bus.descriptors import opening
 from envbus.bus.errors import ConfigError, EnvbusError, StartError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import without_interrupts
@@ -52,6 +53,7 @@ class ServerProcess:
             once from then on. None: it was not yet.
     """
 
+    @opening("the fork server could not be started", StartError)
     def __init__(self, preload: Sequence[str], *, one_thread: bool) -> None:
         """Start it, without waiting for its imports.
 
@@ -77,17 +79,15 @@ class ServerProcess:
         #: What the server writes itself, most of it while importing; children write to the
         #: driver's own streams.
         #: Without a name, even for a moment: who is killed in it would leave a file.
-        self._log: IO[bytes] = os.fdopen(anonymous_file("envbus-log"), "w+b")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._main = Channel(ours)
-        try:
-            self._process = self._start(theirs, list(preload), one_thread=one_thread)
-        except OSError as error:
-            self._main.close()
-            self._log.close()
-            raise StartError(f"the fork server could not be started: {error}") from error
-        finally:
-            theirs.close()
+        with contextlib.ExitStack() as undone:
+            self._log: IO[bytes] = undone.enter_context(
+                os.fdopen(anonymous_file("envbus-log"), "w+b")
+            )
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._main = undone.enter_context(contextlib.closing(Channel(ours)))
+            with theirs:
+                self._process = self._start(theirs, list(preload), one_thread=one_thread)
+            undone.pop_all()
         self.pid = self._process.pid
 
     def attach(self, control_fd: int, events_fd: int, directory: str | None) -> None:

@@ -13,6 +13,7 @@ import socket
 import time
 from typing import Any, Final
 
+from envbus.bus.descriptors import opening
 from envbus.bus.errors import ClosedError, DecodeError, QueueFullError
 from envbus.bus.transport.curve_keys import PeerKeys
 from envbus.bus.transport.local_link import usable_cores
@@ -72,7 +73,8 @@ class LocalFirstPeer:
         self._armed = False
         self._spinning = SpinBudget(0.0)
         #: None: this system has none, and no local links.
-        self._poller: Any = select.epoll() if hasattr(select, "epoll") else None
+        with opening("no descriptor to wait for can be made"):
+            self._poller: Any = select.epoll() if hasattr(select, "epoll") else None
         if self._poller is not None:
             self._poller.register(self._far.fileno(), select.EPOLLIN)
         self._look_for_local_link()
@@ -204,7 +206,10 @@ class LocalFirstPeer:
         address = address_of(self._endpoint)
         if address is None:
             return
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:  # no descriptor is left: ZeroMQ has its own
+            return
         end = StreamEnd(sock)
         try:
             sock.connect(address)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from envbus.bus.descriptors import opening
+
 __all__ = ["Bell", "receive_with_descriptors", "rights", "wait_for"]
 
 #: Most descriptors that one `receive_with_descriptors` takes in; Linux sends up to 253 at once.
@@ -91,9 +93,14 @@ class Bell:
         self._ends: tuple[socket.socket, socket.socket] | None = None
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable while it rings."""
+        """Return the descriptor that is readable while it rings.
+
+        Raises:
+            TransportError: There is none left.
+        """
         if self._ends is None:
-            ear, waker = socket.socketpair()
+            with opening("no descriptor to wait for can be made"):
+                ear, waker = socket.socketpair()
             ear.setblocking(False)
             self._ends = ear, waker
             if self.rung:  # twice would do no harm: another thread may ring just now

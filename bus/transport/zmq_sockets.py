@@ -20,6 +20,7 @@ from typing import Any, Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from envbus.bus.descriptors import opening
 from envbus.bus.errors import (
     ClosedError,
     ConfigError,
@@ -86,11 +87,9 @@ def check_room(needed: int = _DESCRIPTORS) -> None:
     """
     found: list[int] = []
     try:
-        while len(found) < needed:
-            found += os.pipe()
-    except OSError as exc:
-        text = f"no ZeroMQ socket can be made, which takes {needed} descriptors: {exc}"
-        raise TransportError(text) from exc
+        with opening(f"no ZeroMQ socket can be made, which takes {needed} descriptors"):
+            while len(found) < needed:
+                found += os.pipe()
     finally:
         for fd in found:
             os.close(fd)

@@ -253,10 +253,9 @@ class Hosts:
             self._start_thread(simulator)
         elif where == "process":
             make = (lambda: env) if isinstance(env, ExternalEnv) else env
+            endpoint = self._open_endpoint(_PRELOAD)
             try:
-                simulator.parcel = pickled((self._open_endpoint(_PRELOAD), name, make))
-            except EnvbusError:
-                raise
+                simulator.parcel = pickled((endpoint, name, make))
             except Exception as error:  # whatever an object says when it cannot be pickled
                 raise ConfigError(
                     f"{name} cannot be sent to a process: {error}; give a function that makes it"

@@ -568,7 +568,7 @@ def test_the_owner_may_have_a_descriptor_for_each_connection_or_it_is_an_error(
 import resource
 from envbus.bus.errors import StartError
 from envbus.bus.gateway import Gateway, GatewayConfig
-from envbus.bus.process.process_group import descriptors_in_use
+from envbus.bus.descriptors import descriptors_in_use
 
 config = GatewayConfig(tcp=("127.0.0.1:0",), max_connections=100)
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
