@@ -93,7 +93,7 @@ def broker(
 
 def actor(
     endpoint: Annotated[
-        str, typer.Argument(help="Where the runner listens, tcp://10.0.0.5:5555 for example.")
+        str, typer.Argument(help="Where the runner listens, 10.0.0.5:5555 for example.")
     ],
     name: Annotated[
         str | None,
@@ -122,12 +122,13 @@ def actor(
 
     The runner was made with remote_actors=... and bind=... and gives this actor its envs.
     """
+    from envbus.actors.external.verbs import endpoint_of
     from envbus.actors.process.remote import serve_remote
 
     log_to(open_console(stderr=True))
     try:
         serve_remote(
-            endpoint,
+            endpoint_of(endpoint),
             name=name,
             timeout=timeout,
             keys=keys,

@@ -47,6 +47,7 @@ def test_keys_new_makes_two_files_and_says_which_is_which(
             "no key can be read from nowhere",
         ),
         (["actor", "tcp://127.0.0.1:9", "--server-key", "nowhere"], "a peer needs both"),
+        (["actor", "127.0.0.1:9", "--server-key", "nowhere"], "a peer needs both"),
     ],
 )
 def test_a_mistake_with_keys_gets_one_line_and_exit_code_2(
