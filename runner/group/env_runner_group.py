@@ -31,7 +31,7 @@ from envbus.runner.group.protocol import AnyEnvs, Apply, MakePolicies, RollCall,
 from envbus.runner.group.rounds import Rounds, RunnerProcess, RunnerWorkerGroup, Ticket
 from envbus.runner.group.sample_memory import Asked
 from envbus.runner.inference.remote_policy import PolicyHandle, RemotePolicy
-from envbus.runner.policies.policy import Weights
+from envbus.runner.policies.policy import Weights, versioned_weights
 from envbus.runner.policies.policy_map import (
     Policies,
     check_state,
@@ -714,8 +714,7 @@ class EnvRunnerGroup(StaysHere):
 
 def _weights_of(runner: EnvRunner, policy_ids: list[str]) -> dict[str, tuple[Weights, int]]:
     """Return weights in a runner, and the version of each."""
-    weights = runner.get_weights(policy_ids)
-    return {name: (one, runner.policies[name].policy_version) for name, one in weights.items()}
+    return {name: versioned_weights(runner.policies[name]) for name in policy_ids}
 
 
 def _all_of(handle: PolicyHandle) -> Policies:

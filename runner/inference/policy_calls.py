@@ -50,7 +50,8 @@ class HostedPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.push = 0
+        #: The latest push that it has taken over, and that it has looked at.
+        self.push = self.seen_push = 0
         #: By name, as in `PolicySums`.
         self.counted: Counter[str] = Counter()
         self._batch_sizes: Counter[int] = Counter()

@@ -40,7 +40,8 @@ class Behind(Reply, frozen=True, kw_only=True):
     """The worker has weights that are too old for the request; nothing was computed."""
 
     worker: str
-    #: Number of the latest push that it has taken over.
+    #: Number of the latest push that it has taken over, or, where it was asked what the policy is
+    #: like, has looked at.
     push: int
 
 
@@ -97,6 +98,8 @@ class DescribePolicy(Request[PolicyDescribed], frozen=True, kw_only=True):
 
     policy_id: str
     with_weights: bool = False
+    #: The answer is of no use from a worker that has not looked at this push yet.
+    min_push: int = 0
 
 
 class PolicySums(msgspec.Struct, frozen=True, kw_only=True):

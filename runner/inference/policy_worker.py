@@ -148,17 +148,10 @@ class HostedPolicies:
         latest = {pushed.policy_id: pushed for pushed in pushes}
         problems: dict[str, str] = {}
         for policy_id, pushed in latest.items():
-            hosted = self._policies[policy_id]
-            try:
-                hosted.policy.set_weights(pushed.weights, pushed.version)
-            except Exception as exc:  # the border: the policy is the user's
-                logger.exception("the weights of %r were not taken over", policy_id)
-                problems[policy_id] = f"{type(exc).__name__}: {exc}"
-            else:
-                hosted.push = pushed.push
+            problems[policy_id] = _take_over(self._policies[policy_id], pushed)
         for pushed in pushes:
             with contextlib.suppress(EnvbusError):
-                problem = problems.get(pushed.policy_id, "")
+                problem = problems[pushed.policy_id]
                 self._report(
                     WorkerReport(policy_id=pushed.policy_id, push=pushed.push, problem=problem)
                 )
@@ -253,7 +246,7 @@ class PolicyWorker:
             self._take_call(asker, header, decode(ChooseActions, frames))
         elif name == DescribePolicy.__name__:
             self._look_beside()  # weights that were pushed before it was asked are those it tells
-            self._end(asker, header, self._describe(decode(DescribePolicy, frames)))
+            self._end(asker, header, self._described(decode(DescribePolicy, frames)))
         elif name == GetPolicyStatistics.__name__:
             self._end(asker, header, self._statistics())
         else:
@@ -270,8 +263,10 @@ class PolicyWorker:
                 return
         self._calls.add(asker, header, request, hosted)
 
-    def _describe(self, request: DescribePolicy) -> PolicyDescribed:
+    def _described(self, request: DescribePolicy) -> PolicyDescribed | Behind:
         hosted = self._policies[request.policy_id]
+        if request.min_push > hosted.seen_push:
+            return Behind(worker=self._name, push=hosted.seen_push)
         policy = hosted.policy
         return PolicyDescribed(
             initial_state=Tree(policy.initial_state()),
@@ -412,8 +407,20 @@ def _build(bootstrap: PolicyBootstrap) -> dict[str, HostedPolicy]:
         pushed = PushedWeights(*pickle.loads(pickled))  # noqa: S301 (our own pipe)
         hosted = policies[pushed.policy_id]
         hosted.policy.set_weights(pushed.weights, pushed.version)
-        hosted.push = pushed.push
+        hosted.push = hosted.seen_push = pushed.push
     return policies
+
+
+def _take_over(hosted: HostedPolicy, pushed: PushedWeights) -> str:
+    """Have a policy take weights over, or go on with its own; return why it does that."""
+    hosted.seen_push = pushed.push
+    try:
+        hosted.policy.set_weights(pushed.weights, pushed.version)
+    except Exception as exc:  # the border: the policy is the user's
+        logger.exception("the weights of %r were not taken over", pushed.policy_id)
+        return f"{type(exc).__name__}: {exc}"
+    hosted.push = pushed.push
+    return ""
 
 
 def _made_by(factory: Any, policy_id: str, index: int) -> Policy:

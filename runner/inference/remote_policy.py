@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from envbus.bus.errors import ConfigError, RequestTimeoutError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import without_interrupts
-from envbus.bus.wire.messages import Tree
+from envbus.bus.wire.messages import Reply, Tree
 from envbus.runner.data.nested import Tree as Nested
 from envbus.runner.data.nested import leaves_of
 from envbus.runner.inference.policy_connections import Asking, PolicyConnections
@@ -40,6 +40,7 @@ __all__ = ["SHARE_FROM", "PolicyHandle", "RemotePolicy"]
 SHARE_FROM: Final = 12 * 1024
 #: Seconds to wait when all workers have weights that are too old.
 _BEHIND_PAUSE: Final = 0.01
+R = TypeVar("R", bound=Reply)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,9 +79,10 @@ class PolicyHandle:
 
 
 class _PolicyTicket(msgspec.Struct, eq=False):
-    """Actions under way."""
+    """A request under way that a worker with too old weights passes on."""
 
     asking: Asking
+    #: 0 of one that is not for actions.
     rows: int
     min_push: int
     #: Workers that have too old weights.
@@ -195,23 +197,7 @@ class RemotePolicy(TwoStepPolicy):
         """
         assert isinstance(ticket, _PolicyTicket)
         connections = self._connections or self._connected()
-        try:
-            while isinstance(
-                reply := connections.wait_for(ticket.asking, ActionsChosen, Behind), Behind
-            ):
-                ticket.behind = reply
-                self._ask_elsewhere(connections, ticket, reply)
-        except RequestTimeoutError as exc:
-            if (behind := ticket.behind) is None:
-                raise
-            raise RequestTimeoutError(
-                f"no worker has weights of push {ticket.min_push} or later; {behind.worker} has "
-                f"push {behind.push}. What set_weights raised there is in the log; or raise "
-                "max_version_lag",
-                request_id=ticket.asking.wire_id,
-                peer=self._service,
-            ) from exc
-        assert isinstance(reply, ActionsChosen)
+        reply = self._answer(connections, ticket, ActionsChosen)
         if reply.push >= self._newest_push:
             self._newest_push, self.policy_version = reply.push, reply.version
         if reply.crowded:
@@ -259,8 +245,13 @@ class RemotePolicy(TwoStepPolicy):
         return known.initial_state.value
 
     def get_weights(self) -> Weights:
-        """Return copies of the weights of one worker."""
-        return cast("Weights", self._describe(with_weights=True).weights.value)
+        """Return copies of the weights of one worker, which has looked at what was pushed."""
+        return self.get_versioned_weights()[0]
+
+    def get_versioned_weights(self) -> tuple[Weights, int]:
+        """Return `get_weights` and their version, which is older if the last ones were refused."""
+        described = self._describe(with_weights=True)
+        return described.weights.value, described.version
 
     def set_weights(self, weights: Weights, version: int | None = None) -> None:
         """Push weights to all workers; returns at once, inference goes on meanwhile.
@@ -308,15 +299,38 @@ class RemotePolicy(TwoStepPolicy):
 
     def _describe(self, *, with_weights: bool) -> PolicyDescribed:
         connections = self._connected()
-        request = DescribePolicy(policy_id=self.policy_id, with_weights=with_weights)
+        min_push = self._newest_push
+        request = DescribePolicy(
+            policy_id=self.policy_id, with_weights=with_weights, min_push=min_push
+        )
         asking = connections.ask(self._service, request, self._handle.timeout)
+        ticket = _PolicyTicket(asking, 0, min_push)
         try:
-            reply = connections.wait_for(asking, PolicyDescribed)
+            reply = self._answer(connections, ticket, PolicyDescribed)
         except BaseException:  # Ctrl-C: nobody will take it
             connections.forget(asking)
             raise
         if reply.push >= self._newest_push:
             self._newest_push, self.policy_version = reply.push, reply.version
+        return reply
+
+    def _answer(self, connections: PolicyConnections, ticket: _PolicyTicket, kind: type[R]) -> R:
+        """Wait for an answer that is new enough."""
+        try:
+            while not isinstance(reply := connections.wait_for(ticket.asking, kind, Behind), kind):
+                assert isinstance(reply, Behind)
+                ticket.behind = reply
+                self._ask_elsewhere(connections, ticket, reply)
+        except RequestTimeoutError as exc:
+            if (behind := ticket.behind) is None:
+                raise
+            raise RequestTimeoutError(
+                f"no worker has weights of push {ticket.min_push} or later; {behind.worker} has "
+                f"push {behind.push}. What set_weights raised there is in the log; or raise "
+                "max_version_lag",
+                request_id=ticket.asking.wire_id,
+                peer=self._service,
+            ) from exc
         return reply
 
     def _ask_elsewhere(

@@ -30,12 +30,14 @@ __all__ = [
     "RowReader",
     "Ticket",
     "TwoStepPolicy",
+    "VersionedWeights",
     "Weights",
     "check_is_no_module",
     "count_rows",
     "import_function",
     "parameters_of",
     "parse_policy",
+    "versioned_weights",
     "zero_action",
 ]
 
@@ -155,6 +157,22 @@ class RowReader(Protocol):
             Whether the rows will be read there. Else they are sent.
         """
         ...
+
+
+@runtime_checkable
+class VersionedWeights(Protocol):
+    """A policy whose weights others change, too: both are asked for at one go."""
+
+    def get_versioned_weights(self) -> tuple[Weights, int]:
+        """Return `get_weights`, and which version these are."""
+        ...
+
+
+def versioned_weights(policy: Policy) -> tuple[Weights, int]:
+    """Return a policy's weights, and which version these are."""
+    if isinstance(policy, VersionedWeights):
+        return policy.get_versioned_weights()
+    return policy.get_weights(), policy.policy_version
 
 
 #: `(action space of one env, seed) -> policy`.

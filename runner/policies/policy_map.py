@@ -11,7 +11,13 @@ from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 from envbus.bus.settings import check_number
 from envbus.runner.data.episode import DEFAULT_POLICY_ID
-from envbus.runner.policies.policy import FunctionPolicy, Policy, Weights, check_is_no_module
+from envbus.runner.policies.policy import (
+    FunctionPolicy,
+    Policy,
+    Weights,
+    check_is_no_module,
+    versioned_weights,
+)
 from envbus.runner.workers.config import check_kind
 
 __all__ = [
@@ -103,10 +109,7 @@ class PolicyMap:
 
     def get_state(self) -> dict[str, tuple[Weights, int]]:
         """Return weights and their version by policy id."""
-        return {
-            name: (policy.get_weights(), policy.policy_version)
-            for name, policy in self.by_id.items()
-        }
+        return {name: versioned_weights(policy) for name, policy in self.by_id.items()}
 
     def set_state(self, state: Mapping[str, tuple[Weights, int]]) -> dict[str, tuple[Weights, int]]:
         """Take over what `get_state` returned, all of it or nothing; return the state before.
@@ -119,7 +122,7 @@ class PolicyMap:
         before: dict[str, tuple[Weights, int]] = {}
         try:
             for name, policy in found.items():
-                before[name] = policy.get_weights(), policy.policy_version
+                before[name] = versioned_weights(policy)
                 weights, version = state[name]
                 policy.set_weights(weights, version)
         except BaseException:

@@ -30,7 +30,7 @@ from envbus.runner.data.metrics import PerfTimers, SampleMetrics
 from envbus.runner.data.trajectory import AgentID
 from envbus.runner.engine.env_calls import SubEnvironment
 from envbus.runner.engine.seeding import restart_seed
-from envbus.runner.policies.policy import Policy, Weights
+from envbus.runner.policies.policy import Policy, Weights, versioned_weights
 from envbus.runner.policies.policy_map import Policies, PolicyMap, check_state, checked_ids
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 from envbus.runner.pool.pool import ActorPool
@@ -163,7 +163,7 @@ class _EnvSet:
             bridge.policy_ids = list(policies)
             bridge.retain_models(policies if publish else ())
             for policy_id, policy in policies.items() if publish else ():
-                weights, version = policy.get_weights(), policy.policy_version
+                weights, version = versioned_weights(policy)
                 model = weights.get("model")
                 if isinstance(model, bytes) and len(weights) == 1:
                     bridge.publish(policy_id, onnx=model, version=version)

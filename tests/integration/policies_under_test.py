@@ -11,7 +11,7 @@ import numpy as np
 from envbus.runner.policies.policy import Policy, PolicyOutput, Weights
 from tests.waiting import pass_time
 
-__all__ = ["Probe", "hold", "kill", "make_probe", "rows", "spoil"]
+__all__ = ["Picky", "Probe", "hold", "kill", "make_probe", "rows", "spoil"]
 
 #: What may stand in the second column.
 _HOLD, _SPOIL, _KILL = 1.0, 2.0, 3.0
@@ -84,6 +84,15 @@ class Probe(Policy):
         if self._index == self._deaf:
             raise ValueError("no weights for me")
         self._offset = float(weights["offset"])
+        super().set_weights(weights, version)
+
+
+class Picky(Probe):
+    """Refuses negative weights."""
+
+    def set_weights(self, weights: Weights, version: int | None = None) -> None:
+        if weights["offset"] < 0:
+            raise ValueError("negative weights")
         super().set_weights(weights, version)
 
 

@@ -27,8 +27,9 @@ from envbus.runner.data.nested import as_rows
 from envbus.runner.inference.policy_processes import MAX_UNDER_WAY
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.policies.policy import FunctionPolicy, TwoStepPolicy
+from envbus.runner.policies.policy_map import PolicyMap
 from tests.integration.group_children import refused_in_a_fork, wait_until
-from tests.integration.policies_under_test import Probe, hold, make_probe, rows, spoil
+from tests.integration.policies_under_test import Picky, Probe, hold, make_probe, rows, spoil
 from tests.runner.sampling.test_inference import (
     UsesBuffersAgain,
     WritesToItsStates,
@@ -227,6 +228,16 @@ def test_weights_that_were_pushed_are_those_that_are_got() -> None:
         for number in range(MAX_UNDER_WAY):  # more may wait until a worker has looked at some
             workers.set_weights({"offset": float(number)})
             assert policy.get_weights()["offset"] == number
+
+
+def test_a_state_pairs_weights_with_their_version_after_many_pushes_and_refused_ones() -> None:
+    with PolicyWorkers(Picky(), 2) as workers:
+        policies = PolicyMap(workers.policy())
+        for number in range(1, 5 * MAX_UNDER_WAY):
+            workers.set_weights({"offset": float(number)}, 100 + number)
+        assert policies.get_state() == {"default_policy": ({"offset": number}, 100 + number)}
+        workers.set_weights({"offset": -1.0})
+        assert policies.get_state() == {"default_policy": ({"offset": number}, 100 + number)}
 
 
 def test_each_action_says_which_weights_chose_it_when_replicas_differ() -> None:
