@@ -273,6 +273,9 @@ class PolicyProcesses:
         #: Of each policy, number and version of the latest push, and all of it pickled: arrays may
         #: be written to later.
         self._latest: dict[str, tuple[int, int, bytes]] = {}
+        #: By number, those pushes of a policy that a next life may have: the latest, the last one
+        #: that a worker has taken over, and those between them that no worker has refused.
+        self._usable: dict[str, dict[int, bytes]] = {}
         self._spec = spec
         #: Of those that are started again: of all, or of nobody.
         self._supervision = Supervision(random.random)
@@ -352,6 +355,10 @@ class PolicyProcesses:
             )
             data = pickle.dumps(tuple(pushed), pickle.HIGHEST_PROTOCOL)
             self._latest[policy_id] = pushed.push, pushed.version, data
+            pushes = self._usable.setdefault(policy_id, {})
+            pushes[pushed.push] = data
+            if len(pushes) > MAX_UNDER_WAY:  # nobody looks: the first is the one taken over
+                del pushes[list(pushes)[1]]
             for worker in self._workers:
                 if worker.child is not None and worker.pushes.offer(policy_id):
                     worker.send(data)
@@ -469,8 +476,8 @@ class PolicyProcesses:
             raise ClosedError("these policy workers were closed, or belong to another process")
 
     def _weights(self) -> list[bytes]:
-        """Return the latest weights of each policy that was given any, pickled."""
-        return [data for _, _, data in self._latest.values()]
+        """Return what a new life is given: of each policy the latest first."""
+        return [data for pushes in self._usable.values() for data in reversed(pushes.values())]
 
     def _take_reports(self, worker: PolicyWorkerHandle, now: float) -> bool:
         """Take what a worker says of itself; return whether it has come up."""
@@ -494,6 +501,11 @@ class PolicyProcesses:
                 report.policy_id,
                 report.problem,
             )
+        pushes, latest = self._usable[report.policy_id], self._latest[report.policy_id][0]
+        for number in list(pushes):
+            is_former = number == report.push if report.problem else number < report.push
+            if is_former and number != latest:
+                del pushes[number]
         for policy_id in worker.pushes.taken():
             worker.send(self._latest[policy_id][2])
 

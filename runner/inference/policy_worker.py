@@ -354,7 +354,7 @@ class PolicyBootstrap(NamedTuple):
     batching: BatchingConfig
     #: By policy id, each pickled by cloudpickle.
     factories: Mapping[str, bytes]
-    #: The latest `PushedWeights` of those policies that were given weights, each pickled.
+    #: Each a pickled `PushedWeights`, the latest first; a policy has the first that it takes over.
     weights: list[bytes]
 
 
@@ -406,14 +406,14 @@ def _build(bootstrap: PolicyBootstrap) -> dict[str, HostedPolicy]:
     for pickled in bootstrap.weights:
         pushed = PushedWeights(*pickle.loads(pickled))  # noqa: S301 (our own pipe)
         hosted = policies[pushed.policy_id]
-        hosted.policy.set_weights(pushed.weights, pushed.version)
-        hosted.push = hosted.seen_push = pushed.push
+        if not hosted.push:
+            _take_over(hosted, pushed)
     return policies
 
 
 def _take_over(hosted: HostedPolicy, pushed: PushedWeights) -> str:
     """Have a policy take weights over, or go on with its own; return why it does that."""
-    hosted.seen_push = pushed.push
+    hosted.seen_push = max(hosted.seen_push, pushed.push)
     try:
         hosted.policy.set_weights(pushed.weights, pushed.version)
     except Exception as exc:  # the border: the policy is the user's

@@ -22,7 +22,7 @@ from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.inference.remote_policy import PolicyHandle
 from envbus.runner.inference.worker_discovery import handover_path, knock
 from tests.integration.group_children import PATIENCE, Driver, is_alive, traced, wait_until
-from tests.integration.policies_under_test import Probe, hold, kill, make_probe, rows
+from tests.integration.policies_under_test import Picky, Probe, hold, kill, make_probe, rows
 
 pytestmark = [
     pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here"),
@@ -61,6 +61,21 @@ def test_the_replacement_is_given_the_weights_and_their_version() -> None:
         assert out.versions is not None
         assert (out.actions.tolist(), out.versions.tolist()) == ([3.0], [13])
         assert workers.pids() != [victim]
+
+
+def test_the_replacement_goes_on_with_the_weights_that_were_taken_over_last() -> None:
+    with PolicyWorkers(Picky(), restart=OFTEN) as workers:
+        policy = workers.policy()
+        workers.set_weights({"offset": 1.0}, 7)
+        assert policy.get_versioned_weights() == ({"offset": 1.0}, 7)
+        for _ in range(3):
+            workers.set_weights({"offset": -1.0})
+            (victim,) = workers.pids()
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda: workers.pids() not in ([], [victim]), "a replacement")  # noqa: B023
+            out = policy.compute_actions(rows(0), None)
+            assert out.versions is not None
+            assert (out.actions.tolist(), out.versions.tolist()) == ([1.0], [7])
 
 
 def test_a_worker_is_replaced_while_its_owner_does_something_else() -> None:
