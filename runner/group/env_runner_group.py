@@ -22,7 +22,6 @@ from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.settings import check_number
 from envbus.bus.wire.messages import Tree
-from envbus.runner.data.episode import DEFAULT_POLICY_ID
 from envbus.runner.data.metrics import PerfTimers, SampleMetrics
 from envbus.runner.data.trajectory import AgentID
 from envbus.runner.group.config import GroupConfig, RunnerStatus, envs_of
@@ -30,10 +29,11 @@ from envbus.runner.group.joining import GroupSample, RunnerPart, join
 from envbus.runner.group.protocol import AnyEnvs, Apply, MakePolicies, RollCall, RunnerSpec
 from envbus.runner.group.rounds import Rounds, RunnerProcess, RunnerWorkerGroup, Ticket
 from envbus.runner.group.sample_memory import Asked
-from envbus.runner.inference.remote_policy import PolicyHandle, RemotePolicy
+from envbus.runner.inference.remote_policy import PolicyHandle
 from envbus.runner.policies.policy import Weights, versioned_weights
 from envbus.runner.policies.policy_map import (
     Policies,
+    check_are_here,
     check_state,
     check_weights,
     checked_ids,
@@ -121,8 +121,6 @@ class EnvRunnerGroup(StaysHere):
         self.settings = settings
         self.closed = False
         self.metrics = SampleMetrics()
-        #: Policies whose weights are not the runners'.
-        self._elsewhere = _remote_ids(policies)
         #: Envs that their runners have given up, by runner.
         self._lost_envs: dict[int, set[int]] = {}
         #: Of each runner's present life: means in ms, of how many iterations.
@@ -371,7 +369,7 @@ class EnvRunnerGroup(StaysHere):
         """
         self._assert_open()
         check_weights(weights, version)
-        self._check_are_here(weights)
+        check_are_here(weights, self._worker_group.elsewhere())
         self._rounds.take_events(0.0)
         self._rounds.set_weights(weights, None if version is None else int(version))
 
@@ -508,8 +506,10 @@ class EnvRunnerGroup(StaysHere):
 
         Who takes it over uses no id of an episode, or of a sample, a second time.
         """
-        names = [name for name in self._rounds.versions if name not in self._elsewhere]
-        weights = self._versioned_weights(names)
+        elsewhere = self._worker_group.elsewhere()
+        weights = self._versioned_weights(
+            name for name in self._rounds.versions if name not in elsewhere
+        )
         next_eps_id, num_samples = self._rounds.ids_reached
         return {
             "weights": {name: values for name, (values, _) in weights.items()},
@@ -545,7 +545,7 @@ class EnvRunnerGroup(StaysHere):
             )
         if missing := sorted(rounds.connector_states.keys() - connectors.keys()):
             raise ConfigError(f"the state has nothing of the connectors {missing}")
-        self._check_are_here(weights)
+        check_are_here(weights, self._worker_group.elsewhere())
         versions = checked_versions(state["policy_versions"], weights)
         ids = checked_ids(state)
         rounds.check_connectors(connectors)
@@ -682,13 +682,6 @@ class EnvRunnerGroup(StaysHere):
                 last = self.num_runners - 1
                 raise ValueError(f"unknown runner {index}; there are runners 0 to {last}")
 
-    def _check_are_here(self, weights: Mapping[str, Weights]) -> None:
-        if elsewhere := sorted(weights.keys() & self._elsewhere):
-            raise ConfigError(
-                f"weights of {elsewhere[0]!r} are in policy workers: PolicyWorkers.set_weights "
-                "changes them for all runners"
-            )
-
     def _status(self, actor: RunnerProcess, silent: set[int]) -> RunnerStatus:
         known = self._rounds.states[actor.index]
         state: Literal["ready", "sampling", "silent", "starting", "lost"]
@@ -721,11 +714,6 @@ def _all_of(handle: PolicyHandle) -> Policies:
     if len(handle.policy_ids) == 1:
         return handle.policy()
     return {policy_id: handle.policy(policy_id) for policy_id in handle.policy_ids}
-
-
-def _remote_ids(policies: Policies | None) -> frozenset[str]:
-    by_id = policies if isinstance(policies, Mapping) else {DEFAULT_POLICY_ID: policies}
-    return frozenset(name for name, one in by_id.items() if isinstance(one, RemotePolicy))
 
 
 def _allowed(deadline: float | None) -> float | None:

@@ -31,6 +31,7 @@ from envbus.runner.group.protocol import (
     TakeSample,
 )
 from envbus.runner.group.sample_memory import SampleMemory
+from envbus.runner.policies.policy_map import set_elsewhere
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.env_runner import EnvRunner
 from envbus.runner.workers.config import check_kind
@@ -118,7 +119,11 @@ class HostedRunner:
             agent_id: [spaces.to_plain(space) for space in both]
             for agent_id, both in runner.get_spaces().items()
         }
-        return RunnerMade(spaces=Tree(plain), policy_versions=self._versions())
+        return RunnerMade(
+            spaces=Tree(plain),
+            policy_versions=self._versions(),
+            elsewhere=set_elsewhere(runner.policies),
+        )
 
     def push_weights(self, request: PushWeights) -> Pushed:
         """Set weights, each of its own version.

@@ -113,6 +113,8 @@ class RunnerMade(Reply, frozen=True, kw_only=True):
     spaces: Tree
     #: By policy id.
     policy_versions: dict[str, int]
+    #: Policies whose weights are not the runner's to set.
+    elsewhere: list[str]
 
 
 class MakeRunner(Request[RunnerMade], frozen=True, kw_only=True):

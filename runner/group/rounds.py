@@ -116,6 +116,11 @@ class RunnerWorkerGroup(WorkerGroup[RunnerProcess]):
         assert self._made is not None
         return dict(self._made.policy_versions)
 
+    def elsewhere(self) -> list[str]:
+        """Return the policies whose weights are not the runners' to set."""
+        assert self._made is not None
+        return self._made.elsewhere
+
     # --- how a runner comes up: its envs are made, then, when it is known which, itself ---------
 
     def _start(self, actor: RunnerProcess) -> None:

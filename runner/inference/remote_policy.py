@@ -108,11 +108,13 @@ class RemotePolicy(TwoStepPolicy):
         policy_id: Which policy this is.
         policy_version: The latest that is known here. The rows of an answer say which weights
             chose them (`PolicyOutput.versions`).
+        can_set_weights: Whether this is the process that has the workers.
     """
 
     def __init__(self, handle: PolicyHandle, policy_id: str, push: Push | None = None) -> None:
         self.policy_version = 0
         self.policy_id = policy_id
+        self.can_set_weights = push is not None
         self._handle = handle
         self._share_from = handle.share_from
         self._service = service_of(policy_id)

@@ -163,6 +163,9 @@ class RowReader(Protocol):
 class VersionedWeights(Protocol):
     """A policy whose weights others change, too: both are asked for at one go."""
 
+    #: Whether its weights can be set here; else another process does that.
+    can_set_weights: bool
+
     def get_versioned_weights(self) -> tuple[Weights, int]:
         """Return `get_weights`, and which version these are."""
         ...

@@ -14,6 +14,7 @@ from envbus.runner.data.episode import DEFAULT_POLICY_ID
 from envbus.runner.policies.policy import (
     FunctionPolicy,
     Policy,
+    VersionedWeights,
     Weights,
     check_is_no_module,
     versioned_weights,
@@ -23,11 +24,13 @@ from envbus.runner.workers.config import check_kind
 __all__ = [
     "Policies",
     "PolicyMap",
+    "check_are_here",
     "check_parts",
     "check_state",
     "check_weights",
     "checked_ids",
     "checked_versions",
+    "set_elsewhere",
 ]
 
 #: One, or by policy id; functions `observations -> actions` are policies, too.
@@ -100,24 +103,32 @@ class PolicyMap:
         """Set weights by policy id.
 
         Raises:
-            ConfigError: There is no such policy. Nothing was set.
+            ConfigError: There is no such policy, or another process sets its weights. Nothing was
+                set.
         """
         check_weights(weights, version)
+        check_are_here(weights, set_elsewhere(self.by_id))
         found = [(self[name], values) for name, values in weights.items()]
         for policy, values in found:
             policy.set_weights(values, version)
 
     def get_state(self) -> dict[str, tuple[Weights, int]]:
-        """Return weights and their version by policy id."""
-        return {name: versioned_weights(policy) for name, policy in self.by_id.items()}
+        """Return weights and their version by policy id; not of those that are set elsewhere."""
+        elsewhere = set_elsewhere(self.by_id)
+        return {
+            name: versioned_weights(policy)
+            for name, policy in self.by_id.items()
+            if name not in elsewhere
+        }
 
     def set_state(self, state: Mapping[str, tuple[Weights, int]]) -> dict[str, tuple[Weights, int]]:
         """Take over what `get_state` returned, all of it or nothing; return the state before.
 
         Raises:
-            ConfigError: There is no such policy.
+            ConfigError: There is no such policy, or another process sets its weights.
             Exception: What a policy raises that does not take its weights.
         """
+        check_are_here(state, set_elsewhere(self.by_id))
         found = {name: self[name] for name in state}
         before: dict[str, tuple[Weights, int]] = {}
         try:
@@ -130,6 +141,24 @@ class PolicyMap:
                 found[name].set_weights(*had)
             raise
         return before
+
+
+def set_elsewhere(policies: Mapping[str, Policy]) -> list[str]:
+    """Return the ids of policies whose weights only another process can set."""
+    return [
+        name
+        for name, policy in policies.items()
+        if isinstance(policy, VersionedWeights) and not policy.can_set_weights
+    ]
+
+
+def check_are_here(policy_ids: Iterable[str], elsewhere: Iterable[str]) -> None:
+    """Raise `ConfigError` if one of the policies is among those that are set elsewhere."""
+    if found := sorted(set(policy_ids) & set(elsewhere)):
+        raise ConfigError(
+            f"weights of {found[0]!r} are in policy workers: PolicyWorkers.set_weights changes "
+            "them for all runners"
+        )
 
 
 def check_weights(weights: object, version: object) -> None:

@@ -48,3 +48,16 @@ def test_the_runners_of_a_group_ask_policy_workers_also_in_a_next_life() -> None
         sample = group.sample(20, timeout=PATIENCE)
         assert sample.runners == (0, 1)
         assert sample.single()["actions"].tolist() == [4] * 20
+
+
+def test_policies_that_runners_take_from_policy_workers_are_no_part_of_a_state() -> None:
+    envs = [functools.partial(CountingEnv, 5)] * 2
+    with PolicyWorkers(Steps()) as workers:
+        handle = workers.handle()
+        with EnvRunnerGroup(1, envs, make_policies=lambda pool, index: handle.policy()) as group:
+            state = group.get_state()
+            assert state["weights"] == {}
+            with pytest.raises(ConfigError, match=r"PolicyWorkers\.set_weights"):
+                group.set_weights(group.get_weights())
+            group.set_state(state)
+            assert group.sample(4, timeout=PATIENCE).env_steps == 4

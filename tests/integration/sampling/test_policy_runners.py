@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from envbus.actors.testing import CountingEnv
+from envbus.bus.errors import ConfigError
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
@@ -28,6 +29,7 @@ from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
 from tests.envs import SpaceEnv
 from tests.integration.group_children import Driver
+from tests.integration.policies_under_test import Probe, make_probe
 
 pytestmark = [
     pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here"),
@@ -280,6 +282,26 @@ def test_runners_in_processes_of_their_own_share_the_workers() -> None:
         assert set(later["policy_version"].tolist()) == {9}
         assert np.array_equal(later["policy_version"], later["said"])
         assert workers.statistics().policies["default_policy"].rows > 0
+
+
+def test_a_runner_leaves_weights_alone_that_another_process_sets() -> None:
+    with (
+        PolicyWorkers(make_probe) as workers,
+        ActorPool(COUNTING, autoreset_mode="Disabled") as pool,
+    ):
+        policies = {"local": Probe(), "remote": workers.handle().policy()}
+        config = RunnerConfig(policy_mapping_fn=lambda agent_id, episode: "local")
+        runner = EnvRunner(pool, policies, config)
+        state = runner.get_state()
+        assert list(state["policies"]) == ["local"]
+        runner.set_state(state)
+        weights = {name: {"offset": 1.0} for name in policies}
+        with pytest.raises(ConfigError, match=r"'remote' .*PolicyWorkers\.set_weights"):
+            runner.set_weights(weights)
+        both = {name: (one, 5) for name, one in weights.items()}
+        with pytest.raises(ConfigError, match=r"'remote' .*PolicyWorkers\.set_weights"):
+            runner.set_state({**state, "policies": both})
+        assert runner.policies["local"].get_weights() == {"offset": 0.0}
 
 
 def test_a_runner_has_a_remote_policy_beside_a_local_one() -> None:
