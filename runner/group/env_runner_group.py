@@ -546,6 +546,8 @@ class EnvRunnerGroup(StaysHere):
         if missing := sorted(rounds.connector_states.keys() - connectors.keys()):
             raise ConfigError(f"the state has nothing of the connectors {missing}")
         check_are_here(weights, self._worker_group.elsewhere())
+        for name, values in weights.items():
+            check_kind(f"weights of {name!r}", values, Mapping, example="policy.get_weights()")
         versions = checked_versions(state["policy_versions"], weights)
         ids = checked_ids(state)
         rounds.check_connectors(connectors)

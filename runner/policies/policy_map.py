@@ -121,15 +121,24 @@ class PolicyMap:
             if name not in elsewhere
         }
 
-    def set_state(self, state: Mapping[str, tuple[Weights, int]]) -> dict[str, tuple[Weights, int]]:
+    def set_state(self, state: Mapping[str, Any]) -> dict[str, tuple[Weights, int]]:
         """Take over what `get_state` returned, all of it or nothing; return the state before.
 
         Raises:
-            ConfigError: There is no such policy, or another process sets its weights.
+            ConfigError: There is no such policy, or another process sets its weights; or these are
+                no weights with a version.
             Exception: What a policy raises that does not take its weights.
         """
         check_are_here(state, set_elsewhere(self.by_id))
         found = {name: self[name] for name in state}
+        for name, pair in state.items():
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise ConfigError(
+                    f"the state of policy {name!r} is its weights and their version, as "
+                    f"`get_state` returned them; not {brief(pair)}"
+                )
+            check_kind(f"weights of {name!r}", pair[0], Mapping, example="policy.get_weights()")
+            check_number(f"the version of {name!r}", pair[1], whole=True)
         before: dict[str, tuple[Weights, int]] = {}
         try:
             for name, policy in found.items():

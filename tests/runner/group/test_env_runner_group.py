@@ -379,6 +379,8 @@ def test_a_state_is_taken_over_by_another_group(make: Make) -> None:
         other.set_state({**state, "policy_versions": {}})
     with pytest.raises(ConfigError, match=r"policy_versions\['default_policy'\] must be a whole"):
         other.set_state({**state, "policy_versions": {"default_policy": "six"}})
+    with pytest.raises(ConfigError, match="weights of 'default_policy' must be Mapping"):
+        other.set_state({**state, "weights": {"default_policy": 5}})
     uncopied = {"default_policy": {"number": threading.Lock()}}
     with pytest.raises(TypeError, match="pickle"):
         other.set_state({**state, "weights": uncopied, "metrics": {"num_episodes": 9}})

@@ -116,6 +116,15 @@ def test_a_state_that_one_policy_refuses_is_taken_over_by_none() -> None:
     assert policies.get_state() == before
 
 
+@pytest.mark.parametrize("odd", [5, None, ({"w": 1},), ({"w": 1}, "six"), ({"w": 1}, 1.5), (5, 1)])
+def test_a_state_that_is_no_weights_with_a_version_is_refused_by_name(odd: Any) -> None:
+    policies = PolicyMap({"a": Keeps(1), "b": Keeps(2)})
+    before = policies.get_state()
+    with pytest.raises(ConfigError, match=r"of (policy )?'b'"):
+        policies.set_state({"a": ({"w": 9}, 9), "b": odd})
+    assert policies.get_state() == before
+
+
 def test_what_lacks_a_part_of_a_policy_is_refused_at_once() -> None:
     class Half:
         def compute_actions(self, observations: Any, states: Any, *, explore: bool) -> Any:
