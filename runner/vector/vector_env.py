@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, TypeAlias, TypeVar
 
 import gymnasium
@@ -382,7 +383,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         return self._end_call("call_wait", "call_async", None, form)
 
     def has_attr(self, name: str) -> bool:
-        """Return whether every env has the attribute, looking through wrappers."""
+        """Return whether every env has the attribute; a name is as in `get_attr`."""
         return all(self.exec_func(_has_attr, None, name))
 
     def set_attr(
@@ -590,8 +591,9 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
 
 
 def _has_attr(env: gymnasium.Env[Any, Any], name: str) -> bool:
+    first, *rest = name.split(".")
     try:
-        env.get_wrapper_attr(name)
+        reduce(getattr, rest, env.get_wrapper_attr(first))
     except AttributeError:
         return False
     return True

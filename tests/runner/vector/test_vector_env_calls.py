@@ -97,6 +97,8 @@ def test_a_dotted_name_reaches_into_attributes(make: Make) -> None:
     envs.set_attr("engine.speed", [4, 5])
     assert envs.get_attr("engine.speed") == (4, 5)
     assert envs.has_attr("engine")
+    assert envs.has_attr("engine.speed")
+    assert not envs.has_attr("engine.nonsense")
     assert not envs.has_attr("nonsense")
 
 
