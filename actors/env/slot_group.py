@@ -30,6 +30,7 @@ __all__ = [
     "info_list",
     "merge",
     "pick",
+    "wrong_info",
 ]
 
 #: What `reset(options=...)` takes: a dict as a rule, but that is the env's business.
@@ -254,6 +255,11 @@ def check_callable_name(name: str) -> None:
         )
 
 
+def wrong_info(info: object) -> TypeError:
+    """Return the error of an info that is no dict."""
+    return TypeError(f"an env's info must be a dict, got {type(info).__qualname__}")
+
+
 def info_list(
     addressed: Sequence[int],
     infos: dict[int, Any],
@@ -269,6 +275,5 @@ def info_list(
     for slot, info in list(infos.items()):
         if not isinstance(info, dict):
             del infos[slot]
-            wrong = TypeError(f"an env's info must be a dict, got {type(info).__qualname__}")
-            errors.append(slot_error(first_slot + slot, phase, wrong))
+            errors.append(slot_error(first_slot + slot, phase, wrong_info(info)))
     return [infos.get(slot, {}) for slot in addressed] if any(infos.values()) else None

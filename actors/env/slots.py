@@ -31,6 +31,7 @@ from envbus.actors.env.slot_group import (
     SlotGroup,
     check_callable_name,
     info_list,
+    wrong_info,
 )
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import SlotError
@@ -326,6 +327,8 @@ class EnvSlots(SlotGroup):
     def _on_end(self, slot: int, observation: Element, info: Info) -> tuple[Element, Info]:
         """An episode ended: return the observation and the info that its step reports."""
         if self._autoreset.on_end(slot):
+            if not isinstance(info, dict):
+                raise wrong_info(info)
             # Copies: the env may go on using the same objects.
             self._last = last = own_deeply(observation), own(info)
             self._resetting = slot

@@ -229,6 +229,15 @@ def test_a_wrong_result_is_named_and_the_others_stand(wrong: Anything, message: 
     assert [row[2] for row in bench.rows] == [1.0, 0.0]
 
 
+def test_a_last_info_that_is_no_dict_is_named_in_same_step_too() -> None:
+    env = WrongEnv()
+    for wrong in (None, [], "over"):
+        env.wrong = np.zeros(4), 0.0, True, False, wrong
+        (record,) = started(CountingEnv(), env, mode=SAME_STEP).act(1, 2).errors
+        assert (record.slot, record.phase) == (1, "step")
+        assert "info must be a dict" in record.message
+
+
 class WrongParts(CountingEnv):
     """What its methods return has another form than Gymnasium's."""
 
