@@ -16,6 +16,7 @@ from typing import Any, Literal
 from gymnasium import Space
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
+from envbus.bus.brief import brief
 from envbus.bus.complaints import PROGRESS_AFTER
 from envbus.bus.errors import ConfigError, EnvbusError, RestartLimitError
 from envbus.bus.forking import StaysHere
@@ -38,6 +39,7 @@ from envbus.runner.policies.policy_map import (
     check_weights,
     checked_ids,
     checked_versions,
+    chosen_ids,
 )
 from envbus.runner.sampling.config import Quota, RunnerConfig, share_out
 from envbus.runner.sampling.env_runner import EnvRunner
@@ -320,18 +322,21 @@ class EnvRunnerGroup(StaysHere):
         """Return weights by policy id: those that were set last, else a runner's.
 
         Raises:
-            ConfigError: There is no such policy.
+            ConfigError: `policy_ids` are no ids, or there is no such policy.
             RestartLimitError: No runner is left to be asked.
             TimeoutError: None of them answers; each has `timeouts.call`.
         """
-        names = self._rounds.versions if policy_ids is None else policy_ids
-        return {name: weights for name, (weights, _) in self._versioned_weights(names).items()}
+        found = self._versioned_weights(policy_ids)
+        return {name: weights for name, (weights, _) in found.items()}
 
-    def _versioned_weights(self, policy_ids: Iterable[str]) -> dict[str, tuple[Weights, int]]:
+    def _versioned_weights(
+        self, policy_ids: Iterable[str] | None
+    ) -> dict[str, tuple[Weights, int]]:
         """Return weights, as `get_weights` does, and the version of each."""
         self._assert_open()
-        known, names = self._rounds.versions, list(policy_ids)
-        if unknown := sorted(set(names) - known.keys()):
+        known = self._rounds.versions
+        names = chosen_ids(policy_ids, known)
+        if unknown := [name for name in names if name not in list(known)]:
             raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(known)}")
         found = {name: self._rounds.weights[name] for name in names if name in self._rounds.weights}
         missing = [name for name in names if name not in found]
@@ -399,11 +404,14 @@ class EnvRunnerGroup(StaysHere):
             Results by index of the runner, without those that do not run, died, or were late.
 
         Raises:
+            ConfigError: `function` cannot be called.
             ValueError: There is no such runner.
             RemoteError: It raised in a runner; of several the one with the lowest index is told.
             EncodeError: Something cannot be pickled.
         """
         self._assert_open()
+        if not callable(function):
+            raise ConfigError(f"function must be callable, not {brief(function)}")
         check_number("timeout", timeout, optional=True)
         chosen = self._choose(runners)
         limit = self.settings.timeouts.call if timeout is None else timeout

@@ -30,6 +30,7 @@ __all__ = [
     "check_weights",
     "checked_ids",
     "checked_versions",
+    "chosen_ids",
     "set_elsewhere",
 ]
 
@@ -92,11 +93,7 @@ class PolicyMap:
         Raises:
             ConfigError: `policy_ids` are no ids, or there is no such policy.
         """
-        if isinstance(policy_ids, str) or not isinstance(policy_ids, Iterable | None):
-            raise ConfigError(
-                f"policy_ids are a list of policies' ids, or None for all, not {brief(policy_ids)}"
-            )
-        names = list(self.by_id) if policy_ids is None else list(policy_ids)
+        names = chosen_ids(policy_ids, self.by_id)
         return {name: self[name].get_weights() for name in names}
 
     def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
@@ -168,6 +165,19 @@ def check_are_here(policy_ids: Iterable[str], elsewhere: Iterable[str]) -> None:
             f"weights of {found[0]!r} are in policy workers: PolicyWorkers.set_weights changes "
             "them for all runners"
         )
+
+
+def chosen_ids(policy_ids: Iterable[str] | None, known: Iterable[str]) -> list[str]:
+    """Return ids of policies as a list; None: all that are known.
+
+    Raises:
+        ConfigError: They are something else.
+    """
+    if isinstance(policy_ids, str) or not isinstance(policy_ids, Iterable | None):
+        raise ConfigError(
+            f"policy_ids are a list of policies' ids, or None for all, not {brief(policy_ids)}"
+        )
+    return list(known if policy_ids is None else policy_ids)
 
 
 def check_weights(weights: object, version: object) -> None:
