@@ -436,7 +436,12 @@ class ExternalEnvBridge(StaysHere):
         self._dispatcher.handle(Drain())
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable when `poll(0)` is worth a call."""
+        """Return a descriptor that becomes readable when `poll(0)` is worth a call.
+
+        Raises:
+            ClosedError: The bridge was stopped.
+        """
+        self._assert_usable()
         return self._broker.fileno()
 
     def statistics(self) -> BridgeStatistics:

@@ -229,6 +229,7 @@ class LocalFleet:
 
     def fileno(self) -> int:
         """Return a descriptor that is readable as long as something is to be done."""
+        self._check_usable()
         return self._bell.fileno()
 
     def poll(self, timeout: float) -> Iterator[WorkerEvent[Actor]]:

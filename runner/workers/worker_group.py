@@ -308,6 +308,7 @@ class WorkerGroup(ABC, Generic[M]):
 
     def fileno(self) -> int:
         """Return a descriptor to wait for, beside others, as `Broker.fileno`."""
+        self._check_usable()
         return self._connections.broker.fileno()
 
     def poll(self, timeout: float) -> Iterator[WorkerEvent[M]]:

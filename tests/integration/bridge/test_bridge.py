@@ -888,6 +888,7 @@ def test_a_forked_copy_of_a_bridge_refuses_and_harms_nobody() -> None:
         refused_in_a_fork(
             ClosedError,
             lambda: bridge.poll(0.0),
+            bridge.fileno,
             lambda: bridge.send_actions({}),
             bridge.drain,
             lambda: bridge.private_endpoint,  # libzmq would try to bind it for ever

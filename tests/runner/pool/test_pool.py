@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from envbus.actors.testing import CountingEnv, InfoEnv
-from envbus.bus.errors import ConfigError, RestartLimitError, StartError
+from envbus.bus.errors import ClosedError, ConfigError, RestartLimitError, StartError
 from envbus.bus.process.restart import RestartPolicy
 from envbus.runner.engine.env_results import Batch
 from envbus.runner.engine.seeding import restart_seed
@@ -29,7 +29,7 @@ from envbus.runner.pool.pool import ActorPool
 from envbus.runner.workers.config import Timeouts
 from envbus.runner.workers.faults import ActorLostError, FaultCause
 from tests.envs import CustomSpaceEnv, FailingEnv, HangingEnv, SpaceEnv, all_spaces
-from tests.integration.group_children import is_alive, wait_until
+from tests.integration.group_children import is_alive, refused_in_a_fork, wait_until
 from tests.runner.pool_envs import (
     PATIENCE,
     EchoEnv,
@@ -977,6 +977,11 @@ def test_a_forked_copy_of_the_driver_closes_nothing(make: Make) -> None:
     for _ in range(3):
         pool.send(np.zeros(2, np.int64))
         assert set(receive_all(pool, range(2))) == {0, 1}
+
+
+def test_a_forked_copy_has_no_descriptor_to_wait_for(make: Make) -> None:
+    pool = make(counting(1))
+    refused_in_a_fork(ClosedError, pool.fileno)
 
 
 def test_statistics_count_actors_and_restarts(make: Make) -> None:
