@@ -13,8 +13,9 @@ import random
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from envbus.actors.external.client import ExternalEnvClient
@@ -102,7 +103,8 @@ class HostedThread(threading.Thread):
         env: The simulator.
         endpoint: Where the bridge is.
         name: For people.
-        on_end: Called in this thread when it has ended without having been asked to.
+        on_end: A method, called in this thread when it has ended without having been asked to. Its
+            object is not kept alive by the thread.
 
     Attributes:
         identity: Under which its client is known to the bridge; b"": it has not connected.
@@ -122,7 +124,7 @@ class HostedThread(threading.Thread):
         self._env = env
         self._endpoint = endpoint
         self._label = name
-        self._on_end = on_end
+        self._on_end = weakref.WeakMethod(on_end)
         self._unwanted = threading.Event()
         self._client: ExternalEnvClient | None = None
 
@@ -141,8 +143,8 @@ class HostedThread(threading.Thread):
         except BaseException as error:  # SystemExit, too, ends the simulator only
             self.outcome = SimulatorError(f"{what} raised:\n{traceback.format_exc()}")
             self.outcome.__cause__ = error
-        if not self._unwanted.is_set():
-            self._on_end(self)
+        if not self._unwanted.is_set() and (on_end := self._on_end()) is not None:
+            on_end(self)
 
     def end(self) -> None:
         """Close its client, so that it ends with its next verb."""
@@ -226,9 +228,12 @@ class Hosts:
         self._ends: deque[SimulatorError] = deque()
         #: What ended in threads: appended there, taken by the owner.
         self._ended: deque[HostedThread] = deque()
-        self._bell: Bell | None = None
+        self._bell = Bell()
         self._ringing = threading.Lock()
         self._count = 0
+        #: To be ended also where nobody calls `close`.
+        self._threads: weakref.WeakSet[HostedThread] = weakref.WeakSet()
+        weakref.finalize(self, _abandon, self._threads, self._bell).atexit = False
 
     @uninterrupted_call
     def start(
@@ -313,8 +318,7 @@ class Hosts:
             for thread in threads:
                 thread.join(_END_TIMEOUT)
         finally:
-            if self._bell is not None:
-                self._bell.close()
+            self._bell.close()
 
     # --- starts -------------------------------------------------------------------------------
 
@@ -327,17 +331,15 @@ class Hosts:
                 made = env()
         if not isinstance(made, ExternalEnv):
             raise ConfigError(f"expected an ExternalEnv, got {made!r}")
-        if self._bell is None:
-            self._bell = Bell()
-            self._watch(self._bell.fileno())
+        self._watch(self._bell.fileno())
         simulator.thread = HostedThread(
             made, self._open_endpoint(()), simulator.name, self._on_thread_end
         )
+        self._threads.add(simulator.thread)
         simulator.thread.start()
 
     def _on_thread_end(self, thread: HostedThread) -> None:
         """Called in the thread of the simulator."""
-        assert self._bell is not None
         with self._ringing:
             self._ended.append(thread)
             self._bell.ring()
@@ -407,9 +409,8 @@ class Hosts:
     # --- ends ---------------------------------------------------------------------------------
 
     def _take_threads(self, now: float) -> None:
-        if self._bell is not None:
-            with self._ringing:
-                self._bell.silence()
+        with self._ringing:
+            self._bell.silence()
         while self._ended:
             thread = self._ended.popleft()
             assert thread.outcome is not None
@@ -481,3 +482,9 @@ class Hosts:
         self._ends.append(end)
         self._supervision.remove(simulator.key)
         del self._simulators[simulator.key]
+
+
+def _abandon(threads: Iterable[HostedThread], bell: Bell) -> None:
+    for thread in list(threads):
+        thread.end()
+    bell.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import textwrap
@@ -50,6 +51,15 @@ class Counting(ExternalEnv):
             self.start_episode("endless")
             self.get_action("endless", seen(1))
             threading.Event().wait()
+
+
+class Asking(ExternalEnv):
+    """Asks without an end."""
+
+    def run(self) -> None:
+        episode = self.start_episode()
+        while True:
+            self.get_action(episode, seen(1))
 
 
 @pytest.mark.slow_but_first
@@ -152,6 +162,23 @@ def test_stopping_the_bridge_ends_its_simulators(where: Where) -> None:
             assert is_alive(pids[0])
     wait_until(lambda: set(threading.enumerate()) <= before, "threads to end")
     assert not any(is_alive(pid) for pid in pids)
+
+
+def test_a_bridge_that_is_dropped_ends_its_simulators() -> None:
+    def host_both() -> set[int]:
+        bridge = ExternalEnvBridge(local_links=False)
+        bridge.host(Asking(ACTION, OBSERVATION), where="thread")
+        bridge.host(lambda: Counting("wait", "there"), where="process")
+        runner = Runner(bridge)
+        runner.serve(lambda: "endless" in {e for r in runner.results for e in r.observations})
+        infos = [r.infos["there"]["agent0"] for r in runner.results if "there" in r.infos]
+        return {info["pid"] for info in infos if "pid" in info}
+
+    before = set(threading.enumerate())
+    (pid,) = host_both()
+    gc.collect()
+    wait_until(lambda: set(threading.enumerate()) <= before, "threads to end")
+    wait_until(lambda: not is_alive(pid), "the process to end")
 
 
 def test_a_simulator_waits_for_an_owner_that_does_not_poll_yet() -> None:
