@@ -20,6 +20,7 @@ from envbus.actors.external.local_episodes import Choose, LocalEpisodes, Wait, W
 from envbus.actors.external.verbs import REPLY_TYPES, EpisodeRequest, SimulatorVerbs, awaited
 from envbus.bus.complaints import PROGRESS_AFTER
 from envbus.bus.errors import ClosedError, EnvbusError, ProtocolError, QueueFullError
+from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted
 from envbus.bus.transport.interface import AT_ONE_GO
 from envbus.bus.transport.local_first import LocalFirstPeer
@@ -84,6 +85,7 @@ class AsyncExternalEnvClient(BridgeClient):
         if self._transport is not None or self._closed:
             raise ClosedError("a client connects once")
         self._loop = asyncio.get_running_loop()
+        disown_in_forks(self)
         with uninterrupted():  # libzmq waits for ever for sockets that nobody has closed
             self._transport = transport = self._open_transport()
             self._finalizer = weakref.finalize(self, transport.close)
@@ -122,6 +124,14 @@ class AsyncExternalEnvClient(BridgeClient):
                 await asyncio.wait(tasks, timeout=_STOP_TIMEOUT)
         finally:  # also if this is cancelled
             self._disconnect()
+
+    def disown(self) -> None:
+        """In a forked copy: be closed, without a word to anybody.
+
+        Its loop is left alone: the copy shares its epoll with the owner's.
+        """
+        self._closed = True
+        self._transport = self._sender = self._keeper = self.local = None
 
     def _disconnect(self) -> None:
         """Say goodbye, and close the socket."""

@@ -23,6 +23,7 @@ from envbus.actors import (
 )
 from envbus.bus.errors import ClosedError, ConfigError, PeerLostError, RequestTimeoutError
 from envbus.runner import ExternalEnvBridge
+from envbus.runner.policies import MlpPolicy
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 from tests.integration.bus_programs import free_port
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
@@ -247,3 +248,48 @@ print("over")
     with in_thread(run) as sim:
         Runner(bridge).serve(sim.over, act=False)
     assert sim.result == "over\n"
+
+
+@pytest.mark.parametrize("inference", ["server", "client"])
+def test_a_forked_copy_of_a_client_is_closed_and_harms_nobody(
+    bridge: ExternalEnvBridge, inference: str
+) -> None:
+    weights = MlpPolicy(OBSERVATION, ACTION).get_weights()
+    bridge.publish("default_policy", weights=weights, version=1)
+    program = f"""
+import asyncio, contextlib, os, sys
+from envbus.actors import AsyncExternalEnvClient
+from envbus.bus.errors import ClosedError
+from envbus.runner.policies import policy_from_weights
+from tests.integration.simulators import seen
+
+asked = dict(inference="client", policy=policy_from_weights) if "{inference}" == "client" else {{}}
+
+async def play():
+    async with AsyncExternalEnvClient("{bridge.address}", **asked) as client:
+        episode = await client.start_episode()
+        await client.get_action(episode, seen(1))
+        if child := os.fork():
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            await client.get_action(episode, seen(3))
+            await client.end_episode(episode, seen(4))
+        else:
+            with contextlib.suppress(ClosedError):
+                await client.get_action(episode, seen(2))
+                os._exit(1)
+    if not child:
+        os._exit(0)  # before its loop is closed: the owner's shares its epoll
+
+asyncio.run(play())
+print("over")
+"""
+
+    def run() -> tuple[str, str]:
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        )
+        return done.stdout, done.stderr
+
+    with in_thread(run) as sim:
+        Runner(bridge).serve(sim.over)
+    assert sim.result == ("over\n", "")
