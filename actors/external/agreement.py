@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import chain
@@ -12,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from envbus.actors.arrays.agent_spaces import AgentSpaces
 from envbus.actors.arrays.spaces import Element, Space, from_plain, to_plain
@@ -23,13 +25,18 @@ from envbus.bus.brief import brief, cut
 from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.bus.wire.limits import MAX_DEPTH
 
-__all__ = ["Agreement", "SpaceLike"]
+__all__ = ["Agreement", "SpaceLike", "element_cost"]
 
 #: What a codec nests values in.
 _NESTED: Final = (dict, list, tuple)
 #: Spaces within each other or beside each other, and agents, that somebody may tell us.
 _MAX_SPACES: Final = 4096
 _MAX_AGENTS: Final = 1024
+#: What an element may cost (`element_cost`), of all agents together. `sample` takes 2 s for that.
+_MAX_COST: Final = 2**24
+#: What a character of a Text costs, and any space besides its numbers, if a number costs 1.
+_CHARACTER_COST: Final = 16
+_SPACE_COST: Final = 256
 #: Characters of a space in an error.
 _LONGEST: Final = 1000
 
@@ -144,6 +151,24 @@ class Agreement:
         return self._action(value, place)
 
 
+def element_cost(space: Space) -> int:
+    """Return what making an element costs, if a number costs 1.
+
+    A few bytes may describe a space whose elements fill memory, or take hours.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple | spaces.OneOf | AgentSpaces):
+        parts = space.spaces.values() if isinstance(space.spaces, dict) else space.spaces
+        return _SPACE_COST + sum(map(element_cost, parts))
+    if isinstance(space, spaces.Sequence):  # a sample has 4 on average
+        return _SPACE_COST + 4 * element_cost(space.feature_space)
+    if isinstance(space, spaces.Graph):  # a sample has 10 nodes and up to 90 edges
+        edge_cost = 0 if space.edge_space is None else element_cost(space.edge_space)
+        return _SPACE_COST + 10 * element_cost(space.node_space) + 90 * edge_cost
+    if isinstance(space, spaces.Text):
+        return _SPACE_COST + _CHARACTER_COST * space.max_length
+    return _SPACE_COST + math.prod(space.shape or ())
+
+
 def _by_agent(space: SpaceLike) -> dict[Any, Space] | None:
     if isinstance(space, AgentSpaces):
         return space.spaces
@@ -222,11 +247,18 @@ def _listed(plain: Any) -> Value:
 def _build(value: Value) -> SpaceLike:
     value = opened(value)
     _assert_bounded(value)
+    by_agent = value
     if not isinstance(value, Mapping) or isinstance(value.get("space"), str):
-        return from_plain(value)
-    if len(value) > _MAX_AGENTS:
-        raise ValueError(f"{len(value)} agents, and at most {_MAX_AGENTS} are allowed")
-    return {agent: from_plain(plain) for agent, plain in value.items()}
+        by_agent = {None: value}
+    if len(by_agent) > _MAX_AGENTS:
+        raise ValueError(f"{len(by_agent)} agents, and at most {_MAX_AGENTS} are allowed")
+    built = {agent: from_plain(plain) for agent, plain in by_agent.items()}
+    if any(isinstance(space, AgentSpaces) for space in built.values()):
+        raise ValueError("several agents are told as a map of their spaces")
+    cost = sum(map(element_cost, built.values()))
+    if cost > _MAX_COST:
+        raise ValueError(f"an element costs {brief(cost)}, and at most {_MAX_COST} is allowed")
+    return built if by_agent is value else built[None]
 
 
 def _assert_bounded(value: Value) -> None:

@@ -135,6 +135,13 @@ def nested(depth: int) -> Any:
     return plain
 
 
+def sequences(depth: int) -> Any:
+    plain: Any = {"space": "Discrete", "dtype": "<i8", "n": 2, "start": 0}
+    for _ in range(depth):
+        plain = {"space": "Sequence", "item": plain, "stack": False}
+    return plain
+
+
 def box(**changes: Any) -> dict[str, Any]:
     return {"space": "Box", "dtype": "<f4", "low": [-1.0], "high": [1.0], **changes}
 
@@ -171,6 +178,16 @@ def box(**changes: Any) -> dict[str, Any]:
         {"space": "Dict", "items": {"a": 1}, "sort_keys": True},
         {"space": "Graph", "node": nested(0), "edge": 3},
         {"space": "AgentSpaces", "distinct": [nested(0)], "agents": [["x", 2**70]]},
+        {"space": "AgentSpaces", "distinct": [nested(0)], "agents": [["x", 0]]},
+        {"space": "Text", "max_length": 2**22, "min_length": 1, "characters": "a"},
+        {"space": "Tuple", "items": [{"space": "MultiBinary", "shape": [2**23], "flat": True}] * 9},
+        {i: {"space": "MultiBinary", "shape": [2**23], "flat": True} for i in range(9)},
+        {
+            "space": "Sequence",
+            "item": {"space": "MultiBinary", "shape": [2**23], "flat": True},
+            "stack": False,
+        },
+        sequences(12),
         {f"a{i}": nested(0) for i in range(2000)},
         {"space": "Tuple", "items": [nested(0)] * 5000},
         {"__all__": nested(0)},
@@ -195,5 +212,15 @@ def test_spaces_as_deep_as_anybody_needs_are_taken() -> None:
     space: spaces.Space[Any] = TWO
     for _ in range(12):
         space = spaces.Dict(a=spaces.Tuple([space]))
+    agreement = Agreement(space, TWO)
+    agreement.check_equal(over_the_wire(agreement))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.MultiBinary(2**23), spaces.Text(2**19), spaces.Sequence(spaces.Sequence(BOX))],
+    ids=str,
+)
+def test_spaces_as_large_as_anybody_needs_are_taken(space: spaces.Space[Any]) -> None:
     agreement = Agreement(space, TWO)
     agreement.check_equal(over_the_wire(agreement))
