@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from envbus.actors.arrays.agent_spaces import AgentSpaces
+from envbus.actors.external.agreement import Agreement
 from envbus.bus.errors import ConfigError
 from envbus.runner.data.episode import DEFAULT_POLICY_ID
 from envbus.runner.extras import onnx_adapter
@@ -52,20 +53,21 @@ def load_policies(
         }
     else:
         by_agent = {DUMMY_AGENT: (observation_space, action_space)}
-    firsts: dict[Any, tuple[Space[Any], Space[Any]]] = {}
-    like: dict[Any, Any] = {}
-    for agent, pair in by_agent.items():
-        like[agent] = next((first for first, other in firsts.items() if other == pair), agent)
-        firsts.setdefault(like[agent], pair)
+    # Compared with each other, the spaces of 1000 agents would take minutes.
+    firsts: dict[str, Any] = {}
+    like = {
+        agent: firsts.setdefault(str(Agreement(*pair).wire), agent)
+        for agent, pair in by_agent.items()
+    }
     sole = len(firsts) == 1
     names: dict[Any, str] = {}
-    for first in firsts:
+    for first in firsts.values():
         name = DEFAULT_POLICY_ID if sole else str(first)
         while name in names.values():  # the agents 1 and "1"
             name += "'"
         names[first] = name
     return ServedPolicies(
-        {names[first]: make(*pair) for first, pair in firsts.items()},
+        {names[first]: make(*by_agent[first]) for first in firsts.values()},
         {agent: names[first] for agent, first in like.items()},
         by_agent,
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,26 @@ def test_agents_of_equal_spaces_share_a_policy() -> None:
     )
     assert served.policy_of == {"a": "a", "b": "b", "c": "a"}
     assert sorted(served.by_id) == ["a", "b"]
+
+
+def test_spaces_of_many_agents_are_not_compared_one_by_one() -> None:
+    compared = 0
+
+    def count(frame: Any, event: str, argument: object) -> None:
+        nonlocal compared
+        del argument
+        compared += event == "call" and frame.f_code is spaces.Box.__eq__.__code__
+
+    seen, done = (
+        AgentSpaces({i: spaces.Box(-1.0, 1.0 + own * i, (1,)) for i in range(50)}) for own in (0, 1)
+    )
+    sys.setprofile(count)
+    try:
+        served = load_policies(policy_maker("zero"), seen, done)
+    finally:
+        sys.setprofile(None)
+    assert len(served.by_id) == 50
+    assert compared < 500
 
 
 def test_continuous_actions_are_brought_into_their_box() -> None:
