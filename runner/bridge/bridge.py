@@ -266,7 +266,9 @@ class ExternalEnvBridge(StaysHere):
 
     # --- the dict side --------------------------------------------------------------------------
 
-    def poll(self, timeout: float | None = None, *, min_envs: int = 1) -> BridgeResult:
+    def poll(
+        self, timeout: float | None = None, *, min_envs: int = 1, max_envs: int | None = None
+    ) -> BridgeResult:
         """Wait for episodes to have something, and return it.
 
         Returns as soon as `min_envs` episodes have something, or all that are open; or when
@@ -275,12 +277,14 @@ class ExternalEnvBridge(StaysHere):
         Args:
             timeout: Seconds; 0: look, do not wait; None: 300.
             min_envs: Episodes to wait for.
+            max_envs: Episodes of which something is returned at one time; None: all. The next
+                call returns what the others have.
 
         Returns:
             By episode and agent: see `BridgeResult`. Empty if the time was over.
 
         Raises:
-            ValueError: `min_envs` is not positive, or `timeout` is negative.
+            ValueError: `min_envs` or `max_envs` is not positive, or `timeout` is negative.
             SimulatorError: A simulator that `host` runs has ended for good; says how, with its
                 traceback. Told once for each; nothing is lost by it.
             RestartLimitError: The gateway died, or hung, too often.
@@ -291,17 +295,21 @@ class ExternalEnvBridge(StaysHere):
         timeout = _PATIENCE if timeout is None else timeout
         if min_envs < 1 or not timeout >= 0.0:
             raise ValueError(f"min_envs={min_envs} must be 1 or more, timeout={timeout} 0 or more")
+        if max_envs is not None and max_envs < 1:
+            raise ValueError(f"max_envs={max_envs} must be 1 or more")
         self._assert_usable()
         return hand_out(
-            lambda: self._poll(min_envs, timeout), self._kept.append, self._hosts.was_raised
+            lambda: self._poll(min_envs, max_envs, timeout),
+            self._kept.append,
+            self._hosts.was_raised,
         )
 
-    def _poll(self, min_envs: int, timeout: float) -> BridgeResult:
+    def _poll(self, min_envs: int, max_envs: int | None, timeout: float) -> BridgeResult:
         """Do what `poll` promises."""
         if self._kept:
             return self._kept.pop()
         self._serve_until(min_envs, timeout)
-        return self._dispatcher.collect()
+        return self._dispatcher.collect(max_envs)
 
     def _serve_until(self, min_envs: int, timeout: float) -> None:
         """Serve until so many episodes have something for the runner, or the time is over."""

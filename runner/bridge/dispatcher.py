@@ -190,9 +190,9 @@ class EpisodeDispatcher:
                 reply = self._welcome(effect)
             self._answer(effect.peer, effect.request_id, reply)
 
-    def collect(self) -> BridgeResult:
-        """Return what the episodes have for the runner: the oldest record of each."""
-        records, effects = self._episodes.collect()
+    def collect(self, most: int | None = None) -> BridgeResult:
+        """Return what the episodes have for the runner: a record of each, or of so many."""
+        records, effects = self._episodes.collect(most)
         if effects:
             self.perform(effects)
         return BridgeResult.of(records)

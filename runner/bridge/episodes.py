@@ -22,6 +22,7 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -180,12 +181,17 @@ class Episodes:
         """Return the ids of the episodes whose ends are to be confirmed."""
         return list(self._table.unconfirmed)
 
-    def collect(self) -> tuple[list[Record], list[Effect]]:
-        """Take the oldest record of each episode that has one; and what follows from that."""
+    def collect(self, most: int | None = None) -> tuple[list[Record], list[Effect]]:
+        """Take the oldest record of each episode that has one; and what follows from that.
+
+        Args:
+            most: Episodes to take one of, if not all; the next call begins with the others.
+        """
         records: list[Record] = []
         effects: list[Effect] = []
-        rest: dict[str, Episode] = {}
-        for episode_id, episode in self._table.ready.items():
+        ready = iter(self._table.ready.items())
+        again: dict[str, Episode] = {}
+        for episode_id, episode in itertools.islice(ready, most):
             record = episode.take()
             records.append(record)
             session = self._table.sessions.by_secret(episode.session)
@@ -194,8 +200,8 @@ class Episodes:
             if record.held:
                 effects += self._table.resolve(record.held)
             if episode.num_queued:
-                rest[episode_id] = episode
-        self._table.ready = rest
+                again[episode_id] = episode
+        self._table.ready = {**dict(ready), **again}
         return records, effects
 
     def awaited(self, episode_id: str) -> list[Any] | None:

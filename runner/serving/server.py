@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from gymnasium import Space
 
+from envbus.actors.external.agreement import element_cost
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.bus.complaints import Complaints
 from envbus.runner.bridge.bridge import ExternalEnvBridge
@@ -30,6 +31,10 @@ _WHAT = {
     "action": "the policy's action was not sent",
     "recording": "an episode was not recorded",
 }
+#: What the actions that are chosen at one time may cost (`element_cost`), so that a client's
+#: thousand requests for large ones neither fill memory nor keep all else waiting. 60,000 small
+#: ones are within it.
+_MAX_COST = 2**24
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +94,7 @@ class PolicyServer:
         self._writer = writer
         self._explore = explore
         self._chooser: Chooser | None = None
+        self._max_episodes: int | None = None
         self._recording: Recording | None = None
         self._began = time.monotonic()
         self._counts = {"batches": 0, "rows": 0, "largest_batch": 0}
@@ -106,7 +112,7 @@ class PolicyServer:
         Raises:
             RestartLimitError: The bridge's gateway died too often.
         """
-        result = self._bridge.poll(timeout)
+        result = self._bridge.poll(timeout, max_envs=self._max_episodes)
         if not result.observations and not result.ended:
             return
         if self._recording is not None:
@@ -162,6 +168,7 @@ class PolicyServer:
             self._recording = Recording(policies)
         self._bridge.policy_ids = list(policies.by_id)
         self._chooser = chooser
+        self._max_episodes = max(_MAX_COST // element_cost(action_space), 1)
 
     def _act(self, result: BridgeResult) -> None:
         chooser, bridge = self._chooser, self._bridge

@@ -369,6 +369,27 @@ def test_poll_waits_for_as_many_as_are_asked_for_but_not_for_more_than_are_open(
         bridge.send_actions({name: {DUMMY_AGENT: 1} for name in "ab"})
 
 
+def test_poll_returns_what_so_many_episodes_have_and_then_the_others(
+    bridge: ExternalEnvBridge,
+) -> None:
+    def play(name: str) -> None:
+        with ExternalEnvClient(bridge.address) as client:
+            client.start_episode(name)
+            both.wait(PATIENCE)
+            client.get_action(name, seen(1))
+
+    both = threading.Event()
+    with in_thread(lambda: play("a")), in_thread(lambda: play("b")):
+        Runner(bridge).serve(lambda: bridge.statistics().episodes_now == 2)
+        both.set()
+        first = bridge.poll(PATIENCE, min_envs=2, max_envs=1).observations
+        second = bridge.poll(PATIENCE, max_envs=1).observations
+        bridge.send_actions({name: {DUMMY_AGENT: 1} for name in "ab"})
+    assert sorted([*first, *second]) == ["a", "b"]
+    with pytest.raises(ValueError, match="max_envs=0"):
+        bridge.poll(0.0, max_envs=0)
+
+
 # --- time-outs and errors -------------------------------------------------------------------
 
 

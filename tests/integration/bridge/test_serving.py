@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,14 @@ from gymnasium import spaces
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient, SpaceMismatchError
 from envbus.bus.errors import OverloadedError
+from envbus.runner import ExternalEnvBridge
 from envbus.runner.recordings import read_episodes
+from envbus.runner.serving.loading import policy_maker
+from envbus.runner.serving.server import PolicyServer
 from tests.integration.bus_programs import free_port
 from tests.integration.group_children import wait_until
 from tests.integration.served_policies import FAILURE, SPACES
+from tests.integration.simulators import in_thread
 from tests.sources import ROOT
 
 pytestmark = pytest.mark.timeout(60)
@@ -355,3 +360,27 @@ def test_a_client_whose_spaces_the_policy_cannot_use_is_refused_and_the_server_g
             except SpaceMismatchError:
                 assert time.monotonic() < deadline
         assert server.process.poll() is None
+
+
+def test_large_actions_are_chosen_few_at_a_time() -> None:
+    space = spaces.MultiBinary(2**21)
+
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        assert client.get_action(episode, seen(1), timeout=PATIENCE).shape == space.shape
+        client.end_episode(episode, seen(2))
+
+    def play_all() -> None:
+        with ExternalEnvClient(bridge.address) as client, ThreadPoolExecutor(20) as threads:
+            for played in [threads.submit(play, client) for _ in range(20)]:
+                played.result()
+
+    bind = "tcp://127.0.0.1:*"
+    with ExternalEnvBridge(SPACES["observation_space"], space, bind=bind) as bridge:
+        server = PolicyServer(bridge, policy_maker("zero"))
+        with in_thread(play_all) as playing:
+            while playing.thread.is_alive():
+                server.serve(0.05)
+        counts = server.snapshot()
+    assert counts.rows == 20
+    assert counts.largest_batch <= 8

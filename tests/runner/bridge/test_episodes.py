@@ -520,3 +520,17 @@ def test_the_time_from_question_to_action_is_measured() -> None:
     scene.now += 0.5
     scene.choose("e", 7)
     assert scene.episodes.latency.quantile(0.5) == pytest.approx(0.5, rel=0.02)
+
+
+def test_of_so_many_episodes_as_are_asked_for_a_record_is_taken_and_the_others_come_next() -> None:
+    scene = Scene()
+    scene.join(A)
+    for name in "abc":
+        scene.start(name)
+        scene.log(name, 1, 1)
+        scene.log(name, 2, 1)
+    taken = []
+    while records := scene.episodes.collect(2)[0]:
+        scene.episodes.check_invariants()
+        taken.append("".join(record.episode_id for record in records))
+    assert taken == ["ab", "ca", "bc"]
