@@ -41,6 +41,9 @@ from envbus.runner.policies.policy_output import PolicyAnswer, ask
 
 __all__ = ["Calls", "End", "HostedPolicy", "SharedRows", "cut", "form_of", "gather"]
 
+#: Most bytes that the layout of shared rows may have, so that no file fills a worker's memory.
+_MAX_LAYOUT_BYTES = 64 * 2**20
+
 #: How a request ends: who asked, the header it came with, and the answer or a failure.
 End = Callable[[bytes, Header, Payload], None]
 
@@ -117,8 +120,12 @@ class SharedRows:
         arena = Arena.attach(arena_fd, size)
         try:
             with os.fdopen(layout_fd, "rb") as file:
+                if (found := os.fstat(layout_fd).st_size) > _MAX_LAYOUT_BYTES:
+                    raise ProtocolError(
+                        f"a layout of {found} bytes, and at most {_MAX_LAYOUT_BYTES} are read"
+                    )
                 file.seek(0)
-                frames = msgspec.msgpack.decode(file.read(), type=list[bytes])
+                frames = msgspec.msgpack.decode(file.read(found), type=list[bytes])
             return cls(arena, decode(MapBlocks, frames))
         except BaseException:
             arena.close()  # now: later the number of its descriptor may be another file's

@@ -285,6 +285,22 @@ def test_rows_that_cannot_be_shared_leave_alone_what_has_their_descriptors_later
     close_all(others)
 
 
+@pytest.mark.parametrize("path", [os.devnull, "/dev/zero"])
+def test_a_device_is_no_layout_of_shared_rows(path: str) -> None:
+    memory = os.memfd_create("memory")
+    os.ftruncate(memory, 100)
+    with pytest.raises(msgspec.DecodeError):
+        SharedRows.attach(memory, 100, os.open(path, os.O_RDONLY))
+
+
+def test_a_huge_file_is_not_read_as_the_layout_of_shared_rows() -> None:
+    memory, layout = (os.memfd_create(name) for name in ("memory", "layout"))
+    os.ftruncate(memory, 100)
+    os.ftruncate(layout, 2**30)
+    with pytest.raises(ProtocolError, match="a layout of 1073741824 bytes"):
+        SharedRows.attach(memory, 100, layout)
+
+
 def test_only_batches_of_one_form_go_together() -> None:
     assert form_of(rows(2), 2, "observations") == form_of(rows(5), 5, "observations")
     assert form_of(rows(2), 2, "x") != form_of(rows(2).astype(np.float64), 2, "x")
