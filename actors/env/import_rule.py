@@ -14,8 +14,11 @@ __all__ = ["ImportRule"]
 
 #: Gymnasium ids that make whatever old Gym id their `env_id=` names, which may name a module.
 _MAKERS_OF_OTHERS = frozenset({"GymV21Environment", "GymV26Environment"})
-#: Methods of Gymnasium's envs that reach the attribute whose name they are called with.
-_TAKERS_OF_NAMES = frozenset({"get_wrapper_attr", "has_wrapper_attr", "set_wrapper_attr"})
+#: Methods of Gymnasium's envs and vector envs that reach the attribute whose name they are called
+#: with.
+_TAKERS_OF_NAMES = frozenset(
+    {"get_wrapper_attr", "has_wrapper_attr", "set_wrapper_attr", "call", "get_attr", "set_attr"}
+)
 
 
 class ImportRule:
@@ -115,7 +118,8 @@ class ImportRule:
         self.check_attribute(name)
         if name.removeprefix("unwrapped.") in _TAKERS_OF_NAMES:
             for meant in (*args[:1], *(kwargs[key] for key in kwargs if key == "name")):
-                self.check_attribute(str(meant))
+                if isinstance(meant, str):  # an env's own method of that name may take a number
+                    self.check_attribute(meant)
 
     def _covers(self, module: object) -> bool:
         return isinstance(module, str) and any(

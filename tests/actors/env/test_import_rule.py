@@ -104,6 +104,9 @@ def test_by_name_only_what_the_env_itself_offers_is_reached(tmp_path: Path) -> N
             call(taker, "_np_random_seed", 1)
         with pytest.raises(PermissionError, match="no '_np_random_seed' for others"):
             actor.call(Call(name=taker, args=Tree(()), kwargs=Tree({"name": "_np_random_seed"})))
+    for taker in ("call", "get_attr", "set_attr"):
+        with pytest.raises(PermissionError, match="no '__class__' for others"):
+            call(taker, "__class__", 1)
     assert not canary.exists()
     assert Exec not in actor.handlers
     actor.close()
