@@ -133,7 +133,7 @@ class Supervision:
             now: Seconds of a clock that never goes back.
             detail: For people, e.g. `"signal SIGKILL"`; the last one is in `ChildGivenUp`.
             idle: Seconds before its end in which it did not work, but hang.
-            began: Whether there was a process; if not, it is not started again before `due`.
+            began: Whether there was a process; if not, nobody is started before the next `due`.
         """
         child = self._living(name, incarnation)
         if child is None:
@@ -144,7 +144,9 @@ class Supervision:
         elif child.state is ChildState.GIVEN_UP:
             how_often = child.policy.exhausted(child.in_a_row)
             return [ChildGivenUp(name, how_often, detail or reason.value)]
-        return [*self.due(now)]  # without a pause it is started at once
+        # Without a pause it is started at once. After a start that failed nobody is, others either:
+        # where starts take longer than pauses, each failure would lead to the next start, for ever.
+        return [*self.due(now)] if began else []
 
     def due(self, now: float) -> list[StartChild]:
         """Return who is to be started by now, in the order in which their pauses end."""

@@ -77,6 +77,15 @@ def test_what_could_not_be_started_is_not_tried_again_at_once() -> None:
     assert supervision.due(wake_at) == [StartChild("a", 2)]
 
 
+def test_a_start_that_found_no_process_starts_no_other_child_either() -> None:
+    supervision = Supervision()
+    for name in ("a", "b"):
+        supervision.add(name, RestartPolicy.always())
+    assert supervision.on_exit("a", 0, Exit.CRASH, 1.0, began=False) == []
+    assert supervision.on_exit("b", 0, Exit.CRASH, 9.0, began=False) == []
+    assert supervision.due(9.0) == [StartChild("a", 1)]
+
+
 def test_a_removed_child_is_forgotten_but_its_restarts_stay_counted() -> None:
     supervision = supervision_of("a")
     supervision.on_exit("a", 0, Exit.CRASH, 0.0)
