@@ -134,7 +134,7 @@ class ProcessGroup:
         #: How long the last one that served, and was lost, had imported; None: there was none.
         self._imported_in: float | None = None
         self._finalizer = weakref.finalize(
-            self, _abandon, self._connections, self._children, self._owner
+            self, _abandon, self._connections, self._children, self._directory, self._owner
         )
         try:
             self._attach()  # the server's imports then run while the driver goes on
@@ -310,8 +310,6 @@ class ProcessGroup:
             for child in late:
                 child.pipe.close()
             self._finalizer()
-            if self._directory is not None:
-                shutil.rmtree(self._directory, ignore_errors=True)  # the server may be dead
         return late
 
     def __enter__(self) -> ProcessGroup:
@@ -537,12 +535,17 @@ class ProcessGroup:
                 logger.warning("%s (pid %d) was killed and has not ended", child.name, child.pid)
 
 
-def _abandon(links: ProcessGroupConnections, children: dict[int, Child], owner: int) -> None:
+def _abandon(
+    links: ProcessGroupConnections, children: dict[int, Child], directory: str | None, owner: int
+) -> None:
     """Hang up, so that the server kills what is left. In a forked process: only let go."""
-    links.close(hang_up=os.getpid() == owner)
+    is_own = os.getpid() == owner
+    links.close(hang_up=is_own)
     for child in children.values():
         child.pipe.close()
         child.stacks.close()
+    if is_own and directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)  # the server may be dead
 
 
 # --- what connects a process group with its server, and what it hands on to children -----------

@@ -386,6 +386,20 @@ def test_the_directory_goes_with_the_process_group(tmp_path: Path) -> None:
 # --- the server's death ---------------------------------------------------------------------
 
 
+def test_a_process_group_that_is_dropped_after_its_server_died_leaves_no_directory(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "bus"
+    process_group = ProcessGroup(preload=("numpy",), directory=directory)
+    child = start_up(process_group, "wait_for_the_driver")
+    server = server_of(child)
+    server.kill()
+    server.wait(PATIENCE)
+    del process_group, child
+    gc.collect()
+    assert not directory.exists()
+
+
 def server_of(child: Child) -> psutil.Process:
     parent = psutil.Process(child.pid).parent()
     assert parent is not None
