@@ -560,7 +560,8 @@ def _watchdog(watched: Mapping[int, int], act: Callable[[], object]) -> Iterator
             # Not only closed: what happened meanwhile may have forked processes that hold a copy.
             ours.shutdown(socket.SHUT_RDWR)
             with contextlib.suppress(ChildProcessError):  # reaped by what happened meanwhile
-                os.waitpid(pid, 0)
+                while os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1]):
+                    os.kill(pid, signal.SIGCONT)  # else this process would wait for ever
 
 
 def _look_out(watched: Mapping[int, int], over_fd: int, act: Callable[[], object]) -> None:

@@ -47,3 +47,30 @@ def test_an_end_is_told_with_status_and_memory() -> None:
         [sys.executable, "-c", REAPER], capture_output=True, text=True, timeout=50, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+#: In a process of its own: the watchdog is for processes with one thread.
+STOPPED_WATCHDOG = """
+import os, signal
+from pathlib import Path
+from envbus.bus.process.forkserver import _watchdog
+
+own = os.getpid()
+with _watchdog({}, lambda: None):
+    (pid,) = map(int, Path(f"/proc/{own}/task/{own}/children").read_text().split())
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+print("went on")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for the watchdog in /proc")
+def test_a_watchdog_that_was_stopped_does_not_hold_up_its_process() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", STOPPED_WATCHDOG],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert process.stdout == "went on\n"
