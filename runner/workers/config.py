@@ -128,9 +128,9 @@ class ActorSettings(TypedDict, total=False):
         local_links: Carry the messages of local actors through a socketpair each, where the
             platform can; else, and with False, through ROUTER and DEALER sockets.
         wait: What this process and the actors do in waits that are short as a rule. "auto": look
-            again and again where that has paid, with as many of them as there are cores at most;
-            "spin": all of them; "block": sleep, which leaves the cores to others, a learner for
-            example, and makes a step longer by some wake-ups.
+            again and again where that has paid, if there are no more actors than cores, and more
+            than one core; "spin": with more actors, too; "block": sleep, which leaves the cores
+            to others, a learner for example, and makes a step longer by some wake-ups.
         remote_actors: How many of the actors join from other hosts (`envbus actor ENDPOINT`);
             they host the last envs, which must be given as ids or import paths.
         bind: Endpoints that they join at, e.g. `"tcp://127.0.0.1:5555"`.

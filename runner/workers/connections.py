@@ -100,16 +100,11 @@ class Connections(Generic[M]):
 
     @property
     def spins(self) -> bool:
-        """Whether the owner spins in short waits."""
+        """Whether the owner and its actors spin in short waits."""
         if self._wait != "auto":
             return self._wait == "spin"
+        # Each gives its core away after a look, so that one more than there are cores does no harm.
         return self._num_local <= usable_cores() > 1
-
-    def _may_spin(self, actor: M) -> bool:
-        if self._wait != "auto":
-            return self._wait == "spin"
-        # One who spins per core, and the runner is one.
-        return self._num_local <= usable_cores() and actor.index < usable_cores() - 1
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -143,7 +138,7 @@ class Connections(Generic[M]):
             identity=actor.identity,
             name=actor.name,
             incarnation=actor.incarnation,
-            spin=self._may_spin(actor),
+            spin=self.spins,
             capacity=_IN_FLIGHT_PER_ACTOR,
             authkey=bytes(multiprocessing.current_process().authkey),
         )
