@@ -374,7 +374,7 @@ class LocalEpisodes:
         #: The model that has come since the policy has chosen last, if one has.
         self._fresh: deque[Model] = deque(maxlen=1)
         #: Of the newest model that has come.
-        self._version = -1
+        self._version, self._digest = -1, ""
         self._pull_now = False
         self._is_choosing = False
         self._dropped = 0
@@ -513,8 +513,9 @@ class LocalEpisodes:
             RequestTimeoutError: It has not answered in time.
             Exception: What the policy raises.
         """
-        self._policy.take((yield from self._pull()))
-        self._version = self._policy.version
+        model = yield from self._pull()
+        self._policy.take(model)
+        self._version, self._digest = self._policy.version, model.digest
 
     def run(self) -> Work[None]:
         """Send fragments and pull models, until `stop`."""
@@ -600,7 +601,9 @@ class LocalEpisodes:
             yield Wait(left)
 
     def _pull(self) -> Work[Model]:
-        request = GetModel(policy_id=self._policy_id, have_version=self._version)
+        request = GetModel(
+            policy_id=self._policy_id, have_version=self._version, have_digest=self._digest
+        )
         try:
             model: Model = yield SendRequest(request, self._patience)
         except RefusedError as exc:
@@ -632,7 +635,7 @@ class LocalEpisodes:
             logger.warning("%s; version %d goes on", exc, self._version)
             return
         if model.weights is not None or model.onnx is not None:
-            self._version = model.version
+            self._version, self._digest = model.version, model.digest
             self._fresh.append(model)
 
 

@@ -176,6 +176,8 @@ class Model(Reply, frozen=True, kw_only=True):
     #: As the policy's `get_weights` gave them.
     weights: Value = None
     onnx: bytes | None = None
+    #: Tells models of one version apart, as there are where a runner goes on from an older state.
+    digest: str = ""
 
 
 class GetModel(Request[Model], frozen=True, kw_only=True):
@@ -186,6 +188,8 @@ class GetModel(Request[Model], frozen=True, kw_only=True):
     policy_id: str
     #: The version that the client has, which is not sent again; -1: none.
     have_version: int = -1
+    #: Of the model that the client has; "": it does not say.
+    have_digest: str = ""
 
 
 class FragmentStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

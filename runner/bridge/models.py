@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from envbus.actors.external.errors import RefusedError
 from envbus.actors.external.protocol import GetModel, Model
 from envbus.bus.errors import ConfigError
+from envbus.bus.wire.codec import encode
 from envbus.bus.wire.messages import Tree
 
 __all__ = ["MAX_MODEL_BYTES", "Models"]
@@ -56,19 +59,22 @@ class Models:
                 f"policy {policy_id!r}: its model has {size} bytes, and {MAX_MODEL_BYTES} can be "
                 "handed out: choose the actions at the server"
             )
-        self._by_id[policy_id] = Model(
+        model = Model(
             policy_id=policy_id,
             version=version,
             weights=None if weights is None else _sendable(weights),
             onnx=onnx,
         )
+        self._by_id[policy_id] = msgspec.structs.replace(model, digest=_digest(model))
 
     def retain(self, policy_ids: set[str]) -> None:
         """Forget those of other policies."""
         self._by_id = {name: one for name, one in self._by_id.items() if name in policy_ids}
 
     def answer(self, request: GetModel) -> Model:
-        """Return the model; only its version, if the client has that. Older ones count, too.
+        """Return the model; only its version and digest, if the client has it.
+
+        Versions may go back, and come again with other weights.
 
         Raises:
             RefusedError: There is none.
@@ -79,14 +85,22 @@ class Models:
             raise RefusedError(
                 f"there is no model of policy {request.policy_id!r}; there are: {known}"
             )
-        if request.have_version == model.version:
-            return Model(policy_id=model.policy_id, version=model.version)
+        has_it = request.have_digest in ("", model.digest)
+        if request.have_version == model.version and has_it:
+            return msgspec.structs.replace(model, weights=None, onnx=None)
         return model
 
     def is_stale(self, policy_id: str, version: int) -> bool:
         """Return whether steps of a version are too old for rows."""
         model, lag = self._by_id.get(policy_id), self._max_version_lag
         return model is not None and lag is not None and model.version - version > lag
+
+
+def _digest(model: Model) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for frame in encode(model):
+        digest.update(frame)
+    return digest.hexdigest()
 
 
 def _size(value: Any) -> int:

@@ -18,9 +18,27 @@ def test_a_model_is_sent_to_who_has_another_version() -> None:
     for have in (-1, 2, 4):  # 4: of a runner before this one
         assert models.answer(GetModel(policy_id="p", have_version=have)).onnx == b"net"
     unchanged = models.answer(GetModel(policy_id="p", have_version=3))
-    assert unchanged == Model(policy_id="p", version=3)
+    assert (unchanged.version, unchanged.weights, unchanged.onnx) == (3, None, None)
     models.publish("p", weights=None, onnx=b"next", version=4)
     assert models.answer(GetModel(policy_id="p", have_version=3)).version == 4
+
+
+def test_another_model_of_the_same_version_is_sent_and_the_same_one_is_not() -> None:
+    models = Models()
+
+    def ask(digest: str) -> Model:
+        return models.answer(GetModel(policy_id="p", have_version=3, have_digest=digest))
+
+    models.publish("p", weights={"w": np.zeros(2)}, onnx=None, version=3)
+    first = models.answer(GetModel(policy_id="p"))
+    models.publish("p", weights={"w": np.zeros(2)}, onnx=None, version=3)
+    assert ask(first.digest).weights is None
+    models.publish("p", weights={"w": np.ones(2)}, onnx=None, version=4)
+    models.publish("p", weights={"w": np.full(2, 2.0)}, onnx=None, version=3)  # an older state
+    again = ask(first.digest)
+    np.testing.assert_array_equal(again.weights["w"], [2.0, 2.0])
+    assert again.digest != first.digest
+    assert ask("").weights is None  # of an older client
 
 
 def test_weights_cross_as_arrays_and_a_learner_that_goes_on_does_not_change_them() -> None:
