@@ -11,7 +11,7 @@ from typing import Any, Final
 from envbus.actors.arrays import spaces
 from envbus.actors.process.joining import host
 from envbus.bus.errors import ConfigError
-from envbus.bus.peer.worker import Handlers
+from envbus.bus.peer.worker import Handlers, describe
 from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
 from envbus.bus.wire.messages import Tree
 from envbus.runner.group.protocol import (
@@ -126,20 +126,14 @@ class HostedRunner:
         )
 
     def push_weights(self, request: PushWeights) -> Pushed:
-        """Set weights, each of its own version.
-
-        Raises:
-            Exception: What one of the policies raises; the others have theirs.
-        """
-        error: Exception | None = None
+        """Set weights, each of its own version."""
+        refused = {}
         for policy_id, (weights, version) in request.weights.value.items():
             try:
                 self._runner.set_weights({policy_id: weights}, version)
-            except Exception as exc:
-                error = exc
-        if error is not None:
-            raise error
-        return Pushed()
+            except Exception as exc:  # a policy's own code; the others get theirs
+                refused[policy_id] = describe(exc)
+        return Pushed(refused=refused)
 
     def take_sample(self, request: TakeSample) -> Taken:
         """Sample, and tell what happened meanwhile."""

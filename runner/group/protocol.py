@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from envbus.bus.wire.messages import Reply, Request, Tree
+from envbus.bus.wire.messages import Failed, Reply, Request, Tree
 from envbus.runner.data.metrics import EpisodeResult, MetricsDelta
 from envbus.runner.group.sample_memory import ArrayLocation, SharedSlot
 from envbus.runner.policies.policy_map import Policies
@@ -125,7 +125,10 @@ class MakeRunner(Request[RunnerMade], frozen=True, kw_only=True):
 
 
 class Pushed(Reply, frozen=True, kw_only=True):
-    """The weights hold from the next fragment on."""
+    """The weights hold from the next fragment on, but for policies that refused theirs."""
+
+    #: What these raised, by policy id.
+    refused: dict[str, Failed]
 
 
 class PushWeights(Request[Pushed], frozen=True, kw_only=True):

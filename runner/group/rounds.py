@@ -24,7 +24,7 @@ from envbus.bus.broker.loop import failure_to_error
 from envbus.bus.errors import ConfigError, NoPeerError, TransportError
 from envbus.bus.memory.arena import Arena
 from envbus.bus.process.pipe import PipeCodec
-from envbus.bus.wire.messages import FailureCode, Request, Tree
+from envbus.bus.wire.messages import Failed, FailureCode, Request, Tree
 from envbus.runner.engine.seeding import restart_seed
 from envbus.runner.group.host import ENTRY
 from envbus.runner.group.joining import RunnerFault, RunnerPart
@@ -33,6 +33,7 @@ from envbus.runner.group.protocol import (
     EnvsMade,
     MakeEnvs,
     MakeRunner,
+    Pushed,
     PushWeights,
     RunnerMade,
     RunnerSpec,
@@ -232,6 +233,7 @@ class _Pushing:
     """Stands for one request to take weights."""
 
     version: int
+    weights: dict[str, tuple[Weights, int]]
 
 
 class Rounds:
@@ -267,8 +269,11 @@ class Rounds:
         self.connector_states = {name: one.get_state() for name, one in connectors.items()}
         #: Counts up with each change of them.
         self._connectors_version = 0
-        #: What was set last, and under which versions.
+        #: What was set last and not refused, and under which versions.
         self.weights: dict[str, tuple[Weights, int]] = {}
+        #: What a runner has taken over last, by which push.
+        self._taken_over: dict[str, tuple[int, tuple[Weights, int]]] = {}
+        self._first_versions = dict(versions)
         self.versions = dict(versions)
         self._weights_version = 0
         #: What no number of an episode, and of a sample, has reached in any runner; and what no new
@@ -446,7 +451,7 @@ class Rounds:
         if state.weights_sent == self._weights_version:
             return
         try:
-            pushing = _Pushing(self._weights_version)
+            pushing = _Pushing(self._weights_version, dict(self.weights))
             self._worker_group.ask(
                 actor, PushWeights(weights=Tree(self.weights)), timeout=None, tag=pushing
             )
@@ -498,6 +503,8 @@ class Rounds:
                 self._note_versions(reply.policy_versions, event.tag.weights_version)
                 self._note_ids(reply.ids)
             case _Pushing():
+                assert isinstance(reply, Pushed)
+                self._take_over(actor, event.tag, reply.refused)
                 self._pushed(actor)
             case Ticket():
                 event.tag.open.discard(actor.index)
@@ -526,6 +533,26 @@ class Rounds:
         is_full = bool(taken.places) and all(place.in_room for place in taken.places)
         self._leave_slots(actor, but_last=not is_full)
 
+    def _take_over(
+        self, actor: RunnerProcess, push: _Pushing, refused: Mapping[str, Failed]
+    ) -> None:
+        """Keep what a runner took over; go back to that for policies that refused theirs."""
+        for policy_id, pair in push.weights.items():
+            number, before = self._taken_over.get(policy_id, (0, None))
+            if policy_id not in refused:
+                if push.version >= number:
+                    self._taken_over[policy_id] = push.version, pair
+            elif self.weights.get(policy_id) is pair:  # and nobody has set others since
+                del self.weights[policy_id]
+                self.versions[policy_id] = self._first_versions.get(policy_id, 0)
+                if before is not None:
+                    self.weights[policy_id], self.versions[policy_id] = before, before[1]
+        if refused and push.version != self._refused_version:
+            self._refused_version = push.version
+            for failed in refused.values():
+                named = msgspec.structs.replace(failed, peer=actor.peer_name)
+                self.errors.append(failure_to_error(named, 0))
+
     def _pushed(self, actor: RunnerProcess) -> None:
         self.states[actor.index].is_pushing = False
         self._push(actor)  # if there are newer ones by now
@@ -551,10 +578,7 @@ class Rounds:
             state.slot = 0
             self.errors.append(error)
             return
-        assert isinstance(event.tag, _Pushing)
-        if event.tag.version != self._refused_version:
-            self._refused_version = event.tag.version
-            self.errors.append(error)
+        self.errors.append(error)
         self._pushed(actor)
 
     def _on_gone(self, event: Gone[RunnerProcess]) -> None:

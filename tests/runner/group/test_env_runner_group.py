@@ -456,9 +456,17 @@ def test_weights_that_all_runners_refuse_are_told_once_and_each_sample_has_its_o
     batches = group.sample(40, timeout=PATIENCE).policy_batches
     assert set(batches["a"]["actions"].tolist()) == {0}
     assert set(batches["b"]["actions"].tolist()) == {1}
+    assert group.policy_versions == {"a": 0, "b": 1}
     group.set_weights({"a": {"number": np.array([2])}})
     batches = group.sample(40, timeout=PATIENCE).policy_batches
     assert set(batches["a"]["actions"].tolist()) == {2}
+    group.set_weights({"a": {"number": np.array([-2])}}, version=9)
+    with pytest.raises(RemoteError, match="negative weights"):
+        group.sample(40, timeout=PATIENCE)
+    # A later life, and whoever takes over the state, have what was taken over last.
+    state = group.get_state()
+    assert state["policy_versions"] == {"a": 1, "b": 1}
+    assert state["weights"]["a"]["number"].tolist() == [2]
 
 
 def _by_turns(agent_id: Any, episode: Any) -> str:
