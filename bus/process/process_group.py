@@ -19,7 +19,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -469,9 +469,14 @@ class ProcessGroup:
         return verdict is Verdict.HUNG
 
     def _lose_server(self) -> None:
-        """Take note that the server is gone; the ends of all children are then told."""
+        """Take note that the server is gone; the ends of all children are then told.
+
+        Raises:
+            StartError: There is no descriptor for new sockets. All is as before, for the next call.
+        """
         if self._server is None:
             return
+        fresh = _socket_pairs()
         stopped, note = self._server.stopped, self._server.describe_end().splitlines()[0]
         if self._server.served_after is not None:
             self._imported_in = self._server.served_after
@@ -485,7 +490,7 @@ class ProcessGroup:
         for number in self._children.keys() - reported:
             self._notes[number] = note
             ends.append(Exited(number, -signal.SIGKILL))
-        self._connections.renew(ends)
+        self._connections.renew(fresh, ends)
 
     def _wait_for_ends(self, timeout: float) -> None:
         """Wait for children that were asked to end; tell of a longer wait."""
@@ -551,6 +556,12 @@ def _abandon(
 # --- what connects a process group with its server, and what it hands on to children -----------
 
 
+#: Near and far end for commands, and for events.
+SocketPairs: TypeAlias = tuple[
+    tuple[socket.socket, socket.socket], tuple[socket.socket, socket.socket]
+]
+
+
 class ProcessGroupConnections:
     """A process group's two sockets to its server.
 
@@ -560,37 +571,33 @@ class ProcessGroupConnections:
 
     @opening(_NO_CONNECTION, StartError)
     def __init__(self) -> None:
-        with contextlib.ExitStack() as undone:
-            self.control, self._far_control = _channel_pair()
-            undone.callback(self._far_control.close)
-            undone.callback(self.control.close)
-            self.events, self._far_events = _channel_pair()
-            undone.callback(self._far_events.close)
-            undone.callback(self.events.close)
-            #: Stands for the event socket, whichever that is: a caller's epoll would forget a
-            #: socket that is replaced, also by one of the same number. None: there is none here.
-            self._watched = select.epoll() if hasattr(select, "epoll") else None
-            undone.pop_all()
+        #: Stands for the event socket, whichever that is: a caller's epoll would forget a
+        #: socket that is replaced, also by one of the same number. None: there is none here.
+        self._watched = select.epoll() if hasattr(select, "epoll") else None
+        try:
+            (near, self._far_control), (events, self._far_events) = _socket_pairs()
+        except BaseException:
+            if self._watched is not None:
+                self._watched.close()
+            raise
+        self.control, self.events = Channel(near), Channel(events)
         self._watch()
 
     def fileno(self) -> int:
         """Return a descriptor, always the same, that is readable when there is an event."""
         return self.events.fileno() if self._watched is None else self._watched.fileno()
 
-    @opening(_NO_CONNECTION, StartError)
-    def renew(self, events: Sequence[Message]) -> None:
+    def renew(self, fresh: SocketPairs, events: Sequence[Message]) -> None:
         """Replace both sockets.
 
         Args:
+            fresh: By these.
             events: What is to be read from the new socket first, as if the server had sent it.
-
-        Raises:
-            StartError: There is no descriptor for them.
         """
         self.control.close()
         self.drop_far_ends()
-        self.control, self._far_control = _channel_pair()
-        near, self._far_events = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        (control, self._far_control), (near, self._far_events) = fresh
+        self.control = Channel(control)
         if self._watched is not None:
             self._watched.unregister(self.events.fileno())
         self.events.replace(near)
@@ -619,9 +626,15 @@ class ProcessGroupConnections:
             self._watched.register(self.events.fileno(), select.EPOLLIN)
 
 
-def _channel_pair() -> tuple[Channel, socket.socket]:
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    return Channel(near), far
+@opening(_NO_CONNECTION, StartError)
+def _socket_pairs() -> SocketPairs:
+    control = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        return control, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    except BaseException:
+        for end in control:
+            end.close()
+        raise
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -426,6 +427,27 @@ def test_when_the_server_is_killed_its_children_are_and_a_new_one_starts(
     assert process_group.fileno() == watched
     os.kill(successor.pid, signal.SIGKILL)
     assert next_exits(process_group) == [(successor, ExitStatus(signal=signal.SIGKILL))]
+
+
+def test_without_a_descriptor_for_a_new_server_ends_are_told_when_there_is_one(
+    process_group: ProcessGroup,
+) -> None:
+    child = start_up(process_group, "wait_for_the_driver")
+    server_of(child).kill()
+    assert select.select([process_group], [], [], PATIENCE)[0]
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, most))
+    try:
+        with pytest.raises(StartError, match="ulimit -n"):
+            process_group.exits()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    ((ended, status),) = process_group.exits()
+    assert ended is child
+    assert "fork server" in status.describe()
+    start_up(process_group, "wait_for_the_driver")
 
 
 def test_an_epoll_sees_ends_also_after_the_server_was_replaced(process_group: ProcessGroup) -> None:
