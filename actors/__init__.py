@@ -1,4 +1,7 @@
-"""What runs beside the simulators: env actors, and clients of a bridge."""
+"""What runs beside the simulators: env actors, and clients of a bridge.
+
+Users import from here clients, their errors, and base classes of simulators that a bridge starts.
+"""
 
 if __name__ != "envbus.actors":
     raise ImportError("import envbus.actors, not actors: two copies would keep two registries")

@@ -185,10 +185,11 @@ def test_imports_between_folders_go_one_way() -> None:
     assert order.index("bus/wire") < order.index("actors/env") < order.index("runner/vector")
 
 
-def test_a_folder_holds_few_files_and_says_what_it_is() -> None:
+def test_a_folder_holds_few_files_and_says_what_it_is_and_who_imports_it() -> None:
     for folder, files in collections.Counter(file.parent for file in SOURCES).items():
         assert files <= 16, relative(folder)
-        assert ast.get_docstring(parse(folder / "__init__.py")), relative(folder)
+        says = ast.get_docstring(parse(folder / "__init__.py")) or ""
+        assert len(re.findall(r"\.(?=\s|$)", says)) >= 2, f"{relative(folder)}: what, and for whom"
 
 
 def test_an_adapter_is_imported_by_nobody_else() -> None:

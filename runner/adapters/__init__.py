@@ -1,1 +1,4 @@
-"""Env actors under the interfaces of other libraries; each module needs its library."""
+"""Env actors and policies under other libraries' interfaces; each module needs its library.
+
+Users import its modules. Nobody else does, but `runner/extras.py`, by name and when asked to.
+"""
