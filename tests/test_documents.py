@@ -179,11 +179,13 @@ def test_a_picture_is_drawn_from_the_text_beside_it(picture: Path) -> None:
     assert picture.with_suffix(".svg").read_text("utf-8") == drawn, "run docs/pictures/draw.py"
 
 
-def test_the_index_of_decisions_names_each_record_once() -> None:
+def test_the_index_of_decisions_names_each_record_and_its_status_once() -> None:
     text = (ROOT / "DECISIONS.md").read_text("utf-8")
-    records = re.findall(r"^## (\d+)\. (.+)$", text, re.MULTILINE)
-    assert re.findall(r"^\| \[(\d+)\]\(.+?\) \| (.+) \| .+ \|$", text, re.MULTILINE) == records
-    assert [int(number) for number, _ in records] == list(range(1, len(records) + 1))
+    records = re.findall(r"^## (\d+)\. (.+)\n\n\*Status: (.+)\.\*$", text, re.MULTILINE)
+    index = re.findall(r"^\| \[(\d+)\]\(.+?\) \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    assert index == records
+    assert re.findall(r"^## (\d+)\.", text, re.MULTILINE) == [number for number, *_ in records]
+    assert [int(number) for number, *_ in records] == list(range(1, len(records) + 1))
 
 
 def test_the_bars_of_a_step_are_those_of_the_results() -> None:
