@@ -38,8 +38,13 @@ from envbus.bus.transport.spinning import CHILD_SPIN_SECONDS
 from envbus.bus.wire.codec import decode, encode
 from envbus.bus.wire.frames import Frames
 from envbus.bus.wire.messages import Failed, FailureCode, Payload, R, Request
-from envbus.runner.inference.policy_protocol import OpenLane, ShareRows
-from envbus.runner.inference.worker_discovery import WorkerStatus, handover_path, knock, read_status
+from envbus.runner.inference.policy_protocol import OpenLocalLink, ShareRows
+from envbus.runner.inference.worker_discovery import (
+    WorkerStatus,
+    hand_over,
+    handover_path,
+    read_status,
+)
 from envbus.runner.workers.connections import usable_cores
 
 __all__ = ["Asking", "PolicyConnections", "WorkerDiscovery"]
@@ -232,12 +237,12 @@ class WorkerDiscovery:
         handover_socket = handover_path(self._directory, entry.name, entry.incarnation)
         # The worker's own name on our bus is its identity; on its side, ours is.
         identity = f"{self._identity}.{entry.name}.{entry.incarnation}".encode()
-        notice = OpenLane(
+        notice = OpenLocalLink(
             identity=self._identity.encode(), name=entry.name, capacity=self._capacity
         )
         ours, theirs = LocalLinkEnd.pair()
         try:
-            if not knock(handover_socket, notice, [theirs.fileno()]):
+            if not hand_over(handover_socket, notice, [theirs.fileno()]):
                 ours.close()
                 return
         finally:
@@ -255,7 +260,7 @@ class WorkerDiscovery:
     def _share(self, entry: WorkerStatus, name: str) -> None:
         arena, size, layout = self._shared[name]
         handover_socket = handover_path(self._directory, entry.name, entry.incarnation)
-        knock(handover_socket, ShareRows(name=name, size=size), (arena, layout))
+        hand_over(handover_socket, ShareRows(name=name, size=size), (arena, layout))
 
 
 class Asking(msgspec.Struct, eq=False):

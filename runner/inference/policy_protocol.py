@@ -21,7 +21,7 @@ __all__ = [
     "ChooseActions",
     "DescribePolicy",
     "GetPolicyStatistics",
-    "OpenLane",
+    "OpenLocalLink",
     "PolicyCounts",
     "PolicyDescribed",
     "PolicySums",
@@ -144,8 +144,8 @@ class GetPolicyStatistics(Request[PolicyWorkerCounts], frozen=True, kw_only=True
     idempotent: ClassVar[bool] = True
 
 
-class OpenLane(Notice, frozen=True, kw_only=True):
-    """With both descriptors of a link's end, at a worker's socket: serve who holds the other."""
+class OpenLocalLink(Notice, frozen=True, kw_only=True):
+    """At a handover socket, with the descriptor of a link's end: serve who holds the other."""
 
     #: Routing id that the worker has on the asker's bus, and its name there.
     identity: bytes

@@ -43,13 +43,13 @@ from envbus.runner.inference.policy_protocol import (
     ChooseActions,
     DescribePolicy,
     GetPolicyStatistics,
-    OpenLane,
+    OpenLocalLink,
     PolicyDescribed,
     PolicyWorkerCounts,
     ShareRows,
     service_of,
 )
-from envbus.runner.inference.worker_discovery import HandoverSocket, Knock, close_all
+from envbus.runner.inference.worker_discovery import Handover, HandoverSocket, close_all
 from envbus.runner.policies.policy import FunctionPolicy, Policy, check_is_no_module, parameters_of
 from envbus.runner.policies.policy_map import check_parts
 
@@ -284,19 +284,19 @@ class PolicyWorker:
     # --- beside the requests -----------------------------------------------------------------
 
     def _look_beside(self) -> None:
-        """Take over weights, and let in who knocks."""
+        """Take over weights, and what was handed over."""
         self._policies.take_weights()
-        for knock in self._handover.knocks():
+        for handover in self._handover.receive():
             try:
-                self._let_in(knock)
+                self._take_over(handover)
             except Exception as exc:  # the border: another process' mistake
                 text = f"{self._name} could not do what it was asked at its handover socket: {exc}"
-                self._complaints.add("knock", text, exc)
-                close_all(knock.fds)
+                self._complaints.add("handover", text, exc)
+                close_all(handover.fds)
 
-    def _let_in(self, knock: Knock) -> None:
-        notice, fds = knock
-        if isinstance(notice, OpenLane):
+    def _take_over(self, handover: Handover) -> None:
+        notice, fds = handover
+        if isinstance(notice, OpenLocalLink):
             (local_link,) = fds
             asker = notice.identity
             self._router.drop_local_link(asker)

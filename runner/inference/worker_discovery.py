@@ -2,7 +2,7 @@
 
 The status file is a small file in the workers' folder, which only their user may enter: it says who
 is up, and why others are not, and is replaced as a whole. When the folder is gone, so is the owner.
-The handover socket is a Unix socket there, at which descriptors are left. What comes over it is
+At the handover socket, a Unix socket there, descriptors are handed over. What comes over it is
 decoded, never unpickled. Leaves out what the descriptors are used for (`policy_worker.py`,
 `policy_connections.py`).
 """
@@ -26,16 +26,16 @@ from envbus.bus.transport.interface import BACKLOG
 from envbus.bus.transport.unix_sockets import receive_with_descriptors, rights
 from envbus.bus.wire.codec import decode, encode
 from envbus.bus.wire.messages import Notice, Payload
-from envbus.runner.inference.policy_protocol import OpenLane, ShareRows
+from envbus.runner.inference.policy_protocol import OpenLocalLink, ShareRows
 
 __all__ = [
+    "Handover",
     "HandoverSocket",
-    "Knock",
     "StatusFile",
     "WorkerStatus",
     "close_all",
+    "hand_over",
     "handover_path",
-    "knock",
     "read_status",
     "status_exists",
     "write_status",
@@ -47,9 +47,9 @@ logger = logging.getLogger("envbus.runner.inference.policy_workers")
 
 #: Bytes of one message; what is larger goes into a file.
 _MAX_BYTES: Final = 4096
-#: Seconds to wait where too many knock.
-_KNOCK_TIMEOUT: Final = 1.0
-_KNOWN: Final = {known.__name__: known for known in (OpenLane, ShareRows)}
+#: Seconds to wait where too many hand over.
+_HANDOVER_TIMEOUT: Final = 1.0
+_KNOWN: Final = {known.__name__: known for known in (OpenLocalLink, ShareRows)}
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,8 +106,8 @@ def read_status(directory: Path) -> StatusFile | None:
         return None
 
 
-class Knock(NamedTuple):
-    """What somebody has left; the receiver closes the descriptors."""
+class Handover(NamedTuple):
+    """A message with descriptors, which the receiver closes."""
 
     notice: Notice
     fds: list[int]
@@ -129,20 +129,20 @@ class HandoverSocket:
         self._poller.register(self._listener, select.EPOLLIN)
         self._callers: dict[int, socket.socket] = {}
         self._complaints = Complaints(logger)
-        #: Given back when no descriptor is left, to send one caller away: else they would knock on.
+        #: Given back when no descriptor is left, to send one caller away: else they would try on.
         self._spare = _any_descriptor()
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when `knocks` is worth a call."""
+        """Return the descriptor that is readable when `receive` is worth a call."""
         return self._poller.fileno()
 
-    def knocks(self) -> list[Knock]:
-        """Return what was left since the last call, without waiting."""
-        found: list[Knock] = []
+    def receive(self) -> list[Handover]:
+        """Return what was handed over since the last call, without waiting."""
+        found: list[Handover] = []
         for _ in range(2):  # who has just come may have spoken already
             for fd, _events in self._poller.poll(0.0):
                 if fd == self._listener.fileno():
-                    self._let_in()
+                    self._accept()
                 else:
                     found += self._hear(fd)
         return found
@@ -157,7 +157,7 @@ class HandoverSocket:
         close_all(self._spare)
         self._spare = []
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         while True:
             try:
                 caller, _ = self._listener.accept()
@@ -180,17 +180,17 @@ class HandoverSocket:
             self._listener.accept()[0].close()
         self._spare = _any_descriptor()
 
-    def _hear(self, fd: int) -> list[Knock]:
+    def _hear(self, fd: int) -> list[Handover]:
         fds: list[int] = []
         try:
             data, fds, _ = receive_with_descriptors(self._callers[fd], _MAX_BYTES)
             self._send_away(fd)
             name, _, body = data.partition(b"\0")
-            return [Knock(decode(_KNOWN[name.decode()], [body]), fds)]
+            return [Handover(decode(_KNOWN[name.decode()], [body]), fds)]
         except BlockingIOError:
             return []
         except (ProtocolError, KeyError, UnicodeDecodeError) as exc:
-            self._complaints.add("knock", f"somebody knocked and was not understood: {exc}")
+            self._complaints.add("handover", f"a handover was not understood: {exc}")
             close_all(fds)
             return []
 
@@ -199,15 +199,15 @@ class HandoverSocket:
         self._callers.pop(fd).close()
 
 
-def knock(path: Path, notice: Notice, fds: Sequence[int]) -> bool:
-    """Leave a message with descriptors, which stay the caller's; False: nobody is there."""
+def hand_over(path: Path, notice: Notice, fds: Sequence[int]) -> bool:
+    """Hand over a message with descriptors, which stay the caller's; False: nobody is there."""
     data = type(notice).__name__.encode() + b"\0" + _encoded(notice)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
-        caller.settimeout(_KNOCK_TIMEOUT)
+        caller.settimeout(_HANDOVER_TIMEOUT)
         try:
             caller.connect(str(path))
             caller.sendmsg([data], rights(fds))
-        except OSError:  # it is not there yet, or has ended, or so many knock that it is stuck
+        except OSError:  # it is not there yet, or has ended, or it is stuck: so many hand over
             return False
     return True
 

@@ -17,10 +17,10 @@ import pytest
 from envbus.bus.errors import ClosedError, PeerLostError, RestartLimitError
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
-from envbus.runner.inference.policy_protocol import OpenLane
+from envbus.runner.inference.policy_protocol import OpenLocalLink
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.inference.remote_policy import PolicyHandle
-from envbus.runner.inference.worker_discovery import handover_path, knock
+from envbus.runner.inference.worker_discovery import hand_over, handover_path
 from tests.integration.group_children import PATIENCE, Driver, is_alive, traced, wait_until
 from tests.integration.policies_under_test import Picky, Probe, hold, kill, make_probe, rows
 
@@ -349,8 +349,8 @@ def test_a_worker_outlives_descriptors_at_its_door_that_are_no_local_link() -> N
         folder = Path(workers._processes.directory)
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with one, other, Path(__file__).open() as file:
-            local_link = OpenLane(identity=b"stranger", name="stranger", capacity=1)
-            assert knock(
+            local_link = OpenLocalLink(identity=b"stranger", name="stranger", capacity=1)
+            assert hand_over(
                 handover_path(folder, "policy-worker-0", 0),
                 local_link,
                 [one.fileno(), file.fileno()],

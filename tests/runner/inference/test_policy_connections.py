@@ -17,10 +17,10 @@ from envbus.runner.inference.policy_connections import (
     PolicyConnections,
     WorkerDiscovery,
 )
-from envbus.runner.inference.policy_protocol import DescribePolicy, OpenLane
+from envbus.runner.inference.policy_protocol import DescribePolicy, OpenLocalLink
 from envbus.runner.inference.worker_discovery import (
+    Handover,
     HandoverSocket,
-    Knock,
     StatusFile,
     WorkerStatus,
     close_all,
@@ -51,9 +51,9 @@ class Folder:
         for name in names:
             self.handovers[name] = HandoverSocket(handover_path(self.path, name, 0))
 
-    def knocks(self, name: str) -> list[Knock]:
-        """Return who has knocked there; what was left is closed."""
-        found = self.handovers[name].knocks()
+    def receive(self, name: str) -> list[Handover]:
+        """Return what was handed over there; its descriptors are closed."""
+        found = self.handovers[name].receive()
         for one in found:
             close_all(one.fds)
         return found
@@ -84,7 +84,7 @@ def hello(name: str) -> PeerReady:
     return PeerReady(f"asker.{name}.0".encode(), Hello(name=name, services=[SERVICE]), 0, "")
 
 
-def test_a_local_link_is_left_at_the_door_of_each_worker_that_is_up(
+def test_a_local_link_is_handed_over_to_each_worker_that_is_up(
     folder: Folder, discovery: WorkerDiscovery
 ) -> None:
     folder.open("a", "b", "c")
@@ -92,11 +92,11 @@ def test_a_local_link_is_left_at_the_door_of_each_worker_that_is_up(
     assert discovery.look() is None
     assert discovery.somebody_is_missing  # b
     assert (discovery.silent, discovery.names) == (2, [])
-    ((notice, fds),) = folder.knocks("a")
-    assert isinstance(notice, OpenLane)
+    ((notice, fds),) = folder.receive("a")
+    assert isinstance(notice, OpenLocalLink)
     assert (notice.identity, notice.name, notice.capacity) == (b"asker", "a", 8)
     assert len(fds) == 1
-    assert not folder.knocks("b")
+    assert not folder.receive("b")
 
 
 def test_a_worker_that_does_not_listen_yet_is_tried_again(
@@ -108,19 +108,19 @@ def test_a_worker_that_does_not_listen_yet_is_tried_again(
     assert not discovery.silent
 
 
-def test_a_door_that_turns_all_away_is_not_knocked_at_again_at_once(
+def test_a_worker_that_turns_all_away_is_not_tried_again_at_once(
     folder: Folder, router: LocalRouter, discovery: WorkerDiscovery
 ) -> None:
     folder.open("a")
     folder.write(a="up")
-    begun, knocks = time.monotonic(), 0
-    while knocks < 4:
+    begun, handovers = time.monotonic(), 0
+    while handovers < 4:
         discovery.look()
-        knocks += len(folder.knocks("a"))
+        handovers += len(folder.receive("a"))
         router.wait(0.0)
         assert router.receive() is None
         discovery.drop_hung_up()
-    assert knocks <= (time.monotonic() - begun) / LOOK_INTERVAL + 1
+    assert handovers <= (time.monotonic() - begun) / LOOK_INTERVAL + 1
 
 
 def test_one_is_ready_once_it_has_said_hello_and_is_asked_first(

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
-from envbus.runner.inference.policy_protocol import OpenLane
+from envbus.runner.inference.policy_protocol import OpenLocalLink
 from envbus.runner.inference.worker_discovery import (
     HandoverSocket,
     StatusFile,
     WorkerStatus,
     close_all,
-    knock,
+    hand_over,
     read_status,
     write_status,
 )
@@ -23,12 +23,12 @@ from tests.descriptors import no_more_files
 
 pytestmark = pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here")
 
-LOCAL_LINK = OpenLane(identity=b"asker", name="asker", capacity=1)
+LOCAL_LINK = OpenLocalLink(identity=b"asker", name="asker", capacity=1)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "door"
+    return tmp_path / "worker.0"
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def test_who_comes_when_no_file_may_be_opened_is_sent_away_and_the_next_one_is_h
     with caller(path) as first, caller(path) as second:
         for one in (first, second):
             with no_more_files():
-                assert handover_socket.knocks() == []
+                assert handover_socket.receive() == []
             assert one.recv(1) == b""
-    assert knock(path, LOCAL_LINK, [0])
-    ((notice, fds),) = handover_socket.knocks()
+    assert hand_over(path, LOCAL_LINK, [0])
+    ((notice, fds),) = handover_socket.receive()
     close_all(fds)
     assert notice == LOCAL_LINK
 
@@ -68,7 +68,7 @@ def test_nonsense_is_logged_within_a_rate(
         for _ in range(50):
             with caller(path) as one:
                 one.send(b"nonsense")
-                assert handover_socket.knocks() == []
+                assert handover_socket.receive() == []
     assert len(caplog.records) == 1
 
 
