@@ -472,11 +472,11 @@ class ZmqRouter:
 KEEPALIVE_MS = 10_000
 #: Longest pause between two tries to connect, in milliseconds; libzmq's first one is 100.
 RECONNECT_MAX_MS = 1000
-#: Seconds until a peer that was turned away for good by libzmq knocks again: the broker may allow
+#: Seconds until a peer that was turned away for good by libzmq connects again: the broker may allow
 #: its key by then.
-_KNOCK_INTERVAL = 1.0
+_RECONNECT_INTERVAL = 1.0
 #: What tells a peer about its connection.
-_NEWS = (
+_CONNECTION_EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -507,7 +507,7 @@ class ZmqPeer:
         self._identity = identity
         self._keys = keys
         self._trouble = ""
-        self._knock_at = math.inf
+        self._reconnect_at = math.inf
         check_room()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.setsockopt(zmq.RCVHWM, MONITOR_QUEUE)
@@ -525,7 +525,7 @@ class ZmqPeer:
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         if keys is not None:
             enable_client_curve(self._socket, keys)
-        self._monitor = self._socket.get_monitor_socket(_NEWS)
+        self._monitor = self._socket.get_monitor_socket(_CONNECTION_EVENTS)
         monitors.append(self._monitor)
         try:
             self._socket.setsockopt(zmq.IDENTITY, identity)
@@ -547,7 +547,7 @@ class ZmqPeer:
         """Queue `frames` for the broker; never blocks. Large buffers are not copied.
 
         What a connection that is turned away has taken is lost with it, and so is what comes until
-        this peer knocks again: `trouble` tells.
+        this peer connects again: `trouble` tells.
         """
         try:
             _send_frames(self._socket, frames)
@@ -612,8 +612,8 @@ class ZmqPeer:
 
     def _send_again(self, frames: Frames) -> None:
         """Find out what hindered: libzmq says the same of a full queue and of none."""
-        self._take_events()  # knocks, should it be time to: then there is a new queue
-        if self._knock_at < math.inf:
+        self._take_events()  # connects, should it be time to: then there is a new queue
+        if self._reconnect_at < math.inf:
             return  # lost: the queue went with the connection
         try:
             _send_frames(self._socket, frames)
@@ -621,10 +621,10 @@ class ZmqPeer:
             raise QueueFullError("the queue to the broker is full: it does not read") from exc
 
     def _take_events(self) -> None:
-        """Take what the monitor has said; knock again where libzmq would not."""
+        """Take what the monitor has said; connect again where libzmq would not."""
         while self._monitor.poll(0):
-            news = recv_monitor_message(self._monitor)
-            event = news["event"]
+            message = recv_monitor_message(self._monitor)
+            event = message["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._lost_since, self._trouble, self._is_connected = None, "", True
                 continue
@@ -632,11 +632,11 @@ class ZmqPeer:
             self._is_connected = False
             self._lost_since = self._lost_since or now
             if event != zmq.EVENT_DISCONNECTED:
-                self._trouble = handshake_trouble(event, news["value"], self._keys)
+                self._trouble = handshake_trouble(event, message["value"], self._keys)
             if event & _TURNED_AWAY:
-                self._knock_at = now + _KNOCK_INTERVAL
-        if time.monotonic() >= self._knock_at:
-            self._knock_at = math.inf
+                self._reconnect_at = now + _RECONNECT_INTERVAL
+        if time.monotonic() >= self._reconnect_at:
+            self._reconnect_at = math.inf
             with contextlib.suppress(zmq.ZMQError):  # else libzmq takes it for connected
                 self._socket.disconnect(self._endpoint)
             self._socket.connect(self._endpoint)

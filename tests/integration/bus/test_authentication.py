@@ -184,7 +184,7 @@ def test_keys_for_a_broker_that_has_none_are_told(ring: KeyRing) -> None:
         Client(broker.endpoint, timeout=SHORT, keys=ring.client_secret, server_key=ring.server)
 
 
-def test_who_is_allowed_while_they_knock_comes_in(ring: KeyRing) -> None:
+def test_who_is_allowed_while_they_try_comes_in(ring: KeyRing) -> None:
     refused = threading.Event()
 
     def allow(key: str) -> bool:
@@ -263,7 +263,7 @@ def test_a_peer_that_is_turned_away_may_send_and_no_queue_is_called_full(ring: K
         (public,) = router.endpoints
         peer = stack.enter_context(contextlib.closing(ZmqPeer(public, b"no keys")))
         turned_away = 0
-        while turned_away < 100:  # long enough for it to knock again, too
+        while turned_away < 100:  # long enough for it to connect again, too
             peer.send([b"header", b"payload"])
             peer.receive(0.005)  # libzmq takes the queue away a moment after it tells
             turned_away += bool(peer.trouble())
@@ -314,13 +314,13 @@ def test_a_bridge_with_keys_lets_its_own_processes_in_without_one(ring: KeyRing)
                 assert client.observation_space == space
                 joined.set()
 
-        def knock() -> None:
+        def join_without_key() -> None:
             try:
                 ExternalEnvClient(bridge.address, timeouts=ClientTimeouts(connect=SHORT)).close()
             except BaseException as error:
                 refused.append(error)
 
-        for target, arguments in ((join, (bridge.private_endpoint,)), (knock, ())):
+        for target, arguments in ((join, (bridge.private_endpoint,)), (join_without_key, ())):
             thread = threading.Thread(target=target, args=arguments)
             thread.start()
             while thread.is_alive():
