@@ -591,7 +591,7 @@ class EnvRunnerGroup(StaysHere):
         rounds = self._rounds
         parts = rounds.take(rounds.delivered())
         if asked is not None and [part.runner for part in parts] == list(asked):
-            rounds.joint.learn(asked, {part.runner: part.places for part in parts})
+            rounds.joint.learn(asked, {part.runner: part.locations for part in parts})
         for part in parts:
             self._note(part)
         faults = tuple(rounds.faults)

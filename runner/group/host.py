@@ -145,7 +145,7 @@ class HostedRunner:
         for name, update in request.updates.items():
             connectors[name].update = update
         runner.go_on_from(*request.ids)
-        self._memory.enter(request.room)
+        self._memory.enter(request.slot)
         sample = runner.sample(
             request.num_env_steps,
             request.num_episodes,
@@ -168,7 +168,7 @@ class HostedRunner:
         placed = self._memory.place(rows)
         return Taken(
             rows=Tree(placed.tree),
-            places=placed.places,
+            locations=placed.locations,
             parcel=placed.parcel,
             size=placed.size,
             env_steps=sample.env_steps,

@@ -74,7 +74,7 @@ class RunnerPart:
     #: Under the group's env ids.
     report: Report
     #: Of those arrays that are in shared memory.
-    places: Sequence[ArrayLocation] = ()
+    locations: Sequence[ArrayLocation] = ()
 
     def episodes(self) -> list[EpisodeResult]:
         """Return the results of the episodes that ended in this sample."""

@@ -143,7 +143,7 @@ class Taken(Reply, frozen=True, kw_only=True):
 
     #: `{policy id: {column: arrays}}`; numbers in it stand for arrays in shared memory.
     rows: Tree
-    places: list[ArrayLocation]
+    locations: list[ArrayLocation]
     #: As in `Placed`.
     parcel: int
     size: int
@@ -168,7 +168,7 @@ class TakeSample(Request[Taken], frozen=True, kw_only=True):
     #: Whether each of them is to learn.
     updates: dict[str, bool]
     #: Where large columns are to be made; None: anywhere.
-    room: SharedSlot | None = None
+    slot: SharedSlot | None = None
     #: For `EnvRunner.go_on_from`: what was reached in a state that the group took over.
     ids: tuple[int, int] = (0, 0)
 

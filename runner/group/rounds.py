@@ -329,7 +329,7 @@ class Rounds:
             explore=explore,
             connectors=states,
             updates={name: one.update for name, one in self._given.items()},
-            room=slot,
+            slot=slot,
             ids=self._first_ids,
         )
         patience = self._sample_timeout
@@ -520,17 +520,17 @@ class Rounds:
             fd = actor.child.pipe.receive_fd(taken.parcel, _PARCEL_TIMEOUT)
             state.memory = Arena.attach(fd, taken.size)
         view = functools.partial(self.joint.view, slot)
-        rows = fetch(taken.rows.value, taken.places, state.memory, view)
+        rows = fetch(taken.rows.value, taken.locations, state.memory, view)
         state.part = RunnerPart(
             actor.index,
             actor.first_env,
             rows,
             taken.env_steps,
             taken.report.value.shifted(actor.first_env),
-            taken.places,
+            taken.locations,
         )
         # Where not all rows are there, some may be begun, which it will take along.
-        is_full = bool(taken.places) and all(place.in_room for place in taken.places)
+        is_full = bool(taken.locations) and all(location.in_slot for location in taken.locations)
         self._leave_slots(actor, but_last=not is_full)
 
     def _take_over(

@@ -65,7 +65,7 @@ class ArrayLocation(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
     #: Whether that is in the memory of the runner's slot, and not its own.
-    in_room: bool = False
+    in_slot: bool = False
 
 
 class SharedSlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,14 +77,14 @@ class SharedSlot(msgspec.Struct, frozen=True, kw_only=True):
     parcel: int = 0
     #: Of that memory, in bytes.
     size: int
-    places: list[ArrayLocation]
+    locations: list[ArrayLocation]
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A tree in which numbers stand for arrays: indices of `places`."""
+    """A tree in which numbers stand for arrays: indices of `locations`."""
 
     tree: Tree
-    places: list[ArrayLocation]
+    locations: list[ArrayLocation]
     #: Number of the parcel with the descriptor of other memory than before; 0: it is the same.
     parcel: int = 0
     #: Of that memory, in bytes.
@@ -124,15 +124,15 @@ class SampleMemory:
             while len(self._slots) > MOST_SLOTS:
                 self._slots.pop(next(iter(self._slots))).close()
         self._buffer = self._slots[slot.number].buffer
-        self._vacant = list(slot.places)
+        self._vacant = list(slot.locations)
 
     def make(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         """Return an array of the slot, where one like that is wanted; its content is arbitrary."""
-        for index, place in enumerate(self._vacant):
-            if place.shape == shape and place.dtype == dtype.str:
+        for index, location in enumerate(self._vacant):
+            if location.shape == shape and location.dtype == dtype.str:
                 del self._vacant[index]
-                array = view_of(self._buffer, place)
-                self._made.append((array, place))
+                array = view_of(self._buffer, location)
+                self._made.append((array, location))
                 return array
         return None
 
@@ -142,20 +142,22 @@ class SampleMemory:
         All stay in the tree if there is too little memory.
         """
         arrays: list[npt.NDArray[Any]] = []
-        places: list[ArrayLocation | None] = []
+        locations: list[ArrayLocation | None] = []
 
         def choose(leaf: npt.NDArray[Any]) -> Any:
             if leaf.nbytes < _LARGE or leaf.dtype.kind not in "biufcSU":
                 return leaf
             arrays.append(leaf)
-            places.append(self._in_slot(leaf))
+            locations.append(self._in_slot(leaf))
             return len(arrays) - 1
 
         numbered = map_tree(choose, tree)
         self._leave()
-        others = [array for array, place in zip(arrays, places, strict=True) if place is None]
+        others = [
+            array for array, location in zip(arrays, locations, strict=True) if location is None
+        ]
         if not others:
-            return Placed(numbered, [place for place in places if place is not None])
+            return Placed(numbered, [location for location in locations if location is not None])
         parcel = 0
         offsets = list(itertools.accumulate((padded(leaf.nbytes) for leaf in others), initial=0))
         if self._arena is None or self._arena.size < offsets[-1]:
@@ -167,11 +169,11 @@ class SampleMemory:
             parcel = self._send_fd(self._arena.fd)
         begins = iter(offsets)
         found = []
-        for array, place in zip(arrays, places, strict=True):
-            if place is None:
-                place = ArrayLocation(next(begins), array.dtype.str, array.shape)
-                view_of(self._arena.buffer, place)[...] = array
-            found.append(place)
+        for array, location in zip(arrays, locations, strict=True):
+            if location is None:
+                location = ArrayLocation(next(begins), array.dtype.str, array.shape)
+                view_of(self._arena.buffer, location)[...] = array
+            found.append(location)
         return Placed(numbered, found, parcel, self._arena.size if parcel else 0)
 
     def close(self) -> None:
@@ -184,9 +186,9 @@ class SampleMemory:
 
     def _in_slot(self, leaf: npt.NDArray[Any]) -> ArrayLocation | None:
         """Return where an array is in the slot, or was copied to."""
-        for made, place in self._made:
+        for made, location in self._made:
             if made is leaf:
-                return place
+                return location
         array = self.make(leaf.shape, leaf.dtype)
         if array is None:
             return None
@@ -206,27 +208,27 @@ class SampleMemory:
 
 def fetch(
     tree: Tree,
-    places: list[ArrayLocation],
+    locations: list[ArrayLocation],
     arena: Arena | None,
     slot: Callable[[ArrayLocation], npt.NDArray[Any]] | None = None,
 ) -> Tree:
     """Return `tree` with its arrays, which are views.
 
     What is in `arena`, the runner's own memory, is overwritten by its next sample; `slot` returns
-    what is at a place in the runner's slot.
+    what is at a location in the runner's slot.
     """
-    if not places:
+    if not locations:
         return tree
 
     def look(leaf: Any) -> Any:
         if not isinstance(leaf, int):
             return leaf
-        place = places[leaf]
-        if place.in_room:
+        location = locations[leaf]
+        if location.in_slot:
             assert slot is not None
-            return slot(place)
+            return slot(location)
         assert arena is not None
-        return view_of(arena.buffer, place)
+        return view_of(arena.buffer, location)
 
     return map_tree(look, tree)
 
@@ -236,9 +238,11 @@ def padded(nbytes: int) -> int:
     return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT
 
 
-def view_of(buffer: Any, place: ArrayLocation) -> npt.NDArray[Any]:
-    """Return the array at a place of a buffer."""
-    view: npt.NDArray[Any] = np.ndarray(place.shape, np.dtype(place.dtype), buffer, place.offset)
+def view_of(buffer: Any, location: ArrayLocation) -> npt.NDArray[Any]:
+    """Return the array at a location of a buffer."""
+    view: npt.NDArray[Any] = np.ndarray(
+        location.shape, np.dtype(location.dtype), buffer, location.offset
+    )
     return view
 
 
@@ -251,15 +255,15 @@ class SampleLayout(NamedTuple):
     columns: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, places: Mapping[int, Sequence[ArrayLocation]]) -> SampleLayout | None:
+    def of(cls, locations: Mapping[int, Sequence[ArrayLocation]]) -> SampleLayout | None:
         """Return what runners have delivered, by runner; None: columns do not lie side by side."""
         rows, columns = [], set()
-        for runner, own in sorted(places.items()):
-            counts = {place.shape[0] for place in own}
+        for runner, own in sorted(locations.items()):
+            counts = {location.shape[0] for location in own}
             if len(counts) != 1:
                 return None
             rows.append((runner, counts.pop()))
-            columns.add(tuple((place.dtype, place.shape[1:]) for place in own))
+            columns.add(tuple((location.dtype, location.shape[1:]) for location in own))
         return cls(tuple(rows), *columns) if len(columns) == 1 else None
 
     @property
@@ -268,14 +272,14 @@ class SampleLayout(NamedTuple):
         total = sum(count for _, count in self.rows)
         return sum(padded(total * _bytes_of_row(*column)) for column in self.columns)
 
-    def places(self) -> dict[int, list[ArrayLocation]]:
+    def locations(self) -> dict[int, list[ArrayLocation]]:
         """Return where the columns of each runner are to be: behind those of the one before it."""
         found: dict[int, list[ArrayLocation]] = {runner: [] for runner, _ in self.rows}
         begin = 0
         for dtype, shape in self.columns:
             offset = begin
             for runner, count in self.rows:
-                found[runner].append(ArrayLocation(offset, dtype, (count, *shape), in_room=True))
+                found[runner].append(ArrayLocation(offset, dtype, (count, *shape), in_slot=True))
                 offset += count * _bytes_of_row(dtype, shape)
             begin += padded(offset - begin)
         return found
@@ -320,15 +324,15 @@ class JointMemory:
         piece = self._vacant(layout.size)
         if piece is None:
             return {}
-        places = layout.places()
+        locations = layout.locations()
         return {
-            runner: SharedSlot(number=piece.number, size=piece.arena.size, places=own)
-            for runner, own in places.items()
+            runner: SharedSlot(number=piece.number, size=piece.arena.size, locations=own)
+            for runner, own in locations.items()
         }
 
-    def learn(self, asked: Asked, places: Mapping[int, Sequence[ArrayLocation]]) -> None:
+    def learn(self, asked: Asked, locations: Mapping[int, Sequence[ArrayLocation]]) -> None:
         """All that was asked has been delivered, and these are the large columns, by runner."""
-        seen = asked, SampleLayout.of(places)
+        seen = asked, SampleLayout.of(locations)
         layout = seen[1]
         self._is_settled = seen == self._seen and layout is not None and layout.size >= _WORTHWHILE
         self._seen = seen
@@ -339,9 +343,9 @@ class JointMemory:
         """Return the descriptor of a piece; it stays its own."""
         return self._piece(number).arena.fd
 
-    def view(self, number: int, place: ArrayLocation) -> npt.NDArray[Any]:
-        """Return what stands at a place of a piece."""
-        return view_of(self._piece(number).root, place)
+    def view(self, number: int, location: ArrayLocation) -> npt.NDArray[Any]:
+        """Return what stands at a location of a piece."""
+        return view_of(self._piece(number).root, location)
 
     def lend(self, number: int, runner: int) -> None:
         """This runner may write to a piece from now on."""

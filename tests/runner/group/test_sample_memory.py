@@ -60,13 +60,15 @@ class Side:
         if slot.number not in self.known[runner]:
             parcel = self.send(self.joint.fd(slot.number))
             self.known[runner] = [*self.known[runner], slot.number][-MOST_SLOTS:]
-        return SharedSlot(number=slot.number, parcel=parcel, size=slot.size, places=slot.places)
+        return SharedSlot(
+            number=slot.number, parcel=parcel, size=slot.size, locations=slot.locations
+        )
 
     def sample(self, number: int = 0, *, made: bool = True) -> tuple[dict[str, Any], int]:
         """Return the joined columns, and how many of the large ones had slots."""
         slots = self.joint.slots(ASKED)
         parts: dict[int, dict[str, Any]] = {}
-        places = {}
+        locations = {}
         for runner, memory in self.memories.items():
             slot = self.announce(runner, slots.get(runner))
             memory.enter(slot)
@@ -79,24 +81,24 @@ class Side:
                         tree[name] = array
             placed = memory.place(tree)
             parts[runner] = self.fetched(runner, slot, placed)
-            places[runner] = placed.places
+            locations[runner] = placed.locations
             if slot is not None:
                 self.joint.release(slot.number, runner)
-        self.joint.learn(ASKED, places)
+        self.joint.learn(ASKED, locations)
         joined = {
             "obs": self.joint.join([part["obs"] for part in parts.values()]),
             "next": self.joint.join([part["more"]["next"] for part in parts.values()]),
         }
-        return joined, sum(place.in_room for own in places.values() for place in own)
+        return joined, sum(location.in_slot for own in locations.values() for location in own)
 
     def fetched(self, runner: int, slot: SharedSlot | None, placed: Placed) -> Any:
         if placed.parcel:
             self.arenas[runner] = Arena.attach(self.fds[placed.parcel - 1], placed.size)
         return fetch(
             placed.tree,
-            placed.places,
+            placed.locations,
             self.arenas.get(runner),
-            lambda place: self.joint.view(0 if slot is None else slot.number, place),
+            lambda location: self.joint.view(0 if slot is None else slot.number, location),
         )
 
 
@@ -201,18 +203,18 @@ def test_small_samples_have_no_slots() -> None:
     joint = JointMemory()
     assert SampleLayout.of({0: [], 1: []}) is None
     for rows, has_slots in ((1_000, False), (100_000, True)):
-        places = {runner: [ArrayLocation(0, "<f8", (rows, 4))] for runner in ROWS}
-        layout = SampleLayout.of(places)
+        locations = {runner: [ArrayLocation(0, "<f8", (rows, 4))] for runner in ROWS}
+        layout = SampleLayout.of(locations)
         assert layout == (((0, rows), (1, rows)), (("<f8", (4,)),))
         for _ in range(2):
-            joint.learn(ASKED, places)
+            joint.learn(ASKED, locations)
         assert bool(joint.slots(ASKED)) == has_slots
 
 
 def test_columns_that_differ_between_runners_have_no_layout() -> None:
     side = Side()
-    one = side.memories[0].place(columns(0)).places
-    other = side.memories[1].place({"obs": columns(1)["obs"].astype(np.float32)}).places
+    one = side.memories[0].place(columns(0)).locations
+    other = side.memories[1].place({"obs": columns(1)["obs"].astype(np.float32)}).locations
     assert SampleLayout.of({0: one, 1: other}) is None
     assert SampleLayout.of({0: [*one, *other]}) is None
 
@@ -235,7 +237,7 @@ def test_large_arrays_are_placed_and_small_ones_stay(side: Side) -> None:
         }
     }
     placed = side.memories[0].place(tree)
-    assert len(placed.places) == 3
+    assert len(placed.locations) == 3
     assert isinstance(placed.tree["p"]["obs"]["a"], int)
     assert placed.tree["p"]["infos"] is tree["p"]["infos"]
     assert_same(fetched(side, placed), tree)
@@ -254,7 +256,7 @@ def test_memory_stays_and_grows_where_a_sample_needs_more(side: Side) -> None:
 
 def test_nothing_large_needs_no_memory(side: Side) -> None:
     placed = side.memories[0].place({"a": np.arange(3)})
-    assert (placed.places, placed.parcel, side.fds) == ([], 0, [])
+    assert (placed.locations, placed.parcel, side.fds) == ([], 0, [])
     assert_same(fetched(side, placed), {"a": np.arange(3)})
 
 
@@ -266,5 +268,5 @@ def test_where_there_is_no_memory_all_stays_in_the_message(
 
     monkeypatch.setattr(Arena, "create", full)
     placed = side.memories[0].place({"a": LARGE})
-    assert placed.places == []
+    assert placed.locations == []
     assert_same(fetched(side, placed), {"a": LARGE})
