@@ -30,7 +30,7 @@ __all__ = ["ColumnFragments", "Columns", "Make", "RunningEpisodes"]
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
 #: Where rows stand: an index of arrays `(N * T, ...)`.
-_Places: TypeAlias = "_Ints | slice"
+_RowIndex: TypeAlias = "_Ints | slice"
 #: `(shape, dtype) -> array` of arbitrary content where a column is wanted; None: nowhere special.
 Make: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any] | None"]
 
@@ -71,8 +71,8 @@ class Columns:
         self._marks = {name: np.zeros_like(self._marked, np.int64) for name in _MARKS}
         #: Which weights chose the actions, from a row on; 0 where the row before says it.
         self._versions: _Ints = np.zeros((num_envs, self._capacity), np.int64)
-        #: Whose rows `observe` has begun last, and their places, as long as those hold.
-        self._begun: tuple[_Ints | None, _Places] = (None, slice(0))
+        #: Whose rows `observe` has begun last, and their index, as long as those hold.
+        self._begun: tuple[_Ints | None, _RowIndex] = (None, slice(0))
 
     def begin(
         self,
@@ -83,10 +83,10 @@ class Columns:
         t: _Ints | int = 0,
     ) -> None:
         """An episode begins, or goes on from an earlier fragment, with the next row of each env."""
-        places = self._next_rows(env_ids)
-        self._marked.reshape(-1)[places] = True
+        index = self._next_rows(env_ids)
+        self._marked.reshape(-1)[index] = True
         for name, values in (("eps_id", eps_id), ("incarnation", incarnation), ("t", t)):
-            self._marks[name].reshape(-1)[places] = values
+            self._marks[name].reshape(-1)[index] = values
 
     def observe(self, env_ids: _Ints, observations: Tree) -> Tree:
         """Begin a row of each env, and return the observations in the memory of the fragment.
@@ -96,13 +96,13 @@ class Columns:
         Raises:
             ValueError: Shapes are not those of earlier rows.
         """
-        places = self._next_rows(env_ids)
-        self._begun = env_ids, places
-        self._write("obs", places, observations)
+        index = self._next_rows(env_ids)
+        self._begun = env_ids, index
+        self._write("obs", index, observations)
         tree = self._trees["obs"]
         if isinstance(tree, np.ndarray):
-            return tree[places]
-        return map_tree(lambda leaf: leaf[places], tree)
+            return tree[index]
+        return map_tree(lambda leaf: leaf[index], tree)
 
     def act(
         self,
@@ -122,13 +122,13 @@ class Columns:
             raise ValueError(
                 f"extra columns are {sorted(extras)}, earlier ones {sorted(self._extras)}"
             )
-        begun, places = self._begun
+        begun, index = self._begun
         if begun is not env_ids:
-            places = self._next_rows(env_ids)
-        self._write("actions", places, actions)
+            index = self._next_rows(env_ids)
+        self._write("actions", index, actions)
         for name, values in extras.items():
-            self._write(name, places, values)
-        self._versions.reshape(-1)[places] = policy_version
+            self._write(name, index, values)
+        self._versions.reshape(-1)[index] = policy_version
 
     def complete(
         self,
@@ -139,19 +139,19 @@ class Columns:
         truncateds: _Bools,
     ) -> None:
         """Close the open row of each env."""
-        begun, places = self._begun
+        begun, index = self._begun
         if begun is not env_ids:
-            places = self._places(env_ids)
-        self._write("next_obs", places, next_observations)
-        self._trees["rewards"][places] = rewards
-        self._trees["terminateds"][places] = terminateds
-        self._trees["truncateds"][places] = truncateds
+            index = self._row_index(env_ids)
+        self._write("next_obs", index, next_observations)
+        self._trees["rewards"][index] = rewards
+        self._trees["terminateds"][index] = terminateds
+        self._trees["truncateds"][index] = truncateds
         if len(env_ids) == self._num_envs:
             self.num_rows += 1
         else:
             self.num_rows[env_ids] += 1
         self._most_rows += 1
-        self._begun = None, places
+        self._begun = None, index
 
     def rewind(self, env_id: int, num_rows: int) -> None:
         """Forget an env's rows from `num_rows` on, and an open one."""
@@ -239,15 +239,15 @@ class Columns:
         columns._most_rows = int(np.max(kept))
         return columns
 
-    def _next_rows(self, env_ids: _Ints) -> _Places:
-        """Return the places of the next rows; there is room for them then."""
+    def _next_rows(self, env_ids: _Ints) -> _RowIndex:
+        """Return the index of the next rows; there is room for them then."""
         if self._most_rows >= self._capacity:
             self._most_rows = int(np.max(self.num_rows))
             if np.count_nonzero(self.num_rows[env_ids] >= self._capacity):
                 self._grow()
-        return self._places(env_ids)
+        return self._row_index(env_ids)
 
-    def _places(self, env_ids: _Ints) -> _Places:
+    def _row_index(self, env_ids: _Ints) -> _RowIndex:
         """Return where the row stands that follows each env's complete ones.
 
         Those of neighbouring envs in step are evenly spaced, and a slice is read and written in a
@@ -255,10 +255,10 @@ class Columns:
         """
         count, apart = len(env_ids), self._capacity
         rows = self.num_rows if count == self._num_envs else self.num_rows[env_ids]
-        places: _Ints = env_ids * apart + rows
-        if count == 0 or (count > 1 and np.count_nonzero(places[1:] - places[:-1] != apart)):
-            return places
-        first = int(places[0])
+        index: _Ints = env_ids * apart + rows
+        if count == 0 or (count > 1 and np.count_nonzero(index[1:] - index[:-1] != apart)):
+            return index
+        first = int(index[0])
         return slice(first, first + (count - 1) * apart + 1, apart)
 
     def _grow(self) -> None:
@@ -286,7 +286,7 @@ class Columns:
     def _allocate(self, name: str, rows: Tree) -> None:
         self._trees[name] = map_tree(lambda leaf: self._like(np.asarray(leaf)), rows)
 
-    def _write(self, name: str, places: _Places, rows: Tree) -> None:
+    def _write(self, name: str, index: _RowIndex, rows: Tree) -> None:
         if name not in self._trees:
             self._allocate(name, rows)
         tree = self._trees[name]
@@ -295,22 +295,22 @@ class Columns:
             and rows.dtype == tree.dtype
             and rows.shape[1:] == tree.shape[1:]
         ):
-            tree[places] = rows
+            tree[index] = rows
             return
         self._trees[name] = map_tree(
-            lambda leaf, values: _put(name, leaf, places, np.asarray(values)), tree, rows
+            lambda leaf, values: _put(name, leaf, index, np.asarray(values)), tree, rows
         )
 
 
 def _put(
-    name: str, leaf: npt.NDArray[Any], places: _Places, values: npt.NDArray[Any]
+    name: str, leaf: npt.NDArray[Any], index: _RowIndex, values: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
     """Write, and return the array written to: a wider one where a value needs it."""
     if values.shape[1:] != leaf.shape[1:]:
         raise ValueError(f"{name} has shape {values.shape[1:]}, earlier rows {leaf.shape[1:]}")
     if values.dtype != leaf.dtype:
         leaf = leaf.astype(np.result_type(values.dtype, leaf.dtype), copy=False)
-    leaf[places] = values
+    leaf[index] = values
     return leaf
 
 
