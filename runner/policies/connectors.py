@@ -257,7 +257,7 @@ class RunningMeanStd:
 
     @classmethod
     def of(cls, arrays: Sequence[npt.NDArray[Any]]) -> RunningMeanStd:
-        """Return the moments of arrays `(rows, ...)`.
+        """Return the statistics of arrays `(rows, ...)`.
 
         Raises:
             ValueError: A row holds NaN or infinity, which nothing would ever wash out again.
@@ -275,7 +275,7 @@ class RunningMeanStd:
         return cls(len(rows[0]), means, m2s)
 
     def merge(self, other: RunningMeanStd) -> RunningMeanStd:
-        """Return the moments of both sets of rows together.
+        """Return the statistics of both sets of rows together.
 
         Raises:
             ValueError: They are of arrays of different numbers or shapes.
@@ -413,23 +413,23 @@ class Normalize(Connector):
         self.space = map_leaf_spaces(
             lambda box: spaces.Box(-clip, clip, box.shape, np.float32), space, spaces.Box
         )
-        self._moments = RunningMeanStd()
+        self._statistics = RunningMeanStd()
         self._fresh = RunningMeanStd()
         #: Of the rows of each Box.
         self._shapes = [part.shape for part in _leaf_spaces(space) if isinstance(part, spaces.Box)]
 
     def __call__(self, batch: Tree, keys: Keys) -> Tree:
-        """Return the rows, by the moments that they themselves are part of."""
+        """Return the rows, by the statistics that they themselves are part of."""
         del keys
         if self.update and not self.is_evaluated:
             boxes: list[npt.NDArray[Any]] = []
             map_space(lambda _, leaf: boxes.append(leaf), self._space, batch, spaces.Box)
             seen = RunningMeanStd.of(boxes)
-            self._moments = self._moments.merge(seen)
+            self._statistics = self._statistics.merge(seen)
             self._fresh = self._fresh.merge(seen)
-        if not self._moments.count:
+        if not self._statistics.count:
             return batch
-        scales = zip(self._moments.means, self._moments.variances(), strict=True)
+        scales = zip(self._statistics.means, self._statistics.variances(), strict=True)
 
         def normalize(_: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
             mean, variance = next(scales)
@@ -441,7 +441,7 @@ class Normalize(Connector):
 
     def get_state(self) -> dict[str, Any]:
         """Return count, means and sums of squares."""
-        return self._moments.to_plain()
+        return self._statistics.to_plain()
 
     def set_state(self, state: State) -> None:
         """Go on from another's state.
@@ -449,45 +449,45 @@ class Normalize(Connector):
         Raises:
             ConfigError: It is of other observations, or of none that there can be. Nothing was set.
         """
-        self._moments, self._fresh = self._fitting(state), RunningMeanStd()
+        self._statistics, self._fresh = self._fitting(state), RunningMeanStd()
 
     def collect_delta(self) -> dict[str, Any]:
-        """Return the moments of what was seen since the last call."""
+        """Return the statistics of what was seen since the last call."""
         fresh, self._fresh = self._fresh, RunningMeanStd()
         return fresh.to_plain()
 
     def sync(self, state: State) -> None:
-        """Take over merged moments, with what was seen here meanwhile."""
-        self._moments = self._fitting(state).merge(self._fresh)
+        """Take over merged statistics, with what was seen here meanwhile."""
+        self._statistics = self._fitting(state).merge(self._fresh)
 
     def merge(self, state: State, deltas: Iterable[State]) -> dict[str, Any]:
-        """Return the moments of all rows: each runner's are counted once."""
+        """Return the statistics of all rows: each runner's are counted once."""
         merged = self._fitting(state)
         for delta in deltas:
             merged = merged.merge(RunningMeanStd.from_plain(delta))
         return merged.to_plain()
 
     def _fitting(self, state: State) -> RunningMeanStd:
-        """Return the moments of a state, or raise ConfigError."""
+        """Return the statistics of a state, or raise ConfigError."""
         try:
-            moments = RunningMeanStd.from_plain(state)
+            statistics = RunningMeanStd.from_plain(state)
         except (KeyError, TypeError, ValueError, OverflowError) as exc:
             raise ConfigError(f"this is no state of a Normalize: {exc!r}") from exc
-        shapes = self._shapes if moments.count else []
-        for arrays in (moments.means, moments.m2s):
+        shapes = self._shapes if statistics.count else []
+        for arrays in (statistics.means, statistics.m2s):
             if [array.shape for array in arrays] != shapes:
                 raise ConfigError(
                     f"the state of a Normalize has rows of shapes {[one.shape for one in arrays]}, "
                     f"its space {shapes}: {self._space}"
                 )
-        if moments.count < 0 or not all(
+        if statistics.count < 0 or not all(
             np.isfinite(mean).all() and np.isfinite(m2).all() and (m2 >= 0.0).all()
-            for mean, m2 in zip(moments.means, moments.m2s, strict=True)
+            for mean, m2 in zip(statistics.means, statistics.m2s, strict=True)
         ):
             raise ConfigError(
                 "the state of a Normalize has NaN, infinity, or what is below 0 and cannot be"
             )
-        return moments
+        return statistics
 
 
 def _one_hot(

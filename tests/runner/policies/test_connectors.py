@@ -110,7 +110,7 @@ def test_an_unlearned_connector_has_nothing_to_tell() -> None:
     st.lists(st.lists(st.floats(-1e3, 1e3), max_size=6), min_size=1, max_size=6),
     st.sampled_from([0.0, 1e6]),
 )
-def test_merged_moments_are_those_of_all_rows_together(
+def test_merged_statistics_are_those_of_all_rows_together(
     parts: list[list[float]], offset: float
 ) -> None:
     merged = RunningMeanStd()
@@ -131,7 +131,7 @@ def test_a_state_goes_there_and_back() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_would_spoil_the_moments_for_ever_is_refused(value: float) -> None:
+def test_what_would_spoil_the_statistics_for_ever_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="NaN, infinity"):
         RunningMeanStd.of([np.array([0.0, value])])
 
