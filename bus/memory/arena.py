@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from envbus.bus.errors import ClosedError, ConfigError
-from envbus.bus.memory.memfd import anonymous_file
+from envbus.bus.memory.memfd import create_memfd
 from envbus.bus.memory.usage import memory_left
 
 __all__ = ["Arena"]
@@ -54,7 +54,7 @@ class Arena:
         if size > available:
             raise ConfigError(_too_little(size, f"{available} bytes of memory are available"))
         try:
-            fd = anonymous_file("envbus-arena")
+            fd = create_memfd("envbus-arena")
             try:
                 _reserve(fd, size)
                 return cls(fd, size)

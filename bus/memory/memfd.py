@@ -11,10 +11,10 @@ import tempfile
 
 from envbus.bus.errors import TransportError
 
-__all__ = ["anonymous_file", "content_of", "file_of"]
+__all__ = ["content_of", "create_memfd", "file_of"]
 
 
-def anonymous_file(label: str) -> int:
+def create_memfd(label: str) -> int:
     """Return the descriptor of a new, empty file in memory that has no name in any folder.
 
     Nothing can stay behind: the file is gone with the last descriptor and mapping of it,
@@ -40,13 +40,13 @@ def anonymous_file(label: str) -> int:
 
 
 def file_of(data: bytes | bytearray | memoryview, label: str) -> int:
-    """Return the descriptor of a new anonymous file that holds `data`; the caller closes it.
+    """Return the descriptor of a new file without a name that holds `data`; the caller closes it.
 
     Raises:
         TransportError: There is no memory or descriptor left for it.
     """
     try:
-        fd = anonymous_file(label)
+        fd = create_memfd(label)
     except OSError as error:
         raise TransportError(f"no parcel could be made: {error}") from error
     rest = memoryview(data).cast("B")

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from envbus.bus.errors import ClosedError
-from envbus.bus.memory.memfd import anonymous_file
+from envbus.bus.memory.memfd import create_memfd
 from envbus.bus.process.channel import Start
 from envbus.bus.process.descendants import MARK_VARIABLE, die_with_parent
 from envbus.bus.process.pipe import Pipe
@@ -130,7 +130,7 @@ def _execute(start: Start, place: ChildPlace, command: Sequence[str]) -> NoRetur
         "entry": start.entry,
         "place": msgspec.to_builtins(place),
     }
-    with os.fdopen(anonymous_file("envbus-config"), "w+b") as file:
+    with os.fdopen(create_memfd("envbus-config"), "w+b") as file:
         file.write(json.dumps(config).encode())
         file.flush()
         file.seek(0)

@@ -22,7 +22,7 @@ from envbus.bus.descriptors import opening
 from envbus.bus.errors import ConfigError, EnvbusError, StartError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import without_interrupts
-from envbus.bus.memory.memfd import anonymous_file
+from envbus.bus.memory.memfd import create_memfd
 from envbus.bus.process.channel import Attach, Channel
 from envbus.bus.process.descendants import MARK_VARIABLE, kill_marked
 from envbus.bus.process.forkserver import interpreter_command
@@ -81,7 +81,7 @@ class ServerProcess:
         #: Without a name, even for a moment: who is killed in it would leave a file.
         with contextlib.ExitStack() as undone:
             self._log: IO[bytes] = undone.enter_context(
-                os.fdopen(anonymous_file("envbus-log"), "w+b")
+                os.fdopen(create_memfd("envbus-log"), "w+b")
             )
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             self._main = undone.enter_context(contextlib.closing(Channel(ours)))
@@ -176,7 +176,7 @@ class ServerProcess:
             "driver_pid": self._owner,
             "token": self._token,
         }
-        with os.fdopen(anonymous_file("envbus-config"), "w+b") as file:
+        with os.fdopen(create_memfd("envbus-config"), "w+b") as file:
             file.write(json.dumps(config).encode())
             file.flush()
             file.seek(0)

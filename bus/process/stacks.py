@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from envbus.bus.memory.memfd import anonymous_file
+from envbus.bus.memory.memfd import create_memfd
 from envbus.bus.process.descendants import process_state
 from envbus.bus.process.exit_report import is_complete, tidy
 
@@ -65,7 +65,7 @@ class StackFile:
     """
 
     def __init__(self) -> None:
-        self.fd = anonymous_file(_LABEL)
+        self.fd = create_memfd(_LABEL)
         # Writes go to the end, wherever that is after `clear`.
         fcntl.fcntl(self.fd, fcntl.F_SETFL, os.O_APPEND)
         self._inode = os.fstat(self.fd).st_ino

@@ -31,7 +31,7 @@ from envbus.bus.errors import (
 )
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import hand_out, uninterrupted_call
-from envbus.bus.memory.memfd import anonymous_file
+from envbus.bus.memory.memfd import create_memfd
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd
 from envbus.bus.transport.local_router import LocalRouter
 from envbus.bus.transport.spinning import CHILD_SPIN_SECONDS
@@ -212,7 +212,7 @@ class WorkerDiscovery:
         self._num_shared += 1
         name = f"{self._identity}:{self._num_shared}"
         self.unshare()
-        layout_fd = anonymous_file("envbus-layout")
+        layout_fd = create_memfd("envbus-layout")
         try:
             with open(layout_fd, "wb", closefd=False) as file:
                 file.write(msgspec.msgpack.encode([bytes(frame) for frame in encode(layout)]))

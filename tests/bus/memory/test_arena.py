@@ -10,7 +10,7 @@ import pytest
 
 from envbus.bus.errors import ClosedError, ConfigError
 from envbus.bus.memory.arena import Arena
-from envbus.bus.memory.memfd import anonymous_file
+from envbus.bus.memory.memfd import create_memfd
 from tests.descriptors import open_descriptors
 
 
@@ -104,7 +104,7 @@ def test_no_descriptor_stays(closed: bool, looked_into: bool) -> None:
 
 def test_without_memfd_there_is_still_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    fd = anonymous_file("label")
+    fd = create_memfd("label")
     try:
         assert os.fstat(fd).st_nlink == 0
         assert not os.get_inheritable(fd)
