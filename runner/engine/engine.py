@@ -85,7 +85,7 @@ class _Tag(NamedTuple):
     members: list[int]
     kind: type[Request[Any]]
     #: Whether it begins the life of envs that were made anew, which nobody has asked for.
-    begins_life: bool = False
+    begins_incarnation: bool = False
 
 
 class Given(NamedTuple):
@@ -116,8 +116,8 @@ class Engine:
         results: What they have brought.
         faults: What has failed.
         recycling: Whose turn it is to be exchanged; None: never anybody's.
-        waits: Envs whose next life does not begin before `begin_lives` is called, since their
-            caller is to be told first.
+        waits: Envs whose next life does not begin before `begin_incarnations` is called, since
+            their caller is to be told first.
         failed_wait: Whether those join them whose faults are still to be told.
         given: What a caller wants the next resets of envs to be.
         unasked: Envs whose episodes have begun by themselves, until they are asked again: what
@@ -268,14 +268,14 @@ class Engine:
         members: list[int],
         timeout: float | None,
         *,
-        begins_life: bool = False,
+        begins_incarnation: bool = False,
     ) -> None:
         kind = Step if isinstance(request, Finish) else type(request)
-        tag = _Tag(self._round, members, kind, begins_life)
+        tag = _Tag(self._round, members, kind, begins_incarnation)
         try:
             request_id = self.fleet.ask(actor, request, timeout=timeout, tag=tag)
         except NoPeerError:  # it left, and its exit has not been told yet
-            self.faults.end_lives(members, self.fleet.why_gone(actor))
+            self.faults.end_incarnations(members, self.fleet.why_gone(actor))
             return
         self._requests[members[0]] = (request_id, tag)
         self.states.ask(members)
@@ -362,10 +362,10 @@ class Engine:
                 self.ask(actor, request, members, self._timeouts.start)
 
     def is_waiting(self, env_id: int) -> bool:
-        """Return whether an env that fails, or was made anew, waits for `begin_lives`."""
+        """Return whether an env that fails, or was made anew, waits for `begin_incarnations`."""
         return env_id in self.waits or (self.failed_wait and self.faults.is_untold(env_id))
 
-    def begin_lives(self, env_ids: Sequence[int]) -> None:
+    def begin_incarnations(self, env_ids: Sequence[int]) -> None:
         """Ask those of some envs that were made anew, and not reset, for their first episodes."""
         states = self.states
         fresh = [i for i in env_ids if states[i] is EnvState.FRESH and not self.is_waiting(i)]
@@ -383,7 +383,7 @@ class Engine:
                 options=Tree(given.options) if is_asked else None,
             )
             self.unasked.update(members)
-            self._ask(actor, request, members, self._timeouts.reset, begins_life=True)
+            self._ask(actor, request, members, self._timeouts.reset, begins_incarnation=True)
 
     def drop_everything(self) -> None:
         """Begin a new round: what envs were asked before is forgotten."""
@@ -404,18 +404,19 @@ class Engine:
             then.
         """
         for first, (request_id, tag) in list(self._requests.items()):
-            if tag.kind is Rebuild or (tag.begins_life and not incarnations):
+            if tag.kind is Rebuild or (tag.begins_incarnation and not incarnations):
                 continue
             del self._requests[first]
             self.fleet.cancel(request_id)
             self.states.settle(tag.members)
-            if tag.begins_life:
+            if tag.begins_incarnation:
                 self.states.freshen(tag.members)
 
     def has_asked(self) -> bool:
         """Return whether anything is under way but what makes envs anew."""
         return any(
-            not (tag.kind is Rebuild or tag.begins_life) for _, tag in self._requests.values()
+            not (tag.kind is Rebuild or tag.begins_incarnation)
+            for _, tag in self._requests.values()
         )
 
     def missing(self) -> list[Actor]:
@@ -572,24 +573,24 @@ class Engine:
         if members is None:
             if is_gone and event.tag is not None and type(event.tag.of) is CallTicket:
                 # Whoever is told of it may ask for what follows before the exit is told.
-                self.faults.end_lives(event.actor.env_ids, event.failed.message, event.cause)
+                self.faults.end_incarnations(event.actor.env_ids, event.failed.message, event.cause)
             return
         if is_gone:
-            self.faults.end_lives(members, event.failed.message, event.cause)
+            self.faults.end_incarnations(members, event.failed.message, event.cause)
         elif event.failed.code is not FailureCode.TIMEOUT:
             self.faults.add_error(failure_to_error(event.failed, 0))
         elif self.faults.recovery is not None:
             reason = f"{event.actor.describe()} did not answer in time: {event.failed.message}"
             # Nothing else ends a step that never returns.
             self.fleet.kill(event.actor, FaultCause.TIMEOUT, event.failed.message)
-            self.faults.end_lives(members, reason, FaultCause.TIMEOUT)
+            self.faults.end_incarnations(members, reason, FaultCause.TIMEOUT)
         else:
             names = ", ".join(map(str, members))
             error = multiprocessing.TimeoutError(
                 f"env(s) {names} did not answer in time: {event.failed.message}"
             )
             self.faults.add_error(error, late=event.actor)
-            if event.tag.begins_life:
+            if event.tag.begins_incarnation:
                 self.states.freshen(members)
 
     def _on_ready(self, actor: Actor) -> None:
@@ -603,7 +604,7 @@ class Engine:
         """Envs were made anew: their lives begin, if their caller knows of the end of the last."""
         self.states.freshen(members)
         self.faults.runs_again(members)
-        self.begin_lives(members)
+        self.begin_incarnations(members)
 
     # --- recycling ---------------------------------------------------------------------------
 

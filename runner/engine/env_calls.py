@@ -91,7 +91,7 @@ class EnvCalls:
                 except NoPeerError:
                     reason = self._fleet.why_gone(actor)
                     # Its exit is told later.
-                    self._faults.end_lives(actor.env_ids, reason, actor.cause)
+                    self._faults.end_incarnations(actor.env_ids, reason, actor.cause)
                     self._raise_lost(actor, reason)
                 asked.under_way[actor.index] = actor, members, ticket
         except BaseException:

@@ -188,11 +188,11 @@ class EnvFaults:
         """An actor's process has ended."""
         env_ids = event.actor.env_ids
         for_good = event.actor.state is ActorState.LOST
-        self.end_lives(env_ids, event.reason, event.cause, for_good=for_good)
+        self.end_incarnations(env_ids, event.reason, event.cause, for_good=for_good)
         if for_good and self._raises_losses:
             self._losses.append(self.loss(env_ids.start))
 
-    def end_lives(
+    def end_incarnations(
         self,
         members: Sequence[int],
         reason: str,

@@ -199,7 +199,7 @@ class Lockstep:
         self._engine.given = given
         try:
             self._engine.reset(self._states.idle(named), seeds, given.options)
-            self._engine.begin_lives(self._everyone)
+            self._engine.begin_incarnations(self._everyone)
         except BaseException:
             self._engine.give_up(incarnations=False)
             raise
@@ -228,7 +228,7 @@ class Lockstep:
         try:
             self._engine.step(acting, None if singles is None else dict(enumerate(singles)))
             if acting is not self._everyone:
-                self._engine.begin_lives(self._everyone)
+                self._engine.begin_incarnations(self._everyone)
         except BaseException:
             self._engine.give_up(incarnations=False)
             raise

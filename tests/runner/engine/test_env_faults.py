@@ -69,7 +69,7 @@ def test_with_restart_each_env_has_one_fault_and_another_life() -> None:
     scene.die(ActorState.DOWN)
     assert [fault.env_id for fault in scene.faults.untold] == [0]  # of 1, its request will tell
     scene.states.settle([1])
-    scene.faults.end_lives([1], "it died")
+    scene.faults.end_incarnations([1], "it died")
     scene.die(ActorState.DOWN)  # told again: nobody dies twice
     assert [(f.env_id, f.given_up) for f in scene.faults.take()] == [(0, False), (1, False)]
     assert scene.states.those(EnvState.RECOVERING) == [0, 1]
