@@ -236,7 +236,7 @@ class BrokerCore:
         header = event.header
         peer = self._find(event.peer)
         if peer is None or peer.state is _JOINING:
-            return self._on_stranger(event, now)
+            return self._on_unknown_peer(event, now)
         if header.incarnation < peer.incarnation:
             self._counts.stale_frames += 1
             return []
@@ -441,7 +441,7 @@ class BrokerCore:
 
     # --- bad input ------------------------------------------------------------------------
 
-    def _on_stranger(self, event: Received, now: float) -> list[Effect]:
+    def _on_unknown_peer(self, event: Received, now: float) -> list[Effect]:
         """Frames of somebody who did not say hello, or whose life is over."""
         header = event.header
         kind = header.kind
