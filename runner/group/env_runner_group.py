@@ -41,7 +41,7 @@ from envbus.runner.policies.policy_map import (
     checked_versions,
     chosen_ids,
 )
-from envbus.runner.sampling.config import Quota, RunnerConfig, share_out
+from envbus.runner.sampling.config import Quota, RunnerConfig, split_quota
 from envbus.runner.sampling.env_runner import EnvRunner
 from envbus.runner.workers.config import LONGEST_WAIT, FleetConfig, check_kind
 from envbus.runner.workers.connections import usable_cores
@@ -212,7 +212,7 @@ class EnvRunnerGroup(StaysHere):
         actors = rounds.ready()
         owed = [rounds.states[actor.index].owed for actor in actors]
         counts = [actor.num_envs for actor in actors]
-        quotas = share_out(quota, counts, owed, turn=self._num_samples)
+        quotas = split_quota(quota, counts, owed, turn=self._num_samples)
         asked = {
             actor.index: part
             for actor, part in zip(actors, quotas, strict=True)

@@ -25,7 +25,7 @@ from envbus.runner.pool.agent_results import DUMMY_AGENT
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import naming
 from envbus.runner.sampling.columns import ColumnFragments, Make
-from envbus.runner.sampling.config import Demand, EndlessEpisodes, Phase, RunnerConfig, Sample
+from envbus.runner.sampling.config import EndlessEpisodes, EnvQuotas, Phase, RunnerConfig, Sample
 
 __all__ = ["ColumnPolicy", "ColumnSampler"]
 
@@ -216,10 +216,10 @@ class ColumnSampler:
         return self._rows.has_cut_episode()
 
     def sample(
-        self, demand: Demand, deadline: float | None, explore: bool, unroll_id: int
+        self, quotas: EnvQuotas, deadline: float | None, explore: bool, unroll_id: int
     ) -> Sample:
-        """Return rows until the demand is met, or the deadline (monotonic time) has passed."""
-        self._rows.begin(demand)
+        """Return rows until the quotas are met, or the deadline (monotonic time) has passed."""
+        self._rows.begin(quotas)
         self._deadline = deadline
         late: tuple[int, ...] = ()
         if self._groups:
@@ -231,7 +231,7 @@ class ColumnSampler:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             begin = time.perf_counter()
             least = self._awaited() if self._groups else self._config.min_envs
-            wanted = demand.to_wait_for(number, max(least, 1))
+            wanted = quotas.to_wait_for(number, max(least, 1))
             if not wanted:
                 late = tuple(np.flatnonzero(unmet).tolist())
                 break
@@ -241,7 +241,7 @@ class ColumnSampler:
             self._timers.add("env_wait", time.perf_counter() - begin)
             self._take(batch, explore)
             self._timers.end_iteration()
-            if demand.complete and self._endless.is_due():
+            if quotas.complete and self._endless.is_due():
                 running = np.where(self._phase > _ENDED, self._rows.episodes.length, 0)
                 self._endless.look(dict(enumerate(running.tolist())))
             if batch.late:

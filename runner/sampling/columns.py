@@ -22,7 +22,7 @@ from envbus.runner.data.nested import Tree, leaves_of, map_tree
 from envbus.runner.data.row_memory import LARGE, RowMemory
 from envbus.runner.data.trajectory import AgentID, agent_id_column
 from envbus.runner.pool.agent_results import DUMMY_AGENT
-from envbus.runner.sampling.config import Demand, Phase, RunnerConfig, Sample
+from envbus.runner.sampling.config import EnvQuotas, Phase, RunnerConfig, Sample
 from envbus.runner.workers.faults import Fault
 
 __all__ = ["ColumnFragments", "Columns", "Make", "RunningEpisodes"]
@@ -420,7 +420,7 @@ class ColumnFragments:
         self.columns = Columns(num_envs, 1, make)
         self.episodes = RunningEpisodes(config, policy_id, num_envs)
         self._lost_some = False
-        self._demand = Demand(np.zeros(num_envs, np.int64), "env_steps", False)
+        self._quotas = EnvQuotas(np.zeros(num_envs, np.int64), "env_steps", False)
         #: `(N,)` how many rows of the last fragment have left; those behind stay for this one.
         self._left: _Ints = np.zeros(num_envs, np.int64)
         #: In the order in which they ended; not told before their last row leaves.
@@ -447,15 +447,15 @@ class ColumnFragments:
 
     def unmet(self, ids: _Ints | slice = slice(None)) -> _Bools:
         """Return which envs, of some, have still to contribute."""
-        demand = self._demand
-        phase, quotas = self.phase[ids], demand.quotas[ids]
+        quotas = self._quotas
+        phase, amounts = self.phase[ids], quotas.amounts[ids]
         counts = (
-            self.episodes.ended[ids] if demand.unit == "episodes" else self.columns.num_rows[ids]
+            self.episodes.ended[ids] if quotas.unit == "episodes" else self.columns.num_rows[ids]
         )
-        unmet: _Bools = counts < quotas
-        if demand.complete:  # what runs; not what has begun by itself, and was asked nothing
+        unmet: _Bools = counts < amounts
+        if quotas.complete:  # what runs; not what has begun by itself, and was asked nothing
             has_begun = (phase > _WAITING) | (self.episodes.length[ids] > 0)
-            unmet |= (phase >= _WAITING) & has_begun & (quotas > 0)
+            unmet |= (phase >= _WAITING) & has_begun & (amounts > 0)
         if self._lost_some:
             unmet &= phase != _LOST
         return unmet
@@ -465,7 +465,7 @@ class ColumnFragments:
         ahead = self._config.run_ahead
         if not (ahead and np.count_nonzero(self.unmet())):
             return self.unmet(ids)
-        going_on: _Bools = self.columns.num_rows[ids] < self._demand.quotas[ids] + ahead
+        going_on: _Bools = self.columns.num_rows[ids] < self._quotas.amounts[ids] + ahead
         if self._lost_some:
             going_on &= self.phase[ids] != _LOST
         return going_on
@@ -475,10 +475,10 @@ class ColumnFragments:
 
         0 where parts are episodes, which end when they end.
         """
-        demand = self._demand
-        if demand.complete:
+        quotas = self._quotas
+        if quotas.complete:
             return 0
-        return int(np.min(demand.quotas - self.columns.num_rows))
+        return int(np.min(quotas.amounts - self.columns.num_rows))
 
     # --- what happens ------------------------------------------------------------------------
 
@@ -490,14 +490,14 @@ class ColumnFragments:
         self.columns.num_rows[:] = self._left[:] = 0
         self._over.clear()
 
-    def begin(self, demand: Demand) -> None:
+    def begin(self, quotas: EnvQuotas) -> None:
         """A fragment begins, with what the one before has left."""
-        self._demand = demand
+        self._quotas = quotas
         episodes, old, left = self.episodes, self.columns, self._left
         kept = old.num_rows - left
         capacity = 0
-        if demand.unit != "episodes":
-            capacity = int(np.max(demand.quotas, initial=0)) + self._config.run_ahead
+        if quotas.unit != "episodes":
+            capacity = int(np.max(quotas.amounts, initial=0)) + self._config.run_ahead
         self.columns = old.following(capacity, kept, self.phase == _STEPPING)
         episodes.first_row = np.maximum(episodes.first_row - left, 0)
         self._left = np.zeros_like(left)
@@ -565,10 +565,10 @@ class ColumnFragments:
     def end(self, late: tuple[int, ...], unroll_id: int) -> Sample:
         """The fragment ends, here and now; rows beyond what was asked for stay for the next one."""
         counts, running, episodes = self.columns.num_rows, self.running, self.episodes
-        if self._demand.complete:  # those that run stay
+        if self._quotas.complete:  # those that run stay
             counts = np.where(running, episodes.first_row, counts)
         elif self._config.run_ahead:  # of those that were given up nothing follows
-            counts = np.where(self.live, np.minimum(counts, self._demand.quotas), counts)
+            counts = np.where(self.live, np.minimum(counts, self._quotas.amounts), counts)
         episodes.fragments += running & (counts > episodes.first_row)
         self._left = counts.copy()
         batch = self.columns.batch(counts, DUMMY_AGENT, unroll_id)

@@ -25,14 +25,14 @@ from envbus.runner.workers.config import check_kind
 from envbus.runner.workers.faults import Fault
 
 __all__ = [
-    "Demand",
     "EndlessEpisodes",
+    "EnvQuotas",
     "Phase",
     "PolicyMapping",
     "Quota",
     "RunnerConfig",
     "Sample",
-    "share_out",
+    "split_quota",
     "worker_index",
 ]
 
@@ -234,7 +234,7 @@ class Sample(MultiAgentBatch):
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How much is asked for; without a number, one fragment of each env."""
+    """How much a call asks for; without a number, one fragment of each env."""
 
     unit: Literal["env_steps", "episodes", "fragment"] = "fragment"
     amount: int = 0
@@ -269,11 +269,11 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """How much each env is to contribute."""
+class EnvQuotas:
+    """How much of a `Quota` each env is to contribute."""
 
     #: `(num_envs,)` int64; 0: nothing.
-    quotas: npt.NDArray[np.int64]
+    amounts: npt.NDArray[np.int64]
     unit: _Unit
     #: Only whole episodes count.
     complete: bool
@@ -294,7 +294,7 @@ class Demand:
         num_episodes: int | None = None,
         turn: int = 0,
         first: npt.NDArray[np.bool_] | None = None,
-    ) -> Demand:
+    ) -> EnvQuotas:
         """Return what a call asks for, shared out among the envs that live, `(num_envs,)`.
 
         Args:
@@ -322,11 +322,11 @@ class Demand:
         total = config.rollout_fragment_length * len(order)
         if asked.unit != "fragment":
             unit, total = asked.unit, asked.amount
-        quotas = _equal_parts(total, len(live), order)
-        num_asked = int(np.count_nonzero(quotas))
+        amounts = _equal_parts(total, len(live), order)
+        num_asked = int(np.count_nonzero(amounts))
         enough = math.ceil(num_asked * config.enough_envs - 1e-9)
         complete = config.batch_mode == "complete_episodes" or unit == "episodes"
-        return cls(quotas, unit, complete, num_asked - enough)
+        return cls(amounts, unit, complete, num_asked - enough)
 
 
 class EndlessEpisodes:
@@ -367,7 +367,7 @@ def _equal_parts(total: int, num_envs: int, order: npt.NDArray[np.int64]) -> npt
     return parts
 
 
-def share_out(
+def split_quota(
     total: Quota, num_envs: Sequence[int], owed: Sequence[Quota | None], *, turn: int
 ) -> list[Quota | None]:
     """Return what each of some runners is to be asked for; None: nothing.

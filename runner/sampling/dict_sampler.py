@@ -27,14 +27,14 @@ from envbus.runner.policies.policy_map import PolicyMap
 from envbus.runner.pool.agent_results import PollResult
 from envbus.runner.sampling.callbacks import naming
 from envbus.runner.sampling.config import (
-    Demand,
     EndlessEpisodes,
+    EnvQuotas,
     Phase,
     RunnerConfig,
     Sample,
 )
 from envbus.runner.sampling.inference import AgentObservation, Inference, by_form, stack
-from envbus.runner.sampling.quotas import EnvShare, OpenShare, Share, Slot
+from envbus.runner.sampling.quotas import BridgeQuotaHolder, EnvQuotaHolder, QuotaHolder, Slot
 from envbus.runner.sampling.sources import Polled, Source, poll_any
 from envbus.runner.workers.faults import Fault
 
@@ -52,16 +52,16 @@ class _Episodes:
     """Records each env's episode, and tells callbacks and metrics.
 
     Args:
-        shares: Who contributes; their slots are the envs.
+        holders: Who contributes; their slots are the envs.
 
     Attributes:
-        ids: Of the episodes, by share.
+        ids: Of the episodes, by holder.
         policy_mapping_fn: Of episodes that begin from now on.
     """
 
     def __init__(
         self,
-        shares: Sequence[Share],
+        holders: Sequence[QuotaHolder],
         config: RunnerConfig,
         policies: PolicyMap,
         metrics: SampleMetrics,
@@ -71,10 +71,10 @@ class _Episodes:
         self._policies = policies
         self._metrics = metrics
         self._is_ragged = is_ragged
-        self._share_of = {env_id: share for share in shares for env_id in share.slots}
+        self._holder_of = {env_id: holder for holder in holders for env_id in holder.slots}
         #: Env ids that a bridge's episodes have had.
         self._opened: set[int] = set()
-        self.ids = EpisodeIds(config.unique(0), len(shares))
+        self.ids = EpisodeIds(config.unique(0), len(holders))
         self.policy_mapping_fn = config.policy_mapping_fn
         self._faults: list[Fault] = []
         self._results: list[EpisodeResult] = []
@@ -91,19 +91,19 @@ class _Episodes:
 
     def create(self, slot: Slot) -> None:
         """Begin an episode whose first observations are awaited."""
-        share = self._share_of[slot.env_id]
+        holder = self._holder_of[slot.env_id]
         if slot.phase is not Phase.RESETTING:  # else that one never began
-            self.ids.begin(share.index)
-        episode = self._recorder(slot, int(self.ids.running[share.index]))
+            self.ids.begin(holder.index)
+        episode = self._recorder(slot, int(self.ids.running[holder.index]))
         slot.begin_episode(episode, self._policies.by_id, self.policy_mapping_fn)
         if not slot.is_rest:
             with naming("on_episode_created"):
                 self._config.callbacks.on_episode_created(episode=episode)
 
-    def open(self, share: OpenShare, slot: Slot) -> None:
+    def open(self, holder: BridgeQuotaHolder, slot: Slot) -> None:
         """An episode has begun by itself; its first observations are in the next `take`."""
-        share.slots[slot.env_id] = slot
-        self._share_of[slot.env_id] = share
+        holder.slots[slot.env_id] = slot
+        self._holder_of[slot.env_id] = holder
         if slot.env_id not in self._opened:
             self._opened.add(slot.env_id)
             with naming("on_sub_environment_created"):
@@ -112,8 +112,8 @@ class _Episodes:
 
     def close(self, slot: Slot) -> None:
         """Forget an episode of a bridge that is over."""
-        if (share := self._share_of.pop(slot.env_id, None)) is not None:
-            del share.slots[slot.env_id]
+        if (holder := self._holder_of.pop(slot.env_id, None)) is not None:
+            del holder.slots[slot.env_id]
 
     def give_up(self, slot: Slot) -> None:
         """Let none of the rows leave that an episode of a bridge has and will have.
@@ -137,7 +137,7 @@ class _Episodes:
         """
         result = polled.result
         for fault in result.faults:
-            if not isinstance(self._share_of[fault.env_id], OpenShare):
+            if not isinstance(self._holder_of[fault.env_id], BridgeQuotaHolder):
                 self._take_fault(fault)
         env_ids = sorted(result.observations)
         for env_id in env_ids:
@@ -161,7 +161,7 @@ class _Episodes:
             else:
                 self._step(slot, seen[env_id], result)
         for fault in result.faults:
-            if isinstance(self._share_of[fault.env_id], OpenShare):
+            if isinstance(self._holder_of[fault.env_id], BridgeQuotaHolder):
                 self._take_fault(fault)
 
     # --- private -----------------------------------------------------------------------------
@@ -179,12 +179,12 @@ class _Episodes:
         )
 
     def _slot(self, env_id: int) -> Slot:
-        return self._share_of[env_id].slots[env_id]
+        return self._holder_of[env_id].slots[env_id]
 
     def _start(self, slot: Slot, seen: dict[AgentID, Tree], result: PollResult) -> None:
         episode, env_id = slot.episode, slot.env_id
         assert episode is not None
-        is_open = isinstance(self._share_of[env_id], OpenShare)
+        is_open = isinstance(self._holder_of[env_id], BridgeQuotaHolder)
         rewards = result.rewards[env_id] if is_open else None  # a pool's may be of the last episode
         ready = episode.reset(seen, result.infos[env_id], rewards)
         slot.take(self._asked(slot, ready, result), seen)
@@ -218,7 +218,7 @@ class _Episodes:
     def _asked(self, slot: Slot, ready: list[AgentID], result: PollResult) -> list[AgentID]:
         """Return who acts: where a simulator has acted, the agents that it has moved."""
         actions = result.off_policy_actions.get(slot.env_id)
-        is_open = isinstance(self._share_of[slot.env_id], OpenShare)
+        is_open = isinstance(self._holder_of[slot.env_id], BridgeQuotaHolder)
         if not is_open or actions is None or actions.keys() >= set(ready):
             return ready
         assert slot.episode is not None
@@ -293,15 +293,15 @@ class _Episodes:
                     connector.reset([slot.env_id])
 
     def _take_fault(self, fault: Fault) -> None:
-        slot, share = self._slot(fault.env_id), self._share_of[fault.env_id]
+        slot, holder = self._slot(fault.env_id), self._holder_of[fault.env_id]
         self._faults.append(fault)
         episode = slot.episode
         if episode is not None and slot.phase in (Phase.WAITING, Phase.STEPPING):
             keep = self._config.faulty_episodes == "truncate"
             dropped = episode.fault(keep=keep)
             if not keep:
-                if isinstance(share, OpenShare):
-                    dropped += share.forget_episode(episode.eps_id)
+                if isinstance(holder, BridgeQuotaHolder):
+                    dropped += holder.forget_episode(episode.eps_id)
                 if slot.is_kept:
                     self._metrics.add_dropped_rows(dropped)
             self._end(slot, episode, fault)
@@ -309,16 +309,16 @@ class _Episodes:
             self._config.callbacks.on_fault(fault=fault)
         if fault.given_up:
             slot.phase, slot.episode = Phase.LOST, None
-        elif not isinstance(share, OpenShare):
+        elif not isinstance(holder, BridgeQuotaHolder):
             self.create(slot)  # its first observations come by themselves
 
     def _end(self, slot: Slot, episode: EpisodeRecorder, fault: Fault | None = None) -> None:
-        share = self._share_of[slot.env_id]
+        holder = self._holder_of[slot.env_id]
         if not slot.is_rest:
             with naming("on_episode_end"):
                 self._config.callbacks.on_episode_end(episode=episode, fault=fault)
             if slot.is_kept:
-                share.collect(episode.cut(), episode.eps_id, faulty=episode.faulty)
+                holder.collect(episode.cut(), episode.eps_id, faulty=episode.faulty)
             result = episode.result()
             self._metrics.add_episode(result)
             self._results.append(result)
@@ -350,32 +350,34 @@ class DictSampler:
         self._metrics, self._timers = metrics, timers
         self._sources = sources
         self._polls = 0
-        self._shares = [share for source in sources for share in source.shares]
-        self._open = [share for share in self._shares if isinstance(share, OpenShare)]
+        self._holders = [holder for source in sources for holder in source.holders]
+        self._bridge_holders = [
+            holder for holder in self._holders if isinstance(holder, BridgeQuotaHolder)
+        ]
         self._inference = Inference(
-            config, timers, self._is_ragged, asking, off_policy=bool(self._open)
+            config, timers, self._is_ragged, asking, off_policy=bool(self._bridge_holders)
         )
-        self.episodes = _Episodes(self._shares, config, policies, metrics, self._is_ragged)
+        self.episodes = _Episodes(self._holders, config, policies, metrics, self._is_ragged)
         self._endless = EndlessEpisodes(config)
         self.ids = self.episodes.ids
 
     @property
     def live(self) -> _Bools:
         """Who can contribute a part, `(parts,)`: envs that were not given up; bridges always."""
-        return self._by_part(lambda share: share.live)
+        return self._by_part(lambda holder: holder.live)
 
     @property
     def stepping(self) -> _Bools:
         """Which envs have been sent actions and have not answered, `(parts,)`."""
-        return self._by_part(lambda share: share.stepping)
+        return self._by_part(lambda holder: holder.stepping)
 
     def reset(self, seed: int | None) -> None:
         """Give up what runs in a pool, and begin a new episode in each of its envs."""
-        for share in self._shares:
-            if isinstance(share, EnvShare):
-                share.forget()
-                self.episodes.forget_results(share.slots)
-                for slot in share.slots.values():
+        for holder in self._holders:
+            if isinstance(holder, EnvQuotaHolder):
+                holder.forget()
+                self.episodes.forget_results(holder.slots)
+                for slot in holder.slots.values():
                     if slot.phase is not Phase.LOST:
                         self.episodes.create(slot)
         for source in self._sources:
@@ -383,8 +385,8 @@ class DictSampler:
 
     def give_up(self) -> None:
         """Let no more rows leave of the episodes of bridges that run; they are answered."""
-        for share in self._open:
-            for slot in share.slots.values():
+        for holder in self._bridge_holders:
+            for slot in holder.slots.values():
                 self.episodes.give_up(slot)
 
     def abandon(self) -> None:
@@ -396,36 +398,36 @@ class DictSampler:
         """Return whether an episode of a pool runs of which rows have left already."""
         return any(
             slot.episode and slot.episode.num_fragments
-            for share in self._shares
-            if isinstance(share, EnvShare)
-            for slot in share.slots.values()
+            for holder in self._holders
+            if isinstance(holder, EnvQuotaHolder)
+            for slot in holder.slots.values()
         )
 
     def sample(
-        self, demand: Demand, deadline: float | None, explore: bool, unroll_id: int
+        self, quotas: EnvQuotas, deadline: float | None, explore: bool, unroll_id: int
     ) -> Sample:
-        """Return rows until the demand is met, or the deadline (monotonic time) has passed."""
-        self._begin(demand)
+        """Return rows until the quotas are met, or the deadline (monotonic time) has passed."""
+        self._begin(quotas)
         late: Sequence[int] = ()
         with self._notifying():
-            unmet = self._unmet(demand)
+            unmet = self._unmet(quotas)
             self._go_on(unmet, explore)
             while awaited := self._awaited(unmet):
-                parts = sum(share.width for share in unmet)
-                if not (wanted := demand.to_wait_for(parts, self._config.min_envs)):
+                parts = sum(holder.width for holder in unmet)
+                if not (wanted := quotas.to_wait_for(parts, self._config.min_envs)):
                     late = sorted(self._stepping(awaited))
                     break
                 overdue = self._poll(awaited, deadline, wanted)
-                unmet = self._unmet(demand)
+                unmet = self._unmet(quotas)
                 self._go_on(unmet, explore)
                 self._timers.end_iteration()
-                if demand.complete and self._endless.is_due():
+                if quotas.complete and self._endless.is_due():
                     self._endless.look(self._lengths())
                 if overdue is not None:
                     # All may have answered in time, and be at their next step.
                     late = overdue or sorted(self._stepping(self._awaited(unmet)))
                     break
-        return self._end(demand, tuple(late), unroll_id)
+        return self._end(quotas, tuple(late), unroll_id)
 
     def serve(self, deadline: float, explore: bool, is_over: Callable[[], bool]) -> None:
         """Answer the episodes of bridges until the deadline (monotonic time), or until it is over.
@@ -433,67 +435,70 @@ class DictSampler:
         Their rows wait for the next sample.
         """
         with self._notifying():
-            self._go_on(self._open, explore)
+            self._go_on(self._bridge_holders, explore)
             while not is_over() and time.monotonic() < deadline:
-                self._poll(self._open, min(deadline, time.monotonic() + _LONGEST_LOOK), 1)
-                self._go_on(self._open, explore)
-                for share in self._open:
-                    self._metrics.add_dropped_rows(share.shrink(self._config.max_waiting_steps))
+                self._poll(self._bridge_holders, min(deadline, time.monotonic() + _LONGEST_LOOK), 1)
+                self._go_on(self._bridge_holders, explore)
+                for holder in self._bridge_holders:
+                    self._metrics.add_dropped_rows(holder.shrink(self._config.max_waiting_steps))
 
     # --- private -----------------------------------------------------------------------------
 
     def _is_ragged(self) -> bool:
         return any(source.is_ragged for source in self._sources)
 
-    def _by_part(self, ask: Callable[[Share], bool]) -> _Bools:
+    def _by_part(self, ask: Callable[[QuotaHolder], bool]) -> _Bools:
         parts: _Bools = np.repeat(
-            [ask(share) for share in self._shares], [share.width for share in self._shares]
+            [ask(holder) for holder in self._holders], [holder.width for holder in self._holders]
         )
         return parts
 
-    def _begin(self, demand: Demand) -> None:
+    def _begin(self, quotas: EnvQuotas) -> None:
         first = 0
-        for share in self._shares:
-            share.begin(int(demand.quotas[first : first + share.width].sum()))
-            first += share.width
-        if demand.complete:  # what has left in part cannot be had whole
-            for share in self._open:
-                self._metrics.add_dropped_rows(share.forget_parts())
-                for slot in share.slots.values():
+        for holder in self._holders:
+            holder.begin(int(quotas.amounts[first : first + holder.width].sum()))
+            first += holder.width
+        if quotas.complete:  # what has left in part cannot be had whole
+            for holder in self._bridge_holders:
+                self._metrics.add_dropped_rows(holder.forget_parts())
+                for slot in holder.slots.values():
                     if slot.episode and slot.episode.num_fragments and slot.is_kept:
                         self._metrics.add_dropped_rows(slot.episode.agent_steps)
                         self.episodes.give_up(slot)
 
-    def _unmet(self, demand: Demand) -> list[Share]:
-        return [share for share in self._shares if not share.met(demand)]
+    def _unmet(self, quotas: EnvQuotas) -> list[QuotaHolder]:
+        return [holder for holder in self._holders if not holder.met(quotas)]
 
-    def _awaited(self, unmet: Sequence[Share]) -> list[Share]:
+    def _awaited(self, unmet: Sequence[QuotaHolder]) -> list[QuotaHolder]:
         """Return those of whom something can come."""
         return [
-            share
-            for share in unmet
-            if isinstance(share, OpenShare) or any(s.is_awaited for s in share.slots.values())
+            holder
+            for holder in unmet
+            if isinstance(holder, BridgeQuotaHolder)
+            or any(s.is_awaited for s in holder.slots.values())
         ]
 
-    def _stepping(self, shares: Sequence[Share]) -> list[int]:
-        return [s.env_id for share in shares for s in share.slots.values() if s.is_awaited]
+    def _stepping(self, holders: Sequence[QuotaHolder]) -> list[int]:
+        return [s.env_id for holder in holders for s in holder.slots.values() if s.is_awaited]
 
     def _lengths(self) -> dict[int, int]:
         """Return the env steps so far of the episodes that run and are kept, by env."""
         return {
             slot.env_id: slot.episode.length
-            for share in self._shares
-            for slot in share.slots.values()
+            for holder in self._holders
+            for slot in holder.slots.values()
             if slot.episode and slot.is_kept and not slot.episode.done
         }
 
     def _poll(
-        self, awaited: Sequence[Share], deadline: float | None, wanted: int
+        self, awaited: Sequence[QuotaHolder], deadline: float | None, wanted: int
     ) -> list[int] | None:
         """Take in what some bring; if the time is over, return the envs that are late."""
         asked = set(self._stepping(awaited))
         sources = [
-            source for source in self._sources if any(share in awaited for share in source.shares)
+            source
+            for source in self._sources
+            if any(holder in awaited for holder in source.holders)
         ]
         begin = time.perf_counter()
         self._polls += 1
@@ -501,8 +506,8 @@ class DictSampler:
         now = time.perf_counter()
         self._timers.add("env_wait", now - begin)
         try:
-            for share, slot in polled.opened:
-                self.episodes.open(share, slot)
+            for holder, slot in polled.opened:
+                self.episodes.open(holder, slot)
             self.episodes.take(polled)
         finally:
             for slot in polled.closed:
@@ -515,9 +520,9 @@ class DictSampler:
             return sorted(env_id for env_id in late if env_id in asked)
         return None
 
-    def _go_on(self, unmet: Sequence[Share], explore: bool) -> None:
+    def _go_on(self, unmet: Sequence[QuotaHolder], explore: bool) -> None:
         """Have the envs step whose agents wait, and those that are between episodes begin."""
-        slots = [slot for share in unmet for slot in share.slots.values()]
+        slots = [slot for holder in unmet for slot in holder.slots.values()]
         acting = [slot for slot in slots if slot.phase is Phase.WAITING]
         over = {slot.env_id for slot in slots if slot.phase is Phase.ENDED}
         if acting:
@@ -548,8 +553,8 @@ class DictSampler:
                 source.fail(told)
             raise
 
-    def _end(self, demand: Demand, late: tuple[int, ...], unroll_id: int) -> Sample:
-        fragments = [fragment for share in self._shares for fragment in share.take(demand)]
+    def _end(self, quotas: EnvQuotas, late: tuple[int, ...], unroll_id: int) -> Sample:
+        fragments = [fragment for holder in self._holders for fragment in holder.take(quotas)]
         rows = MultiAgentBatch.of(
             (part for fragment in fragments for part in fragment.parts),
             sum(fragment.env_steps for fragment in fragments),

@@ -37,7 +37,7 @@ from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import naming, wants_episodes
 from envbus.runner.sampling.column_sampler import ColumnSampler
 from envbus.runner.sampling.columns import Make
-from envbus.runner.sampling.config import Demand, PolicyMapping, RunnerConfig, Sample
+from envbus.runner.sampling.config import EnvQuotas, PolicyMapping, RunnerConfig, Sample
 from envbus.runner.sampling.dict_sampler import DictSampler
 from envbus.runner.sampling.sources import BridgeSource, EnvNumbers, PoolSource, Source
 from envbus.runner.sampling.video import VideoRecorder
@@ -317,7 +317,7 @@ class EnvRunner(StaysHere):
         explore = config.explore if explore is None else explore
         check_number("timeout", timeout, optional=True)
         deadline = None if timeout is None else time.monotonic() + timeout
-        demand = Demand.of(
+        quotas = EnvQuotas.of(
             config,
             sampler.live,
             num_env_steps=num_env_steps,
@@ -329,8 +329,8 @@ class EnvRunner(StaysHere):
             self.assert_healthy()
         try:
             self._tell_connectors(explore)
-            self._begin(demand, force_reset=force_reset)
-            sample = sampler.sample(demand, deadline, explore, config.unique(self._num_samples))
+            self._begin(quotas, force_reset=force_reset)
+            sample = sampler.sample(quotas, deadline, explore, config.unique(self._num_samples))
             self._num_samples += 1
             self.metrics.add_steps(
                 env_steps=sample.env_steps,
@@ -638,7 +638,7 @@ class EnvRunner(StaysHere):
         if self._recorder is not None:
             self._recorder.close()
 
-    def _begin(self, demand: Demand, *, force_reset: bool) -> None:
+    def _begin(self, quotas: EnvQuotas, *, force_reset: bool) -> None:
         """See that the episodes that run are ones that this sample can go on with."""
         sampler = self._sampler
         if not self._begun:
@@ -648,7 +648,7 @@ class EnvRunner(StaysHere):
             seed = self.config.seed
             sampler.reset(restart_seed(seed, 0, self._renewals) if self._renewals else seed)
             self._begun = True
-        elif force_reset or self._lost_track or (demand.complete and sampler.has_cut_episode()):
+        elif force_reset or self._lost_track or (quotas.complete and sampler.has_cut_episode()):
             sampler.reset(None)
         self._give_up_lost(force_reset=force_reset)
 

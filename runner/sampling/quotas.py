@@ -1,4 +1,4 @@
-"""Who has to contribute to a sample, and which rows of theirs wait to be taken. Pure.
+"""Who has a quota of a sample, and which rows of theirs wait to be taken. Pure.
 
 Leaves out how much is asked of whom (`config.py`) and how rows come about (`dict_sampler.py`).
 """
@@ -16,9 +16,9 @@ from envbus.runner.data.episode import EpisodeRecorder, Fragment
 from envbus.runner.data.nested import Tree
 from envbus.runner.data.trajectory import AgentID
 from envbus.runner.policies.policy import Policy
-from envbus.runner.sampling.config import Demand, Phase, PolicyMapping
+from envbus.runner.sampling.config import EnvQuotas, Phase, PolicyMapping
 
-__all__ = ["EnvShare", "OpenShare", "Share", "Slot"]
+__all__ = ["BridgeQuotaHolder", "EnvQuotaHolder", "QuotaHolder", "Slot"]
 
 
 class Slot:
@@ -93,12 +93,12 @@ class _Piece:
         return self.ends and self.fragment.begin == 0
 
 
-class Share(ABC):
-    """What one contributes who is asked for a part.
+class QuotaHolder(ABC):
+    """One that has a quota of a sample, and its rows that wait to be taken.
 
     Attributes:
-        index: Which of all shares.
-        width: How many parts it is asked for.
+        index: Which of all holders.
+        width: For how many envs it counts.
         slots: Its envs, by id.
     """
 
@@ -133,11 +133,11 @@ class Share(ABC):
             self._put(_Piece(fragment, eps_id, not faulty))
 
     @abstractmethod
-    def met(self, demand: Demand) -> bool:
-        """Return whether it has contributed its part, or cannot."""
+    def met(self, quotas: EnvQuotas) -> bool:
+        """Return whether it has filled its quota, or cannot."""
 
     @abstractmethod
-    def take(self, demand: Demand) -> list[Fragment]:
+    def take(self, quotas: EnvQuotas) -> list[Fragment]:
         """Return what it contributes to the sample that ends."""
 
     def forget(self) -> None:
@@ -167,12 +167,12 @@ class Share(ABC):
             if slot.episode is not None and slot.is_kept
         ]
 
-    def _ready(self, demand: Demand) -> int:
-        """Return how much there is of what the demand counts."""
-        if demand.unit == "episodes":
+    def _ready(self, quotas: EnvQuotas) -> int:
+        """Return how much there is of what the quotas count."""
+        if quotas.unit == "episodes":
             return self._episodes
-        running = [] if demand.complete else self._running()
-        if demand.unit == "agent_steps":
+        running = [] if quotas.complete else self._running()
+        if quotas.unit == "agent_steps":
             return self._agent_steps + sum(episode.agent_steps for episode in running)
         return self._env_steps + sum(episode.env_steps for episode in running)
 
@@ -185,58 +185,58 @@ def _is_on_its_way(slot: Slot) -> bool:
     return slot.phase > Phase.WAITING
 
 
-class EnvShare(Share):
-    """The part of one env of a pool, which steps as long as its part is not met."""
+class EnvQuotaHolder(QuotaHolder):
+    """One env of a pool, which steps as long as its quota is not met."""
 
     @property
     def live(self) -> bool:
         """Whether the env was not given up."""
         return all(slot.phase is not Phase.LOST for slot in self.slots.values())
 
-    def met(self, demand: Demand) -> bool:
-        """Return whether the env has contributed its part, or cannot; whole episodes are ended."""
-        if not self.live or (self._quota == 0 and demand.complete):
+    def met(self, quotas: EnvQuotas) -> bool:
+        """Return whether the env has filled its quota, or cannot; whole episodes are ended."""
+        if not self.live or (self._quota == 0 and quotas.complete):
             return True
-        if demand.complete and any(_is_on_its_way(slot) for slot in self.slots.values()):
+        if quotas.complete and any(_is_on_its_way(slot) for slot in self.slots.values()):
             return False
-        return self._ready(demand) >= self._quota
+        return self._ready(quotas) >= self._quota
 
-    def take(self, demand: Demand) -> list[Fragment]:
+    def take(self, quotas: EnvQuotas) -> list[Fragment]:
         """Return all rows, in complete mode without those of an episode that runs."""
         fragments = [piece.fragment for piece in self._waiting]
         self.forget()
-        if not demand.complete:
+        if not quotas.complete:
             fragments += [episode.cut() for episode in self._running() if episode.env_steps]
         return fragments
 
 
-class OpenShare(Share):
-    """The part of a bridge, filled by all of its episodes together, whoever is first.
+class BridgeQuotaHolder(QuotaHolder):
+    """A bridge, whose quota all of its episodes fill together, whoever is first.
 
     They come and go as their simulators like, so that there may be more rows than were asked for:
     these wait for the next sample.
     """
 
-    def met(self, demand: Demand) -> bool:
+    def met(self, quotas: EnvQuotas) -> bool:
         """Return whether enough is there."""
-        return self._quota == 0 or self._ready(demand) >= self._quota
+        return self._quota == 0 or self._ready(quotas) >= self._quota
 
-    def take(self, demand: Demand) -> list[Fragment]:
+    def take(self, quotas: EnvQuotas) -> list[Fragment]:
         """Return as much as was asked for, if there is as much: what is over first."""
         left = self._quota
         fragments = []
         while left > 0 and self._waiting:
             piece = self._pop()
-            if demand.complete or self._size(piece.fragment, demand) <= left:
+            if quotas.complete or self._size(piece.fragment, quotas) <= left:
                 first = piece.fragment
-                left -= piece.is_episode if demand.unit == "episodes" else self._size(first, demand)
+                left -= piece.is_episode if quotas.unit == "episodes" else self._size(first, quotas)
             else:
-                first, rest = self._split(piece.fragment, demand, left)
+                first, rest = self._split(piece.fragment, quotas, left)
                 self._waiting.appendleft(_Piece(rest, piece.eps_id, piece.ends))
                 self._count(self._waiting[0], 1)
                 left = 0
             fragments.append(first)
-        if demand.complete:
+        if quotas.complete:
             return fragments
         for episode in self._running():
             if left <= 0:
@@ -244,10 +244,10 @@ class OpenShare(Share):
             if not episode.env_steps:
                 continue
             fragment = episode.cut()
-            if self._size(fragment, demand) > left:
-                fragment, rest = self._split(fragment, demand, left)
+            if self._size(fragment, quotas) > left:
+                fragment, rest = self._split(fragment, quotas, left)
                 self._put(_Piece(rest, episode.eps_id, False))
-            left -= self._size(fragment, demand)
+            left -= self._size(fragment, quotas)
             fragments.append(fragment)
         return fragments
 
@@ -287,10 +287,10 @@ class OpenShare(Share):
         return dropped
 
     @staticmethod
-    def _size(fragment: Fragment, demand: Demand) -> int:
-        return fragment.agent_steps if demand.unit == "agent_steps" else fragment.env_steps
+    def _size(fragment: Fragment, quotas: EnvQuotas) -> int:
+        return fragment.agent_steps if quotas.unit == "agent_steps" else fragment.env_steps
 
     @staticmethod
-    def _split(fragment: Fragment, demand: Demand, left: int) -> tuple[Fragment, Fragment]:
-        steps = left if demand.unit != "agent_steps" else fragment.env_steps_with(left)
+    def _split(fragment: Fragment, quotas: EnvQuotas, left: int) -> tuple[Fragment, Fragment]:
+        steps = left if quotas.unit != "agent_steps" else fragment.env_steps_with(left)
         return fragment.split(steps)

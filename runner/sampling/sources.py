@@ -19,7 +19,7 @@ from envbus.runner.data.trajectory import AgentID
 from envbus.runner.policies.policy_output import check_shapes
 from envbus.runner.pool.agent_results import PollResult
 from envbus.runner.pool.pool import ActorPool
-from envbus.runner.sampling.quotas import EnvShare, OpenShare, Slot
+from envbus.runner.sampling.quotas import BridgeQuotaHolder, EnvQuotaHolder, Slot
 from envbus.runner.workers.faults import Fault
 
 __all__ = ["BridgeSource", "EnvNumbers", "Polled", "PoolSource", "Source", "poll_any"]
@@ -39,7 +39,7 @@ class Polled(NamedTuple):
     result: PollResult
     #: Episodes that have begun by themselves, and whose part they are; their first observations
     #: are in `result`.
-    opened: Sequence[tuple[OpenShare, Slot]] = ()
+    opened: Sequence[tuple[BridgeQuotaHolder, Slot]] = ()
     #: Those of such episodes that are over.
     closed: Sequence[Slot] = ()
     #: Envs that were sent no action, or too late, for the observations before.
@@ -54,7 +54,7 @@ class Polled(NamedTuple):
 
 
 class PoolSource:
-    """The envs of a pool, each a share of its own.
+    """The envs of a pool, each with a quota of its own.
 
     Args:
         pool: It stays its owner's.
@@ -63,13 +63,13 @@ class PoolSource:
     def __init__(self, pool: ActorPool, *, clip_actions: bool) -> None:
         self._pool = pool
         self._clip = agent_clip(pool.single_action_space) if clip_actions else None
-        self.shares = [EnvShare(env_id, [Slot(env_id)]) for env_id in range(pool.num_envs)]
+        self.holders = [EnvQuotaHolder(env_id, [Slot(env_id)]) for env_id in range(pool.num_envs)]
         spaces = (pool.single_observation_space, pool.single_action_space)
         self.is_ragged = not pool.is_multi_agent and not all(map(is_fixed_size, spaces))
 
     def has(self, env_id: int) -> bool:
         """Return whether an env is one of the pool's."""
-        return env_id < len(self.shares)
+        return env_id < len(self.holders)
 
     def fileno(self) -> int:
         """Return the pool's descriptor."""
@@ -134,7 +134,7 @@ class EnvNumbers:
 
 
 class BridgeSource:
-    """The episodes of a bridge, which are one share together.
+    """The episodes of a bridge, which have one quota together.
 
     Args:
         bridge: It stays its owner's.
@@ -155,8 +155,8 @@ class BridgeSource:
     ) -> None:
         self._bridge = bridge
         self._clip_of = remembered(agent_clip) if clip_actions else None
-        self._share = OpenShare(index, width=width)
-        self.shares = [self._share]
+        self._holder = BridgeQuotaHolder(index, width=width)
+        self.holders = [self._holder]
         self._numbers = numbers
         self._min_envs = min_envs
         #: By episode id, and the other way round by env id.
@@ -200,7 +200,7 @@ class BridgeSource:
         over = timeout is not None and timeout <= _PATIENCE
         polled = Polled(
             self._by_env(result, over=over),
-            opened=[(self._share, slot) for slot in opened],
+            opened=[(self._holder, slot) for slot in opened],
             closed=[self._slots[episode_id] for episode_id in result.ended],
             unacted={self._slots[i].env_id for i in result.unacted if i in result.observations},
             choices={self._slots[i].env_id: choice for i, choice in result.choices.items()},

@@ -8,7 +8,7 @@ import pytest
 from envbus.runner.data.episode import EpisodeIds
 from envbus.runner.data.metrics import SampleMetrics
 from envbus.runner.sampling.columns import ColumnFragments, Columns, RunningEpisodes
-from envbus.runner.sampling.config import Demand, Phase, RunnerConfig, Sample
+from envbus.runner.sampling.config import EnvQuotas, Phase, RunnerConfig, Sample
 from envbus.runner.workers.faults import Fault, FaultCause
 
 
@@ -250,7 +250,7 @@ class Simulated:
         self.rows.take_fault(fault)
 
     def begin(self, *quotas: int) -> None:
-        self.rows.begin(Demand(ints(*quotas), "env_steps", False))
+        self.rows.begin(EnvQuotas(ints(*quotas), "env_steps", False))
 
     def end(self) -> Sample:
         return self.rows.end((), 0)
@@ -346,7 +346,7 @@ def test_all_go_on_together_until_one_has_contributed_its_part() -> None:
     assert envs.rows.steps_together() == 1
     envs.step(0, 1)
     assert envs.rows.steps_together() == 0
-    envs.rows.begin(Demand(ints(3, 4), "env_steps", True))
+    envs.rows.begin(EnvQuotas(ints(3, 4), "env_steps", True))
     assert envs.rows.steps_together() == 0  # whole episodes: nobody knows
 
 

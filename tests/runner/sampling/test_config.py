@@ -10,11 +10,11 @@ from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.config import (
-    Demand,
     EndlessEpisodes,
+    EnvQuotas,
     Quota,
     RunnerConfig,
-    share_out,
+    split_quota,
     worker_index,
 )
 from envbus.runner.sampling.env_runner import EnvRunner
@@ -24,7 +24,7 @@ ALL = np.ones(4, np.bool_)
 
 
 def quotas(config: RunnerConfig | None = None, live: Any = ALL, **asked: Any) -> list[int]:
-    return Demand.of(config or RunnerConfig(), live, **asked).quotas.tolist()
+    return EnvQuotas.of(config or RunnerConfig(), live, **asked).amounts.tolist()
 
 
 def test_each_env_contributes_a_fragment() -> None:
@@ -45,13 +45,13 @@ def test_those_that_step_already_get_one_more_first() -> None:
 
 
 def test_episodes_are_whole_whatever_the_mode() -> None:
-    asked = Demand.of(RunnerConfig(), ALL, num_episodes=2)
+    asked = EnvQuotas.of(RunnerConfig(), ALL, num_episodes=2)
     assert (asked.unit, asked.complete) == ("episodes", True)
 
 
 def test_what_is_counted_follows_the_config() -> None:
     config = RunnerConfig(count_steps_by="agent_steps", batch_mode="complete_episodes")
-    asked = Demand.of(config, ALL)
+    asked = EnvQuotas.of(config, ALL)
     assert (asked.unit, asked.complete) == ("agent_steps", True)
 
 
@@ -81,12 +81,12 @@ def test_runners_with_other_indices_have_other_ids() -> None:
 
 def test_stragglers_are_those_that_enough_others_do_not_wait_for() -> None:
     for fraction, stragglers in ((1.0, 0), (0.75, 1), (0.7, 1), (0.5, 2), (0.01, 3)):
-        assert Demand.of(RunnerConfig(enough_envs=fraction), ALL).stragglers == stragglers
-    asked = Demand.of(RunnerConfig(enough_envs=0.5), ALL, num_env_steps=2)
+        assert EnvQuotas.of(RunnerConfig(enough_envs=fraction), ALL).stragglers == stragglers
+    asked = EnvQuotas.of(RunnerConfig(enough_envs=0.5), ALL, num_env_steps=2)
     assert asked.stragglers == 1  # of the two that were asked for anything
-    demand = Demand.of(RunnerConfig(enough_envs=0.5), ALL)
-    assert [demand.to_wait_for(unmet, 4) for unmet in (4, 3, 2, 1)] == [2, 1, 0, 0]
-    assert demand.to_wait_for(4, 1) == 1
+    quotas = EnvQuotas.of(RunnerConfig(enough_envs=0.5), ALL)
+    assert [quotas.to_wait_for(unmet, 4) for unmet in (4, 3, 2, 1)] == [2, 1, 0, 0]
+    assert quotas.to_wait_for(4, 1) == 1
     with pytest.raises(ConfigError, match=r"enough_envs must be in \(0, 1\], not 0"):
         RunnerConfig(enough_envs=0.0)
     with pytest.raises(ConfigError, match="groups that take turns wait"):
@@ -101,37 +101,37 @@ def amounts(quotas: list[Quota | None]) -> list[int]:
 
 
 def test_each_env_contributes_an_equal_part_wherever_it_is() -> None:
-    quotas = share_out(Quota("env_steps", 120), [1, 3, 2], [None] * 3, turn=0)
+    quotas = split_quota(Quota("env_steps", 120), [1, 3, 2], [None] * 3, turn=0)
     assert amounts(quotas) == [20, 60, 40]
     assert {quota.unit for quota in quotas if quota} == {"env_steps"}
 
 
 @pytest.mark.parametrize("turn", range(7))
 def test_a_number_that_does_not_divide_is_met_exactly_and_goes_round(turn: int) -> None:
-    quotas = share_out(Quota("episodes", 5), [2, 2], [None, None], turn=turn)
+    quotas = split_quota(Quota("episodes", 5), [2, 2], [None, None], turn=turn)
     assert sum(amounts(quotas)) == 5
     assert amounts(quotas) == ([3, 2] if turn % 4 in (0, 1) else [2, 3])
 
 
 def test_without_a_number_each_takes_a_fragment_unless_it_owes_one() -> None:
-    assert share_out(Quota(), [4, 4], [None, None], turn=0) == [Quota(), Quota()]
-    assert share_out(Quota(), [4, 4], [Quota(), None], turn=0) == [None, Quota()]
+    assert split_quota(Quota(), [4, 4], [None, None], turn=0) == [Quota(), Quota()]
+    assert split_quota(Quota(), [4, 4], [Quota(), None], turn=0) == [None, Quota()]
 
 
 def test_who_owes_is_not_asked_and_what_it_owes_counts() -> None:
     owed = [Quota("env_steps", 50), None, None]
-    quotas = share_out(Quota("env_steps", 100), [1, 1, 1], owed, turn=0)
+    quotas = split_quota(Quota("env_steps", 100), [1, 1, 1], owed, turn=0)
     assert quotas[0] is None
     assert amounts(quotas) == [0, 25, 25]
-    assert amounts(share_out(Quota("env_steps", 40), [1, 1, 1], owed, turn=0)) == [0, 0, 0]
+    assert amounts(split_quota(Quota("env_steps", 40), [1, 1, 1], owed, turn=0)) == [0, 0, 0]
     # Episodes and fragments that are owed do not count as steps.
     owed = [Quota("episodes", 50), None, None]
-    assert amounts(share_out(Quota("env_steps", 100), [1, 1, 1], owed, turn=0)) == [0, 50, 50]
+    assert amounts(split_quota(Quota("env_steps", 100), [1, 1, 1], owed, turn=0)) == [0, 50, 50]
 
 
 def test_all_may_owe_and_nothing_may_be_wanted() -> None:
-    assert share_out(Quota("env_steps", 9), [1], [Quota("env_steps", 1)], turn=0) == [None]
-    assert share_out(Quota("env_steps", 0), [2, 2], [None, None], turn=0) == [None, None]
+    assert split_quota(Quota("env_steps", 9), [1], [Quota("env_steps", 1)], turn=0) == [None]
+    assert split_quota(Quota("env_steps", 0), [2, 2], [None, None], turn=0) == [None, None]
 
 
 def test_a_quota_is_of_one_kind_and_not_negative() -> None:

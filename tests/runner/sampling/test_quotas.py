@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from envbus.runner.data.episode import EpisodeRecorder, Fragment
-from envbus.runner.sampling.config import Demand, Phase
-from envbus.runner.sampling.quotas import OpenShare, Slot
+from envbus.runner.sampling.config import EnvQuotas, Phase
+from envbus.runner.sampling.quotas import BridgeQuotaHolder, Slot
 
 GO_ON, END = {"__all__": False}, {"__all__": True}
 
@@ -23,13 +23,13 @@ def record(eps_id: int, steps: int, *, agents: int = 1, ends: bool = True) -> Ep
     return recorder
 
 
-def episode(share: OpenShare, eps_id: int, steps: int, *, agents: int = 1) -> None:
-    share.collect(record(eps_id, steps, agents=agents).cut(), eps_id, faulty=False)
+def episode(holder: BridgeQuotaHolder, eps_id: int, steps: int, *, agents: int = 1) -> None:
+    holder.collect(record(eps_id, steps, agents=agents).cut(), eps_id, faulty=False)
 
 
-def run(share: OpenShare, env_id: int, steps: int, **slot: Any) -> EpisodeRecorder:
+def run(holder: BridgeQuotaHolder, env_id: int, steps: int, **slot: Any) -> EpisodeRecorder:
     """Have an episode run, that waits for an action."""
-    share.slots[env_id] = running = Slot(env_id, **slot)
+    holder.slots[env_id] = running = Slot(env_id, **slot)
     running.phase = Phase.WAITING
     running.episode = record(100 + env_id, steps, ends=False)
     return running.episode
@@ -41,74 +41,74 @@ def steps_of(fragments: list[Fragment]) -> list[tuple[int, int, int]]:
 
 
 def take(
-    share: OpenShare, quota: int, unit: Any = "env_steps", *, complete: bool = False
+    holder: BridgeQuotaHolder, quota: int, unit: Any = "env_steps", *, complete: bool = False
 ) -> list[tuple[int, int, int]] | None:
     """Return what it contributes, or None if it has not enough."""
-    demand = Demand(np.array([quota]), unit, complete)
-    share.begin(quota)
+    quotas = EnvQuotas(np.array([quota]), unit, complete)
+    holder.begin(quota)
     if complete:
-        share.forget_parts()
-    return steps_of(share.take(demand)) if share.met(demand) else None
+        holder.forget_parts()
+    return steps_of(holder.take(quotas)) if holder.met(quotas) else None
 
 
 def test_exactly_as_much_is_taken_what_is_over_first_and_the_rest_stays() -> None:
-    share = OpenShare(0)
-    run(share, 7, 10)
-    episode(share, 1, 5)
-    assert take(share, 16) is None
-    assert take(share, 3) == [(1, 0, 3)]
-    assert take(share, 8) == [(1, 3, 2), (107, 0, 6)]
-    assert take(share, 4) == [(107, 6, 4)]
-    assert take(share, 1) is None
-    assert take(share, 0) == []
+    holder = BridgeQuotaHolder(0)
+    run(holder, 7, 10)
+    episode(holder, 1, 5)
+    assert take(holder, 16) is None
+    assert take(holder, 3) == [(1, 0, 3)]
+    assert take(holder, 8) == [(1, 3, 2), (107, 0, 6)]
+    assert take(holder, 4) == [(107, 6, 4)]
+    assert take(holder, 1) is None
+    assert take(holder, 0) == []
 
 
 def test_whole_episodes_are_packed_and_what_has_left_in_part_is_dropped() -> None:
-    share = OpenShare(0)
-    episode(share, 1, 5)
-    assert take(share, 2) == [(1, 0, 2)]
+    holder = BridgeQuotaHolder(0)
+    episode(holder, 1, 5)
+    assert take(holder, 2) == [(1, 0, 2)]
     for eps_id in (2, 3, 4):
-        episode(share, eps_id, 25)
-    assert take(share, 76, complete=True) is None
-    assert take(share, 40, complete=True) == [(2, 0, 25), (3, 0, 25)]
-    assert take(share, 1, "episodes", complete=True) == [(4, 0, 25)]
+        episode(holder, eps_id, 25)
+    assert take(holder, 76, complete=True) is None
+    assert take(holder, 40, complete=True) == [(2, 0, 25), (3, 0, 25)]
+    assert take(holder, 1, "episodes", complete=True) == [(4, 0, 25)]
 
 
 def test_agent_steps_are_cut_between_env_steps() -> None:
-    share = OpenShare(0)
-    episode(share, 1, 5, agents=2)
-    assert take(share, 3, "agent_steps") == [(1, 0, 2)]
-    assert take(share, 6, "agent_steps") == [(1, 2, 3)]
+    holder = BridgeQuotaHolder(0)
+    episode(holder, 1, 5, agents=2)
+    assert take(holder, 3, "agent_steps") == [(1, 0, 2)]
+    assert take(holder, 6, "agent_steps") == [(1, 2, 3)]
 
 
 @pytest.mark.parametrize("slot", [{"training_enabled": False}, {}])
 def test_rows_that_may_not_leave_count_for_nothing(slot: Any) -> None:
-    share = OpenShare(0)
-    run(share, 7, 10, **slot)
-    share.slots[7].is_rest = not slot
-    assert take(share, 1) is None
-    assert share.shrink(0) == 0
+    holder = BridgeQuotaHolder(0)
+    run(holder, 7, 10, **slot)
+    holder.slots[7].is_rest = not slot
+    assert take(holder, 1) is None
+    assert holder.shrink(0) == 0
 
 
 def test_what_waits_of_a_faulty_episode_is_dropped() -> None:
-    share = OpenShare(0)
-    run(share, 7, 10)
-    episode(share, 1, 5)
-    assert take(share, 8) == [(1, 0, 5), (107, 0, 3)]
-    assert share.forget_episode(107) == 7
-    assert take(share, 1) is None
-    share.collect(record(2, 4).cut(), 2, faulty=True)  # kept up to the fault
-    assert take(share, 1, "episodes", complete=True) is None
-    assert take(share, 4, complete=True) == [(2, 0, 4)]
+    holder = BridgeQuotaHolder(0)
+    run(holder, 7, 10)
+    episode(holder, 1, 5)
+    assert take(holder, 8) == [(1, 0, 5), (107, 0, 3)]
+    assert holder.forget_episode(107) == 7
+    assert take(holder, 1) is None
+    holder.collect(record(2, 4).cut(), 2, faulty=True)  # kept up to the fault
+    assert take(holder, 1, "episodes", complete=True) is None
+    assert take(holder, 4, complete=True) == [(2, 0, 4)]
 
 
 def test_the_oldest_are_dropped_where_there_are_too_many() -> None:
-    share = OpenShare(0)
+    holder = BridgeQuotaHolder(0)
     for eps_id in (1, 2, 3):
-        episode(share, eps_id, 5)
-    running = run(share, 7, 10)
-    assert share.shrink(21) == 5
-    assert share.shrink(20) == 0
-    assert share.shrink(4) == 20
+        episode(holder, eps_id, 5)
+    running = run(holder, 7, 10)
+    assert holder.shrink(21) == 5
+    assert holder.shrink(20) == 0
+    assert holder.shrink(4) == 20
     assert running.num_fragments == 1
-    assert take(share, 1) is None
+    assert take(holder, 1) is None
