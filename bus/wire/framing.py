@@ -17,11 +17,11 @@ import msgspec
 from envbus.bus.errors import DecodeError, EncodeError
 from envbus.bus.wire.codec import readable_request_id
 from envbus.bus.wire.frames import Frames
-from envbus.bus.wire.limits import MAX_HEADER_BYTES
+from envbus.bus.wire.limits import MAX_FRAMES, MAX_HEADER_BYTES
 
 __all__ = [
     "BEGINNING",
-    "MAX_FRAMES",
+    "MAX_FRAMES_WITH_HEADER",
     "StreamReader",
     "TooLarge",
     "begun_request",
@@ -31,8 +31,8 @@ __all__ = [
     "unpack",
 ]
 
-#: Frames of one message: the header and what `limits.MAX_FRAMES` allows behind it.
-MAX_FRAMES: Final = 1 + 1024
+#: Frames of one message here, where its header is one of them: `MAX_FRAMES` counts those behind it.
+MAX_FRAMES_WITH_HEADER: Final = 1 + MAX_FRAMES
 #: First bytes of MessagePack's arrays, and of how many bytes the count behind each is.
 _FIXARRAY: Final = 0x90
 _ARRAYS: Final = {0xDC: 2, 0xDD: 4}
@@ -63,8 +63,8 @@ def pack(frames: Frames) -> bytes:
     Raises:
         EncodeError: They are too many, or too large for MessagePack.
     """
-    if not 1 <= len(frames) <= MAX_FRAMES:
-        raise EncodeError(f"a message has 1 to {MAX_FRAMES} frames, not {len(frames)}")
+    if not 1 <= len(frames) <= MAX_FRAMES_WITH_HEADER:
+        raise EncodeError(f"a message has 1 to {MAX_FRAMES_WITH_HEADER} frames, not {len(frames)}")
     try:
         return _encode([f if type(f) is bytes else memoryview(f) for f in frames])
     except msgspec.EncodeError as exc:
@@ -87,7 +87,8 @@ def unpack(data: bytes | memoryview) -> list[memoryview]:
     """Return the frames in `data`, without a copy.
 
     Raises:
-        DecodeError: It is not one array of 1 to `MAX_FRAMES` bins, or something follows it.
+        DecodeError: It is not one array of 1 to `MAX_FRAMES_WITH_HEADER` bins, or something
+            follows it.
     """
     # Before anything is built: many frames, which may be empty, would take much more memory.
     first = data[0] if data else 0
@@ -96,8 +97,8 @@ def unpack(data: bytes | memoryview) -> list[memoryview]:
         count = first & 0x0F
     elif first in _ARRAYS:
         count = int.from_bytes(data[1 : 1 + _ARRAYS[first]], "big")
-    if not 1 <= count <= MAX_FRAMES:
-        raise DecodeError(f"a message has 1 to {MAX_FRAMES} frames, not {count}")
+    if not 1 <= count <= MAX_FRAMES_WITH_HEADER:
+        raise DecodeError(f"a message has 1 to {MAX_FRAMES_WITH_HEADER} frames, not {count}")
     try:
         return _decode(data)
     except msgspec.DecodeError as exc:

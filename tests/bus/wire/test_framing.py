@@ -12,7 +12,7 @@ from envbus.bus.errors import DecodeError, EncodeError
 from envbus.bus.transport.local_listener import INTRODUCTION
 from envbus.bus.wire.codec import encode_header
 from envbus.bus.wire.framing import (
-    MAX_FRAMES,
+    MAX_FRAMES_WITH_HEADER,
     StreamReader,
     TooLarge,
     begun_request,
@@ -36,7 +36,7 @@ def read(reader: StreamReader, data: bytes) -> list[list[bytes]]:
 @example([bytes(255), bytes(256), bytes(65535), bytes(65536)])
 @example([b""] * 15)
 @example([b""] * 16)
-@example([b"x"] * MAX_FRAMES)
+@example([b"x"] * MAX_FRAMES_WITH_HEADER)
 def test_a_message_is_one_messagepack_array_of_bin(frames: list[bytes]) -> None:
     assert pack(frames) == msgpack.packb(frames, use_bin_type=True)
     assert unpack(pack(frames)) == frames
@@ -127,7 +127,7 @@ def test_messages_before_a_bad_one_are_returned() -> None:
         next(stream)
 
 
-@pytest.mark.parametrize("frames", [[], [b""] * (MAX_FRAMES + 1)])
+@pytest.mark.parametrize("frames", [[], [b""] * (MAX_FRAMES_WITH_HEADER + 1)])
 def test_what_no_reader_would_take_is_not_packed(frames: list[bytes]) -> None:
     with pytest.raises(EncodeError, match="1 to 1025 frames"):
         pack(frames)
