@@ -1,4 +1,4 @@
-"""Slots that each hold one `gymnasium.Env`, stepped one after the other.
+"""Slots that each hold one `gymnasium.Env`, stepped one after the other, and when they reset.
 
 No message, socket or process in this file. The loop in `EnvSlots.step` is the hottest code of
 the project: what it costs is paid once per env and step.
@@ -7,7 +7,7 @@ the project: what it costs is paid once per env and step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
 from envbus.actors.arrays.copies import own, own_deeply
 from envbus.actors.arrays.rows import ObservationRows
 from envbus.actors.arrays.spaces import Element, Space, structurer
 from envbus.actors.arrays.spaces import leaves as leaves_of
-from envbus.actors.env.autoreset import Autoreset, AutoresetMode, same_step_info
 from envbus.actors.env.renewal import NoEnv, check_fits, close_within
 from envbus.actors.env.slot_group import (
     Exchange,
@@ -36,13 +36,42 @@ from envbus.actors.env.slot_group import (
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import SlotError
 
-__all__ = ["EnvSlots"]
+__all__ = ["Autoreset", "EnvSlots", "same_step_info"]
 
 #: What an env's methods return.
 _STEP_PARTS = ("observation", "reward", "terminated", "truncated", "info")
 _RESET_PARTS = ("observation", "info")
 #: SAME_STEP only: why a slot refuses steps then.
 _RESET_FAILED = "the episode is over and its automatic reset failed; reset this env"
+
+
+class Autoreset:
+    """When the slots of one actor are reset without being asked. Pure.
+
+    | mode | after the end of an episode |
+    |---|---|
+    | NEXT_STEP | the next step ignores its action and resets: reward 0, flags False |
+    | SAME_STEP | the same step resets; `final_obs` and `final_info` go into the info |
+    | DISABLED | nothing, until somebody resets the slot |
+
+    Attributes:
+        mode: Gymnasium's mode.
+        waiting: One bool per slot: its next step is a reset. To be read, not written.
+    """
+
+    def __init__(self, mode: AutoresetMode, num_slots: int) -> None:
+        self.mode = mode
+        self.waiting = [False] * num_slots
+
+    def on_end(self, slot: int) -> bool:
+        """An episode was terminated or truncated. Return whether to reset within this step."""
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self.waiting[slot] = True
+        return self.mode is AutoresetMode.SAME_STEP
+
+    def on_reset(self, slot: int) -> None:
+        """The slot was reset, by itself or because somebody asked: its next step acts."""
+        self.waiting[slot] = False
 
 
 class EnvSlots(SlotGroup):
@@ -415,6 +444,13 @@ class EnvSlots(SlotGroup):
         if self._rows is not None and self._rows.is_ragged:
             outcome.observations = [self._rows.rows[slot].value for slot in addressed]
         return outcome
+
+
+def same_step_info(
+    final_obs: object, final_info: Mapping[str, Any], reset_info: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the info of a SAME_STEP step that ended an episode and began the next one."""
+    return {"final_obs": final_obs, "final_info": final_info, **reset_info}
 
 
 def _scalar(name: str, value: Any, env_id: int) -> float:

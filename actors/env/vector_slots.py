@@ -5,7 +5,7 @@ No message, socket or process in this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +17,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from envbus.actors.arrays.copies import own, own_deeply
-from envbus.actors.arrays.infos import split_infos
 from envbus.actors.arrays.rows import as_array
 from envbus.actors.arrays.spaces import Element, Space, is_fixed_size, leaves, structurer
 from envbus.actors.env.renewal import check_fits, close_within
@@ -26,7 +25,7 @@ from envbus.actors.env.source import AnyEnv
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import SlotError
 
-__all__ = ["VectorSlots"]
+__all__ = ["VectorSlots", "split_infos"]
 
 
 class VectorSlots(SlotGroup):
@@ -370,6 +369,67 @@ def _batch(space: Space, items: list[Element]) -> Element:
             [_batch(sub, [item[i] for item in items]) for i, sub in enumerate(space.spaces)]
         )
     return np.stack(items) if is_fixed_size(space) else tuple(items)
+
+
+def split_infos(infos: Mapping[Any, Any], num_envs: int) -> list[dict[Any, Any]]:
+    """Return one info dict per env, so that merging them again gives `infos`. Pure.
+
+    The way back, merging, is `VectorEnv._add_info` in the runner.
+
+    An entry `key` belongs to the envs that the mask `_key` names; without a mask, to those that
+    its parent belongs to. Arrays, lists and tuples with one item per env are dealt out, dicts
+    are taken apart, anything else goes to each env as it is.
+    """
+    split: list[dict[Any, Any]] = [{} for _ in range(num_envs)]
+    _deal(infos, split, np.ones(num_envs, np.bool_))
+    return split
+
+
+def _deal(
+    infos: Mapping[Any, Any], split: list[dict[Any, Any]], parents: npt.NDArray[np.bool_]
+) -> None:
+    for key, value in infos.items():
+        if _is_mask_of_another(key, infos, len(split)):
+            continue
+        mask = parents
+        if isinstance(key, str) and _is_mask(infos.get(f"_{key}"), len(split)):
+            mask = infos[f"_{key}"]
+        owners = np.flatnonzero(mask).tolist()
+        if isinstance(value, Mapping):
+            parts: list[dict[Any, Any]] = [{} for _ in split]
+            _deal(value, parts, mask)
+            for env in owners:
+                split[env][key] = parts[env]
+        else:
+            for env in owners:
+                split[env][key] = _item(value, env, len(split))
+
+
+def _is_mask_of_another(key: object, infos: Mapping[Any, Any], num_envs: int) -> bool:
+    return (
+        isinstance(key, str)
+        and key.startswith("_")
+        and key[1:] in infos
+        and _is_mask(infos[key], num_envs)
+    )
+
+
+def _is_mask(value: object, num_envs: int) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.shape == (num_envs,)
+
+
+def _item(value: object, env: int, num_envs: int) -> object:
+    if isinstance(value, np.ndarray):
+        if not value.ndim or len(value) != num_envs:
+            return value.copy()
+        item = value[env]
+        # Merging makes an array of bools from `bool`, but one of objects from `np.bool_`.
+        if isinstance(item, np.bool_):
+            return bool(item)
+        return item.copy() if isinstance(item, np.ndarray) else item
+    if isinstance(value, list | tuple) and len(value) == num_envs:
+        return value[env]
+    return value
 
 
 def _same(value: object, other: object) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import VectorEnv
 
-from envbus.actors.arrays.infos import split_infos
+from envbus.actors.env.vector_slots import split_infos
 from tests.actors.driver import assert_same
 
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from gymnasium.vector import AutoresetMode
 
-from envbus.actors.env.autoreset import Autoreset, AutoresetMode, same_step_info
+from envbus.actors.env.slots import Autoreset, same_step_info
 
 
 def test_next_step_waits_until_the_reset() -> None:
