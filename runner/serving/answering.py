@@ -120,11 +120,6 @@ class Recording:
         self._broken: dict[str, Exception] = {}
         self._ids = itertools.count()
 
-    @property
-    def num_running(self) -> int:
-        """Episodes that are recorded and are not over."""
-        return len(self._running)
-
     def take(self, result: BridgeResult) -> dict[str, MultiAgentBatch | Exception | None]:
         """Take in what a poll has delivered; return the whole episodes that it ended.
 

@@ -45,6 +45,9 @@ def result(
     return made
 
 
+NO_STEP = result({DUMMY_AGENT: 1}, ends="terminated")
+
+
 def act(recording: Recording, *actions: int, agents: Any = (DUMMY_AGENT,)) -> None:
     rows = [ObservingAgent("e", agent, None) for agent in agents]
     recording.acted(
@@ -74,7 +77,7 @@ def test_an_episode_comes_whole_at_its_end_with_its_own_name() -> None:
     assert batch["episode_id"].tolist() == ["e", "e"]
     assert batch["policy_version"].tolist() == [3, 3]
     assert batch["training_enabled"].tolist() == [True, True]
-    assert recording.num_running == 0
+    assert recording.take(NO_STEP) == {"e": None}  # nothing of it is left
 
 
 def test_actions_of_the_simulator_are_marked_and_so_are_untrained_episodes() -> None:
@@ -124,17 +127,18 @@ def test_several_agents_stand_under_their_policies() -> None:
 
 
 def test_an_episode_without_a_step_has_no_rows() -> None:
-    recording = Recording(ONE)
-    assert recording.take(result({DUMMY_AGENT: 1}, ends="terminated")) == {"e": None}
+    assert Recording(ONE).take(NO_STEP) == {"e": None}
 
 
 def test_an_episode_of_a_lost_client_is_dropped() -> None:
     recording = Recording(ONE)
     recording.take(result({DUMMY_AGENT: 1}))
+    act(recording, 5)
+    recording.take(result({DUMMY_AGENT: 2}))
     lost = BridgeResult.of([])
     lost.ended.append("e")
     assert recording.take(lost) == {}
-    assert recording.num_running == 0
+    assert recording.take(NO_STEP) == {"e": None}  # nothing of it is left
 
 
 def test_an_agent_that_comes_back_after_its_end_breaks_its_own_episode_only() -> None:
