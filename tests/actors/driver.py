@@ -233,27 +233,3 @@ def _reach(value: Anything, path: Sequence[Any]) -> Anything:
     for key in path:
         value = value[key]
     return value
-
-
-def assert_same(one: Anything, other: Anything, place: str = "") -> None:
-    """Bit for bit: types, dtypes, shapes, keys, values."""
-    assert type(one) is type(other), f"{place}: {type(one)} is not {type(other)}"
-    if isinstance(one, dict):
-        assert set(one) == set(other), place
-        for key in one:
-            assert_same(one[key], other[key], f"{place}[{key!r}]")
-    elif isinstance(one, tuple | list):
-        assert len(one) == len(other), place
-        for i, (a, b) in enumerate(zip(one, other, strict=True)):
-            assert_same(a, b, f"{place}[{i}]")
-    elif isinstance(one, np.ndarray):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape), place
-        if one.dtype == object:
-            for i, (a, b) in enumerate(zip(one.flat, other.flat, strict=True)):
-                assert_same(a, b, f"{place}.flat[{i}]")
-        else:
-            assert one.tobytes() == other.tobytes(), f"{place}: {one} is not {other}"
-    elif isinstance(one, float | np.floating):
-        assert np.array_equal(one, other, equal_nan=True), f"{place}: {one} is not {other}"
-    else:
-        assert one == other, f"{place}: {one} is not {other}"

@@ -14,7 +14,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envbus.actors.arrays.spaces import Space, is_fixed_size
 from envbus.actors.testing import CountingEnv, InfoEnv
-from tests.actors.driver import Anything, Driver, assert_same
+from envbus.runner.testing import assert_same
+from tests.actors.driver import Anything, Driver
 from tests.envs import CustomSpaceEnv, InPlaceEnv, SpaceEnv, all_spaces
 
 SPACES = all_spaces()

@@ -56,16 +56,3 @@ class Log(Callbacks):
 
     def on_sample_end(self, *, sample: Any) -> None:
         self.calls.append(("sample", len(sample)))
-
-
-def assert_same(ones: Any, others: Any) -> None:
-    """Compare arrays, dicts and tuples, dtypes too."""
-    if isinstance(ones, dict):
-        assert ones.keys() == others.keys()
-        for name in ones:
-            assert_same(ones[name], others[name])
-    elif isinstance(ones, tuple):
-        assert_same(dict(enumerate(ones)), dict(enumerate(others)))
-    else:
-        assert ones.dtype == others.dtype
-        np.testing.assert_array_equal(ones, others)

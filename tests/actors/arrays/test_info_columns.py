@@ -17,6 +17,7 @@ from envbus.actors.arrays.info_columns import (
     InfoWriter,
     records_of,
 )
+from envbus.runner.testing import assert_same
 
 
 class Both:
@@ -46,19 +47,10 @@ def gymnasiums(infos: list[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert list(found) == list(expected)
-        for key in expected:
-            assert_same(found[key], expected[key])
-    elif isinstance(expected, np.ndarray):
-        assert found.dtype == expected.dtype
-        if expected.dtype == object:
-            for one, other in zip(found, expected, strict=True):
-                assert_same(one, other)
-        else:
-            np.testing.assert_array_equal(found, expected)
+def assert_merged(found: dict[str, Any], infos: list[dict[str, Any]]) -> None:
+    expected = gymnasiums(infos)
+    assert_same(found, expected)
+    assert repr(found) == repr(expected)  # in the same order
 
 
 VALUES = st.one_of(
@@ -87,11 +79,11 @@ def test_what_fits_is_merged_as_gymnasium_merges_it(
     if not both.writer.write(infos):
         assert both.reader.merged() == {}
         return
-    assert_same(both.reader.merged(), gymnasiums(infos))
+    assert_merged(both.reader.merged(), infos)
     rows = np.arange(len(infos))[::-1]
-    assert_same(both.reader.merged(rows), gymnasiums(infos[::-1]))
+    assert_merged(both.reader.merged(rows), infos[::-1])
     singles = both.reader.infos(range(len(infos)))
-    assert_same(gymnasiums([singles.get(i, {}) for i in range(len(infos))]), gymnasiums(infos))
+    assert_merged(gymnasiums([singles.get(i, {}) for i in range(len(infos))]), infos)
     for env_id, info in singles.items():
         assert repr(info) == repr(infos[env_id])
 
@@ -104,11 +96,11 @@ def test_usual_infos_fit() -> None:
     both = Both(3)
     both.learn([STEP, FIRST, ENDED])
     assert both.writer.write([ENDED, STEP, ENDED])
-    assert_same(both.reader.merged(), gymnasiums([ENDED, STEP, ENDED]))
+    assert_merged(both.reader.merged(), [ENDED, STEP, ENDED])
     assert both.writer.write([STEP, {}, FIRST])
-    assert_same(both.reader.merged(), gymnasiums([STEP, {}, FIRST]))
+    assert_merged(both.reader.merged(), [STEP, {}, FIRST])
     assert both.writer.write([STEP] * 3)
-    assert_same(both.reader.merged(), gymnasiums([STEP] * 3))
+    assert_merged(both.reader.merged(), [STEP] * 3)
     assert both.writer.write(None)
     assert both.reader.merged() == {}
 
@@ -143,7 +135,7 @@ def test_arrays_of_foreign_byte_order_are_merged_as_they_are() -> None:
     both = Both(2)
     both.learn(infos)
     assert both.writer.write(infos)
-    assert_same(both.reader.merged(), gymnasiums(infos))
+    assert_merged(both.reader.merged(), infos)
 
 
 @pytest.mark.parametrize(
@@ -185,5 +177,5 @@ def test_who_knows_fewer_forms_leaves_the_others_to_messages() -> None:
     both.learn([STEP])
     both.reader.learn(both.reader.layout.with_form_of(FIRST) or both.reader.layout)
     assert both.writer.write([STEP, STEP])
-    assert_same(both.reader.merged(), gymnasiums([STEP, STEP]))
+    assert_merged(both.reader.merged(), [STEP, STEP])
     assert not both.writer.write([STEP, FIRST])

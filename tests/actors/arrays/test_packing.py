@@ -16,6 +16,7 @@ from envbus.actors.arrays.packing import (
 from envbus.actors.protocol import StepResult
 from envbus.bus.wire.codec import decode, encode
 from envbus.bus.wire.messages import Tree
+from envbus.runner.testing import assert_same
 
 
 def travelled(value: object) -> Any:
@@ -24,27 +25,6 @@ def travelled(value: object) -> Any:
     found = decode(StepResult, frames, writable=True).observations
     assert found is not None
     return found.value
-
-
-def assert_same(found: object, expected: object) -> None:
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert isinstance(found, dict)
-        assert list(found) == list(expected)
-        for key in expected:
-            assert_same(found[key], expected[key])
-    elif isinstance(expected, list | tuple):
-        assert isinstance(found, list | tuple)
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
-    elif isinstance(expected, np.ndarray | np.generic):
-        assert isinstance(found, np.ndarray | np.generic)
-        assert found.dtype == expected.dtype
-        assert found.shape == expected.shape
-        np.testing.assert_array_equal(found, expected)
-    else:
-        assert found == expected
 
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -83,7 +63,9 @@ CASES: dict[str, list[dict[Any, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_dicts_by_agent_arrive_as_they_were(case: str) -> None:
-    assert_same(unpack_by_agent(travelled(pack_by_agent(CASES[case]))), CASES[case])
+    found = unpack_by_agent(travelled(pack_by_agent(CASES[case])))
+    assert_same(found, CASES[case])
+    assert repr(found) == repr(CASES[case])  # in the same order
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -99,7 +81,9 @@ def test_records_arrive_as_they_were(case: str) -> None:
         }
         for index, one in enumerate(CASES[case])
     ]
-    assert_same(unpack_records(travelled(pack_records(records))), records)
+    found = unpack_records(travelled(pack_records(records)))
+    assert_same(found, records)
+    assert repr(found) == repr(records)  # in the same order
 
 
 def test_an_env_may_have_no_record() -> None:

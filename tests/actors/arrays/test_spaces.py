@@ -11,7 +11,8 @@ from envbus.actors.arrays.spaces import from_plain, is_fixed_size, leaves, struc
 from envbus.actors.protocol import CallResult
 from envbus.bus.wire.codec import decode, encode
 from envbus.bus.wire.messages import Tree
-from tests.actors.driver import Anything, assert_same, carry
+from envbus.runner.testing import assert_same
+from tests.actors.driver import Anything, carry
 from tests.envs import CustomSpace, all_spaces
 
 SPACES = all_spaces()

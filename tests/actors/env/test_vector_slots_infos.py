@@ -7,7 +7,7 @@ import pytest
 from gymnasium.vector import VectorEnv
 
 from envbus.actors.env.vector_slots import split_infos
-from tests.actors.driver import assert_same
+from envbus.runner.testing import assert_same
 
 
 class Merger(VectorEnv[Any, Any, Any]):

@@ -20,6 +20,7 @@ from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ClosedError
 from envbus.bus.transport.words import WORDS_EXIST
 from envbus.runner import ActorPool, BusVectorEnv, RecycleAfter, Timeouts
+from envbus.runner.testing import assert_same
 from tests.integration.row_model import LifeEnv
 
 pytestmark = [
@@ -144,13 +145,8 @@ class TellingEnv(LifeEnv):
 
 
 def assert_same_infos(found: Any, expected: Any) -> None:
-    assert list(found) == list(expected)
-    for key, value in expected.items():
-        if isinstance(value, dict):
-            assert_same_infos(found[key], value)
-        else:
-            assert found[key].dtype == value.dtype
-            np.testing.assert_array_equal(found[key], value)
+    assert_same(found, expected)
+    assert repr(found) == repr(expected)  # in the same order
 
 
 def lengths() -> list[Any]:

@@ -21,7 +21,7 @@ from envbus.runner.group.sample_memory import (
     fetch,
 )
 from envbus.runner.sampling.config import Quota
-from tests.runner.sampling_scenes import assert_same
+from envbus.runner.testing import assert_same
 
 ASKED: Asked = {0: Quota(), 1: Quota()}
 #: Rows of each runner.

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as npst
 import envbus.actors  # noqa: F401  registers Gymnasium's graphs
 from envbus.bus.errors import ConfigError
 from envbus.runner.data.batch import SampleBatch
-from envbus.runner.data.nested import leaves_of
+from envbus.runner.testing import assert_same
 
 pa = pytest.importorskip("pyarrow")
 
@@ -19,11 +19,7 @@ from envbus.runner.recordings.tables import from_table, to_table  # noqa: E402  
 
 def same(one: SampleBatch, other: SampleBatch) -> None:
     assert list(one.columns) == list(other.columns)
-    pairs = zip(leaves_of(one.columns), leaves_of(other.columns), strict=True)
-    for (path, left), (other_path, right) in pairs:
-        assert path == other_path
-        assert left.dtype == right.dtype, path
-        np.testing.assert_array_equal(left, right, err_msg=path)
+    assert_same(one.columns, other.columns)
 
 
 @settings(max_examples=60)

@@ -21,9 +21,9 @@ from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.column_sampler import ColumnPolicy
 from envbus.runner.sampling.config import RunnerConfig, Sample
 from envbus.runner.sampling.env_runner import EnvRunner
+from envbus.runner.testing import assert_same
 from tests.envs import FailingEnv
 from tests.runner.pool_envs import PATIENCE, GatedEnv, KeyEnv
-from tests.runner.sampling_scenes import assert_same
 from tests.waiting import pass_time
 
 Make = Callable[..., EnvRunner]

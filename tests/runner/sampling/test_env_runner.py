@@ -25,9 +25,10 @@ from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import CallbackError
 from envbus.runner.sampling.config import RunnerConfig, Sample
 from envbus.runner.sampling.env_runner import EnvRunner
+from envbus.runner.testing import assert_same
 from tests.envs import SpaceEnv
 from tests.runner.pool_envs import PATIENCE, EchoEnv, GatedEnv
-from tests.runner.sampling_scenes import Log, assert_same, counting, zeros
+from tests.runner.sampling_scenes import Log, counting, zeros
 from tests.waiting import pass_time
 
 Make = Callable[..., EnvRunner]

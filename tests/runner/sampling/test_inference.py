@@ -15,8 +15,8 @@ from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
 from envbus.runner.sampling.inference import fitted
+from envbus.runner.testing import assert_same
 from tests.actors.agent_envs import RoundRobinEnv
-from tests.runner.sampling_scenes import assert_same
 
 LIKE: dict[str, Any] = {
     "action_logp": np.float32(0.0),
