@@ -26,6 +26,9 @@ __all__ = [
     "short_tmp_path",
 ]
 
+# So that a failed `assert` of the contract tells the values.
+pytest.register_assert_rewrite("envbus.runner.testing")
+
 # A machine that is busy with other things draws examples slowly.
 hypothesis.settings.register_profile(
     "patient",

@@ -36,7 +36,7 @@ def workers() -> Iterator[list[Worker]]:
         worker.join()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(killing, "HANGS_AFTER", 0.05)
 
@@ -70,6 +70,7 @@ def test_what_stepping_raises_is_told_and_new_workers_are_made(workers: list[Wor
     assert not any(worker.is_alive() for worker in workers)
 
 
+@pytest.mark.usefixtures("short_patience")
 def test_calls_that_hang_are_told(workers: list[Worker]) -> None:
     broken = kill_and_start_again(workers, hang, hang, nothing)
     assert (broken.raised, broken.close_error) == ("hangs", "hangs")
