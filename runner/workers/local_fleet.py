@@ -24,7 +24,17 @@ from envbus.actors.arrays.blocks import Blocks
 from envbus.actors.arrays.copies import own, own_deeply
 from envbus.actors.env import source as env_source
 from envbus.actors.env.actor import EnvActor
-from envbus.actors.protocol import Build, CallResult, MapBlocks, Rebuild, SlotError, StepResult
+from envbus.actors.failures import slot_error
+from envbus.actors.protocol import (
+    Build,
+    CallResult,
+    MapBlocks,
+    Rebuild,
+    Reset,
+    SlotError,
+    Step,
+    StepResult,
+)
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import interruptible, without_interrupts
@@ -44,6 +54,8 @@ __all__ = ["AnyFleet", "LocalFleet", "make_fleet"]
 
 logger = logging.getLogger("envbus.runner.workers.fleet")
 
+#: What envs fail in that are broken off by Ctrl-C, by type of the request.
+_PHASES: Final = {Reset: "reset", Rebuild: "build", Step: "step"}
 #: Number of the only thing that is handed over.
 _ARENA: Final = 1
 
@@ -318,14 +330,28 @@ class LocalFleet:
         """
         actor = self.actors[0]
         tells = asked.is_awaited
-        self._is_busy = True
+        self._is_busy, has_begun = True, False
+        reply: Reply | None = None
         try:
             with interruptible() as work:  # an env may take long, or hang
+                has_begun = True
                 reply = self._env_actor.handlers[type(asked.request)](asked.request)
         except BaseException as exc:
-            if asked.is_awaited:
+            if not has_begun:  # Ctrl-C, which had been kept: no env knows of it
+                self._asked.appendleft(asked)
+                self._bell.ring()
+                raise
+            is_signal = reply is not None or exc is work.raised
+            if reply is None and is_signal and (phase := _PHASES.get(type(asked.request))):
+                # Between two envs, or behind the last: nobody knows what they are at.
+                slots = getattr(asked.request, "slots", None)
+                addressed = range(len(actor.env_ids)) if slots is None else slots
+                reply = StepResult(errors=[slot_error(slot, phase, exc) for slot in addressed])
+            if reply is not None and asked.is_awaited:
+                self._events.append(Replied(actor, asked.tag, _own(reply)))
+            elif asked.is_awaited:
                 self._events.append(Lost(actor, asked.tag, describe(exc)))
-            if not isinstance(exc, Exception) or exc is work.raised:
+            if is_signal or not isinstance(exc, Exception):
                 raise
         else:
             if not tell_always and isinstance(reply, StepResult) and reply.stands_in_arena:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ from gymnasium.vector.utils import iterate
 
 from envbus.actors.testing import CountingEnv, InfoEnv
 from envbus.bus.errors import ConfigError
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.process.restart import RestartPolicy
 from envbus.runner.policies.mlp import MlpPolicy
 from envbus.runner.pool.pool import ActorPool
@@ -338,6 +340,67 @@ def test_ctrl_c_in_an_env_is_raised_and_the_others_results_are_kept() -> None:
     told = ["interrupted", "1 builtins.KeyboardInterrupt", "[0]"]
     assert done.stdout.splitlines() == told, done.stderr
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LookupError])
+@pytest.mark.parametrize("verb", ["recv", "step_in_place"])
+def test_ctrl_c_that_was_kept_until_then_leaves_what_was_asked(
+    make: Make, error: type[BaseException], verb: str
+) -> None:
+    def handler(*_: object) -> None:
+        raise error
+
+    pool = make(counting(1), restart=True)
+    pool.reset()
+    pool.recv()
+    arguments = [np.zeros(1, np.int64)]
+    if verb == "recv":
+        pool.send(arguments.pop())
+
+    @uninterrupted_call
+    def call_with_ctrl_c() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        getattr(pool, verb)(*arguments)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(error):
+            call_with_ctrl_c()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert select.select([pool], [], [], 0.0)[0]
+    batch = pool.recv()
+    assert batch.observations[0, 1] == 1.0  # steps
+    assert not batch.faults
+
+
+class InterruptingInfo(dict[str, Any]):
+    def __contains__(self, key: object) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        return super().__contains__(key)
+
+
+class EnvWithInterruptingInfo(CountingEnv):
+    """An action of 1 leads to Ctrl-C when all envs have stepped."""
+
+    def step(self, action: Any) -> Any:
+        *row, _ = super().step(action)
+        return *row, InterruptingInfo(a=1) if action == 1 else {}
+
+
+def test_ctrl_c_between_two_envs_is_a_failure_of_those_that_were_asked(make: Make) -> None:
+    pool = make([EnvWithInterruptingInfo] * 2, restart=True)
+    pool.reset()
+    pool.recv(2)
+    pool.send(np.ones(2, np.int64))
+    with pytest.raises(KeyboardInterrupt):
+        pool.recv(2)
+    faults = list((batch := pool.recv(2)).faults)
+    while len(batch.env_ids) < 2:
+        faults += (batch := pool.recv(2)).faults
+    assert [fault.env_id for fault in faults] == [0, 1]
+    assert batch.incarnations.tolist() == [1, 1]
+    assert batch.observations[:, 1].tolist() == [0.0, 0.0]  # steps
 
 
 SLOW_CLOSE = """
