@@ -216,8 +216,11 @@ class CutEpisodes:
     def on_send(self, env_ids: list[int]) -> None:
         """Actions are about to be sent to these envs."""
         if self._remembers:
-            self._observations.remember(None if len(env_ids) == len(self._asked) else env_ids)
-            self._asked[env_ids] = True
+            asked = self._asked
+            if np.count_nonzero(asked):  # by steps that were given up: their rows were not received
+                env_ids = [env_id for env_id in env_ids if not asked[env_id]]
+            self._observations.remember(None if len(env_ids) == len(asked) else env_ids)
+            asked[env_ids] = True
 
     def on_receive(self, env_ids: npt.NDArray[np.int64]) -> None:
         """The caller gets the rows of these envs."""
