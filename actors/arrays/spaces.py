@@ -40,41 +40,42 @@ Element: TypeAlias = Any
 #: Dicts, lists, numbers, strings and arrays; or an object that has no such form.
 Plain: TypeAlias = Any
 
-#: One entry per space class that has a plain form: its attributes as plain data.
-_DESCRIBE: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
-    spaces.Box: lambda space: _describe_box(space),
-    spaces.Discrete: lambda space: {
+#: One entry per space class that has a plain form: its attributes as plain data. The second
+#: argument describes the spaces within it.
+_DESCRIBE: dict[type[Any], Callable[[Any, Callable[[Space], Plain]], dict[str, Any]]] = {
+    spaces.Box: lambda space, _: _describe_box(space),
+    spaces.Discrete: lambda space, _: {
         "dtype": space.dtype.str,
         "n": int(space.n),
         "start": int(space.start),
     },
-    spaces.MultiDiscrete: lambda space: {
+    spaces.MultiDiscrete: lambda space, _: {
         "dtype": space.dtype.str,
         "nvec": space.nvec,
         "start": space.start,
     },
-    spaces.MultiBinary: lambda space: {"shape": list(space.shape), "flat": type(space.n) is int},
-    spaces.Text: lambda space: {
+    spaces.MultiBinary: lambda space, _: {"shape": list(space.shape), "flat": type(space.n) is int},
+    spaces.Text: lambda space, _: {
         "min_length": space.min_length,
         "max_length": space.max_length,
         "characters": "".join(space.character_list),
     },
-    spaces.Dict: lambda space: {
-        "items": [[key, _describe(sub)] for key, sub in space.spaces.items()],
+    spaces.Dict: lambda space, part: {
+        "items": [[key, part(sub)] for key, sub in space.spaces.items()],
         "sort_keys": getattr(space, "sort_keys", True),  # since Gymnasium 1.4
     },
-    spaces.Tuple: lambda space: {"items": [_describe(sub) for sub in space.spaces]},
-    spaces.OneOf: lambda space: {"items": [_describe(sub) for sub in space.spaces]},
-    spaces.Sequence: lambda space: {
-        "item": _describe(space.feature_space),
+    spaces.Tuple: lambda space, part: {"items": [part(sub) for sub in space.spaces]},
+    spaces.OneOf: lambda space, part: {"items": [part(sub) for sub in space.spaces]},
+    spaces.Sequence: lambda space, part: {
+        "item": part(space.feature_space),
         "stack": space.stack,
     },
-    spaces.Graph: lambda space: {
-        "node": _describe(space.node_space),
-        "edge": None if space.edge_space is None else _describe(space.edge_space),
+    spaces.Graph: lambda space, part: {
+        "node": part(space.node_space),
+        "edge": None if space.edge_space is None else part(space.edge_space),
     },
-    AgentSpaces: lambda space: _describe_agents(space),
-    RecordSpace: lambda space: _describe_agents(space),
+    AgentSpaces: lambda space, part: _describe_agents(space, part),
+    RecordSpace: lambda space, part: _describe_agents(space, part),
 }
 
 
@@ -151,12 +152,12 @@ def _build_dict(plain: Mapping[str, Any]) -> Space:
     return space
 
 
-def _describe_agents(space: AgentSpaces) -> dict[str, Any]:
+def _describe_agents(space: AgentSpaces, part: Callable[[Space], Plain]) -> dict[str, Any]:
     # Each object once: agents that share a space, with its random generator, go on sharing it.
     distinct = {id(sub): sub for sub in space.spaces.values()}
     places = {key: place for place, key in enumerate(distinct)}
     return {
-        "distinct": [_describe(sub) for sub in distinct.values()],
+        "distinct": [part(sub) for sub in distinct.values()],
         "agents": [[agent_id, places[id(sub)]] for agent_id, sub in space.spaces.items()],
     }
 
@@ -326,14 +327,18 @@ def _describe(space: Space) -> Plain:
     describe = _DESCRIBE.get(type(space))
     if describe is None:
         return space
-    plain = {"space": type(space).__name__, **describe(space)}
+    name = type(space).__name__
+    # With its parts as they are: made anew for each space around them, many would take minutes.
+    rebuilt = from_plain({"space": name, **describe(space, lambda part: part)})
+    if not vars(space).keys() <= vars(rebuilt).keys():
+        return space
+    plain = {"space": name, **describe(space, _describe)}
     generator = space._np_random
     if generator is not None:
         plain["random"] = _describe_generator(generator)
         if plain["random"] is None:
             return space
-    rebuilt = from_plain(plain)
-    return plain if vars(space).keys() <= vars(rebuilt).keys() else space
+    return plain
 
 
 def _describe_generator(generator: object) -> list[Any] | None:

@@ -32,6 +32,8 @@ _NESTED: Final = (dict, list, tuple)
 #: Spaces within each other or beside each other, and agents, that somebody may tell us.
 _MAX_SPACES: Final = 4096
 _MAX_AGENTS: Final = 1024
+#: Characters of all strings in what they tell, most of which are those that a Text may have.
+_MAX_CHARACTERS: Final = 2**17
 #: What an element may cost (`element_cost`), of all agents together. `sample` takes 2 s for that.
 _MAX_COST: Final = 2**24
 #: What a character of a Text costs, and any space besides its numbers, if a number costs 1.
@@ -264,13 +266,17 @@ def _build(value: Value) -> SpaceLike:
 def _assert_bounded(value: Value) -> None:
     """Raise ValueError for what is nested without reason, or made to fill memory."""
     level: list[Any] = [value] if isinstance(value, _NESTED) else []
-    spaces = 0
+    spaces = characters = 0
     for _ in range(MAX_DEPTH):
         spaces += sum(isinstance(item, dict) for item in level)
         if spaces > _MAX_SPACES:
             raise ValueError(f"more than {_MAX_SPACES} spaces")
-        parts = (item.values() if isinstance(item, dict) else item for item in level)
-        level = [part for part in chain.from_iterable(parts) if isinstance(part, _NESTED)]
+        within = [item.values() if isinstance(item, dict) else item for item in level]
+        parts = list(chain.from_iterable(within))
+        characters += sum(len(part) for part in parts if isinstance(part, str))
+        if characters > _MAX_CHARACTERS:
+            raise ValueError(f"more than {_MAX_CHARACTERS} characters in strings")
+        level = [part for part in parts if isinstance(part, _NESTED)]
         if not level:
             return
     raise ValueError(f"nested deeper than {MAX_DEPTH} levels")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -104,6 +106,24 @@ def test_a_space_with_attributes_of_its_own_stays_an_object() -> None:
     space = spaces.Discrete(3)
     space.names = ["left", "right", "stay"]  # type: ignore[attr-defined]
     assert to_plain(space) is space
+
+
+def test_a_space_within_many_others_is_built_anew_no_more_often_than_one_alone() -> None:
+    depth, built = 20, 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal built
+        built += event == "call" and frame.f_code is from_plain.__code__
+
+    space: spaces.Space[Anything] = spaces.Tuple([spaces.Discrete(2)] * 10)
+    for _ in range(depth):
+        space = spaces.Tuple([space])
+    sys.setprofile(count)
+    try:
+        to_plain(space)
+    finally:
+        sys.setprofile(None)
+    assert built <= 2 * (depth + 1 + 10)  # each space, and each as a part of another one
 
 
 def test_a_generator_of_another_kind_makes_the_space_an_object() -> None:

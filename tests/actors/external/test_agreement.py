@@ -180,6 +180,8 @@ def box(**changes: Any) -> dict[str, Any]:
         {"space": "AgentSpaces", "distinct": [nested(0)], "agents": [["x", 2**70]]},
         {"space": "AgentSpaces", "distinct": [nested(0)], "agents": [["x", 0]]},
         {"space": "Text", "max_length": 2**22, "min_length": 1, "characters": "a"},
+        {"space": "Text", "max_length": 3, "min_length": 1, "characters": "a" * 200_000},
+        [{"characters": "a" * 50_000}] * 3,
         {"space": "Tuple", "items": [{"space": "MultiBinary", "shape": [2**23], "flat": True}] * 9},
         {i: {"space": "MultiBinary", "shape": [2**23], "flat": True} for i in range(9)},
         {
