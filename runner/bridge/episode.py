@@ -62,6 +62,7 @@ class Episode:
     """
 
     __slots__ = (
+        "_done",
         "_flags",
         "_held_back",
         "_infos",
@@ -103,6 +104,8 @@ class Episode:
         self._rewards: ByAgent = {}
         self._infos: ByAgent = {}
         self._flags: dict[str, ByAgent] = {}
+        #: By name of the flag: agents that were observed with it, and so are done.
+        self._done: dict[str, set[Any]] = {"terminateds": set(), "truncateds": set()}
 
     @property
     def num_queued(self) -> int:
@@ -313,6 +316,10 @@ class Episode:
         if self._held_back is not None or flags or len(content["rewards"]) > len(observation):
             self._held_back = self._held_back or HeldBack()
             content = self._held_back.settle(content)
+            for name, done in self._done.items():
+                # Who is done stays so, or a runner would be asked to make a row of it.
+                content[name].update(dict.fromkeys(done & observation.keys(), True))
+                done.update(agent for agent in observation if content[name].get(agent))
         return content
 
     def _append(

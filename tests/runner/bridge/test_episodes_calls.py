@@ -199,3 +199,20 @@ def test_single_agents_end_before_the_episode_does() -> None:
     content = scene.take()["e"].content
     assert content["terminateds"] == {"x": True, "y": False, "__all__": False}
     assert scene.episodes.awaited("e") == ["y"]
+
+
+def test_an_agent_that_is_done_stays_so_whatever_its_client_observes() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", {"x": 1, "y": 2})
+    scene.take()
+    scene.choose("e", {"x": 0, "y": 0})
+    scene.reward("e", {}, truncateds={"x": True})
+    scene.ask("e", {"y": 3})  # it comes with its next observation
+    assert scene.take()["e"].content["truncateds"] == {"y": False, "__all__": False}
+    for number in (4, 5):
+        scene.choose("e", {"x": 0, "y": 0})
+        scene.ask("e", {"x": number, "y": number})
+        content = scene.take()["e"].content
+        assert content["truncateds"] == {"x": True, "y": False, "__all__": False}
+        assert scene.episodes.awaited("e") == ["y"]

@@ -318,6 +318,26 @@ class Writing(Callbacks):
         self.written.append(episode.episode_id)
 
 
+def test_an_agent_that_comes_back_though_it_is_done_is_in_no_row_and_disturbs_nobody() -> None:
+    agents = ["x", "y"]
+    bridge = ExternalEnvBridge(dict.fromkeys(agents, COUNTS), dict.fromkeys(agents, ACTIONS))
+    runner = EnvRunner(bridge, zeros, RunnerConfig())
+    acted = []
+
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        for t in range(5):
+            acted.append(sorted(client.get_action(episode, dict.fromkeys(agents, obs(t)))))
+            client.log_returns(episode, dict.fromkeys(agents, 1.0), terminateds={"x": t == 1})
+        client.end_episode(episode, dict.fromkeys(agents, obs(5)))
+
+    with simulators(address(runner), play), runner:
+        batch = runner.sample(num_episodes=1, timeout=PATIENCE).single()
+    assert acted == [["x", "y"]] * 2 + [["y"]] * 3
+    assert batch["agent_id"].tolist() == ["x"] * 2 + ["y"] * 5
+    assert batch["terminateds"].tolist() == [False, True, False, False, False, False, True]
+
+
 def test_an_action_that_came_too_late_is_in_no_row() -> None:
     late = threading.Event()
 
