@@ -194,7 +194,7 @@ def _by_agent(space: SpaceLike) -> dict[Any, Space] | None:
 def _taker(space: Space) -> Take:
     if not isinstance(space, AgentSpaces):
         return taker(space)
-    takers = {agent: taker(sub) for agent, sub in space.spaces.items()}
+    takers = {agent: (agent, taker(sub)) for agent, sub in space.spaces.items()}
 
     def take(value: Value, place: str) -> Element:
         value = opened(value)
@@ -204,13 +204,14 @@ def _taker(space: Space) -> Take:
             )
         taken = {}
         for agent, element in value.items():
-            take_one = takers.get(agent)
-            if take_one is None:
+            known_as = takers.get(agent)
+            if known_as is None:
                 known = cut(", ".join(map(str, takers)), _LONGEST)
                 raise SpaceMismatchError(
                     f"{place}: no agent {brief(agent)}; the agents are {known}"
                 )
-            taken[agent] = take_one(element, f"{place}[{agent!r}]")
+            own, take_one = known_as  # 1.0 and True are found as 1, and are called so
+            taken[own] = take_one(element, f"{place}[{own!r}]")
         return taken
 
     return take

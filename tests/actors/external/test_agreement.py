@@ -128,6 +128,12 @@ def test_agents_are_taken_as_they_come_and_strange_ones_are_refused() -> None:
         agreement.take_observation({"y": 2}, "o")
 
 
+def test_an_agent_is_called_as_in_the_spaces_by_whatever_number_it_comes() -> None:
+    agreement = Agreement({0: TWO, 1: TWO}, {0: TWO, 1: TWO})
+    for value in ({0.0: 1, 1.0: 1}, {False: 1, True: 1}):
+        assert list(map(type, agreement.take_observation(value, "o"))) == [int, int]
+
+
 def nested(depth: int) -> Any:
     plain: Any = {"space": "Discrete", "dtype": "<i8", "n": 2, "start": 0}
     for _ in range(depth):
