@@ -128,7 +128,7 @@ class Episode:
             total = own[agent] + reward if agent in own else reward
             own[agent] = min(max(total, -FLOAT32_MAX), FLOAT32_MAX)
         for agent, info in infos.items():
-            self._infos[agent] = {**self._infos.get(agent, {}), **info}
+            self._infos.setdefault(agent, {}).update(info)
         if terminateds or truncateds:
             for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
                 for agent, flag in flags.items():
@@ -205,11 +205,12 @@ class Episode:
         assert record is waiting.record, f"episode {self.episode_id} waits and goes on"
         self.num_bytes += record.size - waiting.size
         rewards, infos, flags = self._rewards, self._infos, self._flags
-        self._rewards, self._infos, self._flags = {}, {}, {}
         content = record.content
+        self._rewards, self._flags = {}, {}
+        self._infos = {agent: info for agent, info in content["infos"].items() if info}
         self.log(
             {agent: reward for agent, reward in content["rewards"].items() if reward},
-            {agent: info for agent, info in content["infos"].items() if info},
+            {},
             content["terminateds"],
             content["truncateds"],
         )

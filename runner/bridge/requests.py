@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final, TypeAlias
 
 import msgpack
@@ -73,6 +73,8 @@ _MAX_VALUES = 1 << 20
 _FEW_BYTES = 1 << 18
 #: Parts of one fragment: each takes some microseconds, and others wait meanwhile.
 _MAX_PARTS = 1 << 14
+#: Whose info is that of all agents.
+_COMMON: Final = "__common__"
 #: Rows have versions in int64.
 _MAX_VERSION = 2**62
 
@@ -286,7 +288,7 @@ def _log_returns(payload: LogReturns, origin: Origin, agreement: Agreement) -> L
         rewards = {
             agent: _number(value, f"reward of agent {agent!r}") for agent, value in by_agent.items()
         }
-        infos = _map(info, "infos", None)
+        infos = _map(info, "infos", agreement, besides={_COMMON})
         terminateds, truncateds = (_flags(given, agreement) for given in flags)
     else:
         if any(given is not None for given in flags):
@@ -438,7 +440,9 @@ def _check_column(value: Value, what: str) -> None:
     raise _WrongError(f"{what} is nested too deep.")
 
 
-def _map(value: Value, what: str, agreement: Agreement | None) -> dict[Any, Any]:
+def _map(
+    value: Value, what: str, agreement: Agreement | None, besides: Set[str] = frozenset()
+) -> dict[Any, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -448,8 +452,7 @@ def _map(value: Value, what: str, agreement: Agreement | None) -> dict[Any, Any]
             raise _WrongError(
                 f"{what} of {brief(agent)}, which is no agent: their ids are strings or integers."
             )
-    if agreement is not None and not value.keys() <= set(agreement.agents):
-        strange = value.keys() - set(agreement.agents)
+    if agreement is not None and (strange := value.keys() - set(agreement.agents) - besides):
         raise _WrongError(
             f"{what} of {_names(strange)}; the agents are {_names(agreement.agents)}."
         )

@@ -216,3 +216,17 @@ def test_an_agent_that_is_done_stays_so_whatever_its_client_observes() -> None:
         content = scene.take()["e"].content
         assert content["truncateds"] == {"x": True, "y": False, "__all__": False}
         assert scene.episodes.awaited("e") == ["y"]
+
+
+def test_an_info_that_is_added_to_is_not_made_anew() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", 0)
+    scene.take()
+    scene.choose("e", 0)
+    scene.reward("e", 1.0, {"a": 1})
+    own = scene.table.open["e"]._infos["agent0"]
+    scene.reward("e", 1.0, {"b": 2})
+    scene.ask("e", 1)
+    assert scene.take()["e"].content["infos"]["agent0"] is own
+    assert own == {"a": 1, "b": 2}

@@ -97,6 +97,8 @@ def test_of_several_agents_each_has_its_own_end() -> None:
     )
     assert reward.rewards == {"x": 1.0}
     assert (reward.infos, reward.terminateds, reward.truncateds) == ({"y": {}}, {"x": True}, {})
+    common = {"__common__": {"tick": 3}}
+    assert event(LogReturns(episode_id="e", reward={}, info=common), MANY).infos == common
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,7 @@ def test_of_several_agents_each_has_its_own_end() -> None:
         (LogReturns(episode_id="e", reward={"z": 1.0}), "rewards of z; the agents are x, y"),
         (LogReturns(episode_id="e", reward={"x": "1"}), "reward of agent 'x' is a number"),
         (LogReturns(episode_id="e", reward={}, info={"x": 1}), "an info is a map"),
+        (LogReturns(episode_id="e", reward={}, info={"z": {}}), "infos of z; the agents are x, y"),
         (LogReturns(episode_id="e", reward={}, terminateds={"x": 1}), "flag of agent 'x'"),
         (LogReturns(episode_id="e", reward={}, truncateds=[1]), "flags are a map by agent"),
         (
