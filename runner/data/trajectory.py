@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from envbus.actors.arrays.finite import FLOAT32_MAX
 from envbus.runner.data.batch import SampleBatch
 from envbus.runner.data.nested import ArrayBuffer, Tree, TreeBuffer, as_rows, buffer_for, row_of
 
@@ -123,10 +124,13 @@ class Trajectory:
         self.acted = True
 
     def add_reward(self, reward: float) -> bool:
-        """Add to the open row, or after the end to the last; False: that one has left already."""
+        """Add to the open row, or after the end to the last.
+
+        False: that one has left already, or would become what float32 cannot express.
+        """
         if not self.done:
             self.reward += reward
-        elif self.num_rows:
+        elif self.num_rows and abs(self._rewards[-1] + reward) <= FLOAT32_MAX:
             self._rewards[-1] += reward
         else:
             return False

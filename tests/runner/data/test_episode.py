@@ -255,6 +255,16 @@ def test_all_is_no_agent_id() -> None:
         recorder.step({}, {"__all__": 1.0}, GO_ON, GO_ON)
 
 
+def test_a_reward_after_an_agents_end_does_not_add_up_to_infinity() -> None:
+    recorder = EpisodeRecorder(1, 0)
+    done = {"a": True, "__all__": False}
+    drive(recorder, [{"a": obs(0), "b": obs(0)}, ({"a": obs(1)}, {"a": 3e38}, done, GO_ON)])
+    recorder.step({}, {"a": 2e38}, GO_ON, GO_ON)
+    recorder.step({}, {"a": -1.0}, GO_ON, GO_ON)
+    assert rows(recorder, "a")["rewards"].tolist() == [np.float32(3e38)]
+    assert recorder.result().unrecorded_reward == 2e38
+
+
 def test_an_agent_both_terminated_and_truncated_ends_once() -> None:
     recorder = EpisodeRecorder(1, 0)
     both = {"a": True, "__all__": False}
