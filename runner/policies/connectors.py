@@ -236,6 +236,10 @@ def map_leaf_spaces(
 # --- observations ----------------------------------------------------------------------------
 
 
+#: What larger numbers count as: squares of these can be added up for ever.
+_LARGEST = 1e100
+
+
 @dataclass(frozen=True, slots=True)
 class RunningMeanStd:
     """Mean and variance of rows of several arrays at once, which come in batches and are merged.
@@ -264,14 +268,13 @@ class RunningMeanStd:
         """
         if not arrays or not len(arrays[0]):
             return cls()
-        rows = [array.astype(np.float64) for array in arrays]
-        with np.errstate(all="ignore"):  # it is told below
-            means = tuple(array.mean(axis=0) for array in rows)
-            m2s = tuple(
-                np.square(array - mean).sum(axis=0) for array, mean in zip(rows, means, strict=True)
-            )
-        if not all(np.isfinite(m2).all() for m2 in m2s):
-            raise ValueError("an observation holds NaN, infinity, or a number too large to square")
+        if not all(np.isfinite(array).all() for array in arrays):
+            raise ValueError("an observation holds NaN or infinity")
+        rows = [np.clip(array.astype(np.float64), -_LARGEST, _LARGEST) for array in arrays]
+        means = tuple(array.mean(axis=0) for array in rows)
+        m2s = tuple(
+            np.square(array - mean).sum(axis=0) for array, mean in zip(rows, means, strict=True)
+        )
         return cls(len(rows[0]), means, m2s)
 
     def merge(self, other: RunningMeanStd) -> RunningMeanStd:

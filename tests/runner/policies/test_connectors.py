@@ -132,8 +132,16 @@ def test_a_state_goes_there_and_back() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_would_spoil_the_statistics_for_ever_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="NaN, infinity"):
+    with pytest.raises(ValueError, match="NaN or infinity"):
         RunningMeanStd.of([np.array([0.0, value])])
+
+
+def test_a_number_too_large_to_square_spoils_nothing() -> None:
+    moments = RunningMeanStd.of([np.array([0.0, 1e200])])
+    for value in (1e308, -1e308, 1.0):
+        moments = moments.merge(RunningMeanStd.of([np.array([value])]))
+    assert np.isfinite(moments.m2s[0])
+    assert moments.count == 5
 
 
 def test_rows_of_other_shapes_do_not_merge() -> None:
