@@ -44,6 +44,9 @@ logger = logging.getLogger("envbus.runner.recordings")
 
 #: Ids of episodes that are remembered.
 _MAX_IDS = 100_000
+#: Shards that stay open between two calls: there is one for each set of policies that an episode
+#: may have rows of, and whoever plays with many agents decides which.
+_MAX_OPEN = 64
 
 #: Whose rows, and all policies that their episodes have rows of; none: no others.
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
@@ -152,9 +155,13 @@ class EpisodeWriter:
         self.num_rows += sum(len(rows) for rows in parts.values())
         self.num_episodes += len(episodes)
         for key in parts:
-            shard = self._shards[key]
+            shard = self._shards[key] = self._shards.pop(
+                key
+            )  # behind all that others were added to
             if shard.num_rows >= self._shard_rows or shard.age >= self._shard_seconds:
                 self._retire(key)
+        for key in list(self._shards)[:-_MAX_OPEN]:
+            self._retire(key)
 
     def close(self) -> None:
         """Complete all shards. Idempotent.

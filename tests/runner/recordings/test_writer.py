@@ -97,6 +97,19 @@ def test_episodes_with_several_policies_come_back_whole(tmp_path: Path) -> None:
     assert all(path.parent.parent == tmp_path for path in tmp_path.rglob("*.parquet"))
 
 
+def test_however_many_sets_of_policies_play_together_few_files_stay_open(tmp_path: Path) -> None:
+    def num_open() -> int:
+        links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+        return sum(link.startswith(str(tmp_path.resolve())) for link in links)
+
+    with EpisodeWriter(tmp_path) as writer:
+        for eps_id in range(100):
+            pair = {"all": episode(eps_id, 2), f"p{eps_id}": episode(eps_id, 2, agent="other")}
+            writer.write(MultiAgentBatch(pair, 2))
+        assert 0 < num_open() <= 64
+    assert len(list(read_episodes(tmp_path))) == 100
+
+
 def test_an_episode_of_which_a_policy_is_not_written_yet_is_not_read(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, shard_rows=9) as writer:
         rows = [episode(eps_id, 2, agent="a") for eps_id in range(5)]
