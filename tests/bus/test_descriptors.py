@@ -4,11 +4,15 @@ import errno
 import os
 import subprocess
 import sys
+import time
+from subprocess import PIPE
 
 import pytest
+from gymnasium.spaces import Discrete
 
 from envbus.bus.descriptors import descriptors_advice, opening
 from envbus.bus.errors import StartError, TransportError
+from envbus.runner import ExternalEnvBridge
 
 #: What takes descriptors, by what it is; each is made and ended once before.
 MAKERS = {
@@ -20,7 +24,7 @@ MAKERS = {
     "client": "ExternalEnvClient(address).close()",
 }
 PROGRAM = """
-import os, resource, threading
+import os, resource, sys, threading
 from gymnasium.spaces import Discrete
 from envbus.actors import ExternalEnv, ExternalEnvClient
 from envbus.bus.errors import StartError, TransportError
@@ -38,15 +42,7 @@ def host(where):
     with ExternalEnvBridge() as bridge:
         bridge.host(Waiting, where=where)
 
-def serve(bridge):
-    while True:
-        bridge.poll(0.1)
-
-address = ""
-if {serves}:
-    bridge = ExternalEnvBridge(Discrete(2), Discrete(2))
-    address = bridge.address
-    threading.Thread(target=serve, args=[bridge], daemon=True).start()
+address = sys.argv[1]
 {made}
 allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 lowest = os.dup(0)
@@ -69,13 +65,17 @@ os._exit(0)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("what", MAKERS)
 def test_what_finds_too_few_descriptors_says_what_to_do(what: str) -> None:
-    program = PROGRAM.format(made=MAKERS[what], serves=what == "client")
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
-    )
-    told = done.stdout.split()
-    assert told[-1:] == ["made"], done.stderr
-    assert set(told[:-1]) == {"True"}
+    program = PROGRAM.format(made=MAKERS[what])
+    with ExternalEnvBridge(Discrete(2), Discrete(2)) as bridge:  # here it has descriptors
+        command = [sys.executable, "-c", program, bridge.address]
+        with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True) as process:
+            deadline = time.monotonic() + 100
+            while process.poll() is None and time.monotonic() < deadline:
+                bridge.poll(0.1)
+            process.kill()
+            told, errors = process.communicate()
+    assert told.split()[-1:] == ["made"], errors
+    assert set(told.split()[:-1]) == {"True"}
 
 
 def test_advice_says_how_many_are_needed_where_that_is_known() -> None:
