@@ -174,7 +174,7 @@ def _commit() -> str:
     folder = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
-        return subprocess.run(  # noqa: S603
+        return subprocess.run(  # noqa: S603 - fixed arguments
             ["git", *arguments],  # noqa: S607 - the user's git
             cwd=folder,
             check=True,

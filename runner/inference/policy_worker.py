@@ -360,8 +360,8 @@ class PolicyBootstrap(NamedTuple):
 
 def main(pipe: Pipe) -> None:
     """Serve until the owner at the other end of `pipe` says to leave."""
-    # Nobody else can reach the pipe.
-    bootstrap = PolicyBootstrap(*pickle.loads(pipe.receive(HANDOVER_TIMEOUT)))  # noqa: S301
+    data = pipe.receive(HANDOVER_TIMEOUT)
+    bootstrap = PolicyBootstrap(*pickle.loads(data))  # noqa: S301 (our own pipe)
     try:
         policies = _build(bootstrap)
     except Exception as exc:  # the border: factories are the user's

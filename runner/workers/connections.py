@@ -103,7 +103,7 @@ class Connections(Generic[M]):
         """Whether the owner and its actors spin in short waits."""
         if self._wait != "auto":
             return self._wait == "spin"
-        # Each gives its core away after a look, so that one more than there are cores does no harm.
+        # One more than there are cores: each gives its core away after a few looks (DECISIONS 138).
         return self._num_local <= usable_cores() > 1
 
     @property
