@@ -397,7 +397,7 @@ def assert_equal_rows(ones: list[Sample], others: list[Sample]) -> None:
         assert columns.keys() == expected.keys()
         for name, column in columns.items():
             if name in ("action_logp", "vf_preds"):
-                np.testing.assert_allclose(column, expected[name], rtol=1e-4)
+                np.testing.assert_allclose(column, expected[name], rtol=1e-4, atol=1e-6)
             else:
                 np.testing.assert_array_equal(column, expected[name])
         assert sorted(e.eps_id for e in one.episodes) == sorted(e.eps_id for e in other.episodes)

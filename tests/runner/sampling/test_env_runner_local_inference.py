@@ -192,7 +192,9 @@ def test_new_weights_reach_the_simulator_and_its_rows_say_which_have_chosen() ->
         assert first["policy_version"].tolist() == [0] * 50
         expected = policy.compute_actions(batch["obs"], None, explore=False)
         assert batch["actions"].tolist() == expected.actions.tolist()
-        np.testing.assert_allclose(batch["vf_preds"], expected.extras["vf_preds"], rtol=1e-5)
+        np.testing.assert_allclose(
+            batch["vf_preds"], expected.extras["vf_preds"], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_logged_actions_mix_and_untrained_episodes_leave_no_rows() -> None:
