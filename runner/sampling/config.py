@@ -96,7 +96,8 @@ class RunnerConfig:
     #: As how many envs a bridge counts where what is asked for is shared out.
     envs_per_bridge: int = 1
     #: Env steps of a bridge's episodes that `serve` keeps for the next sample; when there are
-    #: more, the oldest are dropped.
+    #: more, the oldest are dropped. Where whole episodes are sampled, an episode of a bridge that
+    #: has more, and more than 100,000, is given up: it is answered, and its rows are dropped.
     max_waiting_steps: int = 100_000
     #: Give clients of bridges the policies' weights, whenever they are set, so that they can choose
     #: actions themselves.

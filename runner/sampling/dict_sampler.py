@@ -7,6 +7,7 @@ chooses actions (`inference.py`), and how much is asked of whom (`quotas.py`).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -42,10 +43,14 @@ __all__ = ["DictSampler"]
 
 _Bools: TypeAlias = npt.NDArray[np.bool_]
 
+_log = logging.getLogger(__name__)
+
 #: Seconds after which `serve` looks whether it is over.
 _LONGEST_LOOK = 0.05
 #: Env steps of an episode whose rows nobody wants, after which they are dropped.
 _MOST_FORGOTTEN = 1000
+#: Env steps that an episode of a bridge may have at least, where it is to leave as a whole.
+_LONGEST_EPISODE = 100_000
 
 
 class _Episodes:
@@ -421,8 +426,10 @@ class DictSampler:
                 unmet = self._unmet(quotas)
                 self._go_on(unmet, explore)
                 self._timers.end_iteration()
-                if quotas.complete and self._endless.is_due():
-                    self._endless.look(self._lengths())
+                if quotas.complete:
+                    self._give_up_endless()
+                    if self._endless.is_due():
+                        self._endless.look(self._lengths())
                 if overdue is not None:
                     # All may have answered in time, and be at their next step.
                     late = overdue or sorted(self._stepping(self._awaited(unmet)))
@@ -463,8 +470,25 @@ class DictSampler:
                 self._metrics.add_dropped_rows(holder.forget_parts())
                 for slot in holder.slots.values():
                     if slot.episode and slot.episode.num_fragments and slot.is_kept:
-                        self._metrics.add_dropped_rows(slot.episode.agent_steps)
-                        self.episodes.give_up(slot)
+                        self._drop(slot, slot.episode)
+
+    def _give_up_endless(self) -> None:
+        """Let no client fill the memory with an episode that does not end."""
+        most = max(self._config.max_waiting_steps, _LONGEST_EPISODE)
+        for holder in self._bridge_holders:
+            for slot in holder.slots.values():
+                if slot.episode and slot.episode.env_steps > most and slot.is_kept:
+                    _log.warning(
+                        "episode %s of a bridge goes on after %d env steps, and whole episodes are "
+                        "sampled: it is answered to its end, and its rows are dropped",
+                        slot.episode_id,
+                        slot.episode.env_steps,
+                    )
+                    self._drop(slot, slot.episode)
+
+    def _drop(self, slot: Slot, episode: EpisodeRecorder) -> None:
+        self._metrics.add_dropped_rows(episode.agent_steps)
+        self.episodes.give_up(slot)
 
     def _unmet(self, quotas: EnvQuotas) -> list[QuotaHolder]:
         return [holder for holder in self._holders if not holder.met(quotas)]

@@ -21,6 +21,7 @@ from envbus.actors.protocol import StepResult
 from envbus.bus.broker.core import BrokerCore
 from envbus.bus.broker.events import MAX_HEARTBEAT, BrokerConfig
 from envbus.bus.broker.loop import Broker
+from envbus.bus.complaints import Lines
 from envbus.bus.errors import ClosedError, StartError, TransportError
 from envbus.bus.folders import make_folder, name_folder
 from envbus.bus.peer.worker import PlainCodec
@@ -69,6 +70,7 @@ class Connections(Generic[M]):
         self._by_identity: dict[bytes, M] = {}
         #: Remote actors that joined and have no envs: routing id and name.
         self._spares: dict[bytes, str] = {}
+        self._lines = Lines(logger)
         self._directory = name_folder()
         #: Where actors without local links come in, and who is bound there; None: there are none.
         self._ipc_endpoint = self._first_endpoint = f"ipc://{self._directory}/bus"
@@ -196,7 +198,7 @@ class Connections(Generic[M]):
 
     def join(self, peer: bytes, name: str) -> None:
         """Keep a remote actor that said hello until `engage` takes it."""
-        logger.info("remote actor %s joined", name)
+        self._lines.add(logging.INFO, f"remote actor {name} joined")
         self._spares[peer] = name
 
     def engage(self) -> M | None:

@@ -22,6 +22,7 @@ from envbus.runner.policies.connectors import FrameStack, Normalize, RescaleActi
 from envbus.runner.policies.mlp import MlpPolicy
 from envbus.runner.policies.policy import Policy, PolicyOutput
 from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling import dict_sampler
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
 from tests.runner.pool_envs import GatedEnv
@@ -322,6 +323,24 @@ def test_what_serving_collects_is_bounded() -> None:
         batch = runner.sample(num_env_steps=100, timeout=0.2).single()
         assert batch["t"].tolist() == [*range(10)] * 2
         assert runner.get_metrics()["num_dropped_rows"] == 30
+
+
+def test_an_episode_without_end_is_given_up_where_whole_ones_are_awaited(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dict_sampler, "_LONGEST_EPISODE", 50)
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS)
+
+    def play(client: ExternalEnvClient) -> None:
+        play_episode(client, 120)
+        play_episode(client, 10)
+
+    config = RunnerConfig(max_waiting_steps=25)
+    with simulators(bridge.address, play), EnvRunner(bridge, zeros, config) as runner:
+        batch = runner.sample(num_episodes=1, timeout=PATIENCE).single()
+        assert batch["t"].tolist() == [*range(10)]
+        assert runner.get_metrics()["num_dropped_rows"] == 51
+    assert caplog.text.count("goes on after 51 env steps") == 1
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
