@@ -272,7 +272,8 @@ class Hostile:
         if kind == 9:
             return [self.value(depth + 1) for _ in range(chance.randrange(5))]
         if kind == 10:
-            return [self.value(depth + 1)] * chance.choice([2, 3, 100])
+            # Hundreds of hundreds would be gigabytes, which this process cannot make.
+            return [self.value(depth + 1)] * chance.choice([2, 3, 4 if depth else 100])
         return {self._key(): self.value(depth + 1) for _ in range(chance.randrange(5))}
 
     def _key(self) -> Any:
