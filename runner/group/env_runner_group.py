@@ -389,9 +389,10 @@ class EnvRunnerGroup(StaysHere):
     ) -> dict[int, Any]:
         """Call `function(runner, *args, **kwargs)` in each runner's process.
 
-        A runner that samples does it afterwards. The function goes to the runner by cloudpickle,
-        over the pipe that it has inherited; so does what it returns, where MessagePack has no
-        form for it. Arrays in the results are read-only.
+        A runner that samples does it afterwards. What it changes in a runner is gone with that
+        runner's life: a policy that it adds is not in the next one. The function goes to the
+        runner by cloudpickle, over the pipe that it has inherited; so does what it returns, where
+        MessagePack has no form for it. Arrays in the results are read-only.
 
         Args:
             function: Any function; `runner` is the `EnvRunner`.
