@@ -582,7 +582,7 @@ class Engine:
         elif self.faults.recovery is not None:
             reason = f"{event.actor.describe()} did not answer in time: {event.failed.message}"
             # Nothing else ends a step that never returns.
-            self.fleet.kill(event.actor, FaultCause.TIMEOUT, event.failed.message)
+            self.fleet.kill_late(event)
             self.faults.end_incarnations(members, reason, FaultCause.TIMEOUT)
         else:
             names = ", ".join(map(str, members))

@@ -569,7 +569,7 @@ class Rounds:
         if code is FailureCode.PEER_LOST:
             return  # the event of its end follows
         if code is FailureCode.TIMEOUT:
-            self._worker_group.kill(actor, FaultCause.TIMEOUT, event.failed.message)
+            self._worker_group.kill_late(event)
             return
         error = failure_to_error(event.failed, 0)
         if isinstance(event.tag, _Sampling):

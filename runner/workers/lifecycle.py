@@ -295,18 +295,26 @@ class Lifecycle(Generic[M]):
         """Return what the threads of actors are doing that do not answer; takes 0.3 s at most."""
         return self._stacks.of(actors)
 
-    def explain(self, late: Sequence[Lost[M]]) -> list[Lost[M]]:
-        """Return requests that have passed their deadlines, saying where their actors are."""
+    def explain(self, late: Sequence[Lost[M]], left: Mapping[bytes, str]) -> list[Lost[M]]:
+        """Return requests that have passed their deadlines, saying where their actors are.
+
+        Args:
+            late: Of actors whose lives are still those that were asked.
+            left: Peers that have left, which is told next, and why.
+        """
         # One that ended while the driver was away was not late.
         self._exits += self._connections.process_group.exits()
         ended, hanging = [], []
         for lost in late:
             actor = lost.actor
-            if actor.child is None or actor.child.exit_status is None:
-                hanging.append(lost)
-            else:
+            if actor.child is not None and actor.child.exit_status is not None:
                 reason = f"{actor.describe()} ended: {actor.child.exit_status.report()}"
-                ended.append(_told(lost, Failed(code=FailureCode.PEER_LOST, message=reason)))
+            elif actor.remote and actor.identity in left:
+                reason = f"{actor.describe()} left: {left[actor.identity]}"
+            else:
+                hanging.append(lost)
+                continue
+            ended.append(_told(lost, Failed(code=FailureCode.PEER_LOST, message=reason)))
         texts = self.stacks([lost.actor for lost in hanging])
         for lost, text in zip(hanging, texts, strict=True):
             message = f"{lost.failed.message}\n{text}"
@@ -360,4 +368,4 @@ def why_it_ended(actor: WorkerHandle, status: ExitStatus) -> str:
 
 
 def _told(lost: Lost[M], failed: Failed) -> Lost[M]:
-    return Lost(lost.actor, lost.tag, failed, lost.actor.cause)
+    return Lost(lost.actor, lost.tag, failed, lost.actor.cause, lost.incarnation)

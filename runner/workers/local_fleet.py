@@ -265,7 +265,7 @@ class LocalFleet:
             self._bell.silence()
         return taken_from(self._events)
 
-    def kill(self, actor: Actor, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
+    def kill_late(self, lost: Lost[Actor]) -> None:
         """Do nothing: what would be killed is this process."""
 
     def recycle(self, actor: Actor) -> None:

@@ -213,6 +213,8 @@ class Lost(msgspec.Struct, Generic[M], frozen=True, gc=False):
     failed: Failed
     #: Why, if the actor was killed or died.
     cause: FaultCause = FaultCause.CRASH
+    #: Which life of the actor held it. By when it is told the next one may have begun.
+    incarnation: int = 0
 
 
 class Gone(msgspec.Struct, Generic[M], frozen=True, gc=False):

@@ -14,7 +14,7 @@ import select
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic
 
 import msgspec
@@ -124,15 +124,15 @@ class Requests(Generic[M]):
         except ClosedError as exc:  # it died between the message and what belongs to it
             self._connections.end(actor)
             failed = Failed(code=FailureCode.PEER_LOST, message=f"{actor.describe()}: {exc}")
-            return Lost(actor, tag, failed, actor.cause)
+            return Lost(actor, tag, failed, actor.cause, actor.incarnation)
         except (DecodeError, TransportError) as exc:
             # E.g. an object whose class cannot be imported here; other requests' ends follow.
             reply = exc
         if (misfit := self._judge(actor, request, reply)) is not None:
-            return Lost(actor, tag, misfit, actor.cause)
+            return Lost(actor, tag, misfit, actor.cause, actor.incarnation)
         if isinstance(reply, Exception):
             failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {reply}")
-            return Lost(actor, tag, failed, actor.cause)
+            return Lost(actor, tag, failed, actor.cause, actor.incarnation)
         return Replied(actor, tag, reply)
 
     def on_failure(self, outcome: FailLocal) -> Lost[M] | None:
@@ -151,7 +151,7 @@ class Requests(Generic[M]):
             actor.abandoned = outcome.wire_id
         elif failed.code is not FailureCode.NO_PEER:
             failed = self._judge(actor, request, failed) or failed
-        return Lost(actor, tag, failed, actor.cause)
+        return Lost(actor, tag, failed, actor.cause, actor.incarnation)
 
     def _judge(
         self, actor: M, request: Request[Any] | None, answer: Payload | Exception
@@ -387,6 +387,11 @@ class WorkerGroup(ABC, Generic[M]):
         """Kill an actor's process tree; `poll` reports its end, with `cause` and `reason`."""
         self._connections.kill(actor, cause, reason)
 
+    def kill_late(self, lost: Lost[M]) -> None:
+        """Kill an actor that passed the deadline of a request, if that life of it still runs."""
+        if lost.actor.incarnation == lost.incarnation:
+            self._connections.kill(lost.actor, FaultCause.TIMEOUT, lost.failed.message)
+
     @uninterrupted_call
     def close(self, *, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask all actors to close their envs and leave; kill those that do not. Idempotent.
@@ -443,14 +448,14 @@ class WorkerGroup(ABC, Generic[M]):
                 self._on_failure(outcome)
             elif type(outcome) is Notify:
                 self._on_notice(outcome)
+        if self._late:
+            self._tell_late({it.peer: it.reason for it in outcomes if type(it) is PeerLeft})
         for outcome in outcomes:  # last: what a peer held ends in its life, not in the next one
             if type(outcome) is PeerLeft:
                 self._on_left(outcome)
             elif type(outcome) is PeerReady:
                 with contextlib.suppress(NoPeerError):  # it said hello and died
                     self._on_hello(outcome)
-        if self._late:
-            self._tell_late()
         return bool(outcomes)
 
     def _settle(self, end: Replied[M] | Lost[M] | None) -> None:
@@ -477,10 +482,10 @@ class WorkerGroup(ABC, Generic[M]):
         else:
             self._settle(lost)
 
-    def _tell_late(self) -> None:
+    def _tell_late(self, left: Mapping[bytes, str]) -> None:
         late, self._late = self._late, []
         self._next_exit_check = 0.0
-        for lost in self._lifecycle.explain(late):
+        for lost in self._lifecycle.explain(late, left):
             self._settle(lost)
 
     def _on_left(self, outcome: PeerLeft) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -23,8 +24,9 @@ from envbus.runner.pool.pool import ActorPool
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import Timeouts
 from tests.integration.envs.test_remote_actors import PATIENCE, free_port, with_remote_actor
-from tests.integration.faulty import EXIT, RAISE, RESTART
+from tests.integration.faulty import EXIT, RAISE, RESTART, STOP
 from tests.runner.pool_envs import receive_all, receive_until_back
+from tests.waiting import pass_time
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -128,6 +130,36 @@ def test_a_frozen_actor_that_goes_on_after_it_was_replaced_changes_nothing_and_l
         assert infos["pid"][1] == other.pid
         assert frozen.wait(PATIENCE) is not None
         envs.close()
+
+
+@pytest.mark.parametrize("has_spare", [True, False])
+def test_a_deadline_and_a_lease_that_end_while_the_learner_is_away_end_one_life_only(
+    has_spare: bool,
+) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(with_remote_actor(endpoint, "--allow", "tests"))
+        timeouts = Timeouts(step=1.0)
+        pool = ActorPool(
+            [FAULTY] * 2,
+            num_actors=2,
+            remote_actors=1,
+            bind=endpoint,
+            timeouts=timeouts,
+            **RESTART,
+        )
+        stack.callback(pool.close)
+        pool.reset(seed=0)
+        receive_all(pool, range(2))
+        if has_spare:
+            stack.enter_context(with_remote_actor(endpoint, "--allow", "tests"))
+        pool.send(np.array([1, STOP]))
+        pass_time(6.0)  # the learner trains for longer than the lease of a remote actor
+        if not has_spare:
+            pool.recv(min_envs=1, timeout=PATIENCE)
+            stack.enter_context(with_remote_actor(endpoint, "--allow", "tests"))
+        batch = receive_until_back(pool, 1)
+        assert batch.observations[-1].tolist() == [1, 0, 0, restart_seed(1, 1, 1)]
 
 
 @pytest.mark.slow

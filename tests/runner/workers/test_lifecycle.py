@@ -207,7 +207,7 @@ def test_who_ended_while_the_driver_was_away_was_not_late() -> None:
     scene.machine.ended = [(child, KILLED)]
     late = Failed(code=FailureCode.TIMEOUT, message="late")
     told = scene.lifecycle.explain(
-        [Lost(scene.actors[1], "slow", late), Lost(scene.actor, "dead", late)]
+        [Lost(scene.actors[1], "slow", late), Lost(scene.actor, "dead", late)], {}
     )
     assert [lost.tag for lost in told] == ["dead", "slow"]
     assert [lost.failed.code for lost in told] == [FailureCode.PEER_LOST, FailureCode.TIMEOUT]
@@ -215,6 +215,15 @@ def test_who_ended_while_the_driver_was_away_was_not_late() -> None:
     assert told[1].failed.message.startswith("late\nNo stack of actor-1")
     assert scene.lifecycle.take_exits() == [(child, KILLED)]
     assert scene.lifecycle.take_exits() == []
+
+
+def test_a_remote_actor_that_has_left_was_not_late_either() -> None:
+    scene = Scene()
+    scene.actor.remote, scene.actor.identity = True, b"peer"
+    late = Failed(code=FailureCode.TIMEOUT, message="late")
+    (told,) = scene.lifecycle.explain([Lost(scene.actor, "gone", late)], {b"peer": "its lease"})
+    assert told.failed.code is FailureCode.PEER_LOST
+    assert "left: its lease" in told.failed.message
 
 
 def actor_of(pid: int | None, state: ActorState) -> Actor:
