@@ -322,7 +322,12 @@ class ExternalEnvBridge(StaysHere):
             return
         while True:
             until = deadline
-            for wake_at in (episodes.wake_at(), self._hosts.wake_at(), self._gateway_wake_at()):
+            for wake_at in (
+                episodes.wake_at(),
+                self._hosts.wake_at(),
+                self._gateway_wake_at(),
+                self._private.wake_at(),
+            ):
                 if wake_at is not None and wake_at < until:
                     until = wake_at
             self._dispatcher.serve(max(until - now, 0.0))
@@ -333,6 +338,7 @@ class ExternalEnvBridge(StaysHere):
 
     def _look_after(self, now: float) -> None:
         """Start again what has ended of what runs beside the bridge, where that is to be."""
+        self._private.look_after(now)
         self._hosts.look_after(now)
         if self._gateway is not None:
             self._gateway.check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import random
 import threading
@@ -22,8 +23,9 @@ from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.external.errors import SimulatorError
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.hosting import ENTRY, run_env
-from envbus.bus.errors import ClosedError, ConfigError, EnvbusError
-from envbus.bus.folders import name_folder
+from envbus.bus.complaints import Complaints
+from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, TransportError
+from envbus.bus.folders import keep_endpoint, name_folder
 from envbus.bus.interrupts import interruptible, uninterrupted_call
 from envbus.bus.process.pickling import pickled
 from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
@@ -43,7 +45,7 @@ Where = Literal["thread", "process"]
 _PRELOAD = (ENTRY.partition(":")[0],)
 #: Seconds that threads get to end when the bridge is stopped.
 _END_TIMEOUT = 2.0
-#: Seconds between two looks at whether the bridge knows those in processes.
+#: Seconds between two looks at whether the bridge knows those in processes, and at its endpoint.
 _LOOK = 1.0
 #: Seconds for which the bridge may not know one that it knew: it may join anew, or be ending.
 _GONE_TIMEOUT = 2.0
@@ -55,7 +57,8 @@ class PrivateEndpoint:
     """The second endpoint of a bridge, for processes of the same user and host, without keys.
 
     It is a socket in a folder that only this user can enter; it is made when somebody needs it, and
-    goes however its owner ends.
+    goes however its owner ends. A socket that was removed is made again: each client of a gateway
+    comes in there, and each simulator that is started again.
 
     Args:
         bind: Binds an endpoint at the bridge's broker.
@@ -65,6 +68,8 @@ class PrivateEndpoint:
         self._bind = bind
         self._endpoint = ""
         self._keeper: ProcessGroup | None = None
+        self._look_at = math.inf
+        self._complaints = Complaints(logger)
 
     def open(self, preload: Sequence[str] = ()) -> str:
         """Return where it is; the first call makes it.
@@ -88,7 +93,22 @@ class PrivateEndpoint:
                 self.close()
                 raise
             self._endpoint = endpoint
+            self._look_at = 0.0
         return self._endpoint
+
+    def wake_at(self) -> float:
+        """Return by when `look_after` is due, in seconds of `time.monotonic`; may be inf."""
+        return self._look_at
+
+    def look_after(self, now: float) -> None:
+        """See at times that it is there: what cleans TMPDIR up may have removed it."""
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK
+        try:
+            keep_endpoint(self._endpoint, self._bind)
+        except TransportError as exc:  # who is connected is served on
+            self._complaints.add("endpoint", f"nobody new comes in beside a bridge's port: {exc}")
 
     def close(self) -> None:
         """Remove it; the broker is closed before. Idempotent."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
-import os
 import secrets
 from collections.abc import Sequence
 from typing import Generic
@@ -23,7 +22,7 @@ from envbus.bus.broker.events import MAX_HEARTBEAT, BrokerConfig
 from envbus.bus.broker.loop import Broker
 from envbus.bus.complaints import Lines
 from envbus.bus.errors import ClosedError, StartError, TransportError
-from envbus.bus.folders import make_folder, name_folder
+from envbus.bus.folders import keep_endpoint, name_folder
 from envbus.bus.peer.worker import PlainCodec
 from envbus.bus.process.pipe import Pipe, PipeCodec
 from envbus.bus.process.process_group import ProcessGroup
@@ -71,15 +70,15 @@ class Connections(Generic[M]):
         #: Remote actors that joined and have no envs: routing id and name.
         self._spares: dict[bytes, str] = {}
         self._lines = Lines(logger)
-        self._directory = name_folder()
+        directory = name_folder()
         #: Where actors without local links come in, and who is bound there; None: there are none.
-        self._ipc_endpoint = self._first_endpoint = f"ipc://{self._directory}/bus"
+        self._ipc_endpoint = f"ipc://{directory}/bus"
         self._private: ZmqRouter | None = None
         #: Carries the messages of local actors; None: ROUTER and DEALER do.
         self._local_links: LocalRouter | None = None
         self.process_group = ProcessGroup(
             (entry.partition(":")[0], *config.preload),
-            directory=self._directory,
+            directory=directory,
             threads_per_process=config.threads_per_process,
             processes=self._num_local,
         )
@@ -111,7 +110,7 @@ class Connections(Generic[M]):
     @property
     def endpoints(self) -> tuple[str, ...]:
         """What remote actors join at; a `*` port is replaced by the real one."""
-        return tuple(e for e in self.broker.endpoints if e != self._first_endpoint)
+        return tuple(e for e in self.broker.endpoints if e != self._ipc_endpoint)
 
     def launch(self, actor: M) -> None:
         """Start an actor's process; its hello comes through the broker.
@@ -158,17 +157,12 @@ class Connections(Generic[M]):
         Raises:
             StartError: They cannot.
         """
-        if self._private is None or os.path.exists(self._ipc_endpoint.removeprefix("ipc://")):
+        if self._private is None:
             return
-        if not make_folder(self._directory):
-            raise StartError(f"{self._directory} was removed, and cannot be made again")
-        # Another name: to unbind the former one ends the connections of those who came in there.
-        endpoint = f"{self._first_endpoint}.{secrets.token_hex(4)}"
         try:
-            self._private.bind_private(endpoint)
+            keep_endpoint(self._ipc_endpoint, self._private.bind_private)
         except TransportError as exc:
             raise StartError(str(exc)) from exc
-        self._ipc_endpoint = endpoint
 
     def _equip(self, pipe: Pipe, bootstrap: Bootstrap) -> None:
         """Send a process what it begins with.

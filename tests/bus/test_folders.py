@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from envbus.bus.folders import FOLDER_VARIABLE, make_folder, name_folder
+from envbus.bus.errors import TransportError
+from envbus.bus.folders import FOLDER_VARIABLE, keep_endpoint, make_folder, name_folder
 
 
 def test_a_folder_goes_into_the_temporary_one(
@@ -24,6 +25,9 @@ def test_a_child_of_a_process_group_makes_its_folders_inside_that_ones(
     monkeypatch.setenv(FOLDER_VARIABLE, str(short_tmp_path))
     assert name_folder().parent == short_tmp_path
     monkeypatch.setenv(FOLDER_VARIABLE, str(short_tmp_path / "gone"))
+    assert name_folder().parent == short_tmp_path / "gone"
+    monkeypatch.setenv(FOLDER_VARIABLE, str(short_tmp_path / "file" / "gone"))
+    (short_tmp_path / "file").touch()
     other = short_tmp_path / "other"
     other.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(other))
@@ -42,3 +46,24 @@ def test_a_folder_that_is_gone_is_made_again_unless_something_else_is_there(tmp_
     if os.geteuid() == 0:
         os.chown(folder, 1, -1)
         assert not make_folder(folder)  # somebody else's
+
+
+def test_folders_of_process_groups_around_one_that_is_gone_are_made_again(tmp_path: Path) -> None:
+    outer = tmp_path / "envbus-outer"
+    inner = outer / "envbus-middle" / "envbus-inner"
+    assert make_folder(inner)
+    assert outer.stat().st_mode & 0o777 == 0o700
+    inner.rmdir()
+    inner.parent.rmdir()
+    inner.parent.touch()  # something else is there
+    assert not make_folder(inner)
+
+
+def test_an_endpoint_is_bound_again_when_its_file_is_gone(tmp_path: Path) -> None:
+    file, bound = tmp_path / "folder" / "bus", list[str]()
+    for _ in range(2):
+        keep_endpoint(f"ipc://{file}", bound.append)
+        file.touch()
+    assert bound == [f"ipc://{file}"]
+    with pytest.raises(TransportError, match="cannot be made again"):
+        keep_endpoint(f"ipc://{tmp_path}/gone/folder/bus", bound.append)

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from envbus.actors import ExternalEnv
+from envbus.actors.external.protocol import GetAction, StartEpisode
+from envbus.actors.testing import CountingEnv
 from envbus.bus.folders import FOLDER_VARIABLE
+from envbus.bus.gateway import GatewayConfig
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
+from envbus.runner import ExternalEnvBridge
+from envbus.runner.bridge.hosting import Where
+from envbus.runner.diagnosis.talk import Talk
 from envbus.runner.group.config import GroupConfig
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.workers.config import Timeouts
+from tests.integration.bridge.test_gateway_hangs import joined
 from tests.integration.group_children import PATIENCE, wait_until
 from tests.integration.policies_under_test import make_probe, rows
+from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
 from tests.runner.pool_envs import PidEnv, receive_until_back
 
 pytestmark = pytest.mark.timeout(120)
@@ -35,6 +47,33 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="eb") as folder:
         monkeypatch.setenv(FOLDER_VARIABLE, folder)
         yield Path(folder)
+
+
+class ShortLived(ExternalEnv):
+    """Plays one episode, and fails."""
+
+    def __init__(self) -> None:
+        super().__init__(ACTION, OBSERVATION)
+
+    def run(self) -> None:
+        episode = self.start_episode()
+        self.get_action(episode, seen(1))
+        self.end_episode(episode, seen(2))
+        raise RuntimeError("start me again")
+
+
+class KillableEnv(CountingEnv):
+    """Ends its process once, as soon as a file is there, which it removes."""
+
+    def __init__(self, sign: Path) -> None:
+        super().__init__()
+        self.sign = sign
+
+    def step(self, action: Any) -> Any:
+        with contextlib.suppress(FileNotFoundError):
+            self.sign.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
 
 
 def clean(temporary: Path) -> None:
@@ -99,4 +138,58 @@ def test_policy_workers_count_and_come_back(temporary: Path) -> None:
         )
         assert policy.compute_actions(rows(3), None).actions.tolist() == [3.0]
         assert workers.statistics().silent == []
+    assert not list(temporary.iterdir())
+
+
+def test_actors_within_a_runner_come_back(temporary: Path, tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
+    settings = GroupConfig(pool_settings={"num_actors": 1, "local_links": False, "restart": OFTEN})
+    envs = [functools.partial(KillableEnv, sign)]
+    with EnvRunnerGroup(
+        1, envs, lambda rows: np.zeros(len(rows), np.int64), settings=settings
+    ) as group:
+        assert group.sample(4).env_steps == 4
+        clean(temporary)
+        sign.touch()
+        wait_until(lambda: group.sample(4).faults, "the end of its actor")
+        assert group.sample(4).env_steps == 4
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("transport", ["stream", "ws"])
+def test_clients_of_a_gateway_join(transport: str, temporary: Path) -> None:
+    local = ("127.0.0.1:0",)
+    config = GatewayConfig(tcp=local, websocket=local)
+    with ExternalEnvBridge(OBSERVATION, ACTION, gateway=config) as bridge:
+        (address,) = [one for one in bridge.addresses if one.startswith(f"{transport}:")]
+
+        def ask(talk: Talk, number: int) -> None:
+            talk.ask(StartEpisode(episode_id=f"e{number}"))
+            seen = [number, 0]
+            assert talk.ask(GetAction(episode_id=f"e{number}", observation=seen)).action == number
+
+        def play() -> None:
+            first, _ = joined(address, "before")
+            for number in (1, 2):
+                clean(temporary)
+                later, _ = joined(address, "after")
+                ask(later, 10 + number)
+                ask(first, number)
+                later.close()
+            first.close()
+
+        with in_thread(play) as client:
+            Runner(bridge).serve(client.over)
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_simulators_of_a_bridge_come_back(where: Where, temporary: Path) -> None:
+    with ExternalEnvBridge() as bridge:
+        runner = Runner(bridge)
+        bridge.host(ShortLived, where=where, restart=RestartPolicy.always(backoff=0.01))
+        runner.serve(lambda: runner.ended)
+        clean(temporary)
+        seen_before = len(runner.ended)
+        runner.serve(lambda: len(runner.ended) > seen_before + 3)
     assert not list(temporary.iterdir())
