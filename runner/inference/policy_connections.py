@@ -43,6 +43,7 @@ from envbus.runner.inference.worker_discovery import (
     WorkerStatus,
     hand_over,
     handover_path,
+    has_owner,
     read_status,
 )
 from envbus.runner.workers.connections import usable_cores
@@ -129,9 +130,11 @@ class WorkerDiscovery:
         self._next_look = now + LOOK_INTERVAL
         status = read_status(self._directory)
         if status is None:
+            if has_owner(self._directory):  # which makes again what was removed
+                return None
             return ClosedError(
                 "the policy workers were closed, or the process that had them ended, or their "
-                f"folder was removed: {self._directory}"
+                f"folder was removed and cannot be made again: {self._directory}"
             )
         self._num_expected = sum(worker.state != "lost" for worker in status.workers)
         for entry in status.workers:
@@ -157,12 +160,10 @@ class WorkerDiscovery:
             self._router.drop_local_link(identity)
             for name, worker in list(self._workers.items()):
                 if worker.identity == identity:
-                    del self._workers[name]
                     if worker.services:  # else it turns all away: not at once again
                         self._next_look = 0.0
                     self._ended[name] = worker.entry.incarnation
-                    reason = f"{name} (incarnation {worker.entry.incarnation}) ended"
-                    self._broker.peer_gone(identity, reason)
+                    self._forget(worker, "ended")
             self._count()
 
     def why_it_ended(self, name: str) -> str:
@@ -177,9 +178,13 @@ class WorkerDiscovery:
         return ""
 
     def describe_status(self) -> str:
-        """Return what the owner says of the workers; "" if it says nothing."""
+        """Return what the owner says of the workers; "" if there is none."""
         status = read_status(self._directory)
-        return "" if status is None else status.describe()
+        if status is not None:
+            return status.describe()
+        if has_owner(self._directory):
+            return f"{self._directory} was cleaned up, and their owner has not written there since"
+        return ""
 
     # --- who is asked ------------------------------------------------------------------------
 
@@ -220,8 +225,11 @@ class WorkerDiscovery:
         except BaseException:
             os.close(layout_fd)
             raise
-        for worker in self._workers.values():
-            self._share(worker.entry, name)
+        for worker in list(self._workers.values()):
+            if not self._share(worker.entry, name):  # its socket was removed: until it is there
+                self._router.drop_local_link(worker.identity)
+                self._forget(worker, "cannot be handed anything")
+        self._count()
         return name
 
     def unshare(self) -> None:
@@ -242,7 +250,8 @@ class WorkerDiscovery:
         )
         ours, theirs = LocalLinkEnd.pair()
         try:
-            if not hand_over(handover_socket, notice, [theirs.fileno()]):
+            has_come = hand_over(handover_socket, notice, [theirs.fileno()])
+            if not has_come or not all(self._share(entry, name) for name in self._shared):
                 ours.close()
                 return
         finally:
@@ -250,17 +259,22 @@ class WorkerDiscovery:
         self._broker.expect(identity, entry.name, entry.incarnation)
         self._router.add_local_link(identity, ours)
         self._workers[entry.name] = _Worker(entry, identity)
-        for name in self._shared:
-            self._share(entry, name)
 
     def _count(self) -> None:
         self.silent = sum(not worker.services for worker in self._workers.values())
         self.somebody_is_missing = len(self._workers) < self._num_expected
 
-    def _share(self, entry: WorkerStatus, name: str) -> None:
+    def _forget(self, worker: _Worker, why: str) -> None:
+        """Its local link was dropped: what it held goes to another one, or fails."""
+        entry = worker.entry
+        del self._workers[entry.name]
+        reason = f"{entry.name} (incarnation {entry.incarnation}) {why}"
+        self._broker.peer_gone(worker.identity, reason)
+
+    def _share(self, entry: WorkerStatus, name: str) -> bool:
         arena, size, layout = self._shared[name]
         handover_socket = handover_path(self._directory, entry.name, entry.incarnation)
-        hand_over(handover_socket, ShareRows(name=name, size=size), (arena, layout))
+        return hand_over(handover_socket, ShareRows(name=name, size=size), (arena, layout))
 
 
 class Asking(msgspec.Struct, eq=False):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import pickle
 import random
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from envbus.actors.process import host as env_host
+from envbus.bus.complaints import Complaints
 from envbus.bus.errors import ClosedError, EnvbusError, StartError
 from envbus.bus.folders import make_folder, name_folder
 from envbus.bus.forking import disown_in_forks
@@ -41,6 +41,7 @@ from envbus.runner.inference.policy_worker import (
     read_report,
 )
 from envbus.runner.inference.worker_discovery import (
+    OwnerSign,
     StatusFile,
     WorkerStatus,
     handover_path,
@@ -56,8 +57,10 @@ MAX_UNDER_WAY: Final = 8
 
 logger = logging.getLogger("envbus.runner.inference.policy_workers")
 
-#: Longest wait of the thread, in seconds.
-_LONGEST_WAIT: Final = 60.0
+#: Seconds between looks at what stands in the folder.
+_FOLDER_LOOK: Final = 1.0
+#: Seconds between two lines of the log about one that cannot be made again.
+_COMPLAINT_INTERVAL: Final = 60.0
 #: Seconds until it looks again after that has failed.
 _FAILED_PAUSE: Final = 0.1
 
@@ -134,6 +137,8 @@ class PolicyWorkerHandle:
         self._directory = directory
         #: Why its present life did not come up, as it said itself.
         self._problem = ""
+        #: Whether its present life has not answered yet since it was asked to look at its socket.
+        self._was_asked_to_listen = False
         #: Of a life that may be found to hang, before it is up or after.
         self._liveness_probe: LivenessProbe | None = None
 
@@ -163,6 +168,7 @@ class PolicyWorkerHandle:
         spec = self._spec
         self.state, self._problem = "starting", ""
         self.hung_up, self._liveness_probe, self.exit = False, None, Exit.CRASH
+        self._was_asked_to_listen = False
         self.pushes = Pushes()
         self.child = self._process_group.start(self.name, ENTRY, method=spec.method)
         self._liveness_probe = LivenessProbe(spec.start_timeout, now)
@@ -206,6 +212,7 @@ class PolicyWorkerHandle:
             except EnvbusError:  # nothing more now
                 break
             report = read_report(data)
+            self._was_asked_to_listen = False
             if self._liveness_probe is not None:
                 self._liveness_probe.alive(now)
             if report.up:
@@ -216,6 +223,14 @@ class PolicyWorkerHandle:
                 self._problem = report.problem
             reports.append(report)
         return reports
+
+    def keep_socket(self) -> None:
+        """See that its handover socket is there: a life that is up makes it again when asked."""
+        if self.state != "up" or self.child is None or self._was_asked_to_listen:
+            return
+        if not os.path.exists(handover_path(self._directory, self.name, self.incarnation)):
+            self._was_asked_to_listen = True  # once, or its pipe might fill up
+            self.send(PROBE)
 
     def probe(self, now: float) -> None:
         """Ask for a sign of life at times; kill it if it gives none."""
@@ -282,6 +297,9 @@ class PolicyProcesses:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._started = self._closed = False
+        #: When the folder is looked at.
+        self._look_at = 0.0
+        self._complaints = Complaints(logger, every=_COMPLAINT_INTERVAL)
         self._owner = os.getpid()
         self._bell = Bell()
         self._thread = threading.Thread(
@@ -295,6 +313,7 @@ class PolicyProcesses:
             threads_per_process=threads_per_process,
             processes=num_workers,
         )
+        self._sign = OwnerSign(self.directory)
         self._workers = [
             PolicyWorkerHandle(index, spec, self._process_group, self.directory)
             for index in range(num_workers)
@@ -396,6 +415,7 @@ class PolicyProcesses:
             if self._closed or self._owner != os.getpid():
                 return
             self._closed = True
+            self._sign.close()
             self._changed.notify_all()
         self._bell.ring()
         # It is about to see that this is closed; not so where a garbage collection closes this with
@@ -419,6 +439,7 @@ class PolicyProcesses:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = True
+        self._sign.close()
 
     # --- the thread --------------------------------------------------------------------------
 
@@ -446,15 +467,17 @@ class PolicyProcesses:
                     self._changed.wait(_FAILED_PAUSE)
 
     def _patience(self) -> float:
-        times = [at for each in self._workers if (at := each.wake_at()) is not None]
+        times = [self._look_at]
+        times += [at for each in self._workers if (at := each.wake_at()) is not None]
         restart_at, exits_at = self._supervision.wake_at(), self._process_group.wake_at()
         times += [at for at in (restart_at, exits_at) if at is not None]
-        due = min(times, default=math.inf)
-        return min(max(due - time.monotonic(), 0.0), _LONGEST_WAIT)
+        return max(min(times) - time.monotonic(), 0.0)
 
     def _look(self, now: float) -> None:
-        # What cleans TMPDIR up may have removed it, and nobody would find those who come up next.
-        changed = not status_exists(self.directory)
+        changed = False
+        if now >= self._look_at:
+            self._look_at = now + _FOLDER_LOOK
+            self._keep_folder()
         for worker in self._workers:
             changed |= self._take_reports(worker, now)
             worker.probe(now)
@@ -470,6 +493,13 @@ class PolicyProcesses:
             self._tell()
 
     # --- with the lock -----------------------------------------------------------------------
+
+    def _keep_folder(self) -> None:
+        """Have made again what was removed, or nobody who comes later would find the workers."""
+        if not status_exists(self.directory):
+            self._tell()
+        for worker in self._workers:
+            worker.keep_socket()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -547,9 +577,12 @@ class PolicyProcesses:
 
     def _tell(self) -> None:
         """Write in the status file, and wake who waits for a change."""
-        with contextlib.suppress(OSError):  # the folder goes as this ends
-            if make_folder(self.directory):
-                write_status(
-                    self.directory, StatusFile(workers=[each.entry() for each in self._workers])
-                )
+        status = StatusFile(workers=[each.entry() for each in self._workers])
+        try:
+            if not make_folder(self.directory):
+                self._sign.close()  # who comes later is told at once, and does not wait
+                raise FileNotFoundError(f"{self.directory} was removed, and cannot be made again")
+            write_status(self.directory, status)
+        except OSError as exc:  # those who know the workers go on
+            self._complaints.add("folder", f"nobody new can find the policy workers: {exc}")
         self._changed.notify_all()

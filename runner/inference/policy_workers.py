@@ -328,7 +328,7 @@ class PolicyWorkers(StaysHere):
             for name, asking in askings.items():
                 try:
                     counts[name] = connections.wait_for(asking, PolicyWorkerCounts)
-                except (RequestError, ClosedError):  # closed: what cleans up has taken the folder
+                except (RequestError, ClosedError):  # closed: the folder is gone for good
                     silent.append(name)
         finally:
             connections.close()

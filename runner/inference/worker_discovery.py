@@ -1,10 +1,10 @@
 """How other processes of this host find a policy worker and reach it: a file and a socket.
 
 The status file is a small file in the workers' folder, which only their user may enter: it says who
-is up, and why others are not, and is replaced as a whole. When the folder is gone, so is the owner.
-At the handover socket, a Unix socket there, descriptors are handed over. What comes over it is
-decoded, never unpickled. Leaves out what the descriptors are used for (`policy_worker.py`,
-`policy_connections.py`).
+is up, and why others are not, and is replaced as a whole. At the handover socket, a Unix socket
+there, descriptors are handed over. What comes over it is decoded, never unpickled. What cleans
+TMPDIR up may remove both, which are then made again. Whether the owner is there says a sign without
+a file. Leaves out what the descriptors are used for (`policy_worker.py`, `policy_connections.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from envbus.bus.complaints import Complaints
+from envbus.bus.descriptors import opening
 from envbus.bus.errors import ProtocolError
+from envbus.bus.folders import is_own_folder
 from envbus.bus.transport.interface import BACKLOG
 from envbus.bus.transport.unix_sockets import receive_with_descriptors, rights
 from envbus.bus.wire.codec import decode, encode
@@ -31,11 +33,13 @@ from envbus.runner.inference.policy_protocol import OpenLocalLink, ShareRows
 __all__ = [
     "Handover",
     "HandoverSocket",
+    "OwnerSign",
     "StatusFile",
     "WorkerStatus",
     "close_all",
     "hand_over",
     "handover_path",
+    "has_owner",
     "read_status",
     "status_exists",
     "write_status",
@@ -88,7 +92,7 @@ def handover_path(directory: Path, name: str, incarnation: int) -> Path:
 
 def status_exists(directory: Path) -> bool:
     """Return whether there is a status file in the folder."""
-    return (directory / _NAME).exists()
+    return os.path.exists(directory / _NAME)
 
 
 def write_status(directory: Path, status: StatusFile) -> None:
@@ -99,11 +103,50 @@ def write_status(directory: Path, status: StatusFile) -> None:
 
 
 def read_status(directory: Path) -> StatusFile | None:
-    """Return what is in the status file; None: the folder is gone."""
+    """Return what is in the status file; None: there is none. See `has_owner`."""
+    if not is_own_folder(directory):  # once it was removed, others may make one of that name
+        return None
     try:
         return msgspec.json.decode((directory / _NAME).read_bytes(), type=StatusFile)
     except FileNotFoundError:
         return None
+
+
+class OwnerSign:
+    """Says that the workers of a folder have an owner, until `close` or the owner's end.
+
+    An abstract Unix socket, so that nothing can remove it. Nobody reads what comes there.
+
+    Raises:
+        TransportError: There is no descriptor for it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        with opening("there is no sign of policy workers"):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                self._socket.bind(_sign_of(directory))
+            except BaseException:
+                self._socket.close()
+                raise
+
+    def close(self) -> None:
+        """Take it away. Idempotent."""
+        self._socket.close()
+
+
+def has_owner(directory: Path) -> bool:
+    """Return whether an `OwnerSign` is there; not from within another network namespace."""
+    try:
+        asker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    except OSError:  # no descriptor is left: nobody knows
+        return True
+    with asker:
+        return asker.connect_ex(_sign_of(directory)) == 0
+
+
+def _sign_of(directory: Path) -> bytes:
+    return b"\0envbus.owner." + os.fsencode(directory.name)
 
 
 class Handover(NamedTuple):
@@ -121,12 +164,11 @@ class HandoverSocket:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._poller = select.epoll()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.setblocking(False)
-        self._listener.bind(str(path))
-        self._listener.listen(BACKLOG)
-        self._poller.register(self._listener, select.EPOLLIN)
+        #: None: there is no folder yet.
+        self._listener: socket.socket | None = None
+        self._listen()
         self._callers: dict[int, socket.socket] = {}
         self._complaints = Complaints(logger)
         #: Given back when no descriptor is left, to send one caller away: else they would try on.
@@ -137,14 +179,22 @@ class HandoverSocket:
         return self._poller.fileno()
 
     def receive(self) -> list[Handover]:
-        """Return what was handed over since the last call, without waiting."""
+        """Return what was handed over since the last call, without waiting.
+
+        A socket that was removed is made again.
+        """
         found: list[Handover] = []
         for _ in range(2):  # who has just come may have spoken already
             for fd, _events in self._poller.poll(0.0):
-                if fd == self._listener.fileno():
-                    self._accept()
+                if self._listener is not None and fd == self._listener.fileno():
+                    self._accept(self._listener)
                 else:
                     found += self._hear(fd)
+        if not os.path.exists(self._path):
+            try:
+                self._listen()
+            except OSError as exc:
+                self._complaints.add("listen", f"nobody new can come to {self._path}: {exc}")
         return found
 
     def close(self) -> None:
@@ -152,20 +202,40 @@ class HandoverSocket:
         for caller in self._callers.values():
             caller.close()
         self._callers.clear()
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         self._poller.close()
         close_all(self._spare)
         self._spare = []
 
-    def _accept(self) -> None:
+    def _listen(self) -> None:
+        """Listen at the path, if its folder is there; who came at a former socket was accepted."""
+        fresh = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            fresh.setblocking(False)
+            fresh.bind(str(self._path))
+            fresh.listen(BACKLOG)
+            self._poller.register(fresh, select.EPOLLIN)
+        except FileNotFoundError:  # the owner makes the folder first, and asks for a sign of life
+            fresh.close()
+            return
+        except BaseException:
+            fresh.close()
+            raise
+        if self._listener is not None:
+            self._poller.unregister(self._listener)
+            self._listener.close()
+        self._listener = fresh
+
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                caller, _ = self._listener.accept()
+                caller, _ = listener.accept()
             except BlockingIOError:
                 return
             except OSError as exc:
                 self._complaints.add("accept", f"nobody can be let in: {exc}")
-                self._turn_away()
+                self._turn_away(listener)
                 return
             caller.setblocking(False)
             self._callers[caller.fileno()] = caller
@@ -173,11 +243,11 @@ class HandoverSocket:
             if len(self._callers) > BACKLOG:  # the first one will not speak any more
                 self._send_away(next(iter(self._callers)))
 
-    def _turn_away(self) -> None:
+    def _turn_away(self, listener: socket.socket) -> None:
         """Close the connection of who came first, for whom there is no descriptor."""
         close_all(self._spare)
         with contextlib.suppress(OSError):
-            self._listener.accept()[0].close()
+            listener.accept()[0].close()
         self._spare = _any_descriptor()
 
     def _hear(self, fd: int) -> list[Handover]:

@@ -22,7 +22,7 @@ from envbus.bus.folders import FOLDER_VARIABLE
 from envbus.bus.gateway import GatewayConfig
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
-from envbus.runner import ExternalEnvBridge
+from envbus.runner import EnvRunner, ExternalEnvBridge
 from envbus.runner.bridge.hosting import Where
 from envbus.runner.diagnosis.talk import Talk
 from envbus.runner.group.config import GroupConfig
@@ -127,9 +127,10 @@ def test_policy_workers_count_and_come_back(temporary: Path) -> None:
         assert policy.compute_actions(rows(1), None).actions.tolist() == [1.0]
         before = workers.pids()
         clean(temporary)
-        names = ["policy-worker-0", "policy-worker-1"]
-        assert workers.statistics().silent == names  # nobody new finds the way to them
         assert policy.compute_actions(rows(2), None).actions.tolist() == [2.0]
+        wait_until(lambda: not workers.statistics().silent, "new askers to find the way")
+        assert workers.pids() == before
+        clean(temporary)
         for pid in before:
             os.kill(pid, signal.SIGKILL)
         wait_until(
@@ -138,6 +139,33 @@ def test_policy_workers_count_and_come_back(temporary: Path) -> None:
         )
         assert policy.compute_actions(rows(3), None).actions.tolist() == [3.0]
         assert workers.statistics().silent == []
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here")
+def test_a_runner_that_is_started_again_finds_the_policy_workers(temporary: Path) -> None:
+    policy = functools.partial(np.zeros, dtype=np.int64)
+    with (
+        PolicyWorkers(lambda: lambda rows: policy(len(rows)), 1) as workers,
+        EnvRunnerGroup(
+            1, [CountingEnv], workers.policy(), settings=GroupConfig(restart=OFTEN)
+        ) as group,
+    ):
+        assert group.sample(4).env_steps == 4
+        clean(temporary)
+        os.kill(group.runner_pids()[0], signal.SIGKILL)
+        wait_until(lambda: group.sample(4).runners == (0,), "its rows")
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here")
+def test_rows_are_shared_with_policy_workers_whose_sockets_were_removed(temporary: Path) -> None:
+    with PolicyWorkers(lambda: lambda rows: np.zeros(len(rows), np.int64), share_from=0) as workers:
+        policy = workers.policy()
+        for _ in range(2):
+            with ActorPool([CountingEnv]) as pool, EnvRunner(pool, policy) as runner:
+                assert runner.sample(num_env_steps=4).env_steps == 4
+            clean(temporary)
     assert not list(temporary.iterdir())
 
 

@@ -6,28 +6,33 @@ from pathlib import Path
 
 import pytest
 
+from envbus.actors.protocol import MapBlocks
 from envbus.bus.broker.core import BrokerCore
 from envbus.bus.broker.events import PeerReady
 from envbus.bus.broker.loop import Broker
 from envbus.bus.errors import ClosedError, RequestTimeoutError, RestartLimitError
+from envbus.bus.memory.memfd import create_memfd
 from envbus.bus.transport.local_router import LocalRouter
-from envbus.bus.wire.messages import Hello
+from envbus.bus.wire.messages import Hello, Tree
 from envbus.runner.inference.policy_connections import (
     LOOK_INTERVAL,
     PolicyConnections,
     WorkerDiscovery,
 )
-from envbus.runner.inference.policy_protocol import DescribePolicy, OpenLocalLink
+from envbus.runner.inference.policy_protocol import DescribePolicy, OpenLocalLink, ShareRows
 from envbus.runner.inference.worker_discovery import (
     Handover,
     HandoverSocket,
+    OwnerSign,
     StatusFile,
     WorkerStatus,
     close_all,
     handover_path,
     write_status,
 )
+from tests.waiting import wait_until
 
+LAYOUT = MapBlocks(observation_space=Tree(None), action_space=Tree(None), num_envs=1, first_row=0)
 SERVICE = "policy/default_policy"
 
 
@@ -176,6 +181,40 @@ def test_that_the_workers_were_closed_is_told(folder: Folder, discovery: WorkerD
     assert isinstance(discovery.look(), ClosedError)
     assert discovery.describe_status() == ""
     assert folder.path.exists()
+
+
+def test_an_owner_whose_files_were_removed_is_waited_for(
+    folder: Folder, discovery: WorkerDiscovery
+) -> None:
+    sign = OwnerSign(folder.path)
+    assert discovery.look() is None
+    assert "was cleaned up" in discovery.describe_status()
+    folder.open("a")
+    folder.write(a="up")
+    wait_until(lambda: discovery.look() is None and discovery.silent, "the worker")
+    sign.close()
+
+
+def test_rows_that_cannot_be_handed_over_are_once_the_socket_is_there_again(
+    folder: Folder, discovery: WorkerDiscovery
+) -> None:
+    folder.open("a")
+    folder.write(a="up")
+    discovery.look()
+    discovery.on_hello(hello("a"))
+    handover_path(folder.path, "a", 0).unlink()
+    arena = create_memfd("test")
+    name = discovery.share(arena, 0, LAYOUT)
+    close_all([arena])
+    assert discovery.names == []  # it does not know these rows
+    assert discovery.somebody_is_missing
+    folder.receive("a")  # makes the socket again
+    wait_until(lambda: discovery.look() is None and discovery.silent, "the worker")
+    link, shared = (one.notice for one in folder.receive("a"))
+    assert isinstance(link, OpenLocalLink)
+    assert isinstance(shared, ShareRows)
+    assert shared.name == name
+    discovery.unshare()
 
 
 def test_a_first_request_waits_for_hellos_no_longer_than_it_may(folder: Folder) -> None:

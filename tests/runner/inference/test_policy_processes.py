@@ -183,6 +183,26 @@ def test_one_that_answers_is_not_killed(
     assert not process_group.killed
 
 
+def test_one_that_is_up_is_asked_for_a_socket_that_is_gone_and_again_once_it_has_answered(
+    process_group: NoProcessGroup, worker: PolicyWorkerHandle
+) -> None:
+    child = process_group.children[0]
+    child.theirs.receive(1.0)
+    worker.keep_socket()  # it is not up yet
+    child.say(UP)
+    worker.take_reports(0.0)
+    for _ in range(2):
+        for _ in range(3):
+            worker.keep_socket()
+        assert child.theirs.receive(1.0) == PROBE
+        assert not child.theirs.has(child.theirs.next_expected)
+        child.say(WorkerReport())
+        worker.take_reports(0.0)
+    handover_path(worker._directory, worker.name, 0).touch()
+    worker.keep_socket()
+    assert not child.theirs.has(child.theirs.next_expected)
+
+
 def test_a_new_life_knows_nothing_of_the_former_one(
     process_group: NoProcessGroup, worker: PolicyWorkerHandle
 ) -> None:

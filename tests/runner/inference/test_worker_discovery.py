@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +13,12 @@ from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
 from envbus.runner.inference.policy_protocol import OpenLocalLink
 from envbus.runner.inference.worker_discovery import (
     HandoverSocket,
+    OwnerSign,
     StatusFile,
     WorkerStatus,
     close_all,
     hand_over,
+    has_owner,
     read_status,
     write_status,
 )
@@ -72,6 +75,41 @@ def test_nonsense_is_logged_within_a_rate(
     assert len(caplog.records) == 1
 
 
+def test_a_socket_that_was_removed_is_made_again_and_who_came_before_is_heard(
+    handover_socket: HandoverSocket, path: Path
+) -> None:
+    assert hand_over(path, LOCAL_LINK, [0])
+    path.unlink()
+    assert not hand_over(path, LOCAL_LINK, [0])
+    heard = handover_socket.receive()
+    assert hand_over(path, LOCAL_LINK, [0])
+    heard += handover_socket.receive()
+    for notice, fds in heard:
+        close_all(fds)
+        assert notice == LOCAL_LINK
+    assert len(heard) == 2
+
+
+def test_a_socket_in_a_folder_that_is_gone_is_made_once_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "worker.0"
+    handover_socket = HandoverSocket(path)
+    assert handover_socket.receive() == []
+    path.parent.mkdir()
+    assert handover_socket.receive() == []
+    assert path.exists()
+    handover_socket.close()
+
+
+def test_the_sign_of_an_owner_is_no_file_and_goes_when_it_is_closed(tmp_path: Path) -> None:
+    assert not has_owner(tmp_path)
+    sign = OwnerSign(tmp_path)
+    for _ in range(300):  # nobody has to look at it
+        assert has_owner(tmp_path)
+    assert not list(tmp_path.iterdir())
+    sign.close()
+    assert not has_owner(tmp_path)
+
+
 def entry(state: str, reason: str = "") -> WorkerStatus:
     return WorkerStatus(name=f"w-{state}", incarnation=1, state=state, reason=reason)
 
@@ -85,6 +123,13 @@ def test_a_status_file_that_was_replaced_is_read_as_it_is_now(tmp_path: Path) ->
         write_status(tmp_path, status)
         assert read_status(tmp_path) == status
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_a_status_file_in_somebody_elses_folder_counts_for_nothing(tmp_path: Path) -> None:
+    write_status(tmp_path, StatusFile(workers=[entry("up")]))
+    os.chown(tmp_path, 1, -1)
+    assert read_status(tmp_path) is None
 
 
 def test_it_says_who_is_missing_and_why() -> None:
