@@ -171,7 +171,8 @@ class ObservationStore:
 
 def _concatenate(space: gymnasium.Space[Any], singles: Sequence[Any]) -> Any:
     out: Any = create_empty_array(space, n=len(singles), fn=np.zeros)
-    return concatenate(space, singles, out)
+    # NumPy stacks at least one array; without any a batch tells of faults only.
+    return concatenate(space, singles, out) if len(singles) else out
 
 
 #: Reward and flags of a row that a fault has cut off.

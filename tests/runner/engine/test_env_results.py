@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from envbus.actors.arrays.blocks import BlockLayout
@@ -32,3 +35,16 @@ def test_the_last_observation_is_the_one_that_was_received_whatever_was_written_
         )
         info = cut.tell(env_id, {})
         assert info["final_obs"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Dict(a=spaces.Box(-1.0, 1.0, (2,)), b=spaces.Text(3)),
+        spaces.Tuple((spaces.Discrete(2), spaces.Sequence(spaces.Discrete(2)))),
+        spaces.Text(3),
+    ],
+)
+def test_of_no_env_there_is_a_batch_of_no_rows(space: spaces.Space[Any]) -> None:
+    batch = ObservationStore(space, 2, None).select(np.zeros(0, np.int64))
+    assert all(len(part) == 0 for part in (batch.values() if type(batch) is dict else batch))
