@@ -38,6 +38,7 @@ from envbus.bus.wire.codec import decode
 from envbus.bus.wire.messages import Payload, Request, Tree
 from envbus.runner.workers.config import FleetConfig, choose_num_actors
 from envbus.runner.workers.connections import usable_cores
+from envbus.runner.workers.elements import Elements
 from envbus.runner.workers.faults import to_exception
 from envbus.runner.workers.replies import misfit
 from envbus.runner.workers.step_words import StepWords
@@ -65,6 +66,7 @@ class RowMap:
         num_doers: How many others may be asked by words; 0: nobody.
 
     Attributes:
+        observation_space: As it was given.
         blocks: This process' views of all rows.
         request: Maps the rows of env 0; what else is needed for those of others is theirs to add.
         arena: The shared memory; None: there is none.
@@ -85,6 +87,7 @@ class RowMap:
         check_finite: CheckFinite,
         num_doers: int = 0,
     ) -> None:
+        self.observation_space = observation_space
         layout = BlockLayout.of(observation_space, action_space, num_envs)
         is_fixed = layout.observations is not None and layout.actions is not None
         num_doers = num_doers if shared and is_fixed else 0
@@ -239,6 +242,8 @@ class Fleet(WorkerGroup[Actor]):
         self._specs = env_source.local_registry()
         #: Where the rows are; None until all envs are built.
         self._rows: RowMap | None = None
+        #: Of remote actors, by index: what may stand in their rows.
+        self._elements: dict[int, Elements] = {}
         #: By which all actors may be asked to step at once; None: by messages only.
         self.words: StepWords | None = None
         #: Tells of envs that wait, once all are ready; None: it has nothing to say (any more).
@@ -387,7 +392,10 @@ class Fleet(WorkerGroup[Actor]):
     def _check(self, actor: Actor, request: Request[Any], reply: Payload | Exception) -> str | None:
         """Return what is wrong with a reply; None: nothing is."""
         leaves = None if self._rows is None else self._rows.blocks.observations
-        return misfit(request, reply, len(actor.env_ids), leaves)
+        elements = self._elements.get(actor.index)
+        if elements is not None and actor.is_behind:
+            elements.forget()
+        return misfit(request, reply, len(actor.env_ids), leaves, elements)
 
     def _on_built(self, actor: Actor, built: Built) -> None:
         actor.making = -1
@@ -417,6 +425,9 @@ class Fleet(WorkerGroup[Actor]):
             NoPeerError: It has ended.
         """
         assert self._rows is not None
+        if actor.remote:
+            space, first = self._rows.observation_space, actor.env_ids.start
+            self._elements[actor.index] = Elements(space, first, self._autoreset_mode)
         request = self._rows.request_of(actor.index, actor.env_ids.start)
         arena = self._rows.arena
         if arena is not None and actor.child is not None:

@@ -1,23 +1,27 @@
 """Whether a reply about envs is one to what was asked. Pure.
 
 For actors that join from elsewhere, which may be anybody's program: NumPy would make many rows of
-one. Leaves out what the rows say, which is theirs to say, and what follows (`worker_group.py`).
+one. Leaves out what single elements hold (`elements.py`), which numbers they say, which is theirs
+to say, and what follows (`worker_group.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from envbus.actors.arrays.packing import unpack_records
-from envbus.actors.protocol import CallResult, CloseEnvs, Rebuild, Step, StepResult
+from envbus.actors.protocol import CallResult, CloseEnvs, Finish, Rebuild, Step, StepResult
 from envbus.bus.brief import brief
 from envbus.bus.wire.messages import Failed, Payload, Request
+from envbus.runner.workers.elements import Elements
 
 __all__ = ["misfit"]
+
+_COLUMNS: Final = ("rewards", "terminations", "truncations")
 
 
 def misfit(
@@ -25,6 +29,7 @@ def misfit(
     reply: Payload | Exception,
     num_slots: int,
     leaves: Sequence[npt.NDArray[Any]] | None,
+    elements: Elements | None = None,
 ) -> str | None:
     """Return what is wrong with a reply, for people; None: nothing is.
 
@@ -34,6 +39,7 @@ def misfit(
         num_slots: Of the actor that was asked.
         leaves: Where observations of a fixed size go, one array per leaf, one row per env; None:
             they have no fixed size.
+        elements: Knows those of the actor; None: it has no rows yet.
     """
     # `Request[StepResult]` of `class Step(Request[StepResult])`, which type checkers do not know.
     bases: Sequence[object] = getattr(type(request), "__orig_bases__", ())
@@ -54,41 +60,48 @@ def misfit(
         if isinstance(reply, CallResult):
             return _wrong_length("values", reply.values.value, len(asked))
         if not isinstance(request, Rebuild):  # its reply has no rows
-            return _wrong_rows(request, reply, len(asked), leaves)
+            return _wrong_rows(request, reply, asked, leaves, elements)
     return None
 
 
 def _wrong_rows(
     request: Request[Any],
     reply: StepResult,
-    num_rows: int,
+    asked: Sequence[int],
     leaves: Sequence[npt.NDArray[Any]] | None,
+    elements: Elements | None,
 ) -> str | None:
-    if isinstance(request, Step):
-        for name in ("rewards", "terminations", "truncations"):
-            column = getattr(reply, name)
-            if column is None or column.shape != (num_rows,):
-                shape = None if column is None else column.shape
-                return f"{name} of shape {shape} for {num_rows} envs"
+    num_rows, is_step = len(asked), isinstance(request, Step | Finish)
+    for name in _COLUMNS if is_step else ():  # their dtypes are those of the message's fields
+        column = getattr(reply, name)
+        if column is None or column.shape != (num_rows,):
+            shape = None if column is None else column.shape
+            return f"{name} of shape {shape} for {num_rows} envs"
     if reply.infos is not None:
         infos = reply.infos.value
         if (wrong := _wrong_length("infos", infos, num_rows)) is not None:
             return wrong
         if not all(isinstance(info, dict) for info in infos):
             return "infos that are no dicts"
+    singles: list[Any] | None = None
     if leaves is not None and reply.observations is not None:
         return "observations one by one, where arrays belong"
     if leaves is not None:
-        return _wrong_leaves(reply.observation_arrays, num_rows, leaves)
-    if reply.observation_arrays is not None:
+        if (wrong := _wrong_leaves(reply.observation_arrays, num_rows, leaves)) is not None:
+            return wrong
+    elif reply.observation_arrays is not None:
         return "arrays of observations, which have no fixed size"
-    if reply.observations is None:
-        return None if reply.errors else "no observations"
-    try:
-        singles = unpack_records(reply.observations.value)
-    except Exception as exc:  # a different error for each kind of nonsense
-        return f"observations that cannot be unpacked: {type(exc).__name__}: {brief(str(exc))}"
-    return _wrong_length("observations", singles, num_rows)
+    elif reply.observations is None:
+        all_failed = len({error.slot for error in reply.errors}) == num_rows
+        return None if all_failed else "no observations"
+    else:
+        try:
+            singles = unpack_records(reply.observations.value)
+        except Exception as exc:  # a different error for each kind of nonsense
+            return f"observations that cannot be unpacked: {type(exc).__name__}: {brief(str(exc))}"
+        if (wrong := _wrong_length("observations", singles, num_rows)) is not None:
+            return wrong
+    return None if elements is None else elements.wrong(asked, singles, reply, is_step=is_step)
 
 
 def _wrong_leaves(

@@ -115,8 +115,6 @@ class Requests(Generic[M]):
         if call is None:
             return None
         actor, tag, request = call
-        if actor.abandoned < outcome.wire_id:
-            actor.abandoned = 0
         assert actor.codec is not None
         reply_type = Payload.registry.get(outcome.header.payload_type, Reply)
         try:
@@ -128,7 +126,10 @@ class Requests(Generic[M]):
         except (DecodeError, TransportError) as exc:
             # E.g. an object whose class cannot be imported here; other requests' ends follow.
             reply = exc
-        if (misfit := self._judge(actor, request, reply)) is not None:
+        misfit = self._judge(actor, request, reply)
+        if actor.abandoned < outcome.wire_id:
+            actor.abandoned = 0
+        if misfit is not None:
             return Lost(actor, tag, misfit, actor.cause, actor.incarnation)
         if isinstance(reply, Exception):
             failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {reply}")

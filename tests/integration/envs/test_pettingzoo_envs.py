@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 
 from envbus.actors.env.agents import AgentsEnv
@@ -150,6 +151,8 @@ def test_a_recorded_board_game_is_what_players_do_that_move_by_hand(game: str) -
 
 class ObjectEnv(DictEnv):
     """Its infos hold something that no socket carries."""
+
+    observation_spaces = dict.fromkeys("ab", spaces.Discrete(5))
 
     def reset(self, **kwargs: Any) -> Any:
         return super().reset(**kwargs)[0], {"a": {"env": self}}

@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from msgspec import structs
 
+from envbus.actors.arrays.agent_spaces import RecordSpace
 from envbus.actors.arrays.packing import pack_records
 from envbus.actors.protocol import (
     Build,
@@ -24,6 +27,7 @@ from envbus.actors.protocol import (
 )
 from envbus.bus.errors import DecodeError
 from envbus.bus.wire.messages import Failed, FailureCode, Request, Tree
+from envbus.runner.workers.elements import Elements
 from envbus.runner.workers.replies import misfit
 
 LEAVES = [np.zeros((6, 4), np.float32), np.zeros((6,), np.int64)]
@@ -135,6 +139,49 @@ def test_observations_without_a_fixed_size_are_counted(observations: Any, told: 
     wrong = misfit(Step(), reply, 3, None)
     assert wrong is None if told is None else told in str(wrong)
     assert "no fixed size" in str(misfit(Step(), rows(3), 3, None))
+
+
+def test_no_observation_is_owed_by_those_only_who_have_failed() -> None:
+    reply = structs.replace(rows(2), observation_arrays=None, errors=[error(0)])
+    assert misfit(Step(slots=[0, 1]), reply, 3, None) == "no observations"
+    failed = structs.replace(reply, errors=[error(0), error(1)])
+    assert misfit(Step(slots=[0, 1]), failed, 3, None) is None
+
+
+def test_single_elements_are_checked_by_those_of_the_actor() -> None:
+    space = spaces.Dict(a=spaces.Text(3), b=spaces.Discrete(2))
+    elements = Elements(space, 10, AutoresetMode.NEXT_STEP)
+    good, bad = {"a": "x", "b": 1}, {"a": "x"}
+    for request in (Step(slots=[0, 2]), Reset(slots=[0, 2])):
+        for second in (good, bad):
+            reply = structs.replace(
+                rows(2), observation_arrays=None, observations=Tree([good, second])
+            )
+            told = misfit(request, reply, 3, None, elements)
+            if second is good:
+                assert told is None
+            else:
+                assert (
+                    told == "for env 12: observation with the keys ['a'], where ['a', 'b'] belong"
+                )
+
+
+def test_records_are_checked_as_they_were_packed() -> None:
+    elements = Elements(RecordSpace({"a": spaces.Discrete(2)}), 0, AutoresetMode.NEXT_STEP)
+    flags = {"terminateds": {"__all__": False}, "truncateds": {"__all__": False}}
+    good = {**RECORD, **flags}
+    for bad, told in (
+        ({**good, "observations": {"a": "x"}}, "for env 1: record['observations']['a'] that is"),
+        ({**good, "truncateds": {}}, "for env 1: record['truncateds'] without '__all__'"),
+    ):
+        for pack in (pack_records, list):
+            reply = structs.replace(rows(2), observation_arrays=None)
+            packed = structs.replace(reply, observations=Tree(pack([good, good])))
+            assert misfit(Step(), packed, 2, None, elements) is None
+            packed = structs.replace(reply, observations=Tree(pack([good, bad])))
+            wrong = misfit(Step(), packed, 2, None, elements)
+            assert wrong is not None
+            assert wrong.startswith(told)
 
 
 @pytest.mark.parametrize("leaves", [LEAVES, None])
