@@ -147,6 +147,7 @@ class Engine:
             blocks,
             tells_cuts=has_cuts and mode is AutoresetMode.SAME_STEP,
             remembers=policy is not None,
+            remote=self.placement.remote_envs,
         )
         self.faults = EnvFaults(
             self.placement,
@@ -384,6 +385,18 @@ class Engine:
             )
             self.unasked.update(members)
             self._ask(actor, request, members, self._timeouts.reset, begins_incarnation=True)
+
+    def let_go(self, strange: Mapping[int, str]) -> None:
+        """Let actors go by whose envs something has come that cannot be; their ends follow.
+
+        Args:
+            strange: By env: what, for people.
+        """
+        for env_id, what in strange.items():
+            actor = self.placement.actor_of(env_id)
+            if actor.state is ActorState.READY:  # else it has ended meanwhile
+                text = f"{actor.describe()} is let go, as it has answered what cannot be: {what}"
+                self.fleet.kill(actor, reason=text)
 
     def drop_everything(self) -> None:
         """Begin a new round: what envs were asked before is forgotten."""

@@ -21,6 +21,7 @@ from envbus.actors.arrays.blocks import Blocks
 from envbus.actors.arrays.info_columns import InfoReader
 from envbus.actors.arrays.packing import unpack_records
 from envbus.actors.protocol import StepResult
+from envbus.bus.brief import cut
 from envbus.runner.workers.faults import Fault
 
 __all__ = ["Batch", "EnvResults", "Infos", "ObservationStore", "Rows", "merge_infos"]
@@ -290,6 +291,7 @@ class EnvResults:
         blocks: Arrays of all envs; those of shared memory are written by the actors.
         tells_cuts: Rows tell of an episode before them that a fault cut off.
         remembers: As of `CutEpisodes`.
+        remote: As of `merge_infos`.
 
     Attributes:
         cut: Those episodes; None: rows do not tell of them.
@@ -297,6 +299,7 @@ class EnvResults:
         observations: Row by row.
         rows: All of them; None where observations have no fixed size.
         misfit: Says whose info of the last batch is left out of it; whoever raises it clears it.
+        strange: As `misfit`, of envs elsewhere; whoever lets their actors go clears it.
     """
 
     def __init__(
@@ -307,6 +310,7 @@ class EnvResults:
         *,
         tells_cuts: bool = False,
         remembers: bool = True,
+        remote: Collection[int] = frozenset(),
     ) -> None:
         self.blocks = blocks
         self.observations = ObservationStore(observation_space, num_envs, blocks.observations)
@@ -331,6 +335,8 @@ class EnvResults:
         self._merger = VectorEnv[Any, Any, Any]()
         self._infos: Infos = {}
         self.misfit: ValueError | None = None
+        self.strange: dict[int, str] = {}
+        self._remote = remote
 
     def put(
         self,
@@ -481,7 +487,7 @@ class EnvResults:
         self._recorded[env_ids] = False
 
     def _take_infos(self, env_ids: Sequence[int], index: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """Merge the infos of a batch, without those that do not fit, which `misfit` tells."""
+        """Merge the infos of a batch, without those that do not fit: see `misfit`, `strange`."""
         recorded = self._recorded[index]
         if recorded.any():
             if self._records is not None and not self._infos and recorded.all():
@@ -492,7 +498,9 @@ class EnvResults:
             return {}
         found = {row: self._infos.pop(env_id, {}) for row, env_id in enumerate(env_ids)}
         self._merger.num_envs = len(env_ids)
-        merged, self.misfit = merge_infos(found, self._merger._add_info, env_ids)
+        add_info = self._merger._add_info
+        merged, self.misfit, strange = merge_infos(found, add_info, env_ids, self._remote)
+        self.strange.update(strange)
         return merged
 
 
@@ -500,29 +508,39 @@ def merge_infos(
     infos: Infos,
     add_info: Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]],
     env_ids: Sequence[int],
-) -> tuple[dict[str, Any], ValueError | None]:
+    remote: Collection[int] = frozenset(),
+) -> tuple[dict[str, Any], ValueError | None, dict[int, str]]:
     """Return infos as one dict of arrays, without those that do not fit, and what says so.
+
+    What says so is an error; or of remote envs, by env, a text for people.
 
     Args:
         infos: By row.
         add_info: Gymnasium's `VectorEnv._add_info`.
         env_ids: By row: which env.
+        remote: Envs whose actor is elsewhere: it may be anybody's program. Their infos have to fit
+            the others'.
     """
     misfit: ValueError | None = None
+    strange: dict[int, str] = {}
     found = dict(sorted(infos.items()))
+    if remote:
+        found = dict(sorted(found.items(), key=lambda item: env_ids[item[0]] in remote))
     while True:
         merged: dict[str, Any] = {}
         for row, info in found.items():
             try:
                 merged = add_info(merged, info, row)
             except Exception as exc:  # a different error for each kind of misfit
-                if misfit is None:
-                    misfit = ValueError(
-                        f"the info of env {env_ids[row]} cannot be merged with those before it: "
-                        f"{exc}; called again, this returns the same rows without it"
-                    )
-                    misfit.__cause__ = exc
+                failure = exc
                 break
         else:
-            return merged, misfit
+            return merged, misfit, strange
         del found[row]  # and begin anew: some of it was merged already
+        why = cut(str(failure), 400)
+        text = f"the info of env {env_ids[row]} cannot be merged with those before it: {why}"
+        if env_ids[row] in remote:
+            strange[env_ids[row]] = text
+        elif misfit is None:
+            misfit = ValueError(f"{text}; called again, this returns the same rows without it")
+            misfit.__cause__ = failure

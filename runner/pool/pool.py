@@ -317,6 +317,9 @@ class ActorPool(StaysHere):
             raise
         if self._engine.recycling is not None:
             self._engine.recycle()  # before the caller can send to those whose episodes have ended
+        if self._results.strange:
+            self._engine.let_go(self._results.strange)
+            self._results.strange.clear()
         misfit, self._results.misfit = self._results.misfit, None
         if misfit is not None:
             self._core.kept.append(batch)

@@ -338,8 +338,13 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
 
     def _take(self, pending: PendingVerb, infos: Infos, make: Callable[[dict[str, Any]], R]) -> R:
         """Return a round's results; where an info cannot be merged, the next call returns them."""
-        merged, misfit = merge_infos(infos, self._add_info, range(self.num_envs))
+        engine = self._engine
+        remote = engine.placement.remote_envs
+        env_ids = range(self.num_envs)
+        merged, misfit, strange = merge_infos(infos, self._add_info, env_ids, remote)
         results = make(merged)
+        if strange:
+            engine.let_go(strange)
         if misfit is not None:
             self._lockstep.keep(pending, results)
             raise misfit

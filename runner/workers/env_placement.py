@@ -46,6 +46,7 @@ class EnvPlacement:
     Attributes:
         units: The envs that are made and fail together: one, or those of one vector env.
         vector_groups: For each env that is part of a vector env, the ids of all envs of that one.
+        remote_envs: Those whose actor is elsewhere.
     """
 
     def __init__(self, actors: Sequence[Actor]) -> None:
@@ -53,6 +54,7 @@ class EnvPlacement:
         self._actor_of = [actor for actor in actors for _ in actor.env_ids]
         self.units = [unit for actor in actors for unit in actor.units()]
         self.vector_groups = {i: unit for unit in self.units for i in unit if len(unit) > 1}
+        self.remote_envs = frozenset(i for actor in actors if actor.remote for i in actor.env_ids)
 
     def actor_of(self, env_id: int) -> Actor:
         """Return the actor that hosts an env."""

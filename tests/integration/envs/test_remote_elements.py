@@ -313,6 +313,51 @@ def test_an_agent_that_is_done_and_comes_back_is_the_fault_of_its_actor(tmp_path
             pool.close()
 
 
+@pytest.mark.slow_but_first
+@pytest.mark.parametrize("value", ["s", {"y": 1}, np.zeros(3)])
+def test_infos_that_do_not_fit_those_of_others_are_left_out(value: Any, tmp_path: Path) -> None:
+    def lie(reply: StepResult) -> StepResult:
+        return structs.replace(reply, infos=Tree([{"time": 7}, {"time": value}]))
+
+    endpoint = f"ipc://{tmp_path}/bus"
+    with elsewhere(endpoint, "liar", lie):
+        envs = BusVectorEnv(
+            [TEXT] * 4,
+            num_actors=2,
+            remote_actors=1,
+            bind=endpoint,
+            shared_memory=False,
+            **RESTART,
+        )
+        envs.reset(seed=0)
+        *_, truncations, infos = envs.step(np.zeros(4, np.int64))
+        assert infos["time"].tolist() == [1, 1, 7, 0]
+        assert infos["_time"].tolist() == [True, True, True, False]
+        assert not truncations.any()
+        *_, truncations, infos = envs.step(np.zeros(4, np.int64))
+        assert truncations.tolist() == [False, False, True, True]
+        assert "the info of env 3 cannot be merged" in infos["fault"]["error"][3]
+        assert infos["time"].tolist() == [2, 2, 0, 0]
+        envs.close(terminate=True)
+
+
+def test_infos_of_a_batch_that_do_not_fit_are_left_out(tmp_path: Path) -> None:
+    def lie(reply: StepResult) -> StepResult:
+        return structs.replace(reply, infos=Tree([{"time": "x"}, {"time": "y"}]))
+
+    endpoint = f"ipc://{tmp_path}/bus"
+    with elsewhere(endpoint, "liar", lie):
+        pool = ActorPool([TEXT] * 4, num_actors=2, remote_actors=1, bind=endpoint, **RESTART)
+        pool.reset(seed=0)
+        pool.recv(min_envs=4, timeout=PATIENCE)
+        pool.send(np.zeros(4, np.int64))
+        batch = pool.recv(min_envs=4, timeout=PATIENCE)
+        told = dict(zip(batch.env_ids.tolist(), batch.infos["time"].tolist(), strict=True))
+        assert told == {0: 1, 1: 1, 2: 0, 3: 0}
+        assert pool.recv(timeout=PATIENCE).faults[0].env_id == 2
+        pool.close()
+
+
 def test_records_of_an_honest_actor_are_sampled_as_those_of_this_host(tmp_path: Path) -> None:
     config = RunnerConfig(rollout_fragment_length=12, infos=True)
     samples = []

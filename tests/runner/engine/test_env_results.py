@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 
 from envbus.actors.arrays.blocks import BlockLayout
-from envbus.runner.engine.env_results import CutEpisodes, ObservationStore
+from envbus.runner.engine.env_results import CutEpisodes, ObservationStore, merge_infos
 from envbus.runner.workers.faults import Fault, FaultCause
 
 
@@ -48,3 +49,53 @@ def test_the_last_observation_is_the_one_that_was_received_whatever_was_written_
 def test_of_no_env_there_is_a_batch_of_no_rows(space: spaces.Space[Any]) -> None:
     batch = ObservationStore(space, 2, None).select(np.zeros(0, np.int64))
     assert all(len(part) == 0 for part in (batch.values() if type(batch) is dict else batch))
+
+
+class Merged(NamedTuple):
+    infos: dict[str, Any]
+    misfit: ValueError | None
+    strange: dict[int, str]
+
+
+def merged(infos: list[dict[str, Any]], remote: tuple[int, ...]) -> Merged:
+    merger = VectorEnv[Any, Any, Any]()
+    merger.num_envs = len(infos)
+    env_ids = [10 + row for row in range(len(infos))]
+    rows = dict(enumerate(infos))
+    return Merged(*merge_infos(rows, merger._add_info, env_ids, {10 + row for row in remote}))
+
+
+def test_infos_that_fit_are_merged_by_those_of_this_host_first() -> None:
+    for remote, dtype in (((), np.int16), ((1,), np.int16), ((0, 1), np.int16), ((0,), float)):
+        found = merged([{"x": np.int16(1)}, {"x": 2.5}], remote)
+        assert found.misfit is None
+        assert not found.strange
+        assert found.infos["x"].dtype == dtype  # else a remote one would have others' rounded
+
+
+@pytest.mark.parametrize("strange", ["s", np.zeros(3), {"y": 1}, [1, 2]])
+def test_an_info_from_elsewhere_that_does_not_fit_is_left_out_and_no_error(strange: Any) -> None:
+    for infos, remote in (
+        ([{"x": 1.0}, {"x": strange}, {"x": 2.0}], (1,)),
+        ([{"x": 1.0}, {"x": strange}, {"x": 2.0}], (1, 2)),
+    ):
+        found = merged(infos, remote)
+        assert found.misfit is None
+        assert found.infos["x"].tolist() == [1.0, 0.0, 2.0]
+        assert found.infos["_x"].tolist() == [True, False, True]
+        assert list(found.strange) == [11]
+        assert found.strange[11].startswith("the info of env 11 cannot be merged")
+
+
+def test_an_info_from_elsewhere_has_to_fit_those_of_this_host_also_where_it_is_first() -> None:
+    found = merged([{"x": np.zeros(3)}, {"x": 1.0}, {"x": 2.0}], remote=(0,))
+    assert found.misfit is None
+    assert found.infos["x"].tolist() == [0.0, 1.0, 2.0]
+    assert list(found.strange) == [10]
+
+
+def test_infos_of_this_host_that_do_not_fit_are_an_error_whatever_others_say() -> None:
+    found = merged([{"x": 1.0}, {"x": "s"}, {"x": np.zeros(2)}], remote=(2,))
+    assert found.infos["x"].tolist() == [1.0, 0.0, 0.0]
+    assert "the info of env 11 cannot be merged" in str(found.misfit)
+    assert list(found.strange) == [12]
