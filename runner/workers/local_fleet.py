@@ -43,6 +43,7 @@ from envbus.bus.transport.unix_sockets import Bell
 from envbus.bus.wire.messages import Reply, Request, Tree
 from envbus.runner.workers.actions import STEP_ALL
 from envbus.runner.workers.config import FleetConfig
+from envbus.runner.workers.faults import FaultCause
 from envbus.runner.workers.fleet import Fleet, RowMap, env_spaces, raise_build_error
 from envbus.runner.workers.recycling import Recycling
 from envbus.runner.workers.step_words import StepWords
@@ -263,6 +264,9 @@ class LocalFleet:
         if not self._asked:
             self._bell.silence()
         return taken_from(self._events)
+
+    def kill(self, actor: Actor, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
+        """Do nothing: what would be killed is this process."""
 
     def kill_late(self, lost: Lost[Actor]) -> None:
         """Do nothing: what would be killed is this process."""
