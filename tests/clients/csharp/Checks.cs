@@ -160,7 +160,8 @@ static class Checks
             string episode = client.StartEpisode();
             Console.WriteLine("ready");
             Rejected<ConnectionLostException>(() => client.GetAction(episode, Silence));
-            Rejected<ConnectionLostException>(() => client.GetAction(episode, Observation, TimeSpan.FromSeconds(0.5)));
+            // On a busy machine the time is over before Mono is told that nobody listens there.
+            Rejected<EnvbusException>(() => client.GetAction(episode, Observation, TimeSpan.FromSeconds(0.5)));
         }
     }
 
