@@ -242,7 +242,7 @@ class EnvRunner(StaysHere):
         self._renewals = 0
         self._recorder: VideoRecorder | None = None
         self._asking = threading.RLock()
-        self._sampler = self._make_sampler()
+        self._sampler = self._make_sampler(self.config.policy_mapping_fn)
         self._begun = False
         #: A sample has raised: nobody knows what the envs are at.
         self._lost_track = False
@@ -493,6 +493,7 @@ class EnvRunner(StaysHere):
             self._renew()
         except BaseException:
             self._policies.by_id = before
+            self._tell_policies()
             raise
 
     def get_state(self) -> dict[str, Any]:
@@ -589,8 +590,8 @@ class EnvRunner(StaysHere):
 
     # --- private -----------------------------------------------------------------------------
 
-    def _make_sampler(self) -> ColumnSampler | DictSampler:
-        config = self.config
+    def _make_sampler(self, policy_mapping_fn: PolicyMapping | None) -> ColumnSampler | DictSampler:
+        config = dataclasses.replace(self.config, policy_mapping_fn=policy_mapping_fn)
         if config.video is not None:
             self._finish_videos()
             self._recorder = VideoRecorder(
@@ -676,14 +677,23 @@ class EnvRunner(StaysHere):
             self._server = None
 
     def _renew(self) -> None:
-        """Begin anew with other envs or policies, and go on counting."""
-        old = self._sampler
+        """Begin anew with other envs or policies, and go on counting.
+
+        Where they do not fit, the sampler stays the one before.
+        """
+        old, recorder = self._sampler, self._recorder
+        mapping = self.config.policy_mapping_fn
+        if isinstance(old, DictSampler):
+            mapping = old.episodes.policy_mapping_fn
+        try:
+            fresh = self._make_sampler(mapping)
+        except BaseException:
+            self._recorder = recorder
+            raise
         if isinstance(old, DictSampler):
             old.abandon()
-        self._sampler = self._make_sampler()
-        self._sampler.ids.go_on_from(old.ids.following)
-        if isinstance(old, DictSampler):
-            self.policy_mapping_fn = old.episodes.policy_mapping_fn
+        fresh.ids.go_on_from(old.ids.following)
+        self._sampler = fresh
         self._begun = False
         self._renewals += 1
 

@@ -134,6 +134,22 @@ def test_a_mapping_that_was_replaced_outlives_the_envs(make: Make) -> None:
     assert runner.sample(num_env_steps=3).policy_batches.keys() == {"b"}
 
 
+def test_a_mapping_outlives_all_policies_but_one(make: Make) -> None:
+    made: list[Any] = [{"a": zeros, "b": zeros}, {"a": lambda obs: np.ones(len(obs), np.int64)}]
+    runner = make(["CartPole-v1"], lambda envs: made.pop(0))
+    runner.policy_mapping_fn = lambda *_: "a"
+    runner.sample(num_env_steps=1)
+    runner.make_module()
+    assert list(runner.policies) == ["a"]
+    assert runner.sample(num_env_steps=2).single()["actions"].tolist() == [1, 1]
+    assert not runner.is_vectorized  # another policy may be added, as before
+    runner.add_policy("b", zeros, lambda *_: "b")
+    runner.sample(force_reset=True, num_env_steps=1)
+    runner.remove_policy("b", lambda *_: "a")
+    runner.make_env()
+    assert runner.sample(num_env_steps=1).policy_batches.keys() == {"a"}
+
+
 def test_without_factories_nothing_can_be_made_anew() -> None:
     with ActorPool(counting(1, 3), autoreset_mode="Disabled") as pool:
         runner = EnvRunner(pool, zeros)
