@@ -321,42 +321,52 @@ class EnvRunnerGroup(StaysHere):
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
         """Return weights by policy id: those that were set last, else a runner's.
 
+        Policies that no runner has any more are left out.
+
         Raises:
             ConfigError: `policy_ids` are no ids, or there is no such policy.
             RestartLimitError: No runner is left to be asked.
             TimeoutError: None of them answers; each has `timeouts.call`.
         """
-        found = self._versioned_weights(policy_ids)
+        self._assert_open()
+        known = list(self._rounds.present_versions())
+        names = chosen_ids(policy_ids, known)
+        found = self._versioned_weights([name for name in names if name in known])
+        unknown = [name for name in names if name not in list(found)]
+        if policy_ids is not None and unknown:
+            known = list(self._rounds.present_versions())
+            raise ConfigError(f"there is no policy {unknown[0]!r}; there are {known}")
         return {name: weights for name, (weights, _) in found.items()}
 
-    def _versioned_weights(
-        self, policy_ids: Iterable[str] | None
-    ) -> dict[str, tuple[Weights, int]]:
-        """Return weights, as `get_weights` does, and the version of each."""
-        self._assert_open()
-        known = self._rounds.versions
-        names = chosen_ids(policy_ids, known)
-        if unknown := [name for name in names if name not in list(known)]:
-            raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(known)}")
+    def _versioned_weights(self, names: Sequence[str]) -> dict[str, tuple[Weights, int]]:
+        """Return weights, and the version of each, of those that were set or that a runner has."""
         found = {name: self._rounds.weights[name] for name in names if name in self._rounds.weights}
         missing = [name for name in names if name not in found]
         silent: set[tuple[int, int]] = set()  # lives: who died, or may hang
         while missing:
             self._wait_for_someone(None)
             self._raise_if_none_left()
+            able = [
+                actor
+                for actor in self._rounds.ready()
+                if self._rounds.states[actor.index].may_have(missing)
+            ]
+            if not able:
+                break
             busy = self._rounds.sampling()
             _, _, index, life = min(
                 ((a.index, a.incarnation) in silent, a.index in busy, a.index, a.incarnation)
-                for a in self._rounds.ready()
+                for a in able
             )
             if (index, life) in silent:
                 raise TimeoutError("no runner told its weights within `timeouts.call`")
             if answer := self.foreach(_weights_of, missing, runners=[index]):
                 found |= answer[index]
-                break
-            silent.add((index, life))
+                missing = [name for name in missing if name not in found]
+            else:
+                silent.add((index, life))
         # Copies, and writable ones, also of what has come in a message.
-        return {name: copy.deepcopy(found[name]) for name in names}
+        return {name: copy.deepcopy(found[name]) for name in names if name in found}
 
     @uninterrupted_call
     def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
@@ -390,7 +400,8 @@ class EnvRunnerGroup(StaysHere):
         """Call `function(runner, *args, **kwargs)` in each runner's process.
 
         A runner that samples does it afterwards. What it changes in a runner is gone with that
-        runner's life: a policy that it adds is not in the next one. The function goes to the
+        runner's life: a policy that it adds is not in the next one, and one that it removes is.
+        Weights of a policy that a runner does not have are left out there. The function goes to the
         runner by cloudpickle, over the pipe that it has inherited; so does what it returns, where
         MessagePack has no form for it. Arrays in the results are read-only.
 
@@ -438,7 +449,7 @@ class EnvRunnerGroup(StaysHere):
     @property
     def policy_versions(self) -> dict[str, int]:
         """Which weights each policy has, or will have before its next fragment."""
-        return dict(self._rounds.versions)
+        return self._rounds.present_versions()
 
     def runner_pids(self) -> list[int]:
         """Return the process ids of the runners that have a process."""
@@ -516,8 +527,9 @@ class EnvRunnerGroup(StaysHere):
         Who takes it over uses no id of an episode, or of a sample, a second time.
         """
         elsewhere = self._worker_group.elsewhere()
+        self._assert_open()
         weights = self._versioned_weights(
-            name for name in self._rounds.versions if name not in elsewhere
+            [name for name in self._rounds.present_versions() if name not in elsewhere]
         )
         next_eps_id, num_samples = self._rounds.ids_reached
         return {
@@ -717,8 +729,9 @@ class EnvRunnerGroup(StaysHere):
 
 
 def _weights_of(runner: EnvRunner, policy_ids: list[str]) -> dict[str, tuple[Weights, int]]:
-    """Return weights in a runner, and the version of each."""
-    return {name: versioned_weights(runner.policies[name]) for name in policy_ids}
+    """Return weights of policies that a runner has, and the version of each."""
+    found = runner.policies
+    return {name: versioned_weights(found[name]) for name in policy_ids if name in found}
 
 
 def _all_of(handle: PolicyHandle) -> Policies:

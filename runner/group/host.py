@@ -126,14 +126,17 @@ class HostedRunner:
         )
 
     def push_weights(self, request: PushWeights) -> Pushed:
-        """Set weights, each of its own version."""
-        refused = {}
-        for policy_id, (weights, version) in request.weights.value.items():
+        """Set weights, each of its own version, of policies that are here."""
+        refused, pushed = {}, request.weights.value
+        absent = sorted(pushed.keys() - self._runner.policies.keys())
+        for policy_id, (weights, version) in pushed.items():
+            if policy_id in absent:
+                continue
             try:
                 self._runner.set_weights({policy_id: weights}, version)
             except Exception as exc:  # a policy's own code; the others get theirs
                 refused[policy_id] = describe(exc)
-        return Pushed(refused=refused)
+        return Pushed(refused=refused, absent=absent)
 
     def take_sample(self, request: TakeSample) -> Taken:
         """Sample, and tell what happened meanwhile."""

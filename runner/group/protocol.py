@@ -129,6 +129,8 @@ class Pushed(Reply, frozen=True, kw_only=True):
 
     #: What these raised, by policy id.
     refused: dict[str, Failed]
+    #: Policies that the runner does not have.
+    absent: list[str]
 
 
 class PushWeights(Request[Pushed], frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from envbus.bus.broker.loop import failure_to_error
 from envbus.bus.errors import ConfigError, NoPeerError, TransportError
 from envbus.bus.memory.arena import Arena
 from envbus.bus.process.pipe import PipeCodec
-from envbus.bus.wire.messages import Failed, FailureCode, Request, Tree
+from envbus.bus.wire.messages import FailureCode, Request, Tree
 from envbus.runner.engine.seeding import restart_seed
 from envbus.runner.group.host import ENTRY
 from envbus.runner.group.joining import RunnerFault, RunnerPart
@@ -188,6 +188,8 @@ class RunnerState:
         #: Whether it has not confirmed weights: then it is not sent newer ones but before a
         #: request, so that they do not pile up in front of one that is at work for long.
         self.is_pushing = False
+        #: Its present life's policies, as it has told last; None: not yet.
+        self.policy_ids: set[str] | None = None
 
     @property
     def is_sampling(self) -> bool:
@@ -202,6 +204,11 @@ class RunnerState:
         self.is_pushing = False
         self.memory = None
         self.known_slots = []
+        self.policy_ids = None
+
+    def may_have(self, policy_ids: Iterable[str]) -> bool:
+        """Return whether it has one of these policies, as far as is known."""
+        return self.policy_ids is None or not self.policy_ids.isdisjoint(policy_ids)
 
 
 class Ticket:
@@ -281,6 +288,8 @@ class Rounds:
         self.ids_reached = self._first_ids = (0, 0)
         #: Of what the last error of a push was that was told: other runners fail alike.
         self._refused_version = 0
+        #: Policies that a runner had no more when it was sent weights: each is logged once.
+        self._absent: set[str] = set()
 
     # --- who can be asked --------------------------------------------------------------------
 
@@ -299,6 +308,14 @@ class Rounds:
     def delivered(self) -> list[int]:
         """Return the runners that have delivered what nobody has taken."""
         return [i for i, state in enumerate(self.states) if state.part is not None]
+
+    def present_versions(self) -> dict[str, int]:
+        """Return the versions of policies that a runner has, as far as is known."""
+        return {
+            name: version
+            for name, version in self.versions.items()
+            if any(state.may_have([name]) for state in self.states)
+        }
 
     # --- ask ---------------------------------------------------------------------------------
 
@@ -500,17 +517,17 @@ class Rounds:
             case _Sampling():
                 assert isinstance(reply, Taken)
                 self._take_sample(actor, reply, event.tag.slot)
-                self._note_versions(reply.policy_versions, event.tag.weights_version)
+                self._note_versions(actor, reply.policy_versions, event.tag.weights_version)
                 self._note_ids(reply.ids)
             case _Pushing():
                 assert isinstance(reply, Pushed)
-                self._take_over(actor, event.tag, reply.refused)
+                self._take_over(actor, event.tag, reply)
                 self._pushed(actor)
             case Ticket():
                 event.tag.open.discard(actor.index)
                 event.tag.values[actor.index] = None
                 if isinstance(reply, Applied):
-                    self._note_versions(reply.policy_versions, event.tag.weights_version)
+                    self._note_versions(actor, reply.policy_versions, event.tag.weights_version)
                     event.tag.values[actor.index] = reply.value.value
 
     def _take_sample(self, actor: RunnerProcess, taken: Taken, slot: int) -> None:
@@ -533,11 +550,17 @@ class Rounds:
         is_full = bool(taken.locations) and all(location.in_slot for location in taken.locations)
         self._leave_slots(actor, but_last=not is_full)
 
-    def _take_over(
-        self, actor: RunnerProcess, push: _Pushing, refused: Mapping[str, Failed]
-    ) -> None:
+    def _take_over(self, actor: RunnerProcess, push: _Pushing, pushed: Pushed) -> None:
         """Keep what a runner took over; go back to that for policies that refused theirs."""
+        refused = pushed.refused
+        for policy_id in set(pushed.absent) - self._absent:
+            self._absent.add(policy_id)
+            logger.warning(
+                "%s has no policy %r: weights of it are left out there", actor.describe(), policy_id
+            )
         for policy_id, pair in push.weights.items():
+            if policy_id in pushed.absent:
+                continue
             number, before = self._taken_over.get(policy_id, (0, None))
             if policy_id not in refused:
                 if push.version >= number:
@@ -600,11 +623,14 @@ class Rounds:
         self._leave_slots(event.actor)
         state.begin_life()
 
-    def _note_versions(self, versions: Mapping[str, int], weights_version: int) -> None:
-        """Policies may have come, or counted on, by what was applied to a runner.
+    def _note_versions(
+        self, actor: RunnerProcess, versions: Mapping[str, int], weights_version: int
+    ) -> None:
+        """Policies may have come, gone, or counted on, by what was applied to a runner.
 
         An answer to what was asked before the last weights were set says nothing of these.
         """
+        self.states[actor.index].policy_ids = set(versions)
         if weights_version != self._weights_version:
             return
         for policy_id, version in versions.items():

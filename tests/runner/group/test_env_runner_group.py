@@ -292,6 +292,39 @@ def test_foreach_calls_a_function_beside_each_runner(shared: EnvRunnerGroup) -> 
     assert group.sample(8, timeout=PATIENCE).env_steps == 8
 
 
+def test_policies_that_a_runner_has_no_more_get_no_weights_and_are_not_told(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    envs = functools.partial(_general_pool, 1)
+    group = make(envs, {"a": Steps(), "b": Steps(), "c": Steps()}, policy_mapping_fn=_to_a)
+    new = {"number": np.array([7])}
+    group.set_weights({"b": new})
+    assert group.policy_versions == {"a": 0, "b": 1, "c": 0}
+    group.foreach(lambda runner: runner.remove_policy("b"))
+    group.foreach(lambda runner: runner.remove_policy("c"), runners=[0])
+    for _ in range(2):
+        group.set_weights({"a": new, "b": new})
+        sample = group.sample(4, timeout=PATIENCE)
+        assert sample["a"]["actions"].tolist() == [7] * 4
+    assert caplog.text.count("has no policy 'b'") == 1
+    # Runner 1 has one that runner 0 has not; nobody has the other.
+    assert group.get_weights().keys() == group.get_state()["weights"].keys() == {"a", "c"}
+    assert group.policy_versions == {"a": 2, "c": 0}
+    group.foreach(lambda runner: runner.remove_policy("c"), runners=[1])
+    assert group.get_weights().keys() == {"a"}
+    with pytest.raises(ConfigError, match=r"no policy 'c'; there are \['a'\]"):
+        group.get_weights(["c"])
+
+
+def _general_pool(num_envs: int, index: int) -> ActorPool:
+    envs = [functools.partial(CountingEnv, 5)] * num_envs
+    return ActorPool(envs, num_actors=0, autoreset_mode="Disabled")
+
+
+def _to_a(*_: Any) -> str:
+    return "a"
+
+
 def test_a_function_that_takes_too_long_is_left_out(shared: EnvRunnerGroup, tmp_path: Path) -> None:
     group = shared
     gate = tmp_path / "gate"
