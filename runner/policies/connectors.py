@@ -563,7 +563,8 @@ class RescaleActions(Connector):
 
         def rescale(space: spaces.Box, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
             low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-            scaled = low + (np.asarray(leaf, np.float64) + 1.0) * (0.5 * (high - low))
+            part = np.clip(0.5 * np.asarray(leaf, np.float64) + 0.5, 0.0, 1.0)
+            scaled = low * (1.0 - part) + high * part  # `high - low` may be infinite
             # The centre of a Box of integers may lie between two of them.
             if np.issubdtype(space.dtype, np.integer):
                 scaled = np.rint(scaled)
@@ -577,8 +578,8 @@ class RescaleActions(Connector):
 
         def scale(space: spaces.Box, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
             low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-            width = np.where(high > low, high - low, 1.0)
-            inside = 2.0 * (np.asarray(leaf, np.float64) - low) / width - 1.0
+            half = np.where(high > low, 0.5 * high - 0.5 * low, 1.0)
+            inside = 2.0 * ((0.5 * np.asarray(leaf, np.float64) - 0.5 * low) / half) - 1.0
             return np.where(high > low, inside, 0.0).astype(np.float32)
 
         return map_space(scale, self._env_space, batch, spaces.Box)
@@ -611,8 +612,14 @@ class FreezeActions(Connector):
 
 
 def _clip(space: spaces.Box, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    clipped: npt.NDArray[Any] = np.clip(leaf, space.low, space.high).astype(space.dtype)
-    return clipped
+    """Return numbers within the bounds of a Box, in its dtype."""
+    if not np.issubdtype(space.dtype, np.integer):
+        clipped: npt.NDArray[Any] = np.clip(leaf, space.low, space.high).astype(space.dtype)
+        return clipped
+    # A float64 that is the highest int64 is one more, and would become the lowest.
+    low, high = np.less_equal(leaf, space.low), np.greater_equal(leaf, space.high)
+    inside = np.where(low | high, np.zeros_like(leaf), leaf).astype(space.dtype)
+    return np.where(low, space.low, np.where(high, space.high, inside))
 
 
 def _unit_space(space: spaces.Box) -> Space:

@@ -40,6 +40,30 @@ def test_whole_numbers_are_rounded() -> None:
     assert (got.tolist(), got.dtype) == ([[0], [2], [3]], np.int32)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint64])
+def test_the_highest_and_the_lowest_whole_number_stay_what_they_are(dtype: Any) -> None:
+    limits = np.iinfo(dtype)
+    space = spaces.Box(limits.min, limits.max, (1,), dtype)
+    ends = [[limits.min], [limits.max]]
+    for connector, actions in (
+        (RescaleActions(space), np.array([[-1.0], [1.0]], np.float32)),
+        (ClipActions(space), np.array([[-1e30], [1e30]])),
+        (ClipActions(space), np.array(ends, dtype)),
+    ):
+        got = connector(actions, KEYS[:2])
+        assert (got.tolist(), got.dtype) == (ends, dtype)
+
+
+def test_bounds_may_be_as_far_apart_as_numbers_go() -> None:
+    most = np.finfo(np.float64).max
+    connector = RescaleActions(spaces.Box(-most, most, (1,), np.float64))
+    given = np.array([[-1.0], [0.0], [0.5], [1.0]], np.float32)
+    there = connector(given, KEYS)
+    assert there[:, 0].tolist() == pytest.approx([-most, 0.0, 0.5 * most, most])
+    assert (there[0, 0], there[-1, 0]) == (-most, most)
+    assert connector.invert(there, KEYS).tolist() == given.tolist()
+
+
 def test_parts_that_are_no_box_stay_as_they_are() -> None:
     space = spaces.Dict(move=BOX, jump=spaces.Discrete(2))
     jump = np.array([0, 1, 1])
