@@ -210,7 +210,8 @@ class Lifecycle(Generic[M]):
         if actor is self._leaving:
             self._renew(actor)
         else:
-            self.on_end(actor, reason, status.report(), now)
+            decided = "" if actor.kill_reason is None else actor.kill_reason[1].partition("\n")[0]
+            self.on_end(actor, reason, decided or status.report(), now)
 
     def on_end(self, actor: M, reason: str, detail: str, now: float, *, began: bool = True) -> None:
         """An actor is gone and all that it held was told: start it again, or tell."""

@@ -117,6 +117,17 @@ def test_its_last_end_is_told_once_with_the_number_of_restarts() -> None:
     assert "failed again after 1 restarts" in gone.reason
 
 
+def test_its_last_end_says_why_it_was_killed_in_one_line() -> None:
+    scene = Scene(restart=ONCE)
+    scene.end("it died")
+    scene.events.clear()
+    scene.actor.kill_reason = (FaultCause.MEMORY, "it used 300 MiB\nStack of it")
+    scene.end("it was killed")
+    [gone] = scene.events
+    assert isinstance(gone, Gone)
+    assert gone.reason.endswith(": it used 300 MiB")
+
+
 def test_one_that_is_started_again_and_says_nothing_is_killed_once() -> None:
     scene = Scene(restart=ONCE)
     scene.end("it died")
