@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,6 +55,8 @@ __all__ = ["EnvRunnerGroup"]
 
 #: Seconds without any runner until the log says once more who is waited for, at most.
 _MOST_PAUSE = 60.0
+#: Seconds of a time-out that is as good as none: some thirty years.
+_LONGEST = 1e9
 #: Of a time-out, what is left for the way back of what runners have by then: this part, and at
 #: most as many seconds.
 _RETURN_PART, _RETURN_SECONDS = 0.1, 1.0
@@ -192,8 +195,9 @@ class EnvRunnerGroup(StaysHere):
         Ctrl-C takes nothing away: what runners were asked for comes with the next call.
         """
         quota = Quota.of(num_env_steps, num_episodes)
-        check_number("timeout", timeout, optional=True)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        seconds, force_reset = _seconds(timeout), bool(force_reset)
+        explore = None if explore is None else bool(explore)
+        deadline = None if seconds is None else time.monotonic() + seconds
         return hand_out(
             lambda: self._sample(quota, deadline, force_reset=force_reset, explore=explore),
             self._kept.append,
@@ -254,6 +258,8 @@ class EnvRunnerGroup(StaysHere):
             ValueError, RemoteError, RestartLimitError: As `sample`.
         """
         quota = Quota.of(num_env_steps, num_episodes)
+        timeout, force_reset = _seconds(timeout), bool(force_reset)
+        explore = None if explore is None else bool(explore)
 
         def ask() -> tuple[int, ...]:
             self._begin()
@@ -283,10 +289,10 @@ class EnvRunnerGroup(StaysHere):
             ValueError, RemoteError: As `sample`.
         """
         check_number("min_runners", min_runners, whole=True)
-        check_number("timeout", timeout, optional=True)
+        seconds = _seconds(timeout)
         if not 1 <= min_runners <= self.num_runners:
             raise ValueError(f"min_runners must be from 1 to {self.num_runners}, not {min_runners}")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if seconds is None else time.monotonic() + seconds
         return hand_out(
             lambda: self._collect_some(min_runners, deadline), self._kept.append, self._was_raised
         )
@@ -424,9 +430,9 @@ class EnvRunnerGroup(StaysHere):
         self._assert_open()
         if not callable(function):
             raise ConfigError(f"function must be callable, not {brief(function)}")
-        check_number("timeout", timeout, optional=True)
+        seconds = _seconds(timeout, over=0)
         chosen = self._choose(runners)
-        limit = self.settings.timeouts.call if timeout is None else timeout
+        limit = self.settings.timeouts.call if seconds is None else seconds
         request = Apply(function=Tree(function), args=Tree(args), kwargs=Tree(kwargs))
         ticket = self._rounds.ask_all(chosen, request, limit)
         self._wait_for(ticket, limit)
@@ -494,13 +500,13 @@ class EnvRunnerGroup(StaysHere):
             timeout: Seconds to wait for it.
         """
         self._assert_open()
-        check_number("timeout", timeout, optional=True)
+        seconds = _seconds(timeout, over=0)
         self._rounds.take_events(0.0)
         busy = set(self._rounds.sampling())
         idle = [actor for actor in self._rounds.ready() if actor.index not in busy]
-        ticket = self._rounds.ask_all(idle, RollCall(), timeout)
+        ticket = self._rounds.ask_all(idle, RollCall(), seconds)
         asked = set(ticket.open)
-        self._wait_for(ticket, timeout)
+        self._wait_for(ticket, seconds)
         silent = asked - ticket.values.keys()
         return [self._status(actor, silent) for actor in self._worker_group.actors]
 
@@ -738,6 +744,16 @@ def _all_of(handle: PolicyHandle) -> Policies:
     if len(handle.policy_ids) == 1:
         return handle.policy()
     return {policy_id: handle.policy(policy_id) for policy_id in handle.policy_ids}
+
+
+def _seconds(timeout: float | None, over: float = -math.inf) -> float | None:
+    """Return a time-out that requests can have; None: without end.
+
+    Raises:
+        ConfigError: It is no number, or not `over` that.
+    """
+    check_number("timeout", timeout, over=over, optional=True)
+    return None if timeout is None else float(min(timeout, _LONGEST))
 
 
 def _allowed(deadline: float | None) -> float | None:

@@ -277,6 +277,24 @@ def test_an_argument_of_the_wrong_kind_is_refused_by_its_name(
         call(shared)
 
 
+def test_arguments_mean_what_they_mean_for_one_runner_and_are_looked_at_first(
+    shared: EnvRunnerGroup,
+) -> None:
+    wrong: Any = ("1", float("nan"))
+    for timeout in wrong:
+        for call in (shared.sample, shared.sample_async):
+            with pytest.raises(ConfigError, match="timeout must be a number"):
+                call(4, timeout=timeout)
+    with pytest.raises(ConfigError, match="timeout must be over 0"):
+        shared.foreach(id, timeout=0)
+    odd: Any = [{"force_reset": 1}, {"explore": 0}, {"explore": np.False_}]
+    for keywords in (*odd, {"timeout": float("inf")}, {"timeout": 10**400}):
+        assert shared.sample(4, **keywords).env_steps == 4
+        shared.sample_async(2, **keywords)
+        assert shared.collect(2, timeout=float("inf")).env_steps == 4
+    assert shared.foreach(lambda _: 1, timeout=float("inf")) == {0: 1, 1: 1}
+
+
 def test_foreach_calls_a_function_beside_each_runner(shared: EnvRunnerGroup) -> None:
     group = shared
     offset = 10
