@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.spaces import Box
 
-from envbus.actors import ClientTimeouts, ExternalEnvClient
+from envbus.actors import AsyncExternalEnvClient, ClientTimeouts, ExternalEnvClient
 from envbus.bus.errors import ConfigError
 from envbus.runner import (
     ActorPool,
@@ -162,6 +163,8 @@ def test_what_samples_and_serves_says_what_it_wants(
         (lambda: ClientTimeouts(patience=-1.0), "ClientTimeouts.patience must be at least 0"),
         (lambda: ExternalEnvClient(wrong["number"]), "the address 5 is no text: write tcp://"),
         (lambda: ExternalEnvClient("tcp://127.0.0.1:9", timeouts=wrong["number"]), "timeouts must"),
+        (lambda: ExternalEnvClient("tcp://127.0.0.1:9", name=Path("sim-1")), "name must be a text"),  # type: ignore[arg-type]
+        (lambda: AsyncExternalEnvClient("tcp://127.0.0.1:9", name=Path("a")), "name must be a text"),  # type: ignore[arg-type]
         (lambda: ExternalEnvBridge(limits=wrong["number"]), "limits must be EpisodeLimits"),
         (lambda: ExternalEnvBridge(gateway=wrong["text"]), "gateway must be GatewayConfig"),
         (lambda: PolicyWorkers(print, 1, timeout="3"), "timeout must be a number"),  # type: ignore[arg-type]

@@ -302,6 +302,9 @@ class ClientState:
         observation_space: What this client has, by agent if there are several; None: the bridge's.
         action_space: The same.
         name: For people; None: a new one.
+
+    Raises:
+        ConfigError: The name is no text.
     """
 
     def __init__(
@@ -310,6 +313,8 @@ class ClientState:
         action_space: SpaceLike | None,
         name: str | None,
     ) -> None:
+        if not isinstance(name, str | None):
+            raise ConfigError(f'name must be a text, "sim-1" for example, or None; not {brief(name)}')
         self._own = Agreement.of(observation_space, action_space)
         self.name = name or f"sim-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._joined: BridgeJoined | None = None
