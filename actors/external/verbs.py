@@ -314,7 +314,9 @@ class ClientState:
         name: str | None,
     ) -> None:
         if not isinstance(name, str | None):
-            raise ConfigError(f'name must be a text, "sim-1" for example, or None; not {brief(name)}')
+            raise ConfigError(
+                f'name must be a text, "sim-1" for example, or None; not {brief(name)}'
+            )
         self._own = Agreement.of(observation_space, action_space)
         self.name = name or f"sim-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._joined: BridgeJoined | None = None
