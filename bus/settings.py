@@ -19,6 +19,7 @@ def check_number(
     whole: bool = False,
     least: float = -math.inf,
     over: float = -math.inf,
+    most: float = math.inf,
     optional: bool = False,
 ) -> None:
     """See that an argument or a setting is a number, before something far away fails of it.
@@ -38,9 +39,13 @@ def check_number(
         raise ConfigError(f"{name} must be at least {least:g}{none}, not {brief(value)}")
     if not (number > over or over == -math.inf):
         raise ConfigError(f"{name} must be over {over:g}{none}, not {brief(value)}")
+    if not number <= most:
+        raise ConfigError(f"{name} must be at most {most:g}{none}, not {brief(value)}")
 
 
-def positive_int(name: str, value: object, *, wanted: str = "a positive integer") -> int:
+def positive_int(
+    name: str, value: object, *, wanted: str = "a positive integer", most: float = math.inf
+) -> int:
     """Return a count that somebody sets, also one of NumPy's integers, as an int.
 
     Raises:
@@ -48,4 +53,5 @@ def positive_int(name: str, value: object, *, wanted: str = "a positive integer"
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
         raise ConfigError(f"{name} must be {wanted}, not {brief(value)}")
+    check_number(name, value, most=most)
     return int(value)

@@ -29,9 +29,18 @@ from envbus.runner import (
     RecycleAfter,
     RunnerConfig,
     VideoConfig,
+    make_vec,
 )
 from envbus.runner.bridge import EpisodeLimits
 from envbus.runner.policies import MlpPolicy, RandomPolicy
+from envbus.runner.policies.connectors import (
+    ClipActions,
+    Flatten,
+    FrameStack,
+    Normalize,
+    OneHot,
+    RescaleActions,
+)
 
 #: What nobody checks by types: these are the mistakes.
 wrong: Any = {
@@ -39,6 +48,9 @@ wrong: Any = {
     "number": 5,
     "dict": {"rollout_fragment_length": 5},
 }
+
+
+BOX = Box(0.0, 1.0, (2,))
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +176,24 @@ def test_what_samples_and_serves_says_what_it_wants(
         (lambda: ExternalEnvClient(wrong["number"]), "the address 5 is no text: write tcp://"),
         (lambda: ExternalEnvClient("tcp://127.0.0.1:9", timeouts=wrong["number"]), "timeouts must"),
         (lambda: ExternalEnvClient("tcp://127.0.0.1:9", name=Path("sim-1")), "name must be a text"),  # type: ignore[arg-type]
-        (lambda: AsyncExternalEnvClient("tcp://127.0.0.1:9", name=Path("a")), "name must be a text"),  # type: ignore[arg-type]
+        (
+            lambda: AsyncExternalEnvClient("tcp://127.0.0.1:9", name=Path("a")),
+            "name must be a text",
+        ),  # type: ignore[arg-type]
         (lambda: ExternalEnvBridge(limits=wrong["number"]), "limits must be EpisodeLimits"),
         (lambda: ExternalEnvBridge(gateway=wrong["text"]), "gateway must be GatewayConfig"),
+        (lambda: ExternalEnvBridge(policy_ids="learner"), "policy_ids is a sequence"),
+        (lambda: ExternalEnvBridge(policy_ids=[7]), 'id of a policy must be str, "default_policy"'),  # type: ignore[list-item]
+        (lambda: EnvRunner.from_factories(wrong["number"], print), "make_env must be a function"),
+        (lambda: EnvRunner.from_factories(print, wrong["number"]), "make_module must be a func"),
+        (lambda: FrameStack(BOX, "2"), "num_frames must be a positive integer, not '2'"),  # type: ignore[arg-type]
+        (lambda: Normalize(BOX, clip="2"), "clip must be a number, not '2'"),  # type: ignore[arg-type]
+        *(
+            (lambda kind=kind: kind(wrong["number"]), "space must be Space, .* not 5")
+            for kind in (ClipActions, Flatten, Normalize, OneHot, RescaleActions)
+        ),
+        (lambda: make_vec("CartPole-v1", 10**30), "num_envs must be at most 1e[+]06, not 1000"),
+        (lambda: PolicyWorkers(print, 10**7), "n must be at most 1024, not 10000000"),
         (lambda: PolicyWorkers(print, 1, timeout="3"), "timeout must be a number"),  # type: ignore[arg-type]
         (
             lambda: PolicyWorkers(print, 1, restart=wrong["number"]),
@@ -194,6 +221,16 @@ def test_a_setting_of_the_wrong_kind_is_refused_by_its_name(
             "a state is what `get_state` returned, with",
         ),
         (lambda runner: runner.set_state(None), "a state is what `get_state` returned"),
+        (lambda runner: runner.envs.reset(options=5), 'options must be Mapping, {"difficulty": 3}'),
+        (lambda runner: runner.set_weights({}, 2**64), r"version must be at most 4.6\d+e\+18"),
+        (
+            lambda runner: EnvRunner(runner.envs, {7: print}),
+            'the id of a policy must be str, "default_policy" for example; not 7',
+        ),
+        (
+            lambda runner: EnvRunner(runner.envs, print, make_column=wrong["number"]),
+            "make_column must be a function, not 5",
+        ),
         (lambda runner: runner.set_weights(3), r'weights must be .*"default_policy": policy.get_w'),
     ],
 )
@@ -202,6 +239,37 @@ def test_an_argument_of_the_wrong_kind_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         call(EnvRunner(pool, random(pool)))
+
+
+def test_a_policy_that_is_refused_changes_nothing() -> None:
+    with ActorPool(["CartPole-v1"], num_actors=0, autoreset_mode="Disabled") as pool:
+        runner = EnvRunner(pool, {"a": random(pool)}, RunnerConfig(vectorized=False))
+        with pytest.raises(ConfigError, match="the id of a policy must be str"):
+            runner.add_policy(wrong["number"], random(pool))
+        with pytest.raises(ConfigError, match="policy_mapping_fn must be a function"):
+            runner.add_policy("b", random(pool), wrong["text"])
+        assert list(runner.policies) == ["a"]
+        with pytest.raises(ConfigError, match="policy_mapping_fn must be a function"):
+            runner.policy_mapping_fn = wrong["text"]
+        runner.add_policy("b", random(pool))
+        with pytest.raises(ConfigError, match="policy_mapping_fn must be a function"):
+            runner.remove_policy("b", wrong["text"])
+        assert list(runner.policies) == ["a", "b"]
+
+
+def test_a_version_that_no_message_can_carry_is_refused() -> None:
+    with PolicyWorkers(lambda: print, 1) as workers:
+        for version in (2**64, -(2**63)):
+            with pytest.raises(ConfigError, match="version must be at "):
+                workers.set_weights({}, version)
+        assert workers.set_weights({}) == 1
+
+
+def test_options_of_a_reset_are_a_dict() -> None:
+    envs = BusVectorEnv(["CartPole-v1"], num_actors=0)
+    with pytest.raises(ConfigError, match="options must be Mapping"):
+        envs.reset(options=wrong["number"])
+    envs.close()
 
 
 def test_a_policy_for_other_observations_says_so(pool: ActorPool) -> None:

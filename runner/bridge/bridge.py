@@ -38,7 +38,7 @@ from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import BridgeStatistics, Confirm, Drain, EpisodeLimits, GiveUp
 from envbus.runner.data.episode import DEFAULT_POLICY_ID
 from envbus.runner.data.latency import LatencyHistogram
-from envbus.runner.workers.config import check_kind, endpoints_of
+from envbus.runner.workers.config import check_kind, endpoints_of, list_of
 
 __all__ = ["ExternalEnvBridge"]
 
@@ -102,6 +102,9 @@ class ExternalEnvBridge(StaysHere):
         local_links: bool = True,
     ) -> None:
         agreement = Agreement.of(observation_space, action_space)
+        names = list_of("policy_ids", policy_ids, '["default_policy"]')
+        for name in names:
+            check_kind("the id of a policy", name, str, example='"default_policy"')
         if limits is not None:
             check_kind("limits", limits, EpisodeLimits, example="EpisodeLimits(lease=10.0)")
         if gateway is not None:
@@ -121,7 +124,7 @@ class ExternalEnvBridge(StaysHere):
         self._dispatcher = EpisodeDispatcher(
             self._broker, self._episodes, self._models, agreement, self._limits.lease
         )
-        self.policy_ids = list(policy_ids)
+        self.policy_ids = names
         self._private = PrivateEndpoint(bind_private)
         self._hosts = Hosts(
             self._private.open,

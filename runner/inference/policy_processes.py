@@ -30,7 +30,6 @@ from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
 from envbus.bus.process.restart import Exit, RestartPolicy
 from envbus.bus.process.supervision import StartChild, Supervision, SupervisionEffect
 from envbus.bus.process.threads import ThreadsPerProcess
-from envbus.bus.settings import check_number
 from envbus.bus.transport.unix_sockets import Bell
 from envbus.runner.inference.policy_batching import BatchingConfig
 from envbus.runner.inference.policy_worker import (
@@ -48,6 +47,7 @@ from envbus.runner.inference.worker_discovery import (
     status_exists,
     write_status,
 )
+from envbus.runner.policies.policy_map import check_version
 
 __all__ = ["PolicyProcesses", "PolicyWorkerHandle", "Pushes", "WorkerSpec"]
 
@@ -365,7 +365,7 @@ class PolicyProcesses:
         Returns:
             Number and version of this push.
         """
-        check_number("version", version, whole=True, optional=True)
+        check_version("version", version, optional=True)
         with self._lock:
             self._check_open()
             number, former = self.latest(policy_id)

@@ -52,6 +52,8 @@ __all__ = [
 PolicyMaker: TypeAlias = "Policy | str | Callable[..., Any]"
 #: Seconds for workers to say their counts; one that computes for longer is left out.
 _COUNTS_TIMEOUT: Final = 2.0
+#: More are a mistake; their preparation alone would take minutes.
+_MOST_WORKERS: Final = 1024
 
 
 class PolicyStatistics(PolicySums, frozen=True, kw_only=True):
@@ -161,7 +163,10 @@ class PolicyWorkers(StaysHere):
         preload: Sequence[str] = (),
         threads_per_process: ThreadsPerProcess = "auto",
     ) -> None:
-        n, max_in_flight = positive_int("n", n), positive_int("max_in_flight", max_in_flight)
+        n, max_in_flight = (
+            positive_int("n", n, most=_MOST_WORKERS),
+            positive_int("max_in_flight", max_in_flight),
+        )
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
             check_number(name, seconds)
             if not 0.0 < seconds < math.inf:

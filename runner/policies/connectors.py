@@ -21,8 +21,10 @@ from gymnasium.vector.utils import batch_space
 
 from envbus.actors.arrays.spaces import Space
 from envbus.bus.errors import ConfigError, EnvbusError
+from envbus.bus.settings import check_number, positive_int
 from envbus.runner.data.nested import Tree, leaves_of, map_tree
 from envbus.runner.data.trajectory import AgentID
+from envbus.runner.workers.config import check_kind
 
 __all__ = [
     "ClipActions",
@@ -330,6 +332,7 @@ class Flatten(Connector):
     """
 
     def __init__(self, space: Space) -> None:
+        _check_space(space)
         odd = [part for part in _leaf_spaces(space) if not isinstance(part, _FLAT)]
         if odd:
             raise ConfigError(
@@ -349,6 +352,7 @@ class OneHot(Connector):
     """Discrete parts as float32 vectors, `(rows, n)`, MultiDiscrete ones side by side."""
 
     def __init__(self, space: Space) -> None:
+        _check_space(space)
         self._space = space
         self.space = map_leaf_spaces(
             lambda part: spaces.Box(0.0, 1.0, flatten_space(part).shape, np.float32),
@@ -369,9 +373,8 @@ class FrameStack(Connector):
     """
 
     def __init__(self, space: Space, num_frames: int) -> None:
-        if num_frames < 1:
-            raise ConfigError(f"num_frames must be at least 1, not {num_frames}")
-        self.num_frames = num_frames
+        _check_space(space)
+        self.num_frames = num_frames = positive_int("num_frames", num_frames)
         self.space: Space = batch_space(space, num_frames)
         #: Per env and agent.
         self._frames: dict[int, dict[AgentID, Tree]] = {}
@@ -410,6 +413,9 @@ class Normalize(Connector):
     """
 
     def __init__(self, space: Space, *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+        _check_space(space)
+        check_number("clip", clip, over=0.0)
+        check_number("epsilon", epsilon, least=0.0)
         self._space = space
         self.clip = clip
         self.epsilon = epsilon
@@ -512,6 +518,10 @@ def _one_hot(
     return out
 
 
+def _check_space(space: object) -> None:
+    check_kind("space", space, gymnasium.Space, example="pool.single_observation_space")
+
+
 def _leaf_spaces(space: Space) -> list[Space]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
@@ -530,6 +540,7 @@ class ClipActions(Connector):
     """
 
     def __init__(self, space: Space) -> None:
+        _check_space(space)
         self.space = space
 
     def __call__(self, batch: Tree, keys: Keys) -> Tree:
@@ -554,6 +565,7 @@ class RescaleActions(Connector):
     """
 
     def __init__(self, space: Space) -> None:
+        _check_space(space)
         self._env_space = space
         self.space = map_leaf_spaces(_unit_space, space, spaces.Box)
 
@@ -592,6 +604,7 @@ class FreezeActions(Connector):
     """
 
     def __init__(self, space: Space) -> None:
+        _check_space(space)
         self.space = space
 
     def __call__(self, batch: Tree, keys: Keys) -> Tree:

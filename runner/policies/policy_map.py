@@ -27,6 +27,7 @@ __all__ = [
     "check_are_here",
     "check_parts",
     "check_state",
+    "check_version",
     "check_weights",
     "checked_ids",
     "checked_versions",
@@ -41,6 +42,8 @@ Policies: TypeAlias = "Policy | Callable[[Any], Any] | Mapping[str, Policy | Cal
 _NUMBERS: Final = ("num_samples", "next_eps_id")
 #: What a policy has besides `compute_actions`.
 _PARTS: Final = ("initial_state", "get_weights", "set_weights", "policy_version")
+#: Versions stand in a column of int64, and the next one is one more.
+_LAST_VERSION: Final = 2**62
 #: Numbers of episodes are int64, and there have to be more.
 _MOST_IDS: Final = 2**62
 
@@ -67,7 +70,8 @@ class PolicyMap:
 
     def put(self, policy_id: str, policy: Policy | Callable[[Any], Any]) -> None:
         """Add one, or put it in the place of one."""
-        self.by_id = {**self.by_id, policy_id: _as_policy(policy_id, policy)}
+        fresh = _as_policy(policy_id, policy)
+        self.by_id = {**self.by_id, policy_id: fresh}
 
     def remove(self, policy_id: str) -> None:
         """Remove one.
@@ -135,7 +139,7 @@ class PolicyMap:
                     f"`get_state` returned them; not {brief(pair)}"
                 )
             check_kind(f"weights of {name!r}", pair[0], Mapping, example="policy.get_weights()")
-            check_number(f"the version of {name!r}", pair[1], whole=True)
+            check_version(f"the version of {name!r}", pair[1])
         before: dict[str, tuple[Weights, int]] = {}
         try:
             for name, policy in found.items():
@@ -182,8 +186,14 @@ def chosen_ids(policy_ids: Iterable[str] | None, known: Iterable[str]) -> list[s
 
 def check_weights(weights: object, version: object) -> None:
     """Raise `ConfigError` unless weights are by policy id, and their version a number or None."""
-    check_number("version", version, whole=True, optional=True)
+    check_version("version", version, optional=True)
     check_kind("weights", weights, Mapping, example='{"default_policy": policy.get_weights()}')
+
+
+def check_version(name: str, version: object, *, optional: bool = False) -> None:
+    """Raise `ConfigError` unless it is a number that a version of weights can be."""
+    most = _LAST_VERSION
+    check_number(name, version, whole=True, least=-most, most=most, optional=optional)
 
 
 def check_state(state: object, *parts: str) -> None:
@@ -234,7 +244,7 @@ def checked_versions(versions: Mapping[str, Any], policy_ids: Iterable[str]) -> 
     if missing := sorted(set(policy_ids) - versions.keys()):
         raise ConfigError(f"the state has no policy_versions of {missing}")
     for policy_id in policy_ids:
-        check_number(f"policy_versions[{policy_id!r}]", versions[policy_id], whole=True)
+        check_version(f"policy_versions[{policy_id!r}]", versions[policy_id])
     return {policy_id: int(versions[policy_id]) for policy_id in policy_ids}
 
 
@@ -246,6 +256,7 @@ def _by_id(given: Policies) -> dict[str, Policy]:
 
 
 def _as_policy(name: str, policy: Any) -> Policy:
+    check_kind("the id of a policy", name, str, example='"default_policy"')
     if isinstance(policy, type):
         raise ConfigError(f"policy {name!r} is the class {policy.__name__}; give an object of it")
     if hasattr(policy, "compute_actions"):

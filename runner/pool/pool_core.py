@@ -22,6 +22,7 @@ from envbus.runner.engine.env_results import Batch
 from envbus.runner.engine.env_states import EnvState
 from envbus.runner.engine.seeding import spread_seeds
 from envbus.runner.pool.agent_results import PollResult
+from envbus.runner.workers.config import check_options
 
 __all__ = ["PoolCore"]
 
@@ -56,6 +57,7 @@ class PoolCore:
         env_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
     ) -> None:
         """Do what `ActorPool.reset` promises."""
+        check_options(options)
         num_envs = len(self.states)
         if env_ids is None:
             seeds = spread_seeds(seed, num_envs)

@@ -167,11 +167,7 @@ class RunnerConfig:
         check_kind("callbacks", self.callbacks, Callbacks, example="Callbacks()")
         if self.video is not None:
             check_kind("video", self.video, VideoConfig, example='VideoConfig(folder="videos")')
-        if self.policy_mapping_fn is not None and not callable(self.policy_mapping_fn):
-            raise ConfigError(
-                "policy_mapping_fn must be a function of agent id and episode, "
-                f"not {self.policy_mapping_fn!r:.80}"
-            )
+        check_mapping(self.policy_mapping_fn)
         for name in ("observation_connector", "action_connector"):
             if (given := getattr(self, name)) is not None:
                 for one in given.values() if isinstance(given, Mapping) else (given,):
@@ -215,6 +211,15 @@ class RunnerConfig:
     def unique(self, number: int) -> int:
         """Return `number` as no runner with another index has it."""
         return (self.worker_index << 40) + number
+
+
+def check_mapping(policy_mapping_fn: object) -> None:
+    """Raise `ConfigError` unless it is a function, or None."""
+    if policy_mapping_fn is not None and not callable(policy_mapping_fn):
+        raise ConfigError(
+            "policy_mapping_fn must be a function of agent id and episode, "
+            f"not {policy_mapping_fn!r:.80}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from gymnasium.vector import AutoresetMode
 from envbus.actors.arrays.agent_spaces import AgentSpaces
 from envbus.actors.arrays.spaces import is_fixed_size
 from envbus.actors.external.errors import SimulatorError
+from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError, RestartLimitError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import uninterrupted_call
@@ -37,7 +38,13 @@ from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import naming, wants_episodes
 from envbus.runner.sampling.column_sampler import ColumnSampler
 from envbus.runner.sampling.columns import Make
-from envbus.runner.sampling.config import EnvQuotas, PolicyMapping, RunnerConfig, Sample
+from envbus.runner.sampling.config import (
+    EnvQuotas,
+    PolicyMapping,
+    RunnerConfig,
+    Sample,
+    check_mapping,
+)
 from envbus.runner.sampling.dict_sampler import DictSampler
 from envbus.runner.sampling.sources import BridgeSource, EnvNumbers, PoolSource, Source
 from envbus.runner.sampling.video import VideoRecorder
@@ -226,6 +233,8 @@ class EnvRunner(StaysHere):
         *,
         make_column: Make | None = None,
     ) -> None:
+        if make_column is not None:
+            _check_function("make_column", make_column)
         self.envs = envs
         self._make_column = make_column
         self._envs = _EnvSet(envs)
@@ -263,6 +272,8 @@ class EnvRunner(StaysHere):
             make_module: Returns the policies for such envs' spaces; the envs are not its own.
             config: None: the defaults.
         """
+        _check_function("make_env", make_env)
+        _check_function("make_module", make_module)
         envs = make_env()
         try:
             runner = cls(envs, make_module(envs), config)
@@ -405,7 +416,9 @@ class EnvRunner(StaysHere):
 
     @policy_mapping_fn.setter
     def policy_mapping_fn(self, policy_mapping_fn: PolicyMapping | None) -> None:
-        self._general("policy_mapping_fn").episodes.policy_mapping_fn = policy_mapping_fn
+        sampler = self._general("policy_mapping_fn")
+        check_mapping(policy_mapping_fn)
+        sampler.episodes.policy_mapping_fn = policy_mapping_fn
 
     def add_policy(
         self,
@@ -416,9 +429,11 @@ class EnvRunner(StaysHere):
         """Add a policy, or put another in the place of one, for episodes that begin from now on.
 
         Raises:
-            ConfigError: The runner keeps columns; make it with `vectorized=False`.
+            ConfigError: The runner keeps columns; make it with `vectorized=False`. Or an argument
+                is none. Nothing has changed.
         """
         sampler = self._general("add_policy")
+        check_mapping(policy_mapping_fn)
         self._policies.put(policy_id, policy)
         self._tell_policies()
         if policy_mapping_fn is not None:
@@ -435,6 +450,7 @@ class EnvRunner(StaysHere):
             ConfigError: There is no such policy, or no other, or the runner keeps columns.
         """
         sampler = self._general("remove_policy")
+        check_mapping(policy_mapping_fn)
         self._policies.remove(policy_id)
         self._tell_policies()
         if policy_mapping_fn is not None:
@@ -726,6 +742,11 @@ class EnvRunner(StaysHere):
                 text = "the runner is serving; leave `serving` first"
                 raise AlreadyPendingCallError(text, "serving")
             self._end_serving()  # Ctrl-C broke off the wait for it
+
+
+def _check_function(name: str, given: object) -> None:
+    if not callable(given):
+        raise ConfigError(f"{name} must be a function, not {brief(given)}")
 
 
 def _spaces(

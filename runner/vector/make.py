@@ -24,6 +24,8 @@ __all__ = ["make_vec"]
 
 #: What `make_vec` hands to the vector env, if it is given.
 _SETTINGS: Final = frozenset(inspect.signature(BusVectorEnv).parameters) - {"env_fns"}
+#: More are a mistake.
+_MOST_ENVS: Final = 1_000_000
 
 
 def make_vec(
@@ -65,7 +67,7 @@ def make_vec(
             is imported to look at a constructor.
         Exception: What the env's constructor raised, and what `BusVectorEnv` raises.
     """
-    num_envs = positive_int("num_envs", num_envs)
+    num_envs = positive_int("num_envs", num_envs, most=_MOST_ENVS)
     named = {
         "num_actors": num_actors,
         "restart": restart,

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, create_shared_memory
 
+from envbus.runner.workers.config import check_options
+
 __all__ = [
     "VectorSpaces",
     "check_equal_spaces",
@@ -125,8 +127,10 @@ def check_reset_mask(
     The dict is left as it is.
 
     Raises:
+        ConfigError: The options are no dict.
         TypeError, ValueError: The mask is not a bool array `(num_envs,)` with a True in it.
     """
+    check_options(options)
     if options is None or "reset_mask" not in options:
         return None, options
     mask = options["reset_mask"]

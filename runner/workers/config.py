@@ -30,6 +30,7 @@ __all__ = [
     "Timeouts",
     "Wait",
     "check_kind",
+    "check_options",
     "choose_autoreset_mode",
     "choose_num_actors",
     "choose_start_method",
@@ -332,6 +333,12 @@ def check_kind(name: str, value: object, *kinds: type, example: str) -> None:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(f"{name} must be {wanted}, {example} for example; not {value!r:.80}")
+
+
+def check_options(options: object) -> None:
+    """Raise `ConfigError` unless these are options of a reset, or None."""
+    if options is not None:
+        check_kind("options", options, Mapping, example='{"difficulty": 3}')
 
 
 def list_of(name: str, values: object, example: str) -> list[Any]:

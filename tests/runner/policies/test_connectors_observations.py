@@ -104,7 +104,7 @@ def test_nested_frames_keep_their_structure_and_no_one_elses_memory() -> None:
     second = stack({"a": np.ones((1, 2), np.float32), "b": np.array([0])}, keys(1))
     assert second["a"].tolist() == [[[0, 0], [1, 1]]]
     assert second["b"].tolist() == [[1, 0]]
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match="a positive integer, not 0"):
         FrameStack(BOX, 0)
 
 
