@@ -18,7 +18,7 @@ from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.data.episode import EpisodeRecorder
 from envbus.runner.data.metrics import EpisodeResult
 from envbus.runner.data.trajectory import AgentID
-from envbus.runner.policies.connectors import Connector, single_connectors
+from envbus.runner.policies.connectors import Connector, Pipeline, single_connectors
 from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.sampling.video import VideoConfig
 from envbus.runner.workers.config import check_kind
@@ -186,9 +186,13 @@ class RunnerConfig:
         raise ConfigError(f"run_ahead={self.run_ahead} with {found}")
 
     def connector(self, kind: Literal["observation", "action"], policy_id: str) -> Connector | None:
-        """Return what the observations, or actions, of a policy's agents go through."""
+        """Return what the observations, or actions, of a policy's agents go through.
+
+        A pipeline, as that names what fails within it.
+        """
         both = self.observation_connector if kind == "observation" else self.action_connector
-        return both.get(policy_id) if isinstance(both, Mapping) else both
+        one = both.get(policy_id) if isinstance(both, Mapping) else both
+        return one if one is None or isinstance(one, Pipeline) else Pipeline([one])
 
     def connectors(self) -> dict[str, Connector]:
         """Return all connectors by names of their own: "observation", "action/policy id", ...

@@ -15,6 +15,7 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.policies.connectors import (
     ClipActions,
     Connector,
+    ConnectorError,
     FrameStack,
     Normalize,
     Pipeline,
@@ -323,6 +324,22 @@ def test_the_batch_has_what_the_policy_saw_and_gave_and_the_env_gets_the_convert
     # The env tells its step and what action it got, here 7 % 2; the policy sees these negated.
     assert batch["next_obs"][:, 1:3].tolist() == [[-step, -1] for step in (1, 2, 3, 4)] * 2
     assert batch["obs"].tolist() == [rows[env].tolist() for env in (0, 1) for rows in seen]
+
+
+class Failing(Negated):
+    def __call__(self, batch: Any, keys: Any) -> Any:
+        raise ArithmeticError("too much")
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["observation_connector", "action_connector"])
+def test_a_connector_that_fails_is_named_also_outside_a_pipeline(
+    make: Make, mode: str, vectorized: bool, kind: str
+) -> None:
+    connector: Any = {kind: Failing(CountingEnv.observation_space)}
+    runner = make(counting(1, 9), zeros, mode, vectorized=vectorized, **connector)
+    with pytest.raises(ConnectorError, match="0:Failing failed: ArithmeticError: too much"):
+        runner.sample(num_env_steps=1)
 
 
 def test_callbacks_come_in_order_and_as_often_as_things_happen(make: Make) -> None:
