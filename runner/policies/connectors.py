@@ -410,6 +410,7 @@ class Normalize(Connector):
         epsilon: Added to the variance.
 
     It learns from what comes in, unless `update` is off or the runner samples without `explore`.
+    Before it has learnt anything, rows are taken for such of mean 0 and variance 1.
     """
 
     def __init__(self, space: Space, *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
@@ -436,13 +437,14 @@ class Normalize(Connector):
             seen = RunningMeanStd.of(boxes)
             self._statistics = self._statistics.merge(seen)
             self._fresh = self._fresh.merge(seen)
-        if not self._statistics.count:
-            return batch
         scales = zip(self._statistics.means, self._statistics.variances(), strict=True)
+        has_learnt = self._statistics.count > 0
 
         def normalize(_: Space, leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            mean, variance = next(scales)
-            scaled = (leaf - mean) / np.sqrt(variance + self.epsilon)
+            scaled = leaf
+            if has_learnt:
+                mean, variance = next(scales)
+                scaled = (leaf - mean) / np.sqrt(variance + self.epsilon)
             clipped: npt.NDArray[Any] = np.clip(scaled, -self.clip, self.clip)
             return clipped.astype(np.float32)
 

@@ -130,11 +130,12 @@ def test_normalised_rows_are_clipped_and_other_parts_left_alone() -> None:
     assert connector.space["a"] == spaces.Box(-0.5, 0.5, (2,), np.float32)
 
 
-def test_without_anything_learnt_rows_stay_as_they_are() -> None:
-    connector = Normalize(BOX)
+def test_without_anything_learnt_rows_are_clipped_only() -> None:
+    connector = Normalize(spaces.Box(0, 255, (2,), np.uint8))
     connector.update = False
-    rows = np.ones((2, 2), np.float32)
-    assert connector(rows, keys(2)) is rows
+    got = connector(np.array([[1, 9], [10, 255]], np.uint8), keys(2))
+    assert (got.tolist(), got.dtype) == ([[1, 9], [10, 10]], np.float32)
+    assert all(row in connector.space for row in got)
 
 
 def test_a_restored_filter_goes_on_where_the_other_was() -> None:
