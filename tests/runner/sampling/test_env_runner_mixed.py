@@ -36,6 +36,7 @@ from tests.runner.simulators import (
     play_episode,
     simulators,
 )
+from tests.waiting import wait_until
 
 
 def ones(observations: Any) -> Any:
@@ -264,7 +265,11 @@ def test_simulators_are_answered_by_a_thread_while_the_caller_does_something_els
 
         runner.add_policy("default_policy", fail)
         with pytest.raises(ZeroDivisionError), runner.serving():
-            next(t for t in threading.enumerate() if t.name == "envbus serving").join(PATIENCE)
+            wait_until(lambda: "envbus serving" not in names_of_threads(), "its end")
+
+
+def names_of_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
 
 
 class InTwoParts(Policy):
