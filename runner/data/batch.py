@@ -350,7 +350,9 @@ class MultiAgentBatch:
                 joined[policy_id] = SampleBatch.concatenate(batches, join)
             except ValueError as exc:
                 raise ValueError(
-                    f"policy {policy_id!r}: {exc}; its agents must have the same spaces and columns"
+                    f"policy {policy_id!r}: {exc}; its agents must have the same spaces and "
+                    "columns. After another policy was put in its place, episodes that run keep "
+                    "the one before: where the columns differ, sample with force_reset=True next"
                 ) from None
         return cls(joined, env_steps)
 

@@ -428,6 +428,9 @@ class EnvRunner(StaysHere):
     ) -> None:
         """Add a policy, or put another in the place of one, for episodes that begin from now on.
 
+        One that has other columns than that in whose place it is put needs `force_reset=True` in
+        the next sample: rows of both do not join.
+
         Raises:
             ConfigError: The runner keeps columns; make it with `vectorized=False`. Or an argument
                 is none. Nothing has changed.

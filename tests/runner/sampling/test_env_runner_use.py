@@ -17,6 +17,7 @@ from gymnasium.error import ClosedEnvironmentError
 from envbus.bus.errors import ConfigError
 from envbus.runner.policies.connectors import Normalize, Pipeline
 from envbus.runner.policies.mlp import MlpPolicy
+from envbus.runner.policies.policy import PolicyOutput
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import CallbackError, Callbacks
 from envbus.runner.sampling.config import RunnerConfig
@@ -148,6 +149,21 @@ def test_a_mapping_outlives_all_policies_but_one(make: Make) -> None:
     runner.remove_policy("b", lambda *_: "a")
     runner.make_env()
     assert runner.sample(num_env_steps=1).policy_batches.keys() == {"a"}
+
+
+def test_a_policy_with_other_columns_in_the_place_of_one_needs_new_episodes(make: Make) -> None:
+    runner = make(counting(1, 9), vectorized=False)
+    runner.sample(num_env_steps=1)
+
+    def wider(observations: Any) -> PolicyOutput:
+        count = len(observations)
+        return PolicyOutput(np.zeros(count, np.int64), extras={"tag": np.ones(count)})
+
+    runner.add_policy("default_policy", wider)
+    with pytest.raises(ValueError, match=r"'tag'.* sample with force_reset=True next"):
+        runner.sample(num_env_steps=20)
+    runner.add_policy("default_policy", zeros)
+    assert "tag" not in runner.sample(num_env_steps=20, force_reset=True).single()
 
 
 def test_without_factories_nothing_can_be_made_anew() -> None:
