@@ -78,10 +78,11 @@ class EnvCalls:
         """
         self._engine.finish_words()
         asked = PendingCalls()
+        began = time.monotonic()
         try:
             for actor, members in self._placement.by_actor(env_ids):
                 if wait:
-                    self._wait_for(actor)
+                    self._wait_for(actor, began)
                 elif actor.state is not ActorState.READY:
                     text = f"{actor.describe()} is being started again; ask later"
                     self._raise_lost(actor, text, advice=None)
@@ -173,16 +174,17 @@ class EnvCalls:
         asked.values.update(zip(members, result.values.value, strict=True))
         asked.errors += errors_of(actor, result.errors)
 
-    def _wait_for(self, actor: Actor) -> None:
-        """Wait for an actor that is being started again."""
-        timeout = self._timeouts.start
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+    def _wait_for(self, actor: Actor, began: float) -> None:
+        """Wait for an actor that is being started again; a remote one has to come by itself."""
+        timeout = self._timeouts.call if actor.remote else self._timeouts.start
+        deadline = math.inf if timeout is None else began + timeout
         while actor.state is not ActorState.READY:
             if actor.env_ids.start in self._faults.lost:
                 raise self._faults.loss(actor.env_ids.start)
             left = deadline - time.monotonic()
             if left <= 0:
-                self._raise_lost(actor, f"{actor.describe()} was not started again in {timeout} s")
+                missing = "no remote actor took its place" if actor.remote else "not started again"
+                self._raise_lost(actor, f"{actor.describe()}: {missing} in {timeout} s")
             self._engine.take_events(left)
 
     def _raise_lost(self, actor: Actor, reason: str, advice: str | None = ADVICE) -> None:

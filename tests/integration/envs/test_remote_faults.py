@@ -23,6 +23,7 @@ from envbus.runner.engine.seeding import restart_seed
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import Timeouts
+from envbus.runner.workers.faults import ActorLostError
 from tests.integration.envs.test_remote_actors import PATIENCE, free_port, with_remote_actor
 from tests.integration.faulty import EXIT, RAISE, RESTART, STOP
 from tests.runner.pool_envs import receive_all, receive_until_back
@@ -200,6 +201,30 @@ def test_an_actor_and_the_one_that_waits_leave_at_one_time_and_the_next_takes_ov
     assert observations[1].tolist() == [1, 0, 0, restart_seed(1, 1, 1)]
     envs.close()
     third.leave()
+
+
+def test_a_call_waits_for_the_next_actor_until_its_deadline(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/bus"
+    first, second = (Elsewhere(endpoint, name) for name in ("first", "second"))
+    first.start()
+    timeouts = Timeouts(call=0.5)
+    envs = BusVectorEnv(
+        [FAULTY] * 2, num_actors=2, remote_actors=1, bind=endpoint, timeouts=timeouts, **RESTART
+    )
+    envs.reset(seed=0)
+    first.leave()
+    assert envs.step(np.ones(2))[3].tolist() == [False, True]
+    missing = r"env 1\): no remote actor took its place in 0.5 s"
+    with pytest.raises(ActorLostError, match=missing) as caught:
+        envs.get_attr("render_mode")
+    assert caught.value.env_ids == [1]
+    assert envs.get_attr("render_mode", [0]) == (None,)
+    second.start()
+    observations, *_ = envs.step(np.ones(2))
+    assert observations[1].tolist() == [1, 0, 0, restart_seed(1, 1, 1)]
+    assert envs.get_attr("render_mode") == (None, None)
+    envs.close()
+    second.leave()
 
 
 def test_an_actor_that_leaves_and_joins_at_one_go_is_another_one(tmp_path: Path) -> None:
