@@ -37,6 +37,7 @@ from envbus.bench.steps.scaling import FULL_ACTORS, QUICK_ACTORS, measure_actors
 from envbus.bench.steps.startup import FULL_STARTS, QUICK_STARTS, measure_startup
 from envbus.bench.steps.variants import OURS, VARIANTS, Variant, variants_named
 from envbus.bench.steps.vector import measure_cases
+from envbus.bus.interrupts import exit_on_termination
 from envbus.runner.extras import how_to_install
 
 __all__ = ["app", "main"]
@@ -259,7 +260,8 @@ def check_result(
 def main(argv: list[str] | None = None) -> int:
     """Run the command with `argv` (None: the process's arguments); return its exit code."""
     try:
-        app(args=argv, prog_name="envbus bench")
+        with exit_on_termination():  # there are folders to remove, and processes to end
+            app(args=argv, prog_name="envbus bench")
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else 1
     return 0

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, Final, ParamSpec, TypeVar
 
 __all__ = [
+    "exit_on_termination",
     "hand_out",
     "interruptible",
     "join_ending",
@@ -39,6 +40,9 @@ _KEPT: Final = tuple(
     for name in ("SIGINT", "SIGALRM", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGVTALRM")
     if hasattr(signal, name)
 )
+
+#: Signals by which a program is told to end, and which end it at once unless it says otherwise.
+_TERMINATING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 #: Seconds after a signal that was kept after which the next one is not: something has got stuck.
 _PATIENCE: Final = 1.0
@@ -280,6 +284,29 @@ def without_interrupts() -> Iterator[None]:
     finally:
         if before is not None:  # None: not Python's to put back
             signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def exit_on_termination() -> Iterator[None]:
+    """Have SIGTERM, SIGHUP and SIGQUIT raise `SystemExit` within the context.
+
+    For programs with folders of their own, or processes that nothing else looks after: what ends
+    these does so then, as after Ctrl-C. Signals that are ignored, or have handlers, are left alone.
+    """
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    taken = []
+    if _thread.get_ident() == _main_thread:
+        taken = [it for it in _TERMINATING if signal.getsignal(it) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def join_ending(thread: threading.Thread, timeout: float = _END_TIMEOUT) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from envbus.bus.interrupts import exit_on_termination
 from envbus.runner.chaos.report import ChaosProgressLine, print_chaos
 from envbus.runner.chaos.run import ChaosConfig, run_chaos
 
@@ -74,7 +75,8 @@ def chaos(
 def main(argv: list[str] | None = None) -> int:
     """Run the command with `argv` (None: the process's arguments); return its exit code."""
     try:
-        app(args=argv, prog_name="envbus chaos")
+        with exit_on_termination():  # there are folders to remove, and processes to end
+            app(args=argv, prog_name="envbus chaos")
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else 1
     return 0

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from envbus.bus.interrupts import interruptible, uninterrupted
 from envbus.runner.chaos.audit import Audit, audit_env
 from envbus.runner.chaos.leaks import ResourceSample, marked_processes, sample, shared_files
 from envbus.runner.chaos.messages import MARK, ChaosProgress, DriverConfig, Line, Result
@@ -68,7 +69,8 @@ def run_chaos(config: ChaosConfig, on_progress: OnProgress) -> ChaosResult:
         config: What to run.
         on_progress: Called some times a second with `"calm"` or `"chaos"` and where it is.
     """
-    with tempfile.TemporaryDirectory(prefix="envbus-chaos-") as name:
+    # What is to be removed, and who is to be ended, is known whenever a signal is told.
+    with uninterrupted(), tempfile.TemporaryDirectory(prefix="envbus-chaos-") as name:
         folder = Path(name)
         calm = _drive(config, folder / "calm", on_progress, chaos=False)
         broken = _drive(config, folder / "chaos", on_progress, chaos=True)
@@ -101,7 +103,8 @@ def _drive(config: ChaosConfig, folder: Path, on_progress: OnProgress, *, chaos:
     with (folder / "stderr").open("w+b") as errors:
         run = _Run(driver_config, mark, errors.fileno(), on_progress)
         try:
-            run.until_end()
+            with interruptible():
+                run.until_end()
         finally:
             left = run.end(mark)
         errors.seek(0)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from envbus.bus.interrupts import (
+    exit_on_termination,
     hand_out,
     interruptible,
     uninterrupted,
@@ -273,3 +274,31 @@ def test_a_function_is_uninterrupted_as_a_whole() -> None:
         work()
     assert done == [1]
     assert work.__doc__ == "Do it."
+
+
+@pytest.mark.parametrize("kind", ["SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_a_program_that_is_to_end_leaves_the_context_and_its_handlers_are_put_back(
+    kind: str,
+) -> None:
+    number = getattr(signal, kind)
+
+    def work() -> None:
+        with exit_on_termination(), uninterrupted():
+            with interruptible():
+                signal.raise_signal(number)
+            pytest.fail("it went on")
+
+    with pytest.raises(SystemExit) as caught:
+        work()
+    assert caught.value.code == 128 + number
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_program_that_ignores_hangups_goes_on() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with exit_on_termination():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
