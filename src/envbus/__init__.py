@@ -7,7 +7,6 @@ Importing this package takes no time: each name is looked up when it is first us
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -43,6 +42,8 @@ _FROM_ACTORS: Final = frozenset({"ExternalEnv", "ExternalEnvClient"})
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used (PEP 562)."""
     if name == "__version__":
+        from importlib.metadata import version  # slow; Ctrl-C would show it
+
         value: Any = version("envbus")
     elif name in __all__:
         module = import_module("envbus.actors" if name in _FROM_ACTORS else "envbus.runner")

@@ -39,6 +39,11 @@ def test_ctrl_c_while_modules_load_ends_the_command_without_a_word() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_nothing_slow_is_loaded_before_ctrl_c_is_quiet() -> None:
+    done = run("import sys; import envbus.bench.entry; print(*sys.modules)")
+    assert not {"importlib.metadata", "numpy", "typer"} & set(done.stdout.split()), done.stderr
+
+
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize("handler", ["default_int_handler", "SIG_IGN"])
 def test_the_command_itself_finds_the_handler_of_ctrl_c_that_was_there(handler: str) -> None:
