@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from envbus.bus.errors import TransportError
+from envbus.bus.descriptors import opening
+from envbus.bus.errors import StartError, TransportError
 
 __all__ = ["FOLDER_VARIABLE", "is_own_folder", "keep_endpoint", "make_folder", "name_folder"]
 
@@ -33,10 +34,15 @@ _SHORT_PLACES: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 (names the
 
 
 def name_folder() -> Path:
-    """Return a name that nobody has or can guess, for the `directory` of a process group."""
+    """Return a name that nobody has or can guess, for the `directory` of a process group.
+
+    Raises:
+        StartError: There is no place for it.
+    """
     above: str | None = os.environ.get(FOLDER_VARIABLE)
     if not above or not make_folder(above):
-        temporary = tempfile.gettempdir()
+        with opening("set TMPDIR to a folder that can be written to", StartError):
+            temporary = tempfile.gettempdir()
         above = next(filter(_has_room, (temporary, *_SHORT_PLACES)), temporary)
     return Path(above, f"{_PREFIX}{secrets.token_urlsafe(6)}")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from envbus.bus.errors import TransportError
+from envbus.bus.errors import StartError, TransportError
 from envbus.bus.folders import FOLDER_VARIABLE, keep_endpoint, make_folder, name_folder
 
 
@@ -17,6 +17,16 @@ def test_a_folder_goes_into_the_temporary_one(
     folder = name_folder()
     assert folder.parent == short_tmp_path
     assert not folder.exists()
+
+
+def test_without_a_temporary_folder_the_error_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [str(tmp_path / "gone")])
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    with pytest.raises(StartError, match=r"set TMPDIR .*No usable temporary directory"):
+        name_folder()
 
 
 def test_a_child_of_a_process_group_makes_its_folders_inside_that_ones(
