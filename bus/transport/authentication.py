@@ -93,16 +93,17 @@ def handshake_trouble(event: int, value: int, keys: PeerKeys | None) -> str:
                 "server_key="
             )
         return "authentication failed: the broker has no keys, and this peer has"
-    # libzmq tells no more to the side that hangs up last, also where the mechanisms differ.
+    # libzmq tells no more to the side that hangs up last, also where the mechanisms differ, or the
+    # broker ends.
     if keys is None:
         return (
             "authentication failed: the broker broke the handshake off; probably it takes peers "
-            "with keys only; pass keys= and server_key="
+            "with keys only (then pass keys= and server_key=), or was ending"
         )
     return (
         "authentication failed: the broker broke the handshake off; probably server_key is not "
-        "the broker's, the peer's secret key does not belong to its public one, or the broker "
-        "has no keys"
+        "the broker's, the peer's secret key does not belong to its public one, the broker has "
+        "no keys, or was ending"
     )
 
 

@@ -184,6 +184,26 @@ def test_keys_for_a_broker_that_has_none_are_told(ring: KeyRing) -> None:
         Client(broker.endpoint, timeout=SHORT, keys=ring.client_secret, server_key=ring.server)
 
 
+def test_a_broker_that_ends_within_the_handshake_need_not_have_keys() -> None:
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+    def hang_up() -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                with server.accept()[0] as connection:
+                    connection.sendall(greeting)
+                    connection.recv(64)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(RequestTimeoutError, match=r"the handshake off; .*or was ending"):
+            Client(endpoint, timeout=SHORT)
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE)
+
+
 def test_who_is_allowed_while_they_try_comes_in(ring: KeyRing) -> None:
     refused = threading.Event()
 
