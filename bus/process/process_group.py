@@ -380,7 +380,8 @@ class ProcessGroup:
         except BaseException:
             pipe.close()
             stacks.close()
-            with contextlib.suppress(EnvbusError):
+            # Where the interpreter ends, the finalizer has closed the socket under this thread.
+            with contextlib.suppress(EnvbusError, OSError):
                 self._connections.control.send(Kill(message.number), timeout=0.0)
             raise
         child = Child(name, started, pipe, stacks)

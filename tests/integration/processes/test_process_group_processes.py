@@ -616,6 +616,14 @@ def test_fifty_process_groups_leave_no_descriptor_process_or_thread(method: str)
     )
 
 
+def test_a_start_while_the_interpreter_ends_is_refused() -> None:
+    process_group = ProcessGroup()
+    start(process_group, "exit_as_told")
+    process_group._finalizer()  # in the main thread, while another one starts a child
+    with pytest.raises(StartError, match=r"child could not be started: .*Bad file descriptor"):
+        process_group._start_by(time.monotonic() + PATIENCE, "child", "tests:none", "fork")
+
+
 def test_a_garbage_collection_may_bury_a_server_whose_lock_is_held() -> None:
     with ProcessGroup() as process_group:
         server = process_group._server
