@@ -119,13 +119,13 @@ class SharedRows:
         """Return the rows of somebody's arena; takes over both descriptors."""
         arena = Arena.attach(arena_fd, size)
         try:
-            with os.fdopen(layout_fd, "rb") as file:
+            with os.fdopen(layout_fd, "rb"):
                 if (found := os.fstat(layout_fd).st_size) > _MAX_LAYOUT_BYTES:
                     raise ProtocolError(
                         f"a layout of {found} bytes, and at most {_MAX_LAYOUT_BYTES} are read"
                     )
-                file.seek(0)
-                frames = msgspec.msgpack.decode(file.read(found), type=list[bytes])
+                # All workers have this one open file, so that its position is anybody's.
+                frames = msgspec.msgpack.decode(os.pread(layout_fd, found, 0), type=list[bytes])
             return cls(arena, decode(MapBlocks, frames))
         except BaseException:
             arena.close()  # now: later the number of its descriptor may be another file's

@@ -293,6 +293,8 @@ class PolicyWorker:
                 text = f"{self._name} could not do what it was asked at its handover socket: {exc}"
                 self._complaints.add("handover", text, exc)
                 close_all(handover.fds)
+                if isinstance(handover.notice, ShareRows):  # its asker hands everything over anew
+                    self._forget(handover.notice.name.partition(":")[0].encode())
 
     def _take_over(self, handover: Handover) -> None:
         notice, fds = handover

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import resource
 import threading
@@ -13,10 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envbus.actors.protocol import MapBlocks
+from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import (
     ClosedError,
     ConfigError,
     OverloadedError,
+    PeerLostError,
     ProtocolError,
     RemoteError,
     RequestTimeoutError,
@@ -28,6 +32,7 @@ from envbus.runner.inference.policy_processes import MAX_UNDER_WAY
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.policies.policy import FunctionPolicy, TwoStepPolicy
 from envbus.runner.policies.policy_map import PolicyMap
+from envbus.runner.pool.pool import ActorPool
 from tests.integration.group_children import refused_in_a_fork, wait_until
 from tests.integration.policies_under_test import Picky, Probe, hold, make_probe, rows, spoil
 from tests.runner.sampling.test_inference import (
@@ -58,6 +63,39 @@ def triples() -> Iterator[PolicyWorkers]:
     """One worker that waits until three rows are there."""
     with PolicyWorkers(make_probe, max_batch=3, max_wait=NEVER) as workers:
         yield workers
+
+
+class PoolOf:
+    """What a runner shares of a pool: rows in a memory that may be too small."""
+
+    closed = False
+
+    def __init__(self, memory: int, size: int, layout: MapBlocks) -> None:
+        self._shared = memory, size, layout
+
+    def shared_rows(self) -> tuple[int, int, MapBlocks]:
+        return self._shared
+
+
+def test_rows_that_a_worker_could_not_take_over_are_shared_anew() -> None:
+    seen = np.zeros((1, 4), np.int64)
+    memory = os.memfd_create("rows")
+    with (
+        ActorPool([CountingEnv]) as pool,
+        PolicyWorkers(lambda: lambda rows: rows[:, 0], timeout=1.0, share_from=0) as workers,
+        workers.policy() as policy,
+    ):
+        shared = pool.shared_rows()
+        assert shared is not None
+        _, size, layout = shared
+        late = PoolOf(memory, size, layout)
+        assert policy.share_rows(late)
+        with pytest.raises((PeerLostError, RequestTimeoutError)):
+            policy.collect_actions(policy.submit_actions(seen, None, env_ids=np.array([0])))
+        os.ftruncate(memory, size)
+        out = policy.collect_actions(policy.submit_actions(seen, None, env_ids=np.array([0])))
+        assert np.asarray(out.actions).tolist() == [0]
+    os.close(memory)
 
 
 # --- batches --------------------------------------------------------------------------------

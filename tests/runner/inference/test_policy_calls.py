@@ -301,6 +301,17 @@ def test_a_huge_file_is_not_read_as_the_layout_of_shared_rows() -> None:
         SharedRows.attach(memory, 100, layout)
 
 
+def test_several_workers_can_read_one_layout_at_a_time() -> None:
+    memory, layout = (os.memfd_create(name) for name in ("memory", "layout"))
+    os.ftruncate(memory, 100)
+    os.write(layout, b"no layout")
+    os.lseek(layout, 3, os.SEEK_SET)
+    with pytest.raises(msgspec.DecodeError):
+        SharedRows.attach(memory, 100, os.dup(layout))
+    assert os.lseek(layout, 0, os.SEEK_CUR) == 3
+    close_all([layout])
+
+
 def test_only_batches_of_one_form_go_together() -> None:
     assert form_of(rows(2), 2, "observations") == form_of(rows(5), 5, "observations")
     assert form_of(rows(2), 2, "x") != form_of(rows(2).astype(np.float64), 2, "x")
