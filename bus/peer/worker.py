@@ -283,8 +283,6 @@ class Worker:
                 if self._amend is None:
                     raise
                 self._send(Kind.REPLY, header.request_id, self._amend(request, reply))
-        except ClosedError:
-            raise
         except QueueFullError:
             logger.error(
                 "%s: the broker does not read; the reply to request %d is lost",

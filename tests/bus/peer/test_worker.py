@@ -11,6 +11,7 @@ import pytest
 from envbus.bus.broker.core import BrokerCore
 from envbus.bus.broker.events import PeerReady, Received, Send
 from envbus.bus.errors import (
+    ClosedError,
     EncodeError,
     ProtocolError,
     QueueFullError,
@@ -64,6 +65,8 @@ class Lost(Exception):
 def double(request: Double) -> Doubled:
     if request.value == "fail":
         raise LookupError("on purpose")
+    if request.value == "closed":
+        raise ClosedError("what it asks is closed")
     if request.value == "lost":
         raise Lost
     if request.value == "object":
@@ -169,6 +172,12 @@ def test_a_handlers_exception_fails_its_request_only() -> None:
     assert (failed.code, failed.message) == (FailureCode.REMOTE, "on purpose")
     assert failed.remote_type == "builtins.LookupError"
     assert "double" in failed.remote_traceback
+
+
+def test_what_is_closed_to_a_handler_is_not_the_workers_own_socket() -> None:
+    bus = Bus(asking("closed", 1))
+    assert [kind for kind, _, _ in bus.run()] == [Kind.FAILURE, Kind.REPLY, Kind.NOTICE]
+    assert bus.payload(0, Failed).message == "what it asks is closed"
 
 
 def test_an_exception_without_a_text_is_told_too() -> None:
