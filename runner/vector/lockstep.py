@@ -142,7 +142,8 @@ class Lockstep:
         if self.pending is not PendingVerb.NOTHING:
             raise AlreadyPendingCallError(
                 f"Calling `{verb}` while waiting for a pending call to "
-                f"`{self.pending.value}` to complete{ending}",
+                f"`{self.pending.value}` to complete; `{self.pending.value}_wait` takes it up, "
+                f"also after Ctrl-C{ending}",
                 self.pending.value,
             )
 

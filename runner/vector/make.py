@@ -6,7 +6,8 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 import gymnasium
@@ -85,7 +86,11 @@ def make_vec(
     if given and not (isinstance(given, Sequence) and all(map(callable, given))):
         raise ConfigError(f"wrappers are a list of functions of an env, not {brief(wrappers)}")
     one = _wrapped(source, tuple(wrappers)) if wrappers else source
-    envs = BusVectorEnv([one] * num_envs, **settings)
+    try:
+        envs = BusVectorEnv([one] * num_envs, **settings)
+    except TypeError as exc:
+        _hint(exc, for_env)
+        raise
     if isinstance(source, GymId) and source.id in gymnasium.registry:
         spec = copy.deepcopy(gymnasium.spec(source.id))
         spec.kwargs = {**spec.kwargs, **kwargs}
@@ -108,6 +113,14 @@ def _merge(name: str, plain: Mapping[str, Any], given: Mapping[str, Any] | None)
             f"{', '.join(twice)}: given as an argument of make_vec and in {name}=; leave one out"
         )
     return {**plain, **given}
+
+
+def _hint(error: TypeError, names: Iterable[str]) -> None:
+    """Say of a name that no env knows which argument of `make_vec` it may be meant to be."""
+    for name in names:
+        close = get_close_matches(name, _SETTINGS, 1, 0.8)
+        if close and repr(name) in str(error) and sys.version_info >= (3, 11):
+            error.add_note(f"did you mean {close[0]!r}, which is an argument of make_vec?")
 
 
 def _check_meant(names: set[str], given: object, source: EnvSource) -> None:

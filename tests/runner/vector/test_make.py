@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -170,3 +171,12 @@ def test_what_is_no_env_is_refused() -> None:
 def test_wrappers_that_are_no_list_of_functions_are_refused(odd: Any) -> None:
     with pytest.raises(ConfigError, match="wrappers are a list of functions of an env"):
         make_vec("CartPole-v1", wrappers=odd)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_a_name_that_is_nearly_an_argument_of_make_vec_is_told() -> None:
+    with pytest.raises(TypeError, match="num_actor") as caught:
+        make_vec("CartPole-v1", 2, num_actor=1)
+    assert caught.value.__notes__ == [
+        "did you mean 'num_actors', which is an argument of make_vec?"
+    ]
