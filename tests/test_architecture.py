@@ -93,10 +93,6 @@ PATCHED = {
     ("tests/bus/memory/test_arena.py", "os.memfd_create"): "an older system",
     ("tests/bus/test_folders.py", "tempfile.tempdir"): "what `tempfile` remembers of TMPDIR",
     (
-        "tests/bus/test_folders.py",
-        "tempfile._candidate_tempdir_list",
-    ): "a machine without a folder for temporary files",
-    (
         "tests/bus/process/test_server_process.py",
         "sys.path",
     ): "the interpreter's state is the subject",

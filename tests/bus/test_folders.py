@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from envbus.bus.errors import StartError, TransportError
+from envbus.bus.errors import TransportError
 from envbus.bus.folders import FOLDER_VARIABLE, keep_endpoint, make_folder, name_folder
 
 
@@ -19,14 +21,18 @@ def test_a_folder_goes_into_the_temporary_one(
     assert not folder.exists()
 
 
-def test_without_a_temporary_folder_the_error_says_what_to_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [str(tmp_path / "gone")])
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    with pytest.raises(StartError, match=r"set TMPDIR .*No usable temporary directory"):
-        name_folder()
+def test_without_a_temporary_folder_the_error_says_what_to_set() -> None:
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"  # nothing is written
+        "from envbus.bus.folders import name_folder; name_folder()"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith("envbus.bus.errors.StartError: set TMPDIR to a folder"), told
 
 
 def test_a_child_of_a_process_group_makes_its_folders_inside_that_ones(
