@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from envbus.actors.process import host as env_host
 from envbus.bus.complaints import Complaints
-from envbus.bus.errors import ClosedError, EnvbusError, StartError
+from envbus.bus.errors import ClosedError, EnvbusError, StartError, TransportError
 from envbus.bus.folders import make_folder, name_folder
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import join_ending, uninterrupted_call
@@ -314,6 +314,7 @@ class PolicyProcesses:
             processes=num_workers,
         )
         self._sign = OwnerSign(self.directory)
+        self._sign.show()
         self._workers = [
             PolicyWorkerHandle(index, spec, self._process_group, self.directory)
             for index in range(num_workers)
@@ -415,7 +416,7 @@ class PolicyProcesses:
             if self._closed or self._owner != os.getpid():
                 return
             self._closed = True
-            self._sign.close()
+            self._sign.hide()
             self._changed.notify_all()
         self._bell.ring()
         # It is about to see that this is closed; not so where a garbage collection closes this with
@@ -439,7 +440,7 @@ class PolicyProcesses:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = True
-        self._sign.close()
+        self._sign.hide()
 
     # --- the thread --------------------------------------------------------------------------
 
@@ -580,9 +581,11 @@ class PolicyProcesses:
         status = StatusFile(workers=[each.entry() for each in self._workers])
         try:
             if not make_folder(self.directory):
-                self._sign.close()  # who comes later is told at once, and does not wait
+                self._sign.hide()  # who comes later is told at once, and does not wait
                 raise FileNotFoundError(f"{self.directory} was removed, and cannot be made again")
             write_status(self.directory, status)
-        except OSError as exc:  # those who know the workers go on
+            if not self._closed:
+                self._sign.show()
+        except (OSError, TransportError) as exc:  # those who know the workers go on
             self._complaints.add("folder", f"nobody new can find the policy workers: {exc}")
         self._changed.notify_all()

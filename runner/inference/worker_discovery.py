@@ -113,26 +113,37 @@ def read_status(directory: Path) -> StatusFile | None:
 
 
 class OwnerSign:
-    """Says that the workers of a folder have an owner, until `close` or the owner's end.
+    """Says that the workers of a folder have an owner, from `show` to `hide` or the owner's end.
 
     An abstract Unix socket, so that nothing can remove it. Nobody reads what comes there.
-
-    Raises:
-        TransportError: There is no descriptor for it.
     """
 
     def __init__(self, directory: Path) -> None:
-        with opening("there is no sign of policy workers"):
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            try:
-                self._socket.bind(_sign_of(directory))
-            except BaseException:
-                self._socket.close()
-                raise
+        self._directory = directory
+        self._socket: socket.socket | None = None
 
-    def close(self) -> None:
+    def show(self) -> None:
+        """Have it be there. Idempotent.
+
+        Raises:
+            TransportError: There is no descriptor for it.
+        """
+        if self._socket is not None:
+            return
+        with opening("there is no sign of policy workers"):
+            fresh = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                fresh.bind(_sign_of(self._directory))
+            except BaseException:
+                fresh.close()
+                raise
+        self._socket = fresh
+
+    def hide(self) -> None:
         """Take it away. Idempotent."""
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 def has_owner(directory: Path) -> bool:

@@ -473,7 +473,7 @@ class DictSampler:
                         self._drop(slot, slot.episode)
 
     def _give_up_endless(self) -> None:
-        """Let no client fill the memory with an episode that does not end."""
+        """Let no episode of a bridge grow without end."""
         most = max(self._config.max_waiting_steps, _LONGEST_EPISODE)
         for holder in self._bridge_holders:
             for slot in holder.slots.values():

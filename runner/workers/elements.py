@@ -78,16 +78,12 @@ class Elements:
             is_step: Which of these.
         """
         failed = {error.slot for error in reply.errors}
-        infos = None if reply.infos is None else reply.infos.value
-        finals = infos if is_step and self._mode is AutoresetMode.SAME_STEP else None
+        if singles is None:
+            return None
         for place, slot in enumerate(slots):
-            wrong = None
-            if finals is not None and "final_obs" in finals[place]:
-                final = finals[place]["final_obs"]
-                wrong = self._wrong_record(final) if self._is_record else self._check(final)
-                wrong = wrong and f"final_obs{wrong}"
-            if wrong is None and singles is not None and slot not in failed:
-                wrong = self._wrong_single(place, slot, singles[place], reply, is_step=is_step)
+            if slot in failed:
+                continue
+            wrong = self._wrong_single(place, slot, singles[place], reply, is_step=is_step)
             if wrong is not None:
                 return f"for env {self._first_env_id + slot}: {wrong}"
         return None
@@ -140,8 +136,12 @@ class Elements:
             return f"['agents'] that are {brief(record.get('agents'))}"
         for agent, observation in record["observations"].items():
             known = self._agents.get(agent)
-            if (wrong := self._wrong_id(agent)) is None and known is not None:
+            if (wrong := self._wrong_id(agent)) is not None:
+                pass
+            elif known is not None:
                 wrong = known[1](observation)
+            elif self._agents and all(check(observation) for _, check in self._agents.values()):
+                wrong = " of no form that the env has named"
             if wrong is not None:
                 return f"['observations'][{brief(agent)}]{wrong}"
         for agent, reward in record["rewards"].items():
@@ -157,17 +157,15 @@ class Elements:
                 if wrong is not None or not _is_flag(flag):
                     return f"[{name!r}][{brief(agent)}]{wrong or f' that is {brief(flag)}'}"
         for agent, info in record["infos"].items():
-            if type(info) is not dict:
+            if not isinstance(info, dict):
                 return f"['infos'][{brief(agent)}] that is {brief(info)}"
         return None
 
     def _wrong_id(self, agent: AgentID) -> str | None:
-        """Return why this cannot be an agent's; where the env has named none, any id can."""
+        """Return why this cannot be an agent's; agents may come whom the env has not named."""
         known = self._agents.get(agent)
         is_integer = isinstance(agent, int | np.integer) and not isinstance(agent, bool)
         is_usual = is_integer or isinstance(agent, str | tuple)
-        if known is None and self._agents:
-            return ", whom the env has not named beforehand"
         # 1.0 and True are found where 1 was named.
         if agent == ALL or not (is_usual or (known is not None and type(agent) is known[0])):
             return ", which is no agent's id"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import re
 import threading
@@ -90,7 +91,34 @@ class PairEnv:
         return dict.fromkeys(self.agents, value)
 
 
-TEXT, PAIR = (f"{__name__}:{cls.__name__}" for cls in (TextEnv, PairEnv))
+class GrowingEnv(PairEnv):
+    """Names who lives only, and another agent comes."""
+
+    possible_agents = ()
+    agents = ("a", "b")
+
+    def step(self, actions: Any) -> Any:
+        if self.time == 1:
+            self.agents = [*self.agents, "c"]
+        return super().step(actions)
+
+    def _by_agent(self, value: Any) -> Any:
+        info = collections.OrderedDict(time=self.time) if isinstance(value, dict) else value
+        return dict.fromkeys(self.agents, info)
+
+
+class ListEnv(TextEnv):
+    """What it returns is no tuple, and its space takes it."""
+
+    observation_space = spaces.Tuple([SEEN, spaces.Discrete(9)])
+
+    def _observe(self) -> Any:
+        return [np.full(2, self.time / 10, np.float32), self.time]
+
+
+TEXT, PAIR, GROWING, LIST = (
+    f"{__name__}:{cls.__name__}" for cls in (TextEnv, PairEnv, GrowingEnv, ListEnv)
+)
 
 
 class CheckingPolicy(Policy):
@@ -170,7 +198,7 @@ RECORD_LIES = [
     (records(lambda one: one["rewards"].update(a="x")), r"\['rewards'\]\['a'\] that is 'x'"),
     (records(lambda one: one["terminateds"].pop("__all__")), "without '__all__'"),
     (records(lambda one: one["observations"].update(b=np.zeros(3))), r"\['b'\] of shape \(3,\)"),
-    (records(lambda one: one["observations"].update(c=np.zeros(2))), r"\['c'\], whom the env"),
+    (records(lambda one: one["observations"].update(c=[1] * 7)), r"\['c'\] of no form"),
     (records(lambda one: one["infos"].update(a=None)), r"\['infos'\]\['a'\] that is None"),
     (records(lambda one: one["truncateds"].update(__all__=True)), "that is True, and False for"),
 ]
@@ -398,3 +426,36 @@ def test_a_reset_is_checked_likewise(tmp_path: Path) -> None:
         worker.stop()
         thread.join(PATIENCE)
         actor.close()
+
+
+def test_an_agent_that_comes_later_is_one_like_those_that_were_named(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/bus"
+    rows = []
+    for settings in ({}, {"remote_actors": 1, "bind": endpoint}):
+        with (
+            elsewhere(endpoint, "honest") if settings else contextlib.nullcontext(),
+            ActorPool([GROWING], num_actors=1, autoreset_mode="Disabled", **settings) as pool,
+            EnvRunner(pool, lambda seen: np.zeros(len(seen), np.int64)) as runner,
+        ):
+            rows.append(runner.sample(num_env_steps=7).single())
+    assert "c" in rows[0]["agent_id"].tolist()
+    for name in ("agent_id", "obs", "next_obs", "rewards", "terminateds"):
+        assert rows[0][name].tolist() == rows[1][name].tolist()
+
+
+def test_a_last_observation_may_be_whatever_its_row_may_be(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/bus"
+    with elsewhere(endpoint, "honest"):
+        envs = BusVectorEnv(
+            [LIST] * 2,
+            num_actors=1,
+            remote_actors=1,
+            bind=endpoint,
+            autoreset_mode="SameStep",
+        )
+        envs.reset(seed=0)
+        for _ in range(5):
+            *_, terminations, _, infos = envs.step(np.zeros(2, np.int64))
+        assert terminations.all()
+        assert [last[1] for last in infos["final_obs"]] == [5, 5]
+        envs.close()

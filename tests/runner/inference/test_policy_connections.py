@@ -187,12 +187,13 @@ def test_an_owner_whose_files_were_removed_is_waited_for(
     folder: Folder, discovery: WorkerDiscovery
 ) -> None:
     sign = OwnerSign(folder.path)
+    sign.show()
     assert discovery.look() is None
     assert "was cleaned up" in discovery.describe_status()
     folder.open("a")
     folder.write(a="up")
     wait_until(lambda: discovery.look() is None and discovery.silent, "the worker")
-    sign.close()
+    sign.hide()
 
 
 def test_rows_that_cannot_be_handed_over_are_once_the_socket_is_there_again(

@@ -103,10 +103,17 @@ def test_a_socket_in_a_folder_that_is_gone_is_made_once_that_is_there(tmp_path: 
 def test_the_sign_of_an_owner_is_no_file_and_goes_when_it_is_closed(tmp_path: Path) -> None:
     assert not has_owner(tmp_path)
     sign = OwnerSign(tmp_path)
+    assert not has_owner(tmp_path)
+    sign.show()
     for _ in range(300):  # nobody has to look at it
         assert has_owner(tmp_path)
     assert not list(tmp_path.iterdir())
-    sign.close()
+    sign.hide()
+    assert not has_owner(tmp_path)
+    sign.show()
+    sign.show()
+    assert has_owner(tmp_path)
+    sign.hide()
     assert not has_owner(tmp_path)
 
 
