@@ -120,7 +120,8 @@ class FiniteCheck:
         ]
         for agent, reward in element["rewards"].items():
             array = np.asarray(reward)
-            if array.dtype.kind in "fc" and not (np.abs(array) <= FLOAT32_MAX).all():
+            is_float = array.dtype.kind in "fc"  # a float16 compares with infinity
+            if is_float and not (np.abs(array.astype(np.complex128)) <= FLOAT32_MAX).all():
                 found.append((f"reward of agent {agent!r}", str(reward)))
         return found
 

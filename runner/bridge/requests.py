@@ -427,7 +427,9 @@ def _check_column(value: Value, what: str) -> None:
             elif isinstance(item, list | tuple):
                 found += map(opened, item)
             elif isinstance(item, np.ndarray | np.generic):
-                if item.dtype.kind not in "biuf" or not (np.abs(item) <= FLOAT32_MAX).all():
+                # In float16 the largest float32 is infinite as well.
+                is_number = item.dtype.kind in "biuf"
+                if not is_number or not (np.abs(item.astype(np.float64)) <= FLOAT32_MAX).all():
                     raise _WrongError(
                         f"{what} has {item.dtype} or what is not finite; it "
                         "consists of finite numbers of float32."

@@ -126,10 +126,13 @@ class Trajectory:
     def add_reward(self, reward: float) -> bool:
         """Add to the open row, or after the end to the last.
 
-        False: that one has left already, or would become what float32 cannot express.
+        False: that one has left already, or several would add up to what float32 cannot express.
         """
         if not self.done:
-            self.reward += reward
+            total = self.reward + reward
+            if abs(total) > FLOAT32_MAX >= abs(reward):
+                return False
+            self.reward = total
         elif self.num_rows and abs(self._rewards[-1] + reward) <= FLOAT32_MAX:
             self._rewards[-1] += reward
         else:

@@ -230,6 +230,7 @@ def test_a_version_fits_its_column() -> None:
     [
         *(NAN, INF, 1e39, "x" * 20_000, ["x", "y" * 20_000], None, deep(500), [1, [2, "a"]]),
         *(Tree(10**400), np.array(["a"]), np.array([INF]), np.array([1e39])),
+        np.array([INF], np.float16),
     ],
     ids=lambda value: brief(value)[:30],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -253,6 +254,16 @@ def test_all_is_no_agent_id() -> None:
     recorder.reset({"a": obs(0)})
     with pytest.raises(ValueError, match="no agent id"):
         recorder.step({}, {"__all__": 1.0}, GO_ON, GO_ON)
+
+
+def test_rewards_of_one_row_do_not_add_up_to_infinity() -> None:
+    recorder = EpisodeRecorder(1, 0)
+    recorder.reset({"a": obs(0)}, rewards={"a": 3e38})
+    for number, reward in enumerate([3e38, math.inf], 1):
+        recorder.act("a", 1)
+        recorder.step({"a": obs(number)}, {"a": reward}, GO_ON, GO_ON)
+    assert rows(recorder, "a")["rewards"].tolist() == [np.float32(3e38), math.inf]
+    assert recorder.result().unrecorded_reward == 3e38
 
 
 def test_a_reward_after_an_agents_end_does_not_add_up_to_infinity() -> None:
