@@ -47,6 +47,7 @@ wrong: Any = {
     "text": "CartPole-v1",
     "number": 5,
     "dict": {"rollout_fragment_length": 5},
+    "path": Path("sim-1"),
 }
 
 
@@ -175,19 +176,22 @@ def test_what_samples_and_serves_says_what_it_wants(
         (lambda: ClientTimeouts(patience=-1.0), "ClientTimeouts.patience must be at least 0"),
         (lambda: ExternalEnvClient(wrong["number"]), "the address 5 is no text: write tcp://"),
         (lambda: ExternalEnvClient("tcp://127.0.0.1:9", timeouts=wrong["number"]), "timeouts must"),
-        (lambda: ExternalEnvClient("tcp://127.0.0.1:9", name=Path("sim-1")), "name must be a text"),  # type: ignore[arg-type]
+        (lambda: ExternalEnvClient("tcp://127.0.0.1:9", name=wrong["path"]), "name must be a text"),
         (
-            lambda: AsyncExternalEnvClient("tcp://127.0.0.1:9", name=Path("a")),
+            lambda: AsyncExternalEnvClient("tcp://127.0.0.1:9", name=wrong["path"]),
             "name must be a text",
-        ),  # type: ignore[arg-type]
+        ),
         (lambda: ExternalEnvBridge(limits=wrong["number"]), "limits must be EpisodeLimits"),
         (lambda: ExternalEnvBridge(gateway=wrong["text"]), "gateway must be GatewayConfig"),
         (lambda: ExternalEnvBridge(policy_ids="learner"), "policy_ids is a sequence"),
-        (lambda: ExternalEnvBridge(policy_ids=[7]), 'id of a policy must be str, "default_policy"'),  # type: ignore[list-item]
+        (
+            lambda: ExternalEnvBridge(policy_ids=[wrong["number"]]),
+            'id of a policy must be str, "default_policy"',
+        ),
         (lambda: EnvRunner.from_factories(wrong["number"], print), "make_env must be a function"),
         (lambda: EnvRunner.from_factories(print, wrong["number"]), "make_module must be a func"),
-        (lambda: FrameStack(BOX, "2"), "num_frames must be a positive integer, not '2'"),  # type: ignore[arg-type]
-        (lambda: Normalize(BOX, clip="2"), "clip must be a number, not '2'"),  # type: ignore[arg-type]
+        (lambda: FrameStack(BOX, wrong["text"]), "num_frames must be a positive integer, not 'C"),
+        (lambda: Normalize(BOX, clip=wrong["text"]), "clip must be a number, not 'CartPole-v1'"),
         *(
             (lambda kind=kind: kind(wrong["number"]), "space must be Space, .* not 5")
             for kind in (ClipActions, Flatten, Normalize, OneHot, RescaleActions)

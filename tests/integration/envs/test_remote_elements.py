@@ -65,8 +65,6 @@ class TextEnv(gymnasium.Env[Any, Any]):
 class PairEnv:
     """PettingZoo's form; both agents leave after five steps."""
 
-    metadata: dict[str, Any] = {}  # noqa: RUF012
-    render_mode = None
     possible_agents = ("a", "b")
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
