@@ -505,9 +505,9 @@ class EnvRunnerGroup(StaysHere):
         busy = set(self._rounds.sampling())
         idle = [actor for actor in self._rounds.ready() if actor.index not in busy]
         ticket = self._rounds.ask_all(idle, RollCall(), seconds)
-        asked = set(ticket.open)
         self._wait_for(ticket, seconds)
-        silent = asked - ticket.values.keys()
+        # Also one that could not be asked, of whose end nobody has been told yet.
+        silent = {actor.index for actor in idle} - ticket.values.keys()
         return [self._status(actor, silent) for actor in self._worker_group.actors]
 
     @uninterrupted_call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -345,11 +346,17 @@ def _to_a(*_: Any) -> str:
 
 def test_a_function_that_takes_too_long_is_left_out(shared: EnvRunnerGroup, tmp_path: Path) -> None:
     group = shared
-    gate = tmp_path / "gate"
-    found = group.foreach(
-        lambda runner: runner.config.worker_index and _stand_still(gate, [0]).tolist(), timeout=0.5
-    )
-    assert found == {0: 0}
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+
+    def stand_still(runner: EnvRunner) -> int:
+        if runner.config.worker_index:
+            begun.touch()
+            _stand_still(gate, [0])
+        return 0
+
+    assert group.foreach(stand_still, timeout=0.5) == {0: 0}
+    while not begun.exists():  # the time-out of this file ends it
+        time.sleep(0.01)
     assert [one.state for one in group.probe(timeout=0.1)] == ["ready", "silent"]
     gate.touch()
     assert [one.state for one in group.probe(timeout=PATIENCE)] == ["ready", "ready"]
