@@ -277,6 +277,10 @@ class Worker:
         try:
             request = self._codec.decode(request_type, frames[1:])
             reply = handler(request)
+        except Exception as exc:  # the border: a handler's exception fails its request only
+            self._fail(header, describe(exc))
+            return
+        try:
             try:
                 self._send(Kind.REPLY, header.request_id, reply)
             except EncodeError:
@@ -289,7 +293,7 @@ class Worker:
                 self._hello.name,
                 header.request_id,
             )
-        except Exception as exc:  # the border: a handler's exception fails its request only
+        except Exception as exc:  # what the handler returned
             self._fail(header, describe(exc))
 
     def _fail(self, header: Header, failed: Failed) -> None:

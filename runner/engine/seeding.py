@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["restart_seed", "spread_seeds"]
+__all__ = ["Life", "restart_seed", "spread_seeds"]
 
 
 def spread_seeds(
@@ -56,14 +57,26 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
 
 
-def restart_seed(seed: int | None, env_id: int, incarnation: int) -> int | None:
-    """Return the seed for an env's life `incarnation`, from the one it was last given.
+class Life(IntEnum):
+    """Whose life a seed is derived for. Each has seeds of its own, also with equal numbers."""
+
+    ENV = 0
+    #: All envs of a runner, after its envs or its sampler were made anew.
+    SAMPLER = 1
+    #: A runner of a group, as a process.
+    RUNNER = 2
+
+
+def restart_seed(
+    seed: int | None, index: int, incarnation: int, life: Life = Life.ENV
+) -> int | None:
+    """Return the seed for the life `incarnation` of an env, or of `life`, from its last one.
 
     A run with the same faults repeats, and the episode that ended in a fault does not come
-    back for ever. None if the env was never seeded.
+    back for ever. None if it was never seeded.
     """
     if seed is None:
         return None
     # NumPy takes no negative ones; envs may. A further word keeps -7 apart from 7.
-    words = [seed, env_id, incarnation] if seed >= 0 else [-seed, env_id, incarnation, 1]
+    words = [abs(seed), index, incarnation, 2 * life + (seed < 0)]
     return int(np.random.SeedSequence(words).generate_state(1)[0])

@@ -25,7 +25,7 @@ from envbus.bus.errors import ConfigError, NoPeerError, TransportError
 from envbus.bus.memory.arena import Arena
 from envbus.bus.process.pipe import PipeCodec
 from envbus.bus.wire.messages import FailureCode, Request, Tree
-from envbus.runner.engine.seeding import restart_seed
+from envbus.runner.engine.seeding import Life, restart_seed
 from envbus.runner.group.host import ENTRY
 from envbus.runner.group.joining import RunnerFault, RunnerPart
 from envbus.runner.group.protocol import (
@@ -159,7 +159,7 @@ class RunnerWorkerGroup(WorkerGroup[RunnerProcess]):
         config = actor.parts.config
         seed = None if config.seed is None else config.seed + actor.first_env
         if actor.incarnation:
-            seed = restart_seed(seed, actor.index, actor.incarnation)
+            seed = restart_seed(seed, actor.index, actor.incarnation, Life.RUNNER)
         index = worker_index(config.worker_index, actor.index, actor.incarnation, len(self.actors))
         request = MakeRunner(seed=seed, worker_index=index)
         self._requests.ask(actor, request, timeout=self.config.timeouts.start, tag=Stage.MAP)
@@ -310,11 +310,17 @@ class Rounds:
         return [i for i, state in enumerate(self.states) if state.part is not None]
 
     def present_versions(self) -> dict[str, int]:
-        """Return the versions of policies that a runner has, as far as is known."""
+        """Return the versions of policies that a runner has, or had, if all were given up.
+
+        As far as is known: one that is being started is taken to have all.
+        """
+        actors = self._worker_group.actors
+        living = [actor for actor in actors if actor.state is not ActorState.LOST] or actors
+        states = [self.states[actor.index] for actor in living]
         return {
             name: version
             for name, version in self.versions.items()
-            if any(state.may_have([name]) for state in self.states)
+            if any(state.may_have([name]) for state in states)
         }
 
     # --- ask ---------------------------------------------------------------------------------

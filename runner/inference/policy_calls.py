@@ -32,6 +32,7 @@ from envbus.runner.data.row_memory import LARGE, RowMemory
 from envbus.runner.inference.policy_batching import Batcher, BatchingConfig, Piece
 from envbus.runner.inference.policy_protocol import (
     COUNTED,
+    MAX_LAYOUT_BYTES,
     ActionsChosen,
     ChooseActions,
     PolicyCounts,
@@ -40,9 +41,6 @@ from envbus.runner.policies.policy import Policy
 from envbus.runner.policies.policy_output import PolicyAnswer, ask
 
 __all__ = ["Calls", "End", "HostedPolicy", "SharedRows", "cut", "form_of", "gather"]
-
-#: Most bytes that the layout of shared rows may have, so that no file fills a worker's memory.
-_MAX_LAYOUT_BYTES = 64 * 2**20
 
 #: How a request ends: who asked, the header it came with, and the answer or a failure.
 End = Callable[[bytes, Header, Payload], None]
@@ -120,9 +118,9 @@ class SharedRows:
         arena = Arena.attach(arena_fd, size)
         try:
             with os.fdopen(layout_fd, "rb"):
-                if (found := os.fstat(layout_fd).st_size) > _MAX_LAYOUT_BYTES:
+                if (found := os.fstat(layout_fd).st_size) > MAX_LAYOUT_BYTES:
                     raise ProtocolError(
-                        f"a layout of {found} bytes, and at most {_MAX_LAYOUT_BYTES} are read"
+                        f"a layout of {found} bytes, and at most {MAX_LAYOUT_BYTES} are read"
                     )
                 # All workers have this one open file, so that its position is anybody's.
                 frames = msgspec.msgpack.decode(os.pread(layout_fd, found, 0), type=list[bytes])

@@ -38,7 +38,11 @@ from envbus.bus.transport.spinning import CHILD_SPIN_SECONDS
 from envbus.bus.wire.codec import decode, encode
 from envbus.bus.wire.frames import Frames
 from envbus.bus.wire.messages import Failed, FailureCode, Payload, R, Request
-from envbus.runner.inference.policy_protocol import OpenLocalLink, ShareRows
+from envbus.runner.inference.policy_protocol import (
+    MAX_LAYOUT_BYTES,
+    OpenLocalLink,
+    ShareRows,
+)
 from envbus.runner.inference.worker_discovery import (
     WorkerStatus,
     hand_over,
@@ -212,15 +216,19 @@ class WorkerDiscovery:
     def share(self, arena_fd: int, size: int, layout: MapBlocks) -> str:
         """Let all workers, also later ones, read an arena; return what requests call it.
 
-        What was shared before is shared no more. The descriptor stays the caller's.
+        Empty if they cannot, as its layout (bounds of each element) is larger than any worker
+        reads. What was shared before is shared no more. The descriptor stays the caller's.
         """
+        self.unshare()
+        plain = msgspec.msgpack.encode([bytes(frame) for frame in encode(layout)])
+        if len(plain) > MAX_LAYOUT_BYTES:
+            return ""
         self._num_shared += 1
         name = f"{self._identity}:{self._num_shared}"
-        self.unshare()
         layout_fd = create_memfd("envbus-layout")
         try:
             with open(layout_fd, "wb", closefd=False) as file:
-                file.write(msgspec.msgpack.encode([bytes(frame) for frame in encode(layout)]))
+                file.write(plain)
             self._shared[name] = (os.dup(arena_fd), size, layout_fd)
         except BaseException:
             os.close(layout_fd)

@@ -16,6 +16,7 @@ from envbus.bus.wire.messages import Notice, Reply, Request, Tree
 
 __all__ = [
     "COUNTED",
+    "MAX_LAYOUT_BYTES",
     "ActionsChosen",
     "Behind",
     "ChooseActions",
@@ -29,6 +30,9 @@ __all__ = [
     "ShareRows",
     "service_of",
 ]
+
+#: Most bytes that the layout of shared rows may have, so that no file fills a worker's memory.
+MAX_LAYOUT_BYTES: Final = 64 * 2**20
 
 
 def service_of(policy_id: str) -> str:

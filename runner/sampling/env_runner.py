@@ -30,7 +30,7 @@ from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.data.metrics import PerfTimers, SampleMetrics
 from envbus.runner.data.trajectory import AgentID
 from envbus.runner.engine.env_calls import SubEnvironment
-from envbus.runner.engine.seeding import restart_seed
+from envbus.runner.engine.seeding import Life, restart_seed
 from envbus.runner.policies.policy import Policy, Weights, versioned_weights
 from envbus.runner.policies.policy_map import Policies, PolicyMap, check_state, checked_ids
 from envbus.runner.pool.agent_results import DUMMY_AGENT
@@ -612,7 +612,6 @@ class EnvRunner(StaysHere):
     def _make_sampler(self, policy_mapping_fn: PolicyMapping | None) -> ColumnSampler | DictSampler:
         config = dataclasses.replace(self.config, policy_mapping_fn=policy_mapping_fn)
         if config.video is not None:
-            self._finish_videos()
             self._recorder = VideoRecorder(
                 config.video, config.callbacks, self._envs.get_sub_environments(), self.timers
             )
@@ -666,7 +665,9 @@ class EnvRunner(StaysHere):
                 with naming("on_sub_environment_created"):
                     self.config.callbacks.on_sub_environment_created(env_id=env_id, incarnation=0)
             seed = self.config.seed
-            sampler.reset(restart_seed(seed, 0, self._renewals) if self._renewals else seed)
+            if self._renewals:
+                seed = restart_seed(seed, 0, self._renewals, Life.SAMPLER)
+            sampler.reset(seed)
             self._begun = True
         elif force_reset or self._lost_track or (quotas.complete and sampler.has_cut_episode()):
             sampler.reset(None)
@@ -709,6 +710,8 @@ class EnvRunner(StaysHere):
         except BaseException:
             self._recorder = recorder
             raise
+        if recorder is not None:
+            recorder.close()
         if isinstance(old, DictSampler):
             old.abandon()
         fresh.ids.go_on_from(old.ids.following)

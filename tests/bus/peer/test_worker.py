@@ -232,6 +232,16 @@ def test_a_queue_that_is_full_loses_the_reply_and_not_the_worker(
     assert "the reply to request 1 is lost" in caplog.text
 
 
+def test_a_queue_that_is_full_for_a_handler_fails_its_request() -> None:
+    def handle(request: Double) -> Doubled:
+        raise QueueFullError("a queue of the handler's own is full")
+
+    bus = Bus(asking(1))
+    bus.worker._handlers["Double"] = (Double, handle)
+    assert bus.run() == [(Kind.FAILURE, 1, "Failed"), GOODBYE]
+    assert "of the handler's own" in bus.payload(0, Failed).message
+
+
 # --- joining --------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envbus.runner.engine.seeding import restart_seed, spread_seeds
+from envbus.runner.engine.seeding import Life, restart_seed, spread_seeds
 
 
 def test_env_i_gets_seed_plus_i() -> None:
@@ -65,6 +65,16 @@ def test_a_restarted_env_gets_a_seed_of_its_own_each_time() -> None:
     assert 3 not in seeds
     assert restart_seed(3, 4, 1) == restart_seed(3, 4, 1)
     assert restart_seed(2**70, 4, 1) is not None
+
+
+def test_lives_of_envs_samplers_and_runners_have_seeds_of_their_own() -> None:
+    seeds = {
+        restart_seed(seed, 0, number, life)
+        for seed in (-7, 7)
+        for number in (1, 2, 3)
+        for life in Life
+    }
+    assert len(seeds) == 18
 
 
 def test_an_env_that_was_never_seeded_is_not_seeded_by_a_restart() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
 from tests.actors.agent_envs import RoundRobinEnv
 from tests.runner.pool_envs import PATIENCE, GatedEnv
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -355,8 +355,7 @@ def test_a_function_that_takes_too_long_is_left_out(shared: EnvRunnerGroup, tmp_
         return 0
 
     assert group.foreach(stand_still, timeout=0.5) == {0: 0}
-    while not begun.exists():  # the time-out of this file ends it
-        time.sleep(0.01)
+    wait_until(begun.exists, "its begin")
     assert [one.state for one in group.probe(timeout=0.1)] == ["ready", "silent"]
     gate.touch()
     assert [one.state for one in group.probe(timeout=PATIENCE)] == ["ready", "ready"]

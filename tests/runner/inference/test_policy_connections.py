@@ -196,6 +196,23 @@ def test_an_owner_whose_files_were_removed_is_waited_for(
     sign.hide()
 
 
+def test_rows_whose_layout_is_larger_than_a_worker_reads_are_not_shared(
+    folder: Folder, discovery: WorkerDiscovery
+) -> None:
+    folder.open("a")
+    folder.write(a="up")
+    discovery.look()
+    folder.receive("a")
+    bounds = Tree(bytes(64 * 2**20))
+    arena = create_memfd("test")
+    large = MapBlocks(observation_space=bounds, action_space=Tree(None), num_envs=1, first_row=0)
+    assert discovery.share(arena, 0, large) == ""
+    assert discovery.share(arena, 0, LAYOUT) != ""
+    close_all([arena])
+    assert [type(one.notice) for one in folder.receive("a")] == [ShareRows]
+    discovery.unshare()
+
+
 def test_rows_that_cannot_be_handed_over_are_once_the_socket_is_there_again(
     folder: Folder, discovery: WorkerDiscovery
 ) -> None:

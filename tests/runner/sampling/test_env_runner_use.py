@@ -15,6 +15,7 @@ import pytest
 from gymnasium.error import ClosedEnvironmentError
 
 from envbus.bus.errors import ConfigError
+from envbus.runner.engine.seeding import restart_seed
 from envbus.runner.policies.connectors import Normalize, Pipeline
 from envbus.runner.policies.mlp import MlpPolicy
 from envbus.runner.policies.policy import PolicyOutput
@@ -80,6 +81,16 @@ def test_make_env_with_a_seed_repeats(make: Make) -> None:
         runner.make_env()
         batches.append(runner.sample(num_env_steps=10).single()["obs"])
     assert np.array_equal(*batches)
+
+
+@BOTH
+def test_envs_made_anew_repeat_no_episode_of_an_env_that_was_restarted(
+    make: Make, vectorized: bool
+) -> None:
+    runner = make(counting(1), seed=3, vectorized=vectorized)
+    runner.make_env()
+    (seed,) = runner.sample(num_env_steps=1).single()["obs"][:, 3].tolist()
+    assert seed not in (3, restart_seed(3, 0, 1))
 
 
 @BOTH
