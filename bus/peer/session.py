@@ -133,6 +133,8 @@ class PeerSession:
         #: When to say it, or to look whether it can be said.
         self._next_hello = 0.0
         self._interval = _HELLO_INTERVAL
+        #: Whether the next hello is one of `forgotten`, and when the last such was said.
+        self._hurries, self._hurried_at = False, -math.inf
         #: Whether a hello was said that no welcome has come to.
         self._greeting = False
         self._next_beat = 0.0
@@ -252,7 +254,9 @@ class PeerSession:
     def forgotten(self) -> None:
         """The broker said that it does not know us."""
         self.ready = False
-        self._next_hello, self._interval = 0.0, _HELLO_INTERVAL
+        # At once, but with a pause from the second time on: one may forget us each time that it has welcomed us.
+        self._next_hello = self._hurried_at + _HELLO_INTERVAL
+        self._hurries, self._interval = True, _HELLO_INTERVAL
 
     def end(self, error: Exception) -> None:
         """Say goodbye to who knows us, and no more; what is unsettled fails."""
@@ -282,6 +286,8 @@ class PeerSession:
             # that does only welcomes us, and what is under way goes on.
             self.beat(self._identity)
         self._lost, self._greeting = False, True
+        if self._hurries:
+            self._hurries, self._hurried_at = False, now
         self._next_hello = now + self._interval
         self._interval = min(2 * self._interval, _LONGEST_HELLO_INTERVAL)
         hello = message(

@@ -193,6 +193,16 @@ def test_what_a_broker_did_not_take_is_sent_again(peer: Peer) -> None:
     assert peer.ends == {}
 
 
+def test_a_broker_that_forgets_us_with_each_request_is_greeted_with_a_pause(peer: Peer) -> None:
+    call, hellos = peer.ask(timeout=60.0), 0
+    for _ in range(100):
+        peer.hear(call.request_id, STRANGER)
+        hellos += peer.tick(0.01).count("Hello")
+        peer.hear(HELLO_ID, WELCOME)
+    assert 2 <= hellos <= 3
+    assert call.request_id not in peer.ends
+
+
 def test_an_idempotent_request_is_asked_once_more(peer: Peer) -> None:
     gone = Failed(code=FailureCode.PEER_LOST, message="w is gone", peer="w")
     once, twice, late = peer.ask(), peer.ask(LookUp()), peer.ask(LookUp(), timeout=1.0)
