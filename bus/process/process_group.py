@@ -206,6 +206,19 @@ class ProcessGroup:
 
     # --- watch -------------------------------------------------------------------------------
 
+    def keep_server(self) -> None:
+        """Give the server a successor if it is gone, which removes the folder then.
+
+        `start` does so itself: this is for a process group that only has a folder.
+
+        Raises:
+            StartError: There is none to be had.
+        """
+        self._check_usable()
+        if self._server is None or not self._server.is_alive() or self._connections.control.ended:
+            self._lose_server()
+            self._attach()
+
     @property
     def children(self) -> tuple[Child, ...]:
         """The children whose ends have not been reported."""
@@ -357,9 +370,7 @@ class ProcessGroup:
 
     def _start(self, name: str, message: Start, deadline: float) -> Child:
         """Have the server start a child, after giving it a successor if it is gone."""
-        if self._server is None or not self._server.is_alive() or self._connections.control.ended:
-            self._lose_server()
-            self._attach()
+        self.keep_server()
         assert self._server is not None
         deadline = min(deadline, time.monotonic() + self._answer_timeout())
         refused = f"{name} could not be started"

@@ -24,7 +24,7 @@ from envbus.actors.external.errors import SimulatorError
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.hosting import ENTRY, run_env
 from envbus.bus.complaints import Complaints
-from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, TransportError
+from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError, TransportError
 from envbus.bus.folders import keep_endpoint, name_folder
 from envbus.bus.interrupts import interruptible, uninterrupted_call
 from envbus.bus.process.pickling import pickled
@@ -101,13 +101,17 @@ class PrivateEndpoint:
         return self._look_at
 
     def look_after(self, now: float) -> None:
-        """See at times that it is there: what cleans TMPDIR up may have removed it."""
-        if now < self._look_at:
+        """See at times that it is there, and that it goes with this process.
+
+        What cleans TMPDIR up may have removed it, and the fork server may have been killed.
+        """
+        if now < self._look_at or self._keeper is None:
             return
         self._look_at = now + _LOOK
         try:
+            self._keeper.keep_server()
             keep_endpoint(self._endpoint, self._bind)
-        except TransportError as exc:  # who is connected is served on
+        except (StartError, TransportError) as exc:  # who is connected is served on
             self._complaints.add("endpoint", f"nobody new comes in beside a bridge's port: {exc}")
 
     def close(self) -> None:

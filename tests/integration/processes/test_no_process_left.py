@@ -170,6 +170,34 @@ def test_driver_and_server_killed_at_once_leave_no_children(tmp_path: Path) -> N
         wait_until(lambda: not traced(driver.trace), "the end of all that it has started")
 
 
+def test_the_folder_of_a_bridge_goes_with_its_driver_also_after_its_fork_server_was_killed(
+    tmp_path: Path,
+) -> None:
+    source = """
+import json, os, time
+import psutil
+from envbus.bus.gateway import GatewayConfig
+from envbus.runner.bridge.bridge import ExternalEnvBridge
+
+with ExternalEnvBridge(gateway=GatewayConfig(tcp=("127.0.0.1:0",))) as bridge:
+    (first,) = psutil.Process().children()
+    first.kill()
+    first.wait()
+    private = bridge._private
+    deadline = time.monotonic() + 60.0
+    while not private._keeper._server or not private._keeper._server.is_alive():
+        assert time.monotonic() < deadline
+        bridge.poll(timeout=0.1)
+    print(json.dumps(os.path.dirname(private._endpoint.removeprefix("ipc://"))), flush=True)
+    time.sleep(600)
+"""
+    with Driver(source, tmp_path) as driver:
+        folder = Path(driver.read())
+        assert folder.is_dir()
+        driver.kill()
+        wait_until(lambda: not folder.exists(), "the folder's removal")
+
+
 @pytest.mark.slow
 def test_children_of_a_stopped_server_see_their_driver_die(tmp_path: Path) -> None:
     with start(tmp_path, "wait_for_the_driver", "fork") as driver:
