@@ -254,7 +254,7 @@ class PeerSession:
     def forgotten(self) -> None:
         """The broker said that it does not know us."""
         self.ready = False
-        # At once, but with a pause from the second time on: one may forget us each time that it has welcomed us.
+        # At once, and with a pause from the second time on: one may forget us each time.
         self._next_hello = self._hurried_at + _HELLO_INTERVAL
         self._hurries, self._interval = True, _HELLO_INTERVAL
 
