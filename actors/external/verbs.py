@@ -183,6 +183,12 @@ class SimulatorVerbs(ABC):
     ) -> Element:
         """Tell an observation, wait for an action, and return that.
 
+        Args:
+            episode_id: Which episode.
+            observation: What is seen: within the observation space.
+            timeout: Seconds for the action; None: `ClientTimeouts.action`. A trainer that is there
+                says that they are over. Where it does not, this returns a second later.
+
         Raises:
             ActionTimeoutError: None came in time; also a TimeoutError. The observation is void.
             SpaceMismatchError: The observation is outside its space. The episode goes on.

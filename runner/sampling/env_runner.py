@@ -307,8 +307,9 @@ class EnvRunner(StaysHere):
             num_episodes: Of all envs together, exactly; each whole. Running ones of which rows
                 have left already are given up for it, as in complete_episodes mode.
             timeout: Seconds after which what is there is returned; `late` names the envs that
-                were awaited. Nothing is lost: they go on in the next call. None: no limit but
-                the deadlines of the pool's requests.
+                were awaited. Nothing is lost: they go on in the next call. A policy that is asked
+                is awaited: `PolicyWorkers(timeout=)`. None: no limit but the deadlines of the
+                pool's requests.
             force_reset: Give up all running episodes and begin new ones.
             explore: None: as configured.
 
