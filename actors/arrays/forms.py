@@ -122,7 +122,7 @@ def _dict_check(parts: Mapping[Any, CheckForm]) -> CheckForm:
 
 def _tuple_check(parts: list[CheckForm]) -> CheckForm:
     def check(value: Element) -> str | None:
-        if not isinstance(value, tuple) or len(value) != len(parts):
+        if not isinstance(value, tuple | list) or len(value) != len(parts):
             return f"{_what(value)}, where a tuple of {len(parts)} belongs"
         for index, (part, item) in enumerate(zip(parts, value, strict=True)):
             if (wrong := part(item)) is not None:
@@ -149,6 +149,8 @@ def _one_of_check(parts: list[CheckForm]) -> CheckForm:
         if not isinstance(value, tuple) or len(value) != 2:
             return f"{_what(value)}, where a tuple of 2 belongs"
         choice = value[0]
+        if isinstance(choice, np.ndarray) and not choice.shape:
+            choice = choice[()]
         is_number = isinstance(choice, int | np.integer) and not isinstance(choice, bool)
         if not is_number or not 0 <= choice < len(parts):
             return f"[0]{_what(choice)}, where the number of one of {len(parts)} spaces belongs"

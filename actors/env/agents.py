@@ -141,8 +141,9 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         record = {
             "observations": observations,
             "rewards": rewards,
-            "terminateds": terminateds,
-            "truncateds": truncateds,
+            # Some envs give None, or 0.0.
+            "terminateds": {agent: bool(flag) for agent, flag in terminateds.items()},
+            "truncateds": {agent: bool(flag) for agent, flag in truncateds.items()},
             "infos": infos,
             "agents": alive,
         }

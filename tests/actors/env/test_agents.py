@@ -149,6 +149,23 @@ def test_what_a_step_returned_wrongly_is_named(result: Any, error: Any, text: st
         env.step({})
 
 
+def test_flags_are_booleans_whatever_an_env_makes_of_them() -> None:
+    class Loose(DictEnv):
+        def step(self, actions: Any) -> Any:
+            observations, rewards, *_, infos = super().step(actions)
+            none = {"a": None, "b": np.bool_(True), "__all__": 0.0}
+            return observations, rewards, none, {"a": np.array([1]), "__all__": None}, infos
+
+    env = wrap(Loose())
+    env.reset()
+    record, _, terminated, truncated, _ = env.step({})
+    assert (terminated, truncated) == (False, False)
+    assert record["terminateds"] == {"a": False, "b": True, "__all__": False}
+    assert record["truncateds"] == {"a": True, "__all__": False}
+    flags = [*record["terminateds"].values(), *record["truncateds"].values()]
+    assert {type(flag) for flag in flags} == {bool}
+
+
 def test_rewards_that_are_vectors_pass_and_are_not_summed() -> None:
     vector = np.array([1.0, 2.0])
     env = wrap(DictEnv([({"a": 0}, {"a": vector}, NOT_OVER, NOT_OVER, {})]))
