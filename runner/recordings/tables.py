@@ -43,7 +43,7 @@ def to_table(batch: SampleBatch) -> pa.Table:
     """Return the rows as a table, in the same order.
 
     Raises:
-        ConfigError: A column has keys, or numbers, that no file has.
+        ConfigError: A column has keys, numbers or text that no file has.
     """
     names: list[str] = []
     arrays: list[pa.Array] = []
@@ -59,8 +59,12 @@ def to_table(batch: SampleBatch) -> pa.Table:
             return {"tuple": [add(part, f"{path}[{i}]") for i, part in enumerate(tree)]}
         if tree.dtype.kind == "V" or tree.dtype == np.longdouble != np.double:
             raise ConfigError(f"{path}: values of {tree.dtype} cannot be recorded")
+        try:
+            path.encode()
+            array, note = _to_arrow(tree)
+        except UnicodeEncodeError as exc:  # "\udc80", as Python reads bytes that are no UTF-8
+            raise ConfigError(f"{path!a}: text that UTF-8 does not have: {exc}") from None
         names.append(path)
-        array, note = _to_arrow(tree)
         arrays.append(array)
         return {"array": path, **note}
 
