@@ -135,7 +135,9 @@ class RunnerWorkerGroup(WorkerGroup[RunnerProcess]):
         if actor is not None:
             actor.state = ActorState.BUILDING
             request = MakeEnvs(index=actor.index, parts=Tree(actor.parts))
-            self._requests.ask(actor, request, timeout=self.config.timeouts.start, tag=Stage.BUILD)
+            timeout = self.config.timeouts.start
+            with self._telling(actor):
+                self._requests.ask(actor, request, timeout=timeout, tag=Stage.BUILD)
 
     def _on_stage(self, answer: Replied[RunnerProcess]) -> bool:
         actor, reply = answer.actor, answer.reply
@@ -162,7 +164,8 @@ class RunnerWorkerGroup(WorkerGroup[RunnerProcess]):
             seed = restart_seed(seed, actor.index, actor.incarnation, Life.RUNNER)
         index = worker_index(config.worker_index, actor.index, actor.incarnation, len(self.actors))
         request = MakeRunner(seed=seed, worker_index=index)
-        self._requests.ask(actor, request, timeout=self.config.timeouts.start, tag=Stage.MAP)
+        with self._telling(actor):
+            self._requests.ask(actor, request, timeout=self.config.timeouts.start, tag=Stage.MAP)
 
 
 class RunnerState:

@@ -383,11 +383,12 @@ class Fleet(WorkerGroup[Actor]):
             specs=Tree(self._specs) if self._specs and not actor.remote else None,
         )
         timeout = self.config.timeouts.start
-        try:
-            self._requests.ask(actor, build, timeout=timeout, tag=Stage.BUILD)
-        except EncodeError:
-            _raise_for_unsendable(actor, build)
-            raise
+        with self._telling(actor):
+            try:
+                self._requests.ask(actor, build, timeout=timeout, tag=Stage.BUILD)
+            except EncodeError:
+                _raise_for_unsendable(actor, build)
+                raise
 
     def _check(self, actor: Actor, request: Request[Any], reply: Payload | Exception) -> str | None:
         """Return what is wrong with a reply; None: nothing is."""
@@ -430,16 +431,17 @@ class Fleet(WorkerGroup[Actor]):
             self._elements[actor.index] = Elements(space, first, self._autoreset_mode)
         request = self._rows.request_of(actor.index, actor.env_ids.start)
         arena = self._rows.arena
-        if arena is not None and actor.child is not None:
-            number = actor.child.pipe.next_number()
-            try:
-                actor.child.pipe.send_fd(number, arena.fd)
-            except ClosedError as exc:
-                self._connections.end(actor)
-                raise NoPeerError(str(exc), request_id=0, peer=actor.name) from exc
-            request = msgspec.structs.replace(request, parcel=number)
-        timeout = self.config.timeouts.start
-        self._requests.ask(actor, request, timeout=timeout, tag=Stage.MAP)
+        with self._telling(actor):
+            if arena is not None and actor.child is not None:
+                number = actor.child.pipe.next_number()
+                try:
+                    actor.child.pipe.send_fd(number, arena.fd)
+                except ClosedError as exc:
+                    self._connections.end(actor)
+                    raise NoPeerError(str(exc), request_id=0, peer=actor.name) from exc
+                request = msgspec.structs.replace(request, parcel=number)
+            timeout = self.config.timeouts.start
+            self._requests.ask(actor, request, timeout=timeout, tag=Stage.MAP)
 
     def _let_go(self) -> None:
         if self._rows is not None:

@@ -246,6 +246,29 @@ class WorkerGroup(ABC, Generic[M]):
             NoPeerError: The process has ended.
         """
 
+    @contextlib.contextmanager
+    def _telling(self, actor: M) -> Iterator[None]:
+        """Tell a process within what it is to come up with.
+
+        One that is started again ends where it cannot be told: else nobody would hear of it again.
+
+        Raises:
+            NoPeerError: It has ended.
+            Exception: At the first start, whatever is raised within.
+        """
+        try:
+            yield
+        except NoPeerError:
+            raise
+        except BaseException as exc:  # what it is made of may have any code, and do what it likes
+            if not self._is_up:
+                raise
+            reason = f"it cannot be told what it is to do: {exc}"
+            logger.error("%s: %s", actor.describe(), reason)
+            self._connections.kill(actor, reason=reason)
+            if not isinstance(exc, Exception):
+                raise
+
     def _on_notice(self, outcome: Notify) -> None:
         """A peer tells something."""
 

@@ -219,6 +219,48 @@ def test_a_process_that_is_stopped_as_it_is_started_again_is_replaced(make: Make
     assert pool.statistics().restarts >= 2
 
 
+class Recipe:
+    """Makes an env, and cannot be sent to an actor once it is lost."""
+
+    def __init__(self) -> None:
+        self.is_lost = False
+
+    def __call__(self) -> CountingEnv:
+        return CountingEnv()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.is_lost:
+            raise RuntimeError("the recipe is lost")
+        return Recipe, ()
+
+
+def test_a_factory_that_cannot_be_sent_to_a_next_life_is_a_failure_of_that_life(make: Make) -> None:
+    recipe = Recipe()
+    pool = make([recipe, CountingEnv], num_actors=2, restart=RestartPolicy.always(backoff=0.01))
+    pool.reset(seed=0)
+    receive_all(pool, range(2))
+    recipe.is_lost = True
+    os.kill(pool.actor_pids()[0], signal.SIGKILL)
+    pool.send(np.array([1, 1]))
+    while pool.statistics().restarts < 3:
+        assert 0 not in pool.recv(timeout=0.01).env_ids
+    recipe.is_lost = False
+    assert receive_until_back(pool, 0).observations[-1][1] == 0
+
+
+def test_one_that_can_never_be_sent_again_is_given_up_and_said_why(make: Make) -> None:
+    recipe = Recipe()
+    once = RestartPolicy(max_restarts=1, backoff=0.01)
+    pool = make([recipe, CountingEnv], num_actors=2, restart=once, all_or_nothing=True)
+    pool.reset(seed=0)
+    receive_all(pool, range(2))
+    recipe.is_lost = True
+    os.kill(pool.actor_pids()[0], signal.SIGKILL)
+    pool.send(np.array([1, 1]))
+    with pytest.raises(RestartLimitError, match=r"env 0 cannot be sent.*the recipe is lost"):
+        receive_for_ever(pool)
+
+
 @pytest.mark.parametrize("verb", ["send", "reset"])
 def test_what_is_sent_to_an_env_whose_episode_begins_by_itself_is_dropped(
     make: Make, verb: str, tmp_path: Path

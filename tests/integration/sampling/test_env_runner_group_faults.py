@@ -41,6 +41,7 @@ def make() -> Iterator[Make]:
 
     def _make(
         envs: Any = None,
+        policies: Any = None,
         restart: bool | RestartPolicy = AGAIN,
         pool: Any = None,
         sample_timeout: float | None = 300.0,
@@ -49,7 +50,7 @@ def make() -> Iterator[Make]:
         group = EnvRunnerGroup(
             2,
             envs or ENVS,
-            Steps(),
+            policies or Steps(),
             RunnerConfig(**config),
             settings=GroupConfig(
                 restart=restart, sample_timeout=sample_timeout, pool_settings=pool or {}
@@ -89,6 +90,29 @@ def test_who_runs_tells_the_weights_that_a_dead_runner_was_asked_for(
         for pid in group.runner_pids():
             os.kill(pid, signal.SIGKILL)
         assert group.get_state()["weights"].keys() == {"default_policy"}
+
+
+class Unsendable(Steps):
+    """A policy that cannot be sent to a runner as long as it `is_busy`."""
+
+    is_busy = False
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.is_busy:
+            raise RuntimeError("the policy is busy")
+        return super().__reduce_ex__(protocol)
+
+
+def test_a_policy_that_cannot_be_sent_to_a_next_life_is_a_failure_of_that_life(make: Make) -> None:
+    policy = Unsendable()
+    group = make(policies=policy, restart=RestartPolicy.always(backoff=0.01))
+    policy.is_busy = True
+    os.kill(group.runner_pids()[0], signal.SIGKILL)
+    while group.statistics().restarts < 3:
+        group.sample(8, timeout=PATIENCE)
+    policy.is_busy = False
+    wait_until_ready(group)
+    assert group.sample(8, timeout=PATIENCE).runners == (0, 1)
 
 
 def test_weights_of_a_state_keep_their_version_whatever_was_asked_before_and_in_a_next_life(
