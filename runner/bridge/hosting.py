@@ -250,6 +250,8 @@ class Hosts:
         self._simulators: dict[str, _Simulator] = {}
         #: What is to be raised.
         self._ends: deque[SimulatorError] = deque()
+        #: What has broken off a start, likewise.
+        self._broken_off: BaseException | None = None
         #: What ended in threads: appended there, taken by the owner.
         self._ended: deque[HostedThread] = deque()
         self._bell = Bell()
@@ -311,6 +313,7 @@ class Hosts:
         Raises:
             SimulatorError: What has become of one that is not started again: of one at a time, each
                 until it `was_raised`.
+            BaseException: What has broken off a start, which counts as one that failed: Ctrl-C.
         """
         if not self._count:
             return
@@ -322,6 +325,9 @@ class Hosts:
                 self._judge(simulator, self._process_group, now)
         if self._supervision.wake_at() is not None:
             self._perform(self._supervision.due(now), now)
+        if self._broken_off is not None:  # by now all others have been looked after
+            error, self._broken_off = self._broken_off, None
+            raise error
         if self._ends:
             raise self._ends[0]
 
@@ -385,11 +391,13 @@ class Hosts:
                 self._start_thread(simulator)
             else:
                 self._start_process(simulator)
-        except Exception as error:  # no process, no memory, or what its maker raises
-            what = f"simulator {simulator.name} was not started again: {error}"
-            end = SimulatorError(what)
+        except BaseException as error:  # no process, no memory, Ctrl-C, or what its maker raises
+            why = str(error) or type(error).__name__
+            end = SimulatorError(f"simulator {simulator.name} was not started again: {why}")
             end.__cause__ = error
             self._supervise(simulator, Exit.CRASH, end, now, began=False)
+            if not isinstance(error, Exception):
+                self._broken_off = error
         else:
             if simulator.where == "thread":
                 self._is_ready(simulator, now)

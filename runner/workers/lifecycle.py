@@ -177,6 +177,8 @@ class Lifecycle(Generic[M]):
         self._silent: dict[int, tuple[float, bool]] = {}
         #: Ends of children that are not acted upon yet.
         self._exits: list[tuple[Child, ExitStatus]] = []
+        #: What has broken off a start, until it is raised.
+        self._broken_off: BaseException | None = None
         self.restarts = 0
         self.recycled = 0
 
@@ -236,7 +238,11 @@ class Lifecycle(Generic[M]):
                 self._events.remove(gone)
 
     def tick(self, now: float) -> None:
-        """Do what is due: kill who does not leave or come up, start again who has paused."""
+        """Do what is due: kill who does not leave or come up, start again who has paused.
+
+        Raises:
+            BaseException: What has broken off a start, which counts as one that failed: Ctrl-C.
+        """
         if self._leaving is not None and now >= self._leave_by:
             logger.warning(
                 "%s did not leave in %.3g s, to be recycled, and was killed",
@@ -250,6 +256,9 @@ class Lifecycle(Generic[M]):
             self._judge_silent(now)
         if self._supervision.wake_at() is not None:
             self._perform(self._supervision.due(now))
+        if self._broken_off is not None:  # by now all others have been looked after
+            error, self._broken_off = self._broken_off, None
+            raise error
 
     def _judge_silent(self, now: float) -> None:
         """Kill who was started again and has not said hello in time: nothing else ends it."""
@@ -354,11 +363,16 @@ class Lifecycle(Generic[M]):
             timeout = self._config.timeouts.start
             if timeout is not None and not actor.remote:
                 self._silent[actor.index] = time.monotonic() + timeout, False
-        except StartError as exc:  # no process, no memory: another failure of this actor
+        except BaseException as exc:  # no process, no memory, Ctrl-C: another failure of this actor
+            if actor.child is not None:  # it may run, and was not told all that it needs
+                self._connections.process_group.kill(actor.child)
             actor.child = None
-            self._connections.broker.peer_gone(actor.identity, str(exc))
-            reason = f"{actor.name} was not started again: {exc}"
-            self.on_end(actor, reason, str(exc), time.monotonic(), began=False)
+            why = str(exc) or type(exc).__name__
+            self._connections.broker.peer_gone(actor.identity, why)
+            reason = f"{actor.name} was not started again: {why}"
+            self.on_end(actor, reason, why, time.monotonic(), began=False)
+            if not isinstance(exc, StartError):
+                self._broken_off = exc
 
 
 def why_it_ended(actor: WorkerHandle, status: ExitStatus) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import textwrap
@@ -260,6 +261,26 @@ def test_a_killed_process_is_started_again_where_that_is_asked_for() -> None:
         assert {fault.cause for fault in runner.faults} == {FaultCause.CRASH}
         assert bridge.statistics().host_restarts == 2
         assert {fault.episode_id for fault in runner.faults} <= set(runner.ended)
+
+
+def test_ctrl_c_while_a_simulator_is_made_again_is_raised_and_it_is_tried_again() -> None:
+    lives = itertools.count()
+
+    def fail() -> None:
+        raise RuntimeError("the motor is hot")
+
+    def make() -> Playing:
+        life = next(lives)
+        if life == 1:
+            signal.raise_signal(signal.SIGINT)
+        return Playing(fail) if life == 0 else Playing()
+
+    with ExternalEnvBridge(OBSERVATION, ACTION) as bridge:
+        runner = Runner(bridge)
+        bridge.host(make, restart=RestartPolicy(backoff=0.01))
+        with pytest.raises(KeyboardInterrupt):
+            runner.serve(lambda: False)
+        runner.serve(lambda: len(runner.ended) > 1)
 
 
 class Stopping(Playing):

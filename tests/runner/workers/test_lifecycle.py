@@ -46,6 +46,7 @@ class Machine:
         self.ended: list[tuple[Any, ExitStatus]] = []
         self.did: list[tuple[str, object]] = []
         self.is_full = False
+        self.broken_off: BaseException | None = None
 
     def exits(self) -> list[tuple[Any, ExitStatus]]:
         ended, self.ended = self.ended, []
@@ -66,6 +67,10 @@ class Machine:
     def start(self, actor: Actor) -> None:
         if self.is_full:
             raise StartError("no memory")
+        if self.broken_off is not None:
+            actor.child = self.children[0]
+            error, self.broken_off = self.broken_off, None
+            raise error
         self.did.append(("start", actor.incarnation))
         actor.state = ActorState.STARTING
 
@@ -159,6 +164,27 @@ def test_a_start_that_fails_counts_as_an_end() -> None:
     [gone] = scene.events
     assert isinstance(gone, Gone)
     assert "no memory" in gone.reason
+
+
+def test_a_start_that_ctrl_c_breaks_off_is_a_failed_one_and_others_are_started_first() -> None:
+    scene = Scene(restart=RestartPolicy(backoff=0.0, max_backoff=0.0))
+    child: Any = Process(None)
+    scene.machine.children = [child]
+    scene.machine.broken_off = KeyboardInterrupt()
+    scene.end("it died")
+    scene.lifecycle.on_exit(scene.actors[1], "it died, too", KILLED, 0.0)
+    assert scene.actors[1].state is ActorState.STARTING
+    assert ("kill", child) in scene.machine.did
+    assert scene.actor.child is None
+    with pytest.raises(KeyboardInterrupt):
+        scene.lifecycle.tick(1e12)
+    assert scene.actor.state is ActorState.STARTING  # once more
+    scene.lifecycle.tick(1e12)
+    assert [gone.reason for gone in scene.events if isinstance(gone, Gone)] == [
+        "it died",
+        "actor-0 was not started again: KeyboardInterrupt",
+        "it died, too",
+    ]
 
 
 def test_starts_that_fail_for_ever_without_a_pause_leave_the_caller_to_go_on() -> None:
