@@ -28,6 +28,7 @@ from envbus.actors.external.errors import (
     EpisodeBusyError,
     EpisodeError,
     EpisodeFinishedError,
+    EpisodeLostError,
     EpisodeNotFoundError,
     RefusedError,
 )
@@ -148,6 +149,10 @@ class Fragments:
     def num_waiting(self) -> int:
         """Steps that no bridge has confirmed."""
         return self._num_waiting
+
+    def episode_ids(self) -> list[str]:
+        """Return the episodes that are not over."""
+        return list(self._episodes)
 
     def begin(self, episode_id: str) -> None:
         """An episode was started."""
@@ -379,6 +384,8 @@ class LocalEpisodes:
         self._is_choosing = False
         self._dropped = 0
         self._done: dict[str, dict[Any, bool]] = {}
+        #: How often a bridge had been joined when it was looked for episodes that are lost.
+        self._joins = state.joins
         #: Episodes whose end was sent, and not confirmed.
         self._ending: set[str] = set()
         #: Why the bridge is out of reach; None: it is not, as far as is known.
@@ -411,8 +418,10 @@ class LocalEpisodes:
             EnvbusError: Of a start or an end, what the bridge says; see `_end`.
             Exception: What the policy raises.
         """
+        self._drop_lost()
         if isinstance(request, StartEpisode):
             episode_id: str = yield SendRequest(request, timeout)
+            self._forget(episode_id)  # one of that id was lost with another bridge
             self._fragments.begin(episode_id)
             return episode_id
         if isinstance(request, GetAction):
@@ -588,6 +597,19 @@ class LocalEpisodes:
         self._forget(episode_id)
 
     # --- private ------------------------------------------------------------------------------
+
+    def _drop_lost(self) -> None:
+        """Let go of steps of episodes that no bridge has any more; nobody may end those."""
+        if self._joins == self._state.joins:
+            return
+        self._joins = self._state.joins
+        for episode_id in self._fragments.episode_ids():
+            try:
+                self._state.check_open(episode_id)
+            except EpisodeLostError as lost:
+                self._fragments.fail(episode_id, lost)
+                self._done.pop(episode_id, None)
+                self._policy.end(episode_id)
 
     def _forget(self, episode_id: str) -> None:
         self._fragments.end(episode_id)

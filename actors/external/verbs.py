@@ -329,6 +329,8 @@ class ClientState:
         self._agreement: Agreement | None = None
         self._open: set[str] = set()
         self._lost: dict[str, None] = {}
+        #: How often a bridge was joined: at that episodes are lost.
+        self.joins = 0
         #: By episode: the earliest question that was given up, of which the bridge may think that
         #: its action was taken.
         self._given_up: dict[str, int] = {}
@@ -361,6 +363,7 @@ class ClientState:
         if self._joined is None or self._agreement is None:
             self._agreement = Agreement.from_wire(joined.observation_space, joined.action_space)
         self._joined = joined
+        self.joins += 1
         for episode_id in self._open - set(joined.episodes):
             self._lost[episode_id] = None
             self._given_up.pop(episode_id, None)
@@ -416,6 +419,7 @@ class ClientState:
             return self.agreement.take_action(outcome.action, "action from the bridge")
         if isinstance(outcome, EpisodeStarted):
             self._open.add(outcome.episode_id)
+            self._lost.pop(outcome.episode_id, None)  # of that id another bridge may know nothing
             return outcome.episode_id
         if isinstance(outcome, EpisodeEnded):
             assert isinstance(payload, EndEpisode)

@@ -21,6 +21,7 @@ from envbus.actors.external.local_policy import LocalSettings
 from envbus.actors.external.protocol import (
     BridgeJoined,
     EndEpisode,
+    EpisodeStarted,
     FragmentLogged,
     GetAction,
     GetModel,
@@ -278,6 +279,32 @@ def test_nothing_is_sent_of_an_episode_that_the_bridge_has_lost() -> None:
     assert client.run().waits == 10.0
     with pytest.raises(EpisodeLostError):
         client.act()
+
+
+def test_steps_of_episodes_that_are_lost_and_never_ended_take_no_room() -> None:
+    client = Client(length=64)
+    for number in range(30):
+        lost = f"lost-{number}"
+        client.join("e", lost)
+        client.begin(lost)
+        for _ in range(20):
+            client.act(lost)
+        client.join("e")
+    assert client.act("e") == 7
+    assert client.episodes.num_unsent == 1
+
+
+def test_an_id_that_is_lost_may_be_begun_again_at_a_bridge_that_does_not_know_it() -> None:
+    client = Client()
+    client.act()
+    client.join()
+    with pytest.raises(EpisodeLostError):
+        client.act()
+    start = StartEpisode(episode_id="e")
+    client.state.result(start, EpisodeStarted(episode_id="e"), 1)
+    client.begin("e")
+    assert client.act() == 7
+    assert client.episodes.num_unsent == 1
 
 
 def test_a_newer_model_is_pulled_in_time_and_chooses_from_the_next_step_on() -> None:
