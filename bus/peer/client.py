@@ -475,10 +475,13 @@ class _Loop:
         self._release()
         if not future.set_running_or_notify_cancel():
             return
-        if isinstance(outcome, Reply):
-            future.set_result(outcome)
-        else:
-            future.set_exception(outcome)
+        try:
+            if isinstance(outcome, Reply):
+                future.set_result(outcome)
+            else:
+                future.set_exception(outcome)
+        except BaseException:  # SystemExit of a callback; of errors the future itself tells
+            logger.exception("a callback of request %d raised; others go on", request_id)
 
     def _end(self, reason: Exception | None) -> None:
         """Refuse what comes from now on, and fail what is unsettled."""

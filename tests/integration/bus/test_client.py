@@ -279,6 +279,17 @@ def test_a_client_answers_no_requests(broker: RunningBroker, client: Client) -> 
         result(other.ask(client.name, Name(), timeout=PATIENCE))
 
 
+def test_a_callback_that_exits_ends_no_other_request(client: Client) -> None:
+    asked = [client.ask("nobody", Name(), timeout=PATIENCE) for _ in range(3)]
+    for future in asked:
+        future.add_done_callback(lambda _: sys.exit(3))
+    done, _ = wait(asked, PATIENCE)
+    assert done == set(asked)
+    assert isinstance(
+        client.ask("nobody", Name(), timeout=PATIENCE).exception(PATIENCE), NoPeerError
+    )
+
+
 def test_a_callback_may_ask_again(broker: RunningBroker, client: Client) -> None:
     done: Future[str] = Future()
     with worker("w", broker.endpoint):
