@@ -193,11 +193,13 @@ class ServerProcess:
             )
 
     def _read_log(self) -> str:
-        if self._log.closed:
-            return ""
-        size = os.fstat(self._log.fileno()).st_size
-        start = max(0, size - _TAIL_CHARACTERS)
-        return os.pread(self._log.fileno(), size - start, start).decode(errors="replace").strip()
+        with self._lock:  # or another thread buries it meanwhile
+            if self._log.closed:
+                return ""
+            size = os.fstat(self._log.fileno()).st_size
+            start = max(0, size - _TAIL_CHARACTERS)
+            text = os.pread(self._log.fileno(), size - start, start)
+        return text.decode(errors="replace").strip()
 
 
 def module_path() -> list[str]:
