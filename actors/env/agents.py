@@ -18,6 +18,7 @@ from gymnasium.vector import VectorEnv
 
 from envbus.actors.arrays.agent_spaces import AgentID, AgentSpaces, RecordSpace
 from envbus.actors.arrays.spaces import Plain, to_plain
+from envbus.bus.brief import brief
 
 __all__ = ["ALL", "AgentsEnv", "in_agents_env"]
 
@@ -123,12 +124,14 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         """Step the env by `{agent: action}`, which may be empty.
 
         Raises:
-            TypeError: The env returned something else than five dicts.
+            TypeError: The env returned something else than five dicts, or a reward that cannot be
+                added to others.
             ValueError: "__all__" is missing from its flags, or stands where agents stand.
         """
         names = ["observations", "rewards", "terminateds", "truncateds", "infos"]
         result = self.inner.step(action)
         observations, rewards, terminateds, truncateds, infos = self._dicts("step", result, names)
+        self._check_rewards(rewards)
         alive = self._agents(observations)
         if self._derive_all:
             terminateds[ALL], truncateds[ALL] = _derive_all(alive, terminateds, truncateds)
@@ -188,6 +191,19 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
     def _agents(self, observations: dict[Any, Any]) -> list[Any]:
         agents = getattr(self.inner, "agents", None)
         return list(observations if agents is None else agents)
+
+    def _check_rewards(self, rewards: Mapping[Any, Any]) -> None:
+        """Refuse what would fail where rewards of several steps are added up."""
+        for agent, reward in rewards.items():
+            if type(reward) is float:
+                continue
+            try:
+                0.0 + reward
+            except TypeError:
+                raise TypeError(
+                    f"{self}: step returned the reward {brief(reward)} for agent {brief(agent)}; "
+                    "rewards are numbers"
+                ) from None
 
     def _dicts(self, verb: str, result: object, names: list[str]) -> list[dict[Any, Any]]:
         """Return plain dicts of what `verb` returned: a defaultdict would not cross a socket."""

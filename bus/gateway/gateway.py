@@ -258,12 +258,15 @@ class Gateway:
                 case StartChild(_, life):
                     try:
                         self._start()
-                    except EnvbusError as error:  # no process, no memory: another failure
-                        logger.warning("the gateway's process was not started again: %s", error)
+                    except BaseException as error:  # no process, Ctrl-C: another failure
+                        how = str(error) or type(error).__name__
+                        logger.warning("the gateway's process was not started again: %s", how)
                         assert self._child is not None
                         self._process_group.kill(self._child)  # one that was not told what it needs
-                        self._look_at, now, how = math.inf, time.monotonic(), str(error)
+                        self._look_at, now = math.inf, time.monotonic()
                         self._perform(self._supervision.on_exit(_NAME, life, Exit.CRASH, now, how))
+                        if not isinstance(error, EnvbusError):
+                            raise
                 case ChildGivenUp(_, how_often, cause):
                     raise RestartLimitError(f"the gateway's process {how_often}: {cause}")
 

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 
 from envbus.bus.errors import ClosedError, ConfigError
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.memory.memfd import create_memfd
 from envbus.bus.memory.usage import memory_left
 
@@ -39,6 +40,7 @@ class Arena:
         self._fd = fd  # last: what could not be mapped has nothing to close
 
     @classmethod
+    @uninterrupted_call  # or the descriptor is closed twice
     def create(cls, size: int) -> Arena:
         """Return a new arena of `size` zero bytes.
 

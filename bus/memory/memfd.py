@@ -10,6 +10,7 @@ import os
 import tempfile
 
 from envbus.bus.errors import TransportError
+from envbus.bus.interrupts import uninterrupted_call
 
 __all__ = ["content_of", "create_memfd", "file_of"]
 
@@ -39,6 +40,7 @@ def create_memfd(label: str) -> int:
         return os.dup(file.fileno())
 
 
+@uninterrupted_call  # or the descriptor stays
 def file_of(data: bytes | bytearray | memoryview, label: str) -> int:
     """Return the descriptor of a new file without a name that holds `data`; the caller closes it.
 

@@ -28,7 +28,7 @@ from envbus.bus.errors import (
     TransportError,
     UnknownPeerError,
 )
-from envbus.bus.interrupts import interruptible
+from envbus.bus.interrupts import interruptible, uninterrupted_call
 from envbus.bus.transport.authentication import (
     MONITOR_QUEUE,
     NOBODY,
@@ -79,6 +79,7 @@ _DESCRIPTORS: Final = 10
 _DESCRIPTORS_WITH_KEYS: Final = 20
 
 
+@uninterrupted_call  # or descriptors stay
 def check_room(needed: int = _DESCRIPTORS) -> None:
     """See that there are descriptors for a socket: libzmq ends the process if a thread finds none.
 

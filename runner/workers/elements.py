@@ -26,6 +26,8 @@ _FLAGS: Final = ("terminateds", "truncateds")
 _DICTS: Final = ("observations", "rewards", *_FLAGS, "infos")
 #: An agent's id becomes an item of a column of these, if it is an integer.
 _IDS: Final = np.iinfo(np.int64)
+#: Agents that an env has not named beforehand, in one episode: something is kept of each.
+_MAX_STRANGERS: Final = 1 << 14
 
 
 class Elements:
@@ -56,10 +58,13 @@ class Elements:
         #: By slot: agents whose flag was set in this episode, and whether they have had their last
         #: observation.
         self._flagged: dict[int, dict[AgentID, bool]] = {}
+        #: By slot: agents of this episode that the env has not named beforehand.
+        self._strangers: dict[int, set[AgentID]] = {}
 
     def forget(self) -> None:
         """Of which episodes the next elements are is not known: replies were given up."""
         self._flagged.clear()
+        self._strangers.clear()
 
     def wrong(
         self,
@@ -111,6 +116,14 @@ class Elements:
             return None
         observed = record["observations"].keys()
         now = {agent for name in _FLAGS for agent, flag in record[name].items() if flag}
+        if not is_step:
+            self._strangers.pop(slot, None)
+        told = {ALL}.union(observed, *(record[name] for name in ("rewards", *_FLAGS)))
+        if new := told - {ALL} - self._agents.keys():
+            strangers = self._strangers.setdefault(slot, set())
+            strangers |= new
+            if len(strangers) > _MAX_STRANGERS:
+                return f"over {_MAX_STRANGERS} agents in one episode that it has not named"
         if not is_step:
             # The flag of an agent that is observed at once says nothing: it is asked to act.
             self._flagged[slot] = dict.fromkeys(now - observed, False)

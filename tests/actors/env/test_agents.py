@@ -166,6 +166,14 @@ def test_flags_are_booleans_whatever_an_env_makes_of_them() -> None:
     assert {type(flag) for flag in flags} == {bool}
 
 
+@pytest.mark.parametrize("reward", [None, "1", [1.0], {}])
+def test_a_reward_that_cannot_be_added_fails_its_own_step_and_is_named(reward: Any) -> None:
+    env = wrap(DictEnv([({"a": 0}, {"a": 1, "b": reward}, NOT_OVER, NOT_OVER, {})]))
+    env.reset()
+    with pytest.raises(TypeError, match=r"the reward .* for agent 'b'; rewards are numbers"):
+        env.step({})
+
+
 def test_rewards_that_are_vectors_pass_and_are_not_summed() -> None:
     vector = np.array([1.0, 2.0])
     env = wrap(DictEnv([({"a": 0}, {"a": vector}, NOT_OVER, NOT_OVER, {})]))

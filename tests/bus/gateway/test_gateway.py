@@ -469,6 +469,22 @@ def test_a_gateway_that_cannot_be_started_again_at_once_is_later(bus: Bus) -> No
         joined(bus, client, "sim-1")
 
 
+def test_a_gateway_whose_restart_ctrl_c_broke_off_is_started_again(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProcessGroup, "start", interrupted)
+    os.kill(bus.gateway.pid, signal.SIGKILL)
+    with pytest.raises(KeyboardInterrupt):
+        bus.until(lambda: bus.gateway.restarts > 1, "the first try")
+    bus.until(lambda: bus.gateway.restarts > 1, "a second try")
+    with client_of(bus, "tcp") as client:
+        joined(bus, client, "sim-1")
+
+
 def test_a_client_that_is_gone_unnoticed_keeps_no_word_from_the_others(tmp_path: Path) -> None:
     with Bus(tmp_path, max_untaken_bytes=1 << 16) as bus, contextlib.ExitStack() as stack:
         gone = [stack.enter_context(TcpClient(bus.gateway.tcp[0])) for _ in range(2)]

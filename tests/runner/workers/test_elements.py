@@ -153,6 +153,20 @@ def test_what_failed_owes_no_observation() -> None:
     assert told.startswith("for env 4: observation that is None")
 
 
+def test_an_episode_has_only_so_many_agents_that_the_env_has_not_named() -> None:
+    known = elements()
+
+    def of(agents: range) -> dict[str, Any]:
+        rewards = {f"stranger {number}": 1.0 for number in agents}
+        return record(rewards=rewards, infos={}, agents=["a"])
+
+    assert known.wrong([0], [of(range(10_000))], reply(1), is_step=False) is None
+    assert step(known, of(range(5000, 16_000))) is None
+    wrong = step(known, of(range(16_000, 20_000)))
+    assert wrong == "for env 4: over 16384 agents in one episode that it has not named"
+    assert known.wrong([0], [of(range(10_000))], reply(1), is_step=False) is None
+
+
 def test_an_agent_that_is_done_is_not_observed_again_but_as_done() -> None:
     known = elements()
     assert known.wrong([0], [record()], StepResult(), is_step=False) is None
