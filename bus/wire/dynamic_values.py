@@ -418,6 +418,8 @@ class TreeDecoder:
         self._writable = writable
         #: Objects of the inbox: what stood twice in the sender's tree is one object here too.
         self._objects: dict[tuple[int, int], object] = {}
+        #: Buffers that are named already: each is one value, which may be a copy.
+        self._named: set[int] = set()
         #: Their ids: how deep they are is not the wire's matter.
         self._opaque: set[int] = set()
 
@@ -565,6 +567,9 @@ class TreeDecoder:
             raise DecodeError(
                 f"no buffer {reprlib.repr(index)}: the message has {len(self._buffers)}"
             )
+        if index in self._named:
+            raise DecodeError(f"buffer {index} is named more than once")
+        self._named.add(index)
         return self._buffers[index]
 
 

@@ -211,6 +211,27 @@ def test_an_unhashable_key_is_a_decode_error() -> None:
         decode_tree_bytes(b"\x81\x91\x01\x02")
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        msgpack.ExtType(Ext.BYTES, msgpack.packb(0)),
+        msgpack.ExtType(Ext.ARRAY, msgpack.packb(["|u1", [5000], "C", 0])),
+    ],
+    ids=["bytes", "array"],
+)
+def test_a_buffer_is_one_value(named: msgpack.ExtType) -> None:
+    def found(times: int) -> Any:
+        body = msgpack.packb([named] * times)
+        frames = [msgpack.packb({"tree": msgpack.ExtType(Ext.TREE, body)}), bytes(5000)]
+        tree = decode(Sample, frames).tree
+        assert tree is not None
+        return tree.value
+
+    assert len(found(1)[0]) == 5000
+    with pytest.raises(DecodeError, match="buffer 0 is named more than once"):
+        found(2)
+
+
 @pytest.mark.parametrize("kind", [list, tuple, dict])
 def test_depth_is_bounded_on_both_sides_alike(
     kind: type[Any], monkeypatch: pytest.MonkeyPatch
