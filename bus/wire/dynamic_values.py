@@ -26,6 +26,7 @@ from envbus.bus.wire.ext import (
     Outbox,
     Placeholder,
     Placeholders,
+    check_keys,
     struct_by_class,
     struct_by_name,
 )
@@ -396,6 +397,8 @@ _SCALAR_DTYPES: dict[bytes, np.dtype[Any]] = {
 _known_layouts: dict[bytes, tuple[arrays.Layout, int]] = {}
 _MAX_KNOWN = 256
 _LONGEST_KEY = 64
+#: Bytes of a tree whose maps are made without a look at their keys.
+_FEW_BYTES = 1 << 14
 
 
 class TreeDecoder:
@@ -434,6 +437,7 @@ class TreeDecoder:
             data,
             ext_hook=self._ext,
             list_hook=self._list,
+            object_pairs_hook=None if memoryview(data).nbytes <= _FEW_BYTES else _map,
             strict_map_key=False,
             unicode_errors="surrogatepass",
         )
@@ -587,6 +591,11 @@ _EXT_HANDLERS: dict[int, Callable[[TreeDecoder, bytes], Any]] = {
     Ext.OBJECT: TreeDecoder._object,
     Ext.PLACEHOLDER: TreeDecoder._placeholder,
 }
+
+
+def _map(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    check_keys([key for key, _ in pairs])
+    return dict(pairs)
 
 
 def _parts(body: Buffer, count: int) -> list[Any]:

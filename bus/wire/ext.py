@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
+
+from envbus.bus.errors import DecodeError
 
 __all__ = [
     "Ext",
@@ -17,12 +19,16 @@ __all__ = [
     "Placeholder",
     "Placeholders",
     "StructCodec",
+    "check_keys",
     "register_struct",
     "struct_by_class",
     "struct_by_name",
 ]
 
 T = TypeVar("T")
+
+#: So many keys of one map may have others' hashes.
+_MAX_ALIKE = 256
 
 
 class Ext:
@@ -162,17 +168,41 @@ def _same_class(one: type[Any], other: type[Any]) -> bool:
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
+def check_keys(keys: Sequence[Any]) -> None:
+    """Refuse keys that somebody has made to have one hash: each takes as long as there are others.
+
+    Half a megabyte of them as a dict, or a set, would take a minute.
+
+    Raises:
+        DecodeError: They are such.
+    """
+    if len(keys) > _MAX_ALIKE and len(keys) - len(set(map(hash, keys))) > _MAX_ALIKE:
+        raise DecodeError(f"{len(keys)} keys, of which more than {_MAX_ALIKE} have others' hashes")
+
+
 def _items(plain: object) -> list[Any]:
     if type(plain) is not list:
         raise TypeError(f"expected a list, got {type(plain).__name__}")
     return plain
 
 
-register_struct(set, "set", list, lambda plain: set(_items(plain)))
-register_struct(frozenset, "frozenset", list, lambda plain: frozenset(_items(plain)))
+def _keys(plain: object) -> list[Any]:
+    keys = _items(plain)
+    check_keys(keys)
+    return keys
+
+
+def _pairs(plain: object) -> list[tuple[Any, Any]]:
+    pairs = [(key, item) for key, item in _items(plain)]
+    check_keys([key for key, _ in pairs])
+    return pairs
+
+
+register_struct(set, "set", list, lambda plain: set(_keys(plain)))
+register_struct(frozenset, "frozenset", list, lambda plain: frozenset(_keys(plain)))
 register_struct(
     OrderedDict,
     "OrderedDict",
     lambda value: [[key, item] for key, item in value.items()],
-    lambda plain: OrderedDict([(key, item) for key, item in _items(plain)]),
+    lambda plain: OrderedDict(_pairs(plain)),
 )

@@ -37,8 +37,9 @@ from envbus.actors.external.protocol import (
 from envbus.bus.brief import brief, cut
 from envbus.bus.errors import DecodeError
 from envbus.bus.peer.worker import describe
-from envbus.bus.wire.codec import Ext, decode
+from envbus.bus.wire.codec import decode
 from envbus.bus.wire.dynamic_values import CONTAINERS
+from envbus.bus.wire.ext import Ext, check_keys
 from envbus.bus.wire.frames import Buffer, Frames
 from envbus.bus.wire.framing import lengths_of
 from envbus.bus.wire.limits import MAX_DEPTH
@@ -71,6 +72,8 @@ _MAX_CONTAINERS = 1 << 19
 #: 640x480 pixels as nested lists has 921,600.
 _MAX_VALUES = 1 << 20
 _FEW_BYTES = 1 << 18
+#: Below so many nobody looks at the keys of maps.
+_FEW_KEY_BYTES = 1 << 14
 #: Parts of one fragment: each takes some microseconds, and others wait meanwhile.
 _MAX_PARTS = 1 << 14
 #: Whose info is that of all agents.
@@ -105,6 +108,8 @@ def check_size(header: Header, frames: Frames) -> None:
         )
     if size > _FEW_BYTES:
         _check_containers(header, frames[0])
+    if size > _FEW_KEY_BYTES:
+        _check_keys(header, frames[0])
 
 
 def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> ClientCall:
@@ -218,6 +223,23 @@ def _check_containers(header: Header, payload: Buffer) -> None:
     try:
         look_through(payload, open_tree)
     except EpisodeError:
+        raise
+    except Exception as exc:  # whatever msgpack makes of bytes that somebody else chose
+        raise DecodeError(f"{brief(header.payload_type)}: {exc!r}") from exc
+
+
+def _check_keys(header: Header, payload: Buffer) -> None:
+    """Refuse maps of the payload that would take minutes; those of trees are looked at there."""
+    try:
+        msgpack.unpackb(
+            payload,
+            object_pairs_hook=lambda pairs: check_keys([key for key, _ in pairs]),
+            ext_hook=lambda _code, _data: None,
+            use_list=False,  # an array may be a key
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
+    except DecodeError:
         raise
     except Exception as exc:  # whatever msgpack makes of bytes that somebody else chose
         raise DecodeError(f"{brief(header.payload_type)}: {exc!r}") from exc

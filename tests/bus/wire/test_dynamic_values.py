@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import enum
 import pickle
+import sys
 from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any
 
@@ -230,6 +231,17 @@ def test_a_buffer_is_one_value(named: msgpack.ExtType) -> None:
     assert len(found(1)[0]) == 5000
     with pytest.raises(DecodeError, match="buffer 0 is named more than once"):
         found(2)
+
+
+def test_keys_that_were_made_to_have_one_hash_are_refused() -> None:
+    alike = [number * sys.hash_info.modulus for number in range(1, 2001)]
+    usual = [(number, str(number)) for number in range(2000)]
+    kinds = (dict.fromkeys, set, frozenset, lambda keys: OrderedDict.fromkeys(keys))
+    for kind in kinds:
+        assert round_trip(kind(usual)) == kind(usual)
+        with pytest.raises(DecodeError, match="have others' hashes"):
+            round_trip(kind(alike))
+        assert round_trip(kind(alike[:200])) == kind(alike[:200])
 
 
 @pytest.mark.parametrize("kind", [list, tuple, dict])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from typing import Any
 
@@ -271,6 +272,22 @@ def test_a_request_has_a_largest_number_of_values(wrap: Any) -> None:
     many = GetAction(episode_id="e", observation=wrap([[0] * 1000] * 1100))
     with pytest.raises(EpisodeError, match="1048576 values"):
         check_size(header, encode(many))
+
+
+def test_keys_that_were_made_to_have_one_hash_are_refused() -> None:
+    header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "LogReturns", 1.0)
+
+    def check(keys: list[Any]) -> None:
+        info = dict.fromkeys(keys, 0.5)
+        check_size(header, encode(LogReturns(episode_id="e", reward=1.0, info=info)))
+
+    modulus = sys.hash_info.modulus  # whose hash is that of 0
+    alike = [tuple(modulus * (number >> bit & 1) for bit in range(11)) for number in range(2048)]
+    assert len(set(map(hash, alike))) == 1
+    with pytest.raises(DecodeError, match="have others' hashes"):
+        check(alike)
+    check([(number, number) for number in range(2048)])
+    check(alike[:200])
 
 
 def test_an_info_within_an_info_counts_and_is_as_deep_as_it_is() -> None:
