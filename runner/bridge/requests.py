@@ -38,7 +38,6 @@ from envbus.bus.brief import brief, cut
 from envbus.bus.errors import DecodeError
 from envbus.bus.peer.worker import describe
 from envbus.bus.wire.codec import decode
-from envbus.bus.wire.dynamic_values import CONTAINERS
 from envbus.bus.wire.ext import Ext, check_keys
 from envbus.bus.wire.frames import Buffer, Frames
 from envbus.bus.wire.framing import lengths_of
@@ -86,7 +85,8 @@ _MAX_VERSION = 2**62
 _DIGESTED: Final = 4096
 
 _NUMBERS = (int, np.integer, np.floating)
-_NESTED = CONTAINERS | {Tree}
+#: Also kinds of them, such as an element of a Graph, which is a tuple.
+_NESTED = (dict, list, tuple, set, frozenset, Tree)
 
 #: Peer and id of a request.
 Origin: TypeAlias = tuple[bytes, int]
@@ -251,7 +251,7 @@ def _held_bytes(value: Value, what: str) -> int:
     for _ in range(MAX_DEPTH):
         found: list[Value] = []
         for item in level:
-            if type(item) is dict:
+            if isinstance(item, dict):
                 found += item.keys()
                 found += item.values()
             elif type(item) is Tree:
@@ -259,7 +259,7 @@ def _held_bytes(value: Value, what: str) -> int:
             else:
                 found += item
         held += sum(map(sys.getsizeof, found))
-        level = [item for item in found if type(item) in _NESTED]
+        level = [item for item in found if isinstance(item, _NESTED)]
         if not level:
             return held
     raise _WrongError(f"{what} is nested deeper than {MAX_DEPTH} levels.")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -294,7 +295,10 @@ def test_an_info_within_an_info_counts_and_is_as_deep_as_it_is() -> None:
     def size(value: Any) -> int:
         return int(event(LogReturns(episode_id="e", reward=1.0, info={"x": value})).size)
 
-    assert size(Tree([0.5] * 10_000)) - size(Tree([])) > 300_000
+    many = [0.5 * number for number in range(10_000)]
+    graph = spaces.GraphInstance(many, None, None)  # type: ignore[arg-type]
+    for value in (many, graph, set(many), OrderedDict.fromkeys(many), {"y": [graph]}):
+        assert size(Tree(value)) - size(Tree([])) > 300_000
     deepest = LogReturns(episode_id="e", reward=1.0, info={"x": [deep(62), Tree(deep(62))]})
     with pytest.raises(EpisodeError, match="an info is nested deeper"):
         event(deepest)
