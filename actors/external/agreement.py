@@ -168,7 +168,10 @@ def element_cost(space: Space) -> int:
         return _SPACE_COST + 10 * element_cost(space.node_space) + 90 * edge_cost
     if isinstance(space, spaces.Text):
         return _SPACE_COST + _CHARACTER_COST * space.max_length
-    return _SPACE_COST + math.prod(space.shape or ())
+    shape = space.shape or ()
+    if 0 in shape:  # it has no bytes, and is told, and may be sent, as that many lists
+        return _SPACE_COST * math.prod(max(size, 1) for size in shape)
+    return _SPACE_COST + math.prod(shape)
 
 
 def _by_agent(space: SpaceLike) -> dict[Any, Space] | None:

@@ -196,6 +196,8 @@ def box(**changes: Any) -> dict[str, Any]:
             "stack": False,
         },
         sequences(12),
+        box(low=np.zeros((2**20, 0), np.float32), high=np.zeros((2**20, 0), np.float32)),
+        box(low=np.zeros((2**9, 2**9, 0)), high=np.zeros((2**9, 2**9, 0))),
         {f"a{i}": nested(0) for i in range(2000)},
         {"space": "Tuple", "items": [nested(0)] * 5000},
         {"__all__": nested(0)},
