@@ -83,9 +83,12 @@ def unpack_by_agent(packed: Packed) -> list[dict[Any, Any]]:
     if type(packed) is not dict:
         unpacked: list[dict[Any, Any]] = packed
         return unpacked
-    values, layouts = iter(_unpack(packed["values"])), packed["layouts"]
+    layouts, which = packed["layouts"], packed["which"]
+    if type(layouts) is not list or type(which) is not list:
+        raise TypeError("agents are told as lists")
+    values = iter(_unpack(packed["values"]))
     # `zip` asks the layout first, so that no value is lost at its end.
-    return [dict(zip(layouts[index], values, strict=False)) for index in packed["which"]]
+    return [dict(zip(layouts[index], values, strict=False)) for index in which]
 
 
 def _pack(values: list[Any], *, copy: bool) -> list[Any]:
@@ -128,11 +131,11 @@ def _pack_forms(values: Sequence[Any]) -> list[Any]:
 def _unpack(column: Sequence[Any]) -> list[Any]:
     kind, content = column
     if kind in (_ROWS, _SCALARS):
-        return list(content)
+        return list(_with_bytes(content))
     if kind == _FORMS:
         found: dict[int, Any] = {}
         for places, rows in content:
-            found.update(zip(places, rows, strict=True))
+            found.update(zip(places, _with_bytes(rows), strict=True))
         return [found[place] for place in range(len(found))]
     if kind == _DICTS:
         keys, columns = content
@@ -140,6 +143,13 @@ def _unpack(column: Sequence[Any]) -> list[Any]:
         return [dict(zip(keys, part, strict=True)) for part in parts]
     plain: list[Any] = content
     return plain
+
+
+def _with_bytes(rows: Any) -> Any:
+    """Refuse rows of no bytes, which `_can_share` excludes: a few bytes could tell millions."""
+    if type(rows) is not np.ndarray or (len(rows) and not rows.nbytes):
+        raise ValueError("rows without bytes")
+    return rows
 
 
 def _can_share(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:

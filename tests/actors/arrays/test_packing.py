@@ -96,6 +96,24 @@ def test_what_is_no_table_of_agents_stays() -> None:
     assert unpack_records(["no record"]) == ["no record"]  # type: ignore[comparison-overlap]
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"values": [1, np.zeros((2**16, 0))]},
+        {"values": [2, np.zeros(2**10, "V0")]},
+        {"values": [3, [["x"], [[1, np.zeros((2**16, 0))]]]]},
+        {"values": [4, [[list(range(100)), np.zeros((100, 0))]]]},
+        {"which": np.zeros((2**16, 0), np.int64), "layouts": np.zeros(1)},
+    ],
+    ids=["rows", "scalars", "within dicts", "forms", "layouts"],
+)
+def test_a_few_bytes_do_not_tell_of_millions(lie: dict[str, Any]) -> None:
+    packed = {"layouts": [["a"]], "which": [0], "values": [0, [1]]}
+    assert unpack_by_agent(packed) == [{"a": 1}]
+    with pytest.raises((TypeError, ValueError)):
+        unpack_by_agent(packed | lie)
+
+
 def test_alike_arrays_travel_as_one() -> None:
     packed = pack_by_agent(CASES["one form"])
     assert [type(part) for part in packed["values"]] == [int, np.ndarray]

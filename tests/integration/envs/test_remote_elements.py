@@ -182,6 +182,8 @@ def records(change: Callable[[dict[str, Any]], Any]) -> Lie:
     return lie
 
 
+#: Records of which a hundred bytes tell.
+MILLIONS = {"observations": {"layouts": [["a"]], "which": [0], "values": [1, np.zeros((2**24, 0))]}}
 SINGLE_LIES = [
     (singles(lambda _: None), "observation that is None"),
     (singles(lambda one: {"at": one["at"]}), r"with the keys \['at'\]"),
@@ -199,6 +201,7 @@ RECORD_LIES = [
     (records(lambda one: one["observations"].update(c=[1] * 7)), r"\['c'\] of no form"),
     (records(lambda one: one["infos"].update(a=None)), r"\['infos'\]\['a'\] that is None"),
     (records(lambda one: one["truncateds"].update(__all__=True)), "that is True, and False for"),
+    (lambda reply: structs.replace(reply, observations=Tree(MILLIONS)), "cannot be unpacked"),
 ]
 
 
