@@ -66,8 +66,8 @@ def taker(space: Space) -> Take:
         return _one_of_taker(space)
     if isinstance(space, spaces.Sequence) and not space.stack:
         return _sequence_taker(space)
-    if isinstance(space, spaces.Sequence) and isinstance(space.feature_space, _OF_ONE_ARRAY):
-        return _stacked_taker(space)
+    if isinstance(space, spaces.Sequence) and _consists_of_arrays(space.feature_space):
+        return _stack_taker(space)
     return _any_taker(space)
 
 
@@ -237,8 +237,8 @@ def _discrete_taker(space: spaces.Discrete) -> Take:
     return take
 
 
-def _dict_taker(space: spaces.Dict) -> Take:
-    parts = [(key, taker(sub)) for key, sub in space.spaces.items()]
+def _dict_taker(space: spaces.Dict, part_taker: Callable[[Space], Take] = taker) -> Take:
+    parts = [(key, part_taker(sub)) for key, sub in space.spaces.items()]
 
     def take(value: Value, place: str) -> Element:
         value = opened(value)
@@ -252,8 +252,8 @@ def _dict_taker(space: spaces.Dict) -> Take:
     return take
 
 
-def _tuple_taker(space: spaces.Tuple[Any]) -> Take:
-    parts = [taker(sub) for sub in space.spaces]
+def _tuple_taker(space: spaces.Tuple[Any], part_taker: Callable[[Space], Take] = taker) -> Take:
+    parts = [part_taker(sub) for sub in space.spaces]
 
     def take(value: Value, place: str) -> Element:
         value = opened(value)
@@ -293,9 +293,40 @@ def _sequence_taker(space: spaces.Sequence) -> Take:
     return take
 
 
-def _stacked_taker(space: spaces.Sequence) -> Take:
-    part, shape = taker(space.feature_space), space.feature_space.shape
-    dtype = space.feature_space.dtype
+def _consists_of_arrays(space: Space) -> bool:
+    if isinstance(space, spaces.Dict):
+        return all(map(_consists_of_arrays, space.spaces.values()))
+    if isinstance(space, spaces.Tuple):
+        return all(map(_consists_of_arrays, space.spaces))
+    return isinstance(space, _OF_ONE_ARRAY)
+
+
+def _stack_taker(space: spaces.Sequence) -> Take:
+    stack = _stacked_taker(space.feature_space)
+
+    def take(value: Value, place: str) -> Element:
+        element = stack(value, place)
+        if len(set(_lengths(element))) > 1:
+            raise _mismatch(space, place, value, "with parts of different lengths")
+        return element
+
+    return take
+
+
+def _lengths(element: Element) -> list[int]:
+    if isinstance(element, dict | tuple):
+        parts = element.values() if isinstance(element, dict) else element
+        return [length for part in parts for length in _lengths(part)]
+    return [len(element)]
+
+
+def _stacked_taker(space: Space) -> Take:
+    """Return what takes several elements of `space`, stacked as Sequence stacks them."""
+    if isinstance(space, spaces.Dict):
+        return _dict_taker(space, _stacked_taker)
+    if isinstance(space, spaces.Tuple):
+        return _tuple_taker(space, _stacked_taker)
+    part, shape, dtype = taker(space), space.shape, space.dtype
     assert shape is not None
 
     def take(value: Value, place: str) -> Element:

@@ -38,6 +38,9 @@ SPACES = [
     spaces.Sequence(spaces.Box(0.0, 1.0, (2,))),
     spaces.Sequence(spaces.Box(0.0, 1.0, (2,)), stack=True),
     spaces.Sequence(spaces.Discrete(3), stack=True),
+    spaces.Sequence(
+        spaces.Dict(a=spaces.Discrete(3), b=spaces.Tuple([spaces.Box(0.0, 1.0, (2,))])), stack=True
+    ),
 ]
 
 
@@ -70,6 +73,14 @@ def test_a_graph_crosses_as_a_tree() -> None:
     element = space.sample(num_nodes=3, num_edges=2)
     frames = encode(GetAction(episode_id="e", observation=to_wire(element)))
     assert taker(space)(decode(GetAction, frames).observation, "it") in space
+
+
+def test_parts_that_are_stacked_are_as_many_as_each_other() -> None:
+    take = taker(spaces.Sequence(spaces.Dict(a=spaces.Discrete(3), b=BOX), stack=True))
+    assert take({"a": [1, 2], "b": [[0.0, 0.5]] * 2}, "it")["a"].tolist() == [1, 2]
+    for value in ({"a": [1, 2], "b": [[0.0, 0.5]]}, {"a": [1]}, [1, 2]):
+        with pytest.raises(SpaceMismatchError, match=r"^it"):
+            take(value, "it")
 
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
