@@ -80,12 +80,17 @@ def to_wire(element: Element, *, plain: bool = False) -> Value:
     """
     kind = type(element)
     if kind is np.ndarray:
+        if element.dtype.hasobject and not plain:
+            return Tree(element)
         small = element.size <= _SMALL and element.dtype.itemsize <= 8
         if plain or (small and element.dtype.kind in _PLAIN_KINDS):
             return element.tolist()
         return element
     if isinstance(element, np.generic):
-        return element.item()
+        item = element.item()
+        return item if plain or type(item) in _AS_IT_IS else Tree(element)
+    if kind is int and not plain and not -(2**63) <= element < 2**64:
+        return Tree(element)
     if kind is dict:
         return {key: to_wire(value, plain=plain) for key, value in element.items()}
     if kind is list or kind is tuple:

@@ -265,6 +265,15 @@ def _held_bytes(value: Value, what: str) -> int:
     raise _WrongError(f"{what} is nested deeper than {MAX_DEPTH} levels.")
 
 
+def _opened_within(value: Value) -> Value:
+    """Return lists and maps with what trees in them hold in their places."""
+    if type(value) is dict:
+        return {key: _opened_within(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_opened_within(item) for item in value]
+    return opened(value)
+
+
 def _digest(payload_type: str, frames: Frames, size: int) -> int:
     """Return what a request that is sent again has, and hardly another one."""
     digest = hash(payload_type)
@@ -325,7 +334,9 @@ def _log_returns(payload: LogReturns, origin: Origin, agreement: Agreement) -> L
         infos[agent] = value = {} if value is None else opened(value)
         if not isinstance(value, dict):
             raise _WrongError(f"an info is a map, not a {type(value).__name__}.")
-        held += _held_bytes(value, "an info") if value else 0
+        if value:
+            held += _held_bytes(value, "an info")
+            infos[agent] = _opened_within(value)
     return LogReward(*origin, episode_id, rewards, infos, terminateds, truncateds, size=held)
 
 

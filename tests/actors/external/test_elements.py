@@ -15,7 +15,7 @@ from envbus.actors.external.elements import taker, to_wire
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import GetAction
 from envbus.bus.brief import brief
-from envbus.bus.wire.codec import decode, encode
+from envbus.bus.wire.codec import Placeholder, Placeholders, decode, encode
 from envbus.bus.wire.messages import Tree
 from tests.bus.codec_samples import identical
 
@@ -81,6 +81,15 @@ def test_parts_that_are_stacked_are_as_many_as_each_other() -> None:
     for value in ({"a": [1, 2], "b": [[0.0, 0.5]]}, {"a": [1]}, [1, 2]):
         with pytest.raises(SpaceMismatchError, match=r"^it"):
             take(value, "it")
+
+
+def test_what_cannot_cross_leaves_a_placeholder() -> None:
+    frames = encode(
+        GetAction(episode_id="e", observation=to_wire(np.array([1, None]))), Placeholders()
+    )
+    came = decode(GetAction, frames).observation
+    assert isinstance(came, Tree)
+    assert isinstance(came.value, Placeholder)
 
 
 BOX = spaces.Box(-1.0, 1.0, (2,))

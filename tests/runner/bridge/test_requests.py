@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from envbus.actors.external.agreement import Agreement
+from envbus.actors.external.elements import to_wire
 from envbus.actors.external.errors import EpisodeError, SpaceMismatchError
 from envbus.actors.external.protocol import (
     EndEpisode,
@@ -26,6 +27,7 @@ from envbus.bus.wire.codec import encode
 from envbus.bus.wire.messages import PROTOCOL_VERSION, Header, Kind, Payload, Tree
 from envbus.runner.bridge.requests import check_size, read
 from envbus.runner.bridge.vocabulary import End, LogReward, LogStep, Observe, StartCall
+from tests.bus.codec_samples import identical
 
 INF, NAN = float("inf"), float("nan")
 BOX, TWO = spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(2)
@@ -246,6 +248,26 @@ def test_what_a_client_adds_to_a_row_consists_of_finite_numbers(value: Any) -> N
     fine = {"h": [[0.5], [1, True]], "c": {"x": 3e38}}
     assert event(step({"v": fine})).parts[0].choice.extras == {"agent0": {"v": fine}}
     event(step({"v": [Tree((np.zeros(3), np.float64(3e38)))]}))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1, 2},
+        1 + 2j,
+        np.complex64(1j),
+        np.longdouble(1.5),
+        np.datetime64("2020-01-01"),
+        2**70,
+        -(2**63) - 1,
+        spaces.GraphInstance([0.5], None, None),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_an_info_holds_what_was_given(value: Any) -> None:
+    info = {"x": [value], "y": value}
+    logged = event(LogReturns(episode_id="e", reward=0.0, info=to_wire(info)))
+    assert identical(logged.infos["agent0"], info)
 
 
 def test_a_request_has_a_largest_size_beside_its_arrays() -> None:
