@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -32,6 +32,8 @@ Array: TypeAlias = npt.NDArray[Any]
 
 #: Arrays of at most so many numbers go as lists: encoding them as arrays takes longer.
 _SMALL: Final = 32
+#: Rows of an array that has no numbers.
+_MAX_EMPTY: Final = 2**16
 #: Kinds of numbers whose list says all there is to say.
 _PLAIN_KINDS: Final = frozenset("biuf")
 #: Kinds that may stand for those of a space's dtype: none of them loses what it means.
@@ -349,6 +351,9 @@ def _stacked_taker(space: Space) -> Take:
 def _any_taker(space: Space) -> Take:
     def take(value: Value, place: str) -> Element:
         value = opened(value)
+        # Each row is looked at: of those without bytes a few bytes may tell millions.
+        if any(not part.size and part.shape[:1] > (_MAX_EMPTY,) for part in _arrays(value)):
+            raise _mismatch(space, place, value, "with too many rows of nothing")
         try:
             inside = space.contains(value)
         except Exception:  # a space of the user's, and a value of anybody's
@@ -360,6 +365,18 @@ def _any_taker(space: Space) -> Take:
         return value
 
     return take
+
+
+def _arrays(value: Value) -> Iterator[Array]:
+    found = [value]
+    while found:
+        item = found.pop()
+        if isinstance(item, Mapping):
+            found += item.values()
+        elif isinstance(item, list | tuple):
+            found += item
+        elif isinstance(item, np.ndarray):
+            yield item
 
 
 def is_finite(value: Value) -> bool:

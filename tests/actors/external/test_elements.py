@@ -44,6 +44,17 @@ SPACES = [
 ]
 
 
+def test_a_graph_has_no_millions_of_nodes_without_bytes() -> None:
+    take = taker(spaces.Graph(spaces.Box(0.0, 1.0, (0,)), None))
+
+    def graph(count: int) -> spaces.GraphInstance:
+        return spaces.GraphInstance(np.zeros((count, 0), np.float32), None, None)
+
+    assert take(graph(3), "it").nodes.shape == (3, 0)
+    with pytest.raises(SpaceMismatchError, match="too many rows of nothing"):
+        take(graph(2**17), "it")
+
+
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_an_element_comes_back_as_it_was(space: spaces.Space[Any], plain: bool) -> None:
