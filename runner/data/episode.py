@@ -17,7 +17,7 @@ from envbus.actors.env.agents import ALL
 from envbus.runner.data.batch import SampleBatch
 from envbus.runner.data.metrics import EpisodeResult
 from envbus.runner.data.nested import Tree
-from envbus.runner.data.trajectory import AgentID, Trajectory
+from envbus.runner.data.trajectory import AgentID, Trajectory, split_at
 
 __all__ = ["DEFAULT_POLICY_ID", "EpisodeIds", "EpisodeRecorder", "Fragment"]
 
@@ -43,8 +43,7 @@ class Fragment:
         end = self.begin + env_steps
         both: tuple[list[tuple[str, SampleBatch]], list[tuple[str, SampleBatch]]] = ([], [])
         for policy_id, batch in self.parts:
-            row = int(np.searchsorted(batch["t"], end))
-            for parts, rows in zip(both, (batch[:row], batch[row:]), strict=True):
+            for parts, rows in zip(both, split_at(batch, end), strict=True):
                 if len(rows):
                     parts.append((policy_id, rows))
         return (
@@ -54,10 +53,8 @@ class Fragment:
 
     def env_steps_with(self, agent_steps: int) -> int:
         """Return how many of its env steps have at least that many rows, or all of them."""
-        ts = np.sort(np.concatenate([batch["t"] for _, batch in self.parts]))
-        return (
-            int(ts[agent_steps - 1]) + 1 - self.begin if agent_steps <= len(ts) else self.env_steps
-        )
+        ts = [batch["t"] for _, batch in self.parts]
+        return _env_steps_with(agent_steps, ts, self.begin, self.env_steps)
 
 
 DEFAULT_POLICY_ID = "default_policy"
@@ -326,24 +323,32 @@ class EpisodeRecorder:
         self.env_steps = self.agent_steps = 0
         return dropped
 
-    def cut(self) -> Fragment:
+    def cut(self, env_steps: int | None = None) -> Fragment:
         """Return the rows that were completed since the last cut; the episode goes on.
 
         The next fragment joins without a gap: per agent, its first observation is the last
         `next_obs` of this one, and `t` continues.
+
+        Args:
+            env_steps: Of how many of its env steps; None: all. Rows of the others stay here.
         """
+        count = self.env_steps if env_steps is None else env_steps
+        begin = self.length - self.env_steps
         parts = []
         for agent in self._agents.values():
-            batches, agent.broken_off = agent.broken_off, []
-            if agent.num_rows:
-                batches.append(agent.cut(self._constants))
-            if batches:
+            for batch in agent.take(begin + count, self._constants):
                 assert agent.policy_id is not None
-                parts += [(agent.policy_id, batch) for batch in batches]
-        fragment = Fragment(parts, self.env_steps, self.length - self.env_steps)
+                parts.append((agent.policy_id, batch))
+        fragment = Fragment(parts, count, begin)
         self.num_fragments += bool(parts)
-        self.env_steps = self.agent_steps = 0
+        self.env_steps -= count
+        self.agent_steps -= fragment.agent_steps
         return fragment
+
+    def env_steps_with(self, agent_steps: int) -> int:
+        """Return how many env steps since the last cut have at least that many rows, or all."""
+        ts = [ts for agent in self._agents.values() for ts in agent.ts()]
+        return _env_steps_with(agent_steps, ts, self.length - self.env_steps, self.env_steps)
 
     def forget(self) -> None:
         """Drop the rows that were completed since the last cut, as if they had left; it goes on."""
@@ -458,3 +463,11 @@ class EpisodeRecorder:
                 agent.complete_blank(self.length)
                 self.agent_steps += 1
             self._unrecorded_reward += agent.end()
+
+
+def _env_steps_with(
+    agent_steps: int, ts: list[npt.NDArray[np.int64]], begin: int, env_steps: int
+) -> int:
+    """Return how many of the env steps from `begin` on have as many rows, which are of `ts`."""
+    rows = np.sort(np.concatenate(ts))
+    return int(rows[agent_steps - 1]) + 1 - begin if agent_steps <= len(rows) else env_steps

@@ -7,6 +7,7 @@ array. Leaves out spaces (`actors/arrays/spaces.py`) and what trees look like on
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -161,6 +162,12 @@ class ArrayBuffer:
         """Return a view of some rows, `(stop - start, *shape)`."""
         return self._array[start:stop]
 
+    def behind(self, start: int) -> ArrayBuffer:
+        """Return a buffer of the rows from `start` on; it shares them."""
+        rest = copy.copy(self)
+        rest._array, rest._size = self._array[start:], self._size - start
+        return rest
+
     def _scalar_type(self) -> type[Any] | None:
         # Times of one type may have different units.
         fits = not self._ragged and not self._shape and self._dtype.kind not in "mM"
@@ -217,6 +224,12 @@ class TreeBuffer:
         if self._kind is tuple:
             return tuple(views)
         return dict(zip(self._keys, views, strict=True))
+
+    def behind(self, start: int) -> TreeBuffer:
+        """Return a buffer of the rows from `start` on; it shares them."""
+        rest = copy.copy(self)
+        rest._parts = [part.behind(start) for part in self._parts]
+        return rest
 
 
 def buffer_for(first: Tree, capacity: int, *, ragged: bool = False) -> ArrayBuffer | TreeBuffer:

@@ -5,6 +5,7 @@ Leaves out when an agent observes, acts and ends, and what an env step is (`epis
 
 from __future__ import annotations
 
+import bisect
 from array import array
 from collections.abc import Hashable, Mapping
 from typing import Any, TypeAlias
@@ -197,19 +198,37 @@ class Trajectory:
         self.done = True
         return dropped
 
-    def cut(self, constants: Mapping[str, int]) -> SampleBatch:
-        """Return the complete rows and go on behind them.
+    def take(self, end: int, constants: Mapping[str, int]) -> list[SampleBatch]:
+        """Return the complete rows of env steps before `end`, broken where they were broken off."""
+        taken, kept = [], []
+        for batch in self.broken_off:
+            first, rest = split_at(batch, end)
+            taken += [first] if len(first) else []
+            kept += [rest] if len(rest) else []
+        self.broken_off = kept
+        if count := bisect.bisect_left(self._ts, end, 0, self.num_rows):
+            taken.append(self.cut(constants, count))
+        return taken
+
+    def ts(self) -> list[npt.NDArray[np.int64]]:
+        """Return the env steps that completed the rows of this fragment."""
+        return [batch["t"] for batch in self.broken_off] + [
+            np.array(self._ts[: self.num_rows], np.int64)
+        ]
+
+    def cut(self, constants: Mapping[str, int], count: int | None = None) -> SampleBatch:
+        """Return the first `count` complete rows, None: all of them, and go on behind these.
 
         An open row stays: it belongs to the fragment that it is completed in.
         """
-        count = self.num_rows
+        count = self.num_rows if count is None else count
         assert count
         assert self._observations is not None
         assert self._actions is not None
-        rewards = np.array(self._rewards, np.float32)
+        rewards = np.array(self._rewards[:count], np.float32)
         terminateds, truncateds = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         valid = np.ones(count, np.bool_)
-        if self.done:
+        if self.done and count == self.num_rows:
             terminateds[-1], truncateds[-1] = self.terminated, self.truncated
             valid[-1] = self._last_valid
         columns: dict[str, Tree] = {
@@ -221,13 +240,13 @@ class Trajectory:
             "next_obs": self._observations.rows(1, count + 1),
             "next_obs_valid": valid,
             "agent_id": agent_id_column(self._agent_id, count),
-            "t": np.array(self._ts, np.int64),
+            "t": np.array(self._ts[:count], np.int64),
             "policy_version": np.array(self._versions[:count], np.int64),
         }
         for name, value in constants.items():
             columns[name] = np.full(count, value, np.int64)
         if self._infos is not None:
-            columns["infos"] = as_rows(self._infos)
+            columns["infos"] = as_rows(self._infos[:count])
         for name, buffer in self._extras.items():
             columns[name] = buffer.rows(0, count)
         batch = SampleBatch(columns)
@@ -249,7 +268,12 @@ class Trajectory:
         """Begin the next fragment: the last observation is its first, an open row its first row."""
         self._capacity = count + 1
         assert self._observations is not None
-        if self.done:
+        if count < self.num_rows:
+            assert self._actions is not None
+            self._observations = self._observations.behind(count)
+            self._actions = self._actions.behind(count)
+            self._extras = {name: buffer.behind(count) for name, buffer in self._extras.items()}
+        elif self.done:
             # Nothing follows but perhaps a late reward.
             self._actions, self._extras = None, {}
         else:
@@ -265,11 +289,17 @@ class Trajectory:
                 }
             else:
                 self._actions, self._extras = None, {}
-        self._rewards, self._ts = array("d"), array("q")
+        self._rewards, self._ts = self._rewards[count:], self._ts[count:]
         self._versions = self._versions[count:]
         if self._infos is not None:
-            self._infos = []
-        self.num_rows = 0
+            self._infos = self._infos[count:]
+        self.num_rows -= count
+
+
+def split_at(rows: SampleBatch, end: int) -> tuple[SampleBatch, SampleBatch]:
+    """Return an agent's rows of env steps before `end`, and the others, as views."""
+    row = int(np.searchsorted(rows["t"], end))
+    return rows[:row], rows[row:]
 
 
 def agent_id_column(agent_id: AgentID, count: int) -> npt.NDArray[Any]:

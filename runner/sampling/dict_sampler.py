@@ -304,11 +304,8 @@ class _Episodes:
         if episode is not None and slot.phase in (Phase.WAITING, Phase.STEPPING):
             keep = self._config.faulty_episodes == "truncate"
             dropped = episode.fault(keep=keep)
-            if not keep:
-                if isinstance(holder, BridgeQuotaHolder):
-                    dropped += holder.forget_episode(episode.eps_id)
-                if slot.is_kept:
-                    self._metrics.add_dropped_rows(dropped)
+            if slot.is_kept:
+                self._metrics.add_dropped_rows(dropped)
             self._end(slot, episode, fault)
         with naming("on_fault"):
             self._config.callbacks.on_fault(fault=fault)
@@ -323,7 +320,7 @@ class _Episodes:
             with naming("on_episode_end"):
                 self._config.callbacks.on_episode_end(episode=episode, fault=fault)
             if slot.is_kept:
-                holder.collect(episode.cut(), episode.eps_id, faulty=episode.faulty)
+                holder.collect(episode.cut(), faulty=episode.faulty)
             result = episode.result()
             self._metrics.add_episode(result)
             self._results.append(result)

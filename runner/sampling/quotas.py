@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,6 @@ class Slot:
 @dataclass(frozen=True, eq=False, slots=True)
 class _Piece:
     fragment: Fragment
-    eps_id: int
     #: It ends its episode, and that was not cut off by a fault.
     ends: bool
 
@@ -127,10 +126,10 @@ class QuotaHolder(ABC):
         """Begin a sample to which it is to contribute as much."""
         self._quota = quota
 
-    def collect(self, fragment: Fragment, eps_id: int, *, faulty: bool) -> None:
+    def collect(self, fragment: Fragment, *, faulty: bool) -> None:
         """An episode is over, with these rows."""
         if fragment.env_steps:
-            self._put(_Piece(fragment, eps_id, not faulty))
+            self._put(_Piece(fragment, not faulty))
 
     @abstractmethod
     def met(self, quotas: EnvQuotas) -> bool:
@@ -231,8 +230,8 @@ class BridgeQuotaHolder(QuotaHolder):
                 first = piece.fragment
                 left -= piece.is_episode if quotas.unit == "episodes" else self._size(first, quotas)
             else:
-                first, rest = self._split(piece.fragment, quotas, left)
-                self._waiting.appendleft(_Piece(rest, piece.eps_id, piece.ends))
+                first, rest = piece.fragment.split(self._steps_with(left, piece.fragment, quotas))
+                self._waiting.appendleft(_Piece(rest, piece.ends))
                 self._count(self._waiting[0], 1)
                 left = 0
             fragments.append(first)
@@ -243,21 +242,22 @@ class BridgeQuotaHolder(QuotaHolder):
                 break
             if not episode.env_steps:
                 continue
-            fragment = episode.cut()
-            if self._size(fragment, quotas) > left:
-                fragment, rest = self._split(fragment, quotas, left)
-                self._put(_Piece(rest, episode.eps_id, False))
+            # What is left over stays there: the episode can still be broken off behind it.
+            fragment = episode.cut(min(self._steps_with(left, episode, quotas), episode.env_steps))
             left -= self._size(fragment, quotas)
             fragments.append(fragment)
         return fragments
 
-    def forget_episode(self, eps_id: int) -> int:
-        """Drop what waits of an episode that failed; return how many rows that was."""
-        return self._keep(lambda piece: piece.eps_id != eps_id)
-
     def forget_parts(self) -> int:
         """Drop pieces that are no whole episodes; return how many rows that was."""
-        return self._keep(lambda piece: piece.fragment.begin == 0)
+        pieces, dropped = list(self._waiting), 0
+        self.forget()
+        for piece in pieces:
+            if piece.fragment.begin == 0:
+                self._put(piece)
+            else:
+                dropped += piece.fragment.agent_steps
+        return dropped
 
     def shrink(self, most: int) -> int:
         """Drop the oldest rows until at most as many env steps wait; return how many rows.
@@ -276,21 +276,11 @@ class BridgeQuotaHolder(QuotaHolder):
             dropped, steps = dropped + fragment.agent_steps, steps - fragment.env_steps
         return dropped
 
-    def _keep(self, wanted: Callable[[_Piece], bool]) -> int:
-        pieces, dropped = list(self._waiting), 0
-        self.forget()
-        for piece in pieces:
-            if wanted(piece):
-                self._put(piece)
-            else:
-                dropped += piece.fragment.agent_steps
-        return dropped
-
     @staticmethod
     def _size(fragment: Fragment, quotas: EnvQuotas) -> int:
         return fragment.agent_steps if quotas.unit == "agent_steps" else fragment.env_steps
 
     @staticmethod
-    def _split(fragment: Fragment, quotas: EnvQuotas, left: int) -> tuple[Fragment, Fragment]:
-        steps = left if quotas.unit != "agent_steps" else fragment.env_steps_with(left)
-        return fragment.split(steps)
+    def _steps_with(left: int, rows: Fragment | EpisodeRecorder, quotas: EnvQuotas) -> int:
+        """Return how many env steps have as much as is left to take."""
+        return rows.env_steps_with(left) if quotas.unit == "agent_steps" else left

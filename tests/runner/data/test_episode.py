@@ -680,3 +680,41 @@ def test_env_steps_are_found_that_have_as_many_rows() -> None:
     assert fragment.begin == 4
     assert [batch["t"].tolist() for _, batch in fragment.parts] == [[*range(4, 10)], [5, 7, 9]]
     assert [fragment.env_steps_with(rows) for rows in (1, 2, 3, 4, 9, 10)] == [1, 2, 2, 3, 6, 6]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 4, 5, 9])
+def test_an_episode_gives_a_part_of_its_rows_and_goes_on(steps: int, ragged: bool) -> None:
+    def play(cuts: list[int]) -> list[tuple[str, SampleBatch]]:
+        recorder = EpisodeRecorder(1, 0, infos=True, ragged=ragged)
+        seen: dict[Any, Any] = {agent: {"x": np.zeros(1)} for agent in range(2)}
+        ready, parts = recorder.reset(seen), []
+        for t in range(1, 12):
+            if t == 10:  # an open row is there, and what has left is not asked for again
+                assert recorder.env_steps_with(4) == 3
+                for count in cuts:
+                    parts += recorder.cut(count).parts
+                assert (recorder.env_steps, recorder.length) == (9 - sum(cuts), 9)
+            for agent in ready:
+                recorder.act(agent, t, policy_version=t, extras={"vf_preds": np.array(t)})
+            seen = {agent: {"x": np.full(1, t)} for agent in range(2) if t % (agent + 1) == 0}
+            rewards = dict.fromkeys(range(2), float(t))
+            ready = recorder.step(seen, rewards, GO_ON, GO_ON, {0: {"t": t}})
+            if t == 5:
+                recorder.unact([0])
+                ready.remove(0)
+        recorder.fault(keep=True)
+        return parts + recorder.cut().parts
+
+    def by_agent(parts: list[tuple[str, SampleBatch]]) -> list[SampleBatch]:
+        own: list[list[SampleBatch]] = [[], []]
+        for _, batch in parts:
+            own[int(batch["agent_id"][0])].append(batch)
+        return [SampleBatch.concatenate(batches) for batches in own]
+
+    whole = by_agent(play([]))
+    for one, other in zip(by_agent(play([steps, 0])), whole, strict=True):
+        assert one.columns.keys() == other.columns.keys()
+        for name in other.columns:
+            np.testing.assert_equal(one[name], other[name])
+    assert [batch["truncateds"].sum() for batch in whole] == [2, 1]

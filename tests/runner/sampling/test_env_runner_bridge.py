@@ -93,6 +93,32 @@ def test_an_episode_that_is_ended_at_once_disturbs_nobody() -> None:
         assert [episode.length for episode in sample.episodes] == [4, 4]
 
 
+def test_a_row_that_waits_for_the_next_sample_is_truncated_before_a_gap() -> None:
+    both, given_up = threading.Barrier(2), threading.Barrier(3)
+
+    def play(client: Any) -> None:
+        episode = client.start_episode()
+        both.wait(PATIENCE)
+        for t in range(2):
+            client.get_action(episode, obs(t))
+        with pytest.raises(ActionTimeoutError):
+            client.get_action(episode, obs(2), timeout=1.0)
+        given_up.wait(PATIENCE)
+        for t in range(3, 100):
+            client.get_action(episode, obs(t))
+
+    runner = make(min_envs=2, envs_per_bridge=2)
+    with simulators(address(runner), play, play), runner:
+        first = runner.sample(num_env_steps=3, timeout=PATIENCE).single()
+        assert sorted(first["obs"][:, 0].tolist()) == [0, 0, 1]
+        given_up.wait(PATIENCE)
+        batch = runner.sample(num_env_steps=12, timeout=PATIENCE).single()
+    assert len(batch.split_by_episode()) == 2
+    for run in batch.split_by_trajectory():
+        assert run["obs"][1:].tolist() == run["next_obs"][:-1].tolist()
+    assert batch["obs"][batch["truncateds"]].tolist() == [[1.0]]
+
+
 def test_queued_steps_and_the_end_behind_them_all_arrive() -> None:
     play = functools.partial(play_episode, length=30, log=lambda t: t, truncated=True)
     runner = make()

@@ -24,7 +24,7 @@ def record(eps_id: int, steps: int, *, agents: int = 1, ends: bool = True) -> Ep
 
 
 def episode(holder: BridgeQuotaHolder, eps_id: int, steps: int, *, agents: int = 1) -> None:
-    holder.collect(record(eps_id, steps, agents=agents).cut(), eps_id, faulty=False)
+    holder.collect(record(eps_id, steps, agents=agents).cut(), faulty=False)
 
 
 def run(holder: BridgeQuotaHolder, env_id: int, steps: int, **slot: Any) -> EpisodeRecorder:
@@ -49,6 +49,11 @@ def take(
     if complete:
         holder.forget_parts()
     return steps_of(holder.take(quotas)) if holder.met(quotas) else None
+
+
+def take_fragments(holder: BridgeQuotaHolder, quota: int) -> list[Fragment]:
+    holder.begin(quota)
+    return holder.take(EnvQuotas(np.array([quota]), "env_steps", False))
 
 
 def test_exactly_as_much_is_taken_what_is_over_first_and_the_rest_stays() -> None:
@@ -90,14 +95,29 @@ def test_rows_that_may_not_leave_count_for_nothing(slot: Any) -> None:
     assert holder.shrink(0) == 0
 
 
+def test_what_is_left_over_of_a_running_episode_is_still_its_own() -> None:
+    holder = BridgeQuotaHolder(0)
+    running, _ = run(holder, 7, 10), run(holder, 8, 10)
+    assert take(holder, 3) == [(107, 0, 3)]
+    running.unact()
+    running.reset({0: np.zeros(1)})
+    running.act(0, 0)
+    running.step({0: np.zeros(1)}, {}, GO_ON, GO_ON)
+    fragments = take_fragments(holder, 9)
+    assert steps_of(fragments) == [(107, 3, 8), (108, 0, 1)]
+    rows = [(batch["t"].tolist(), batch["truncateds"].tolist()) for _, batch in fragments[0].parts]
+    assert rows == [([*range(3, 10)], [False] * 6 + [True]), ([10], [False])]
+
+
 def test_what_waits_of_a_faulty_episode_is_dropped() -> None:
     holder = BridgeQuotaHolder(0)
-    run(holder, 7, 10)
+    running = run(holder, 7, 10)
     episode(holder, 1, 5)
     assert take(holder, 8) == [(1, 0, 5), (107, 0, 3)]
-    assert holder.forget_episode(107) == 7
+    assert running.fault() == 7
     assert take(holder, 1) is None
-    holder.collect(record(2, 4).cut(), 2, faulty=True)  # kept up to the fault
+    holder.slots.clear()
+    holder.collect(record(2, 4).cut(), faulty=True)  # kept up to the fault
     assert take(holder, 1, "episodes", complete=True) is None
     assert take(holder, 4, complete=True) == [(2, 0, 4)]
 
