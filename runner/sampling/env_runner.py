@@ -605,8 +605,10 @@ class EnvRunner(StaysHere):
 
     def __exit__(self, exc_type: object, *_: object) -> None:
         self._end_serving()
-        self._finish_videos()
-        self._envs.close(terminate=exc_type is not None)
+        try:
+            self._finish_videos()
+        finally:
+            self._envs.close(terminate=exc_type is not None)
 
     # --- private -----------------------------------------------------------------------------
 

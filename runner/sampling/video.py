@@ -5,12 +5,13 @@ Needs imageio, and ffmpeg for anything but GIF (`pip install -e '.[video]'`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,7 +39,8 @@ class VideoConfig:
 
     A file has the frame after the reset and one per env step. It gets its name,
     `env-{env_id}-eps-{eps_id}{suffix}`, when the episode is over, also by a fault; one that was
-    given up has what there was until then.
+    given up has what there was until then. A film that cannot be written, on a full disk for
+    example, is given up: the log says why, and the sample goes on.
     """
 
     #: Made if it is not there.
@@ -67,6 +69,14 @@ class VideoConfig:
         if callable(self.episodes):
             return bool(self.episodes(number))
         return number % self.episodes == 0
+
+
+class _Film(NamedTuple):
+    """A file that is being written, and the name that it will have."""
+
+    writer: Any
+    unfinished: Path
+    path: Path
 
 
 class VideoRecorder(Callbacks):
@@ -99,8 +109,8 @@ class VideoRecorder(Callbacks):
         self._fps = {env_id: self._fps_of(env) for env_id, env in self._envs.items()}
         #: By env: episodes that have begun.
         self._begun = dict.fromkeys(self._envs, 0)
-        #: By env: a file that is being written, and the name that it will have.
-        self._open: dict[int, tuple[Any, Path, Path]] = {}
+        #: By env.
+        self._open: dict[int, _Film] = {}
 
     def on_episode_created(self, *, episode: EpisodeRecorder) -> None:
         """Finish the film of the episode before, if that was given up."""
@@ -117,7 +127,8 @@ class VideoRecorder(Callbacks):
         self._begun[env_id] += 1
         if self._config.chooses(number):
             self._begin(env_id, f"env-{env_id}-eps-{episode.eps_id}")
-            self._film(env_id)
+            if env_id in self._open:
+                self._film(env_id)
 
     def on_episode_step(self, *, episode: EpisodeRecorder) -> None:
         """Add a frame."""
@@ -132,8 +143,9 @@ class VideoRecorder(Callbacks):
 
     def close(self) -> None:
         """Finish all films. Idempotent."""
-        for env_id in list(self._open):
-            self._finish(env_id)
+        with contextlib.ExitStack() as stack:  # Ctrl-C at the end of one leaves none open
+            for env_id in self._open:
+                stack.callback(self._finish, env_id)
 
     def _fps_of(self, env: SubEnvironment) -> float:
         mode = env.get_attr("render_mode")
@@ -154,26 +166,50 @@ class VideoRecorder(Callbacks):
         options: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
         if self._config.suffix == ".gif":
             options = {"duration": 1000.0 / fps}
-        self._open[env_id] = (self._imageio.get_writer(unfinished, **options), unfinished, path)
+        try:
+            writer = self._imageio.get_writer(unfinished, **options)
+        except OSError as exc:
+            logger.error("%s cannot be filmed: %s", path, exc)
+            return
+        self._open[env_id] = _Film(writer, unfinished, path)
 
     def _film(self, env_id: int) -> None:
         begin = time.perf_counter()
         try:
             frame = self._envs[env_id].render()
-            self._open[env_id][0].append_data(np.ascontiguousarray(frame))
         except (ActorLostError, RequestTimeoutError) as exc:  # its fault is told by the next poll
             logger.warning("env %d was not drawn: %s", env_id, exc)
+        else:
+            self._append(env_id, frame)
         finally:
             spent = time.perf_counter() - begin
             self._timers.add("env_render", spent)
             # The sampler counts all that callbacks do as a part of this.
             self._timers.add("raw_obs_processing", -spent)
 
+    def _append(self, env_id: int, frame: Any) -> None:
+        film = self._open[env_id]
+        try:
+            film.writer.append_data(np.ascontiguousarray(frame))
+        except OSError as exc:
+            del self._open[env_id]
+            with contextlib.suppress(OSError):
+                film.writer.close()
+            self._give_up(film, exc)
+
     def _finish(self, env_id: int) -> None:
         if env_id in self._open:
-            writer, unfinished, path = self._open.pop(env_id)
-            writer.close()
-            unfinished.replace(path)
+            film = self._open.pop(env_id)
+            try:
+                film.writer.close()
+                film.unfinished.replace(film.path)
+            except OSError as exc:
+                self._give_up(film, exc)
+
+    def _give_up(self, film: _Film, exc: OSError) -> None:
+        logger.error("the film %s is given up: %s", film.path, exc)
+        with contextlib.suppress(OSError):
+            film.unfinished.unlink(missing_ok=True)
 
 
 def _import_imageio(suffix: str) -> Any:

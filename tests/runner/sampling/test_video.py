@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,6 +167,36 @@ def test_a_film_ends_with_a_fault_and_the_sample_goes_on(make: Make, tmp_path: P
         "env-0-eps-0.gif": 4,
         "env-0-eps-2.gif": 4,
     }
+
+
+def test_a_film_that_cannot_be_written_is_given_up_and_the_sample_goes_on(
+    make: Make, tmp_path: Path
+) -> None:
+    runner = make([drawn(3)] * 2, episodes=1, env_ids=[0, 1], suffix=".mp4")
+    runner.sample(num_env_steps=4)
+    shutil.rmtree(tmp_path / "films")
+    assert len(runner.sample(num_env_steps=4).single()) == 4
+    (tmp_path / "films").mkdir()
+    runner.sample(num_env_steps=12)
+    assert list((tmp_path / "films").glob("env-*"))
+    shutil.rmtree(tmp_path / "films")
+    runner.stop()
+    assert runner.envs.closed
+
+
+def test_ctrl_c_at_the_end_of_a_film_leaves_no_env_open(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    runner = make([drawn()], episodes=1)
+    runner.sample(num_env_steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            runner.stop()
+    assert runner.envs.closed
 
 
 def test_an_env_with_agents_is_filmed(make: Make, tmp_path: Path) -> None:
