@@ -608,16 +608,25 @@ class EnvRunnerGroup(StaysHere):
     def _collect(self, late: Sequence[int], asked: Asked | None = None) -> GroupSample:
         """Return what was delivered, and, if that is all that was asked, sample like it again."""
         rounds = self._rounds
-        parts = rounds.take(rounds.delivered())
+        parts, faults = rounds.parts(), tuple(rounds.faults)
+        try:
+            sample = join(parts, late, faults, rounds.joint.join)
+        except ValueError:  # nor will they fit the next time
+            self._take(parts, asked)
+            raise
+        self._take(parts, asked)
+        return sample
+
+    def _take(self, parts: Sequence[RunnerPart], asked: Asked | None) -> None:
+        rounds = self._rounds
+        rounds.take(parts)
         if asked is not None and [part.runner for part in parts] == list(asked):
             rounds.joint.learn(asked, {part.runner: part.locations for part in parts})
         for part in parts:
             self._note(part)
-        faults = tuple(rounds.faults)
-        rounds.faults.clear()
-        for fault in faults:
+        for fault in rounds.faults:
             self._lost_envs.pop(fault.runner, None)
-        return join(parts, late, faults, rounds.joint.join)
+        rounds.faults.clear()
 
     def _note(self, part: RunnerPart) -> None:
         """Count what a runner tells."""

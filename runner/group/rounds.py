@@ -423,14 +423,15 @@ class Rounds:
         self._note_ids((next_eps_id, num_samples))
         self._first_ids = self.ids_reached
 
-    def take(self, indices: Iterable[int]) -> list[RunnerPart]:
-        """Return what runners have delivered, and merge what their connectors have learnt."""
-        parts = []
-        for index in indices:
-            state = self.states[index]
-            if state.part is not None:
-                parts.append(state.part)
-                state.owed = state.part = None
+    def parts(self) -> list[RunnerPart]:
+        """Return what runners have delivered and nobody has taken."""
+        return [state.part for state in self.states if state.part is not None]
+
+    def take(self, parts: Sequence[RunnerPart]) -> None:
+        """Somebody has these `parts` now; merge what their connectors have learnt."""
+        for part in parts:
+            state = self.states[part.runner]
+            state.owed = state.part = None
         if parts and self._connectors:
             self.connector_states = {
                 name: connector.merge(
@@ -439,7 +440,6 @@ class Rounds:
                 for name, connector in self._connectors.items()
             }
             self._connectors_version += 1
-        return parts
 
     def let_go(self) -> None:
         """Nothing more comes: close what rows were in. Samples that the caller has stay."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import signal
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
@@ -306,6 +308,7 @@ def test_stop_during_a_sample_that_never_ends_kills_after_the_time_to_close() ->
 
 PROGRAM = """
 import contextlib, json, os, signal, sys, threading
+import gymnasium as gym
 import numpy as np
 from envbus.actors.testing import CountingEnv
 from tests.envs import HangingEnv
@@ -396,3 +399,36 @@ def test_a_program_that_ends_leaves_nothing_and_says_little(
         assert said == ("ValueError: mine" if "raise" in end else "")
         assert traced(driver.trace) == []
     assert list(temporary.iterdir()) == []
+
+
+class WideEnv(CountingEnv):
+    """Its observations take memory."""
+
+    observation_space = gym.spaces.Box(0, 1, (10_000,), np.float32)
+
+    def reset(self, **keywords: Any) -> Any:
+        _, info = super().reset(**keywords)
+        return self._wide(), info
+
+    def step(self, action: Any) -> Any:
+        _, *rest = super().step(action)
+        return self._wide(), *rest
+
+    def _wide(self) -> Any:
+        return np.full(10_000, self.count / 100, np.float32)
+
+
+def test_rows_for_which_there_is_no_memory_come_with_the_next_call(make: Make) -> None:
+    group = make([functools.partial(WideEnv, 100)] * 4, pool={"num_actors": 0})
+    group.sample_async(40)
+    wait_until(lambda: {one.state for one in group.probe(PATIENCE)} == {"ready"}, "their samples")
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**20, hard))
+    try:
+        with pytest.raises(MemoryError):
+            group.collect(2, timeout=PATIENCE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    sample = group.collect(2, timeout=PATIENCE)
+    assert (sample.runners, sample.env_steps) == ((0, 1), 80)
+    assert group.get_metrics()["num_env_steps_sampled_lifetime"] == 80
