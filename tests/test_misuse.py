@@ -323,3 +323,20 @@ def test_what_belongs_to_a_process_says_so_where_it_is_pickled_or_copied(pool: A
     for kind in (BusVectorEnv, EnvRunnerGroup, PolicyWorkers, ExternalEnvClient):
         with pytest.raises(TypeError, match="send a function that makes one"):
             pickle.dumps(kind.__new__(kind))
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda bridge: bridge.poll(wrong["text"]), "timeout must be a number or None, not 'Cart"),
+        (lambda bridge: bridge.poll(-1), "timeout must be at least 0 or None, not -1"),
+        (lambda bridge: bridge.poll(0.0, min_envs=0), "min_envs must be at least 1, not 0"),
+        (lambda bridge: bridge.poll(0.0, max_envs="2"), "max_envs must be a whole number or None"),
+        (lambda bridge: bridge.send_actions(wrong["number"]), r"actions are {episode_id: .* not 5"),
+    ],
+)
+def test_what_a_bridge_cannot_take_is_refused_by_its_name(
+    call: Callable[[ExternalEnvBridge], object], told: str
+) -> None:
+    with ExternalEnvBridge() as bridge, pytest.raises((ConfigError, TypeError), match=told):
+        call(bridge)

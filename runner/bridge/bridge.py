@@ -16,6 +16,7 @@ from envbus.actors.arrays.spaces import Space
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.protocol import BRIDGE
+from envbus.bus.brief import brief
 from envbus.bus.broker.core import BrokerCore
 from envbus.bus.broker.events import MAX_HEARTBEAT, BrokerConfig, BrokerStatistics
 from envbus.bus.broker.loop import Broker
@@ -25,6 +26,7 @@ from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.gateway.gateway import PRELOAD
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.settings import check_number
 from envbus.bus.transport.curve_keys import Allow, BrokerKeys, PathLike
 from envbus.bus.transport.local_router import with_local_links
 from envbus.bus.transport.zmq_sockets import ZmqRouter
@@ -287,7 +289,7 @@ class ExternalEnvBridge(StaysHere):
             By episode and agent: see `BridgeResult`. Empty if the time was over.
 
         Raises:
-            ValueError: `min_envs` or `max_envs` is not positive, or `timeout` is negative.
+            ConfigError: `min_envs` or `max_envs` is not positive, or `timeout` is negative.
             SimulatorError: A simulator that `host` runs has ended for good; says how, with its
                 traceback. Told once for each; nothing is lost by it.
             RestartLimitError: The gateway died, or hung, too often.
@@ -295,11 +297,10 @@ class ExternalEnvBridge(StaysHere):
 
         After Ctrl-C the next call returns what this one would have, or goes on waiting for it.
         """
+        check_number("timeout", timeout, least=0, optional=True)
+        check_number("min_envs", min_envs, whole=True, least=1)
+        check_number("max_envs", max_envs, whole=True, least=1, optional=True)
         timeout = _PATIENCE if timeout is None else timeout
-        if min_envs < 1 or not timeout >= 0.0:
-            raise ValueError(f"min_envs={min_envs} must be 1 or more, timeout={timeout} 0 or more")
-        if max_envs is not None and max_envs < 1:
-            raise ValueError(f"max_envs={max_envs} must be 1 or more")
         self._assert_usable()
         return hand_out(
             lambda: self._poll(min_envs, max_envs, timeout),
@@ -367,10 +368,15 @@ class ExternalEnvBridge(StaysHere):
             SpaceMismatchError: An action is outside the action space. Those who wait for such a one
                 are told; all others have got theirs.
             ValueError: The action of an agent is missing. Nobody has got anything.
+            TypeError: `actions` are no dict.
             ClosedError: The bridge was stopped.
         """
         self._assert_usable()
         dispatcher = self._dispatcher
+        if not isinstance(actions, Mapping):
+            raise TypeError(
+                f"actions are {{episode_id: {{agent_id: action}}}}, not {brief(actions)}"
+            )
         if self._kept:
             unseen = {i for result in self._kept for i in result.observations}
             actions = {i: actions[i] for i in actions.keys() - unseen}
