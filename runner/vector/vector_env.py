@@ -6,6 +6,7 @@ Leaves out how a step is asked for and what comes of it (`lockstep.py`), failed 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from typing_extensions import Unpack
 
@@ -187,6 +189,8 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
             recycling = LockstepRecycling(fleet.recycling, engine)
         self._lockstep = Lockstep(engine, actions, recycling)
         self._quick: QuickSteps | None = None
+        #: The thread that is within `step`: two would wait for each other's.
+        self._stepped_by: int | None = None
         if fleet.words is not None:
             self._quick = QuickSteps(fleet.words, engine, actions, self._lockstep, recycling)
 
@@ -266,36 +270,52 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         Returns:
             Observations, rewards `(num_envs,)` float64, terminations and truncations
             `(num_envs,)` bool, and infos.
+
+        Raises:
+            ClosedEnvironmentError: After `close`.
+            AlreadyPendingCallError: Another call is pending, or another thread steps.
+            ValueError, TypeError: Not one action per env. Nothing was sent.
+            Exception: What an env raised, if it is not made anew.
         """
-        quick, is_asked = self._quick, False
-        if quick is not None and self._lockstep.is_quiet:
-            before = quick.begun
-            try:
-                if quick.step(actions):
-                    results, blocks = self._results, self._results.blocks
-                    stepped: Stepped = (
-                        results.observations.batch(copy=self.copy),
-                        blocks.rewards.copy(),
-                        blocks.terminations.copy(),
-                        blocks.truncations.copy(),
-                        quick.infos,
-                    )
-                    quick.hand_out()
-                    return stepped
-            except BaseException as exc:  # also Ctrl-C: it can be fetched
-                quick.take_back(before)
-                if isinstance(exc, EnvbusError):
-                    self._lockstep.check_open()
-                raise
-            is_asked = quick.begun != before
+        thread = threading.get_ident()
+        if self._stepped_by not in (None, thread):
+            raise AlreadyPendingCallError(
+                "Calling `step` while another thread does: one thread uses these envs, or a lock",
+                "step",
+            )
+        self._stepped_by = thread
+        try:
+            quick, is_asked = self._quick, False
+            if quick is not None and self._lockstep.is_quiet:
+                before = quick.begun
+                try:
+                    if quick.step(actions):
+                        results, blocks = self._results, self._results.blocks
+                        stepped: Stepped = (
+                            results.observations.batch(copy=self.copy),
+                            blocks.rewards.copy(),
+                            blocks.terminations.copy(),
+                            blocks.truncations.copy(),
+                            quick.infos,
+                        )
+                        quick.hand_out()
+                        return stepped
+                except BaseException as exc:  # also Ctrl-C: it can be fetched
+                    quick.take_back(before)
+                    if isinstance(exc, EnvbusError):
+                        self._lockstep.check_open()
+                    raise
+                is_asked = quick.begun != before
 
-        def step() -> Stepped:
-            if not is_asked:  # also if a step is pending already: that is an error
-                self.step_async(actions)
-            return self._fetch_step("step_wait", "step_async", None)
+            def step() -> Stepped:
+                if not is_asked:  # also if a step is pending already: that is an error
+                    self.step_async(actions)
+                return self._fetch_step("step_wait", "step_async", None)
 
-        # Handlers of signals are exchanged once for both, instead of twice.
-        return self._lockstep.hand_out(PendingVerb.STEP, step)
+            # Handlers of signals are exchanged once for both, instead of twice.
+            return self._lockstep.hand_out(PendingVerb.STEP, step)
+        finally:
+            self._stepped_by = None
 
     def step_async(self, actions: Any) -> None:
         """Ask all envs to advance by one step; `step_wait` returns the results.

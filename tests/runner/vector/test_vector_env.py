@@ -601,3 +601,23 @@ def test_after_an_error_the_other_envs_have_gone_on_and_all_can_be_used(make: Ma
     assert envs.get_attr("count") == (2, 1, 2)
     envs.reset(seed=4)
     assert envs.np_random_seed == (4, 5, 6)
+
+
+def test_a_second_thread_that_steps_is_told_so_and_the_first_goes_on(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    envs = make([partial(GatedEnv, gate)] * 2)
+    envs.reset()
+    rewards: list[Any] = []
+    first = threading.Thread(target=lambda: rewards.append(envs.step([0, 0])[1].tolist()))
+    first.start()
+    wait_until(lambda: envs._stepped_by is not None, "its step")
+    try:
+        with pytest.raises(AlreadyPendingCallError, match="while another thread does"):
+            envs.step([0, 0])
+    finally:
+        gate.touch()
+        first.join(PATIENCE)
+    assert rewards == [[11.0, 11.0]]
+    assert envs.step([0, 0])[1].tolist() == [12.0, 12.0]
