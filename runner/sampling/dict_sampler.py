@@ -19,6 +19,7 @@ import numpy.typing as npt
 from envbus.actors.env.agents import ALL
 from envbus.actors.external.errors import SimulatorError
 from envbus.bus.errors import ConfigError, EnvbusError
+from envbus.bus.interrupts import uninterrupted
 from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.data.episode import EpisodeIds, EpisodeRecorder
 from envbus.runner.data.metrics import EpisodeResult, PerfTimers, SampleMetrics
@@ -36,7 +37,7 @@ from envbus.runner.sampling.config import (
 )
 from envbus.runner.sampling.inference import AgentObservation, Inference, by_form, stack
 from envbus.runner.sampling.quotas import BridgeQuotaHolder, EnvQuotaHolder, QuotaHolder, Slot
-from envbus.runner.sampling.sources import Polled, Source, poll_any
+from envbus.runner.sampling.sources import BridgeSource, Polled, Source, poll_any
 from envbus.runner.workers.faults import Fault
 
 __all__ = ["DictSampler"]
@@ -107,8 +108,7 @@ class _Episodes:
 
     def open(self, holder: BridgeQuotaHolder, slot: Slot) -> None:
         """An episode has begun by itself; its first observations are in the next `take`."""
-        holder.slots[slot.env_id] = slot
-        self._holder_of[slot.env_id] = holder
+        self._add(holder, slot)
         if slot.env_id not in self._opened:
             self._opened.add(slot.env_id)
             with naming("on_sub_environment_created"):
@@ -125,14 +125,31 @@ class _Episodes:
 
         Its simulator cannot be told to begin anew: it is answered to the end.
         """
-        episode = slot.episode
-        assert episode is not None
         slot.is_rest = True
+        episode = slot.episode
+        if episode is None:
+            self.create(slot)
+            return
         slot.episode = self._recorder(slot, episode.eps_id)
         if slot.phase is Phase.WAITING:
             slot.episode.reset(slot.seen)
         else:
             slot.phase = Phase.RESETTING
+
+    def give_up_all(self, holder: BridgeQuotaHolder, running: Sequence[Slot]) -> None:
+        """Give up all episodes of a bridge.
+
+        Args:
+            holder: Whose part they are.
+            running: All that are not over. What an exception has broken off may have opened only
+                some of them, and have left others open.
+        """
+        for env_id in holder.slots:
+            self._holder_of.pop(env_id, None)
+        holder.slots.clear()
+        for slot in running:
+            self._add(holder, slot)
+            self.give_up(slot)
 
     def take(self, polled: Polled) -> None:
         """Take in what a poll has delivered.
@@ -170,6 +187,10 @@ class _Episodes:
                 self._take_fault(fault)
 
     # --- private -----------------------------------------------------------------------------
+
+    def _add(self, holder: BridgeQuotaHolder, slot: Slot) -> None:
+        holder.slots[slot.env_id] = slot
+        self._holder_of[slot.env_id] = holder
 
     def _recorder(self, slot: Slot, eps_id: int) -> EpisodeRecorder:
         return EpisodeRecorder(
@@ -387,9 +408,10 @@ class DictSampler:
 
     def give_up(self) -> None:
         """Let no more rows leave of the episodes of bridges that run; they are answered."""
-        for holder in self._bridge_holders:
-            for slot in holder.slots.values():
-                self.episodes.give_up(slot)
+        for source in self._sources:
+            if isinstance(source, BridgeSource):
+                for holder in source.holders:
+                    self.episodes.give_up_all(holder, source.running())
 
     def abandon(self) -> None:
         """Be used no more: simulators that wait are told that another will answer them."""
@@ -570,8 +592,9 @@ class DictSampler:
         except BaseException as exc:
             is_own = isinstance(exc, Exception)
             told = exc if is_own else EnvbusError(f"sampling was broken off: {type(exc).__name__}")
-            for source in self._sources:
-                source.fail(told)
+            with uninterrupted():
+                for source in self._sources:
+                    source.fail(told)
             raise
 
     def _end(self, quotas: EnvQuotas, late: tuple[int, ...], unroll_id: int) -> Sample:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from envbus.actors.arrays.agent_spaces import AgentSpaces
 from envbus.actors.arrays.clipping import agent_clip, remembered
 from envbus.actors.arrays.spaces import Space, is_fixed_size
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult, ClientChoice
 from envbus.runner.data.trajectory import AgentID
@@ -186,8 +187,16 @@ class BridgeSource:
         """Return the bridge's descriptor."""
         return self._bridge.fileno()
 
+    def running(self) -> list[Slot]:
+        """Return the episodes that the bridge has told of, and not that they are over."""
+        return list(self._slots.values())
+
+    @uninterrupted_call
     def poll(self, timeout: float | None, min_envs: int) -> Polled:
-        """Wait for episodes; `min_envs` is the bridge's own number."""
+        """Wait for episodes; `min_envs` is the bridge's own number.
+
+        Who waits for an action is known then, also if Ctrl-C keeps what came from the caller.
+        """
         del min_envs
         closed, self._closed = self._closed, []
         for slot in closed:
@@ -213,6 +222,7 @@ class BridgeSource:
         self._tell_of_silence(polled)
         return polled
 
+    @uninterrupted_call
     def send_actions(
         self, slots: Sequence[Slot], actions: Mapping[int, Mapping[AgentID, Any]]
     ) -> None:
@@ -240,6 +250,7 @@ class BridgeSource:
     def reset_all(self, seed: int | None) -> None:
         """Do nothing: simulators cannot be told to begin anew."""
 
+    @uninterrupted_call
     def fail(self, error: BaseException) -> None:
         """Tell simulators that wait for an action, or for an end, why there is none."""
         waiting, self._waiting = sorted(self._waiting), set()
@@ -248,6 +259,7 @@ class BridgeSource:
             self._bridge.fail(waiting, error)
             self._bridge.confirm(ended, error)
 
+    @uninterrupted_call
     def confirm(self) -> None:
         """Tell simulators of the ends of their episodes, where the bridge holds that back."""
         if self._unconfirmed:

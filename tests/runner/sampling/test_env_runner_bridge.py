@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ from envbus.actors.external.errors import (
     SpaceMismatchError,
 )
 from envbus.actors.external.external_env import ExternalEnv
+from envbus.bus.errors import EnvbusError
 from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.policies.policy import PolicyOutput
 from envbus.runner.sampling.callbacks import CallbackError, Callbacks
 from envbus.runner.sampling.config import RunnerConfig
@@ -294,6 +298,88 @@ def test_a_callback_that_raises_is_told_to_who_waits_and_later_episodes_are_whol
         log.failing = ""
         batch = runner.sample(num_episodes=3, timeout=PATIENCE).single()
     assert batch["t"].tolist() == [*range(4)] * 3
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def fail() -> None:
+    raise RuntimeError("no")
+
+
+class BrokenOff(Callbacks):
+    """Something happens when the first episode is opened."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        self._happens = happens
+        self._is_first = True
+
+    def on_sub_environment_created(self, *, env_id: int, incarnation: int) -> None:
+        if self._is_first:
+            self._is_first = False
+            self._happens()
+
+
+@pytest.mark.parametrize(("happens", "error"), [(fail, CallbackError), (ctrl_c, KeyboardInterrupt)])
+def test_a_sample_that_is_broken_off_while_an_episode_is_opened_is_not_the_last(
+    happens: Callable[[], None], error: type[BaseException]
+) -> None:
+    runner = make(callbacks=BrokenOff(happens), min_envs=2)
+
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        for t in range(4):
+            with contextlib.suppress(EnvbusError):
+                client.get_action(episode, obs(t))
+        client.end_episode(episode, obs(4))
+
+    with simulators(address(runner), *[for_ever(play)] * 2), runner:
+        with pytest.raises(error):
+            runner.sample(num_episodes=2, timeout=PATIENCE)
+        batch = runner.sample(num_episodes=4, timeout=PATIENCE).single()
+    assert batch["t"].tolist() == [*range(4)] * 4
+
+
+class ThenCtrlC(ExternalEnvBridge):
+    """Ctrl-C comes right after a first poll that has told of an episode, which began or goes on."""
+
+    begins = False
+    is_over = False
+
+    def poll(self, timeout: float | None = None, **numbers: Any) -> BridgeResult:
+        result = super().poll(timeout, **numbers)
+        if result.observations and bool(result.started) is self.begins and not self.is_over:
+            self.is_over = True
+            ctrl_c()
+        return result
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_who_waits_is_told_of_ctrl_c_that_comes_as_soon_as_the_bridge_has_told_of_it(
+    begins: bool,
+) -> None:
+    bridge = ThenCtrlC(COUNTS, ACTIONS)
+    bridge.begins = begins
+    runner = EnvRunner(bridge, zeros)
+    told: list[str] = []
+
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        for t in range(3):
+            try:
+                client.get_action(episode, obs(t))
+            except EnvbusError as exc:
+                told.append(str(exc))
+        client.end_episode(episode, obs(3))
+
+    with simulators(address(runner), for_ever(play)), runner:
+        with pytest.raises(KeyboardInterrupt):
+            runner.sample(num_env_steps=20, timeout=PATIENCE)
+        batch = runner.sample(num_episodes=2, timeout=PATIENCE).single()
+    assert len(told) == 1
+    assert "KeyboardInterrupt" in told[0]
+    assert batch["t"].tolist() == [*range(3)] * 2
 
 
 @pytest.mark.parametrize("fails", [False, True])
