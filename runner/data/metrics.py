@@ -6,8 +6,9 @@ Leaves out the clock (durations are handed in) and the vectorised job's own stat
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -44,6 +45,8 @@ _COUNTS = (
     "num_untrained_episodes",
     "num_untrained_env_steps",
 )
+#: Episodes that are remembered until they are read, the latest: some 90 MB of those with one agent.
+_MAX_RESULTS: Final = 100_000
 #: Counted per policy, under its name and the policy's id behind a slash.
 _MODULE_STEPS = "num_module_steps_sampled"
 _SPREAD = ("mean", "min", "max")
@@ -136,10 +139,13 @@ def summarize(results: Iterable[EpisodeResult]) -> dict[str, Any]:
 
 
 class SampleMetrics:
-    """Counts and finished episodes since they were last read, and counts over the whole life."""
+    """Counts and finished episodes since they were last read, and counts over the whole life.
+
+    Of the episodes it has the latest 100,000: it may be that nobody reads them.
+    """
 
     def __init__(self) -> None:
-        self._results: list[EpisodeResult] = []
+        self._results: deque[EpisodeResult] = deque(maxlen=_MAX_RESULTS)
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._lifetime = dict.fromkeys(_COUNTS, 0)
 
@@ -183,21 +189,22 @@ class SampleMetrics:
         `faulty_eps_ids` are the ids of faulty episodes of which fragments had left before the
         fault.
         """
-        out = summarize(self._results)
+        results = list(self._results)
+        out = summarize(results)
         out |= _by_policy(self._counts)
         out |= {f"{name}_lifetime": count for name, count in _by_policy(self._lifetime).items()}
         out["faulty_eps_ids"] = [
-            result.eps_id for result in self._results if result.faulty and result.fragments
+            result.eps_id for result in results if result.faulty and result.fragments
         ]
-        self._results = []
+        self._results.clear()
         self._counts = dict.fromkeys(_COUNTS, 0)
         return out
 
     def collect_delta(self) -> MetricsDelta:
         """Return what `read` would tell of, and clear it."""
         counts = {name: count for name, count in self._counts.items() if count}
-        delta = MetricsDelta(results=self._results, counts=counts)
-        self._results = []
+        delta = MetricsDelta(results=list(self._results), counts=counts)
+        self._results.clear()
         self._counts = dict.fromkeys(_COUNTS, 0)
         return delta
 

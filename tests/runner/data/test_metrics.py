@@ -81,6 +81,21 @@ def test_reading_clears_all_but_the_lifetime() -> None:
     assert "episode_return_mean" not in read
 
 
+def test_of_episodes_that_nobody_reads_the_latest_are_kept_and_all_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("envbus.runner.data.metrics._MAX_RESULTS", 3)
+    metrics, other = SampleMetrics(), SampleMetrics()
+    for number in range(10):
+        metrics.add_episode(result(eps_id=number, length=number, faulty=number > 8, fragments=1))
+    other.add_delta(metrics.collect_delta())
+    read = other.read()
+    assert (read["episode_len_min"], read["episode_len_max"]) == (7.0, 8.0)
+    assert (read["num_episodes"], read["num_faulty_episodes"]) == (9, 1)
+    assert read["faulty_eps_ids"] == [9]
+    assert metrics.collect_delta().results == []
+
+
 def test_rows_are_counted_by_policy_and_go_over_to_another() -> None:
     metrics, other = SampleMetrics(), SampleMetrics()
     assert metrics.read()["num_module_steps_sampled"] == {}
