@@ -278,7 +278,7 @@ class EnvRunner(StaysHere):
         try:
             runner = cls(envs, make_module(envs), config)
         except BaseException:
-            _EnvSet(envs).close(terminate=True)
+            _close(envs)
             raise
         runner._factories = (make_env, make_module)
         return runner
@@ -491,11 +491,11 @@ class EnvRunner(StaysHere):
         make_env, _ = self._known_factories("make_env")
         self.stop()
         self.envs = make_env()
-        self._envs = _EnvSet(self.envs)
         try:
+            self._envs = _EnvSet(self.envs)
             self._renew()
         except BaseException:
-            self._envs.close(terminate=True)
+            _close(self.envs)
             raise
 
     def make_module(self) -> None:
@@ -751,6 +751,15 @@ class EnvRunner(StaysHere):
                 text = "the runner is serving; leave `serving` first"
                 raise AlreadyPendingCallError(text, "serving")
             self._end_serving()  # Ctrl-C broke off the wait for it
+
+
+def _close(envs: Envs) -> None:
+    """Close envs of which no runner came, whatever they are; without waiting for those of pools."""
+    for one in envs if isinstance(envs, Sequence) else [envs]:
+        if isinstance(one, ActorPool):
+            one.close(terminate=True)
+        elif isinstance(one, ExternalEnvBridge):
+            one.stop()
 
 
 def _check_function(name: str, given: object) -> None:

@@ -200,6 +200,22 @@ def test_what_a_factory_raises_closes_the_envs() -> None:
     assert pools[0].closed
 
 
+def test_envs_that_are_no_runners_are_closed() -> None:
+    pools: list[ActorPool] = []
+
+    def make_pool() -> ActorPool:
+        pools.append(ActorPool(counting(1, 3)))
+        return pools[-1]
+
+    makes: list[Callable[[], Any]] = [make_pool, lambda: [make_pool(), make_pool()]]
+    runner = EnvRunner.from_factories(lambda: makes.pop(0)(), lambda envs: zeros)
+    with pytest.raises(ConfigError, match="at most one pool"):
+        runner.make_env()
+    with pytest.raises(ConfigError, match="at most one pool"):
+        EnvRunner.from_factories(lambda: [make_pool(), make_pool()], lambda envs: zeros)
+    assert [pool.closed for pool in pools] == [True] * 5
+
+
 def build_normalized(vectorized: bool) -> EnvRunner:
     pool = ActorPool(["CartPole-v1"], autoreset_mode="Disabled")
     connector = Pipeline([Normalize(pool.single_observation_space)])
