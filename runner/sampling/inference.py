@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from envbus.bus.brief import brief
 from envbus.bus.wire.messages import Tree as Wrapped
 from envbus.runner.data.metrics import PerfTimers
 from envbus.runner.data.nested import Tree, as_rows, leaves_of, map_tree, row_of
@@ -284,11 +285,18 @@ def _cast(value: Any, expected: Tree) -> Tree:
         return tuple(_cast(one, part) for one, part in zip(value, expected, strict=True))
     dtype = np.result_type(expected)
     array = np.asarray(value)
-    if array.dtype.kind not in "biufc" or array.shape != np.shape(expected):
+    kinds = "biufc" if dtype.kind == "c" else "biuf"
+    if array.dtype.kind not in kinds or array.shape != np.shape(expected):
         raise ValueError(
             f"expected {dtype} of shape {np.shape(expected)}, got {array.dtype} of {array.shape}"
         )
-    return array.astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+        cast = array.astype(dtype)
+    # A float may be rounded, but not become infinite, as many do in half precision.
+    is_float = dtype.kind in "fc"
+    if not (np.isfinite(cast) == np.isfinite(array) if is_float else cast == array).all():
+        raise ValueError(f"expected {dtype}, got {brief(array.tolist())}")
+    return cast
 
 
 def _blank(like: Tree) -> Tree:

@@ -47,6 +47,49 @@ def test_what_is_missing_or_of_another_form_is_blank_and_named() -> None:
         assert fitted({"action_logp": value}, LIKE)[1][0].startswith("action_logp: ")
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (1e30, np.float16(0.0)),
+        ([0.0, -1e39], np.zeros(2, np.float32)),
+        (1 + 2j, np.float32(0.0)),
+        (3.5, np.int64(0)),
+        (300, np.uint8(0)),
+        (-1, np.uint8(0)),
+        (1e300, np.int64(0)),
+        (2, np.bool_(False)),
+    ],
+)
+def test_numbers_that_the_dtype_does_not_have_are_blank_and_named(
+    given: Any, expected: Any
+) -> None:
+    row, wrong = fitted({"x": given}, {"x": expected})
+    assert wrong[0].startswith(f"x: expected {expected.dtype}")
+    assert not np.isfinite(row["x"]).any() if expected.dtype.kind == "f" else row["x"] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (0.1, np.float16(0.0)),
+        (0.1, np.float32(0.0)),
+        (np.nan, np.float32(0.0)),
+        (0.1 + 1j, np.complex64(0.0)),
+        (2**53 + 1, np.float32(0.0)),
+        (255, np.uint8(0)),
+        (3.0, np.int64(0)),
+        (True, np.bool_(False)),
+        (1, np.bool_(False)),
+    ],
+)
+def test_numbers_that_are_rounded_or_written_in_another_way_are_taken(
+    given: Any, expected: Any
+) -> None:
+    row, wrong = fitted({"x": given}, {"x": expected})
+    assert wrong == []
+    np.testing.assert_array_equal(row["x"], np.asarray(given).astype(expected.dtype))
+
+
 # --- policies that use arrays again, write to them, or return what fits nobody ----------------
 # All ways of sampling give the rows that they give with a policy that does nothing of this.
 
