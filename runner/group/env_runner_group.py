@@ -131,6 +131,8 @@ class EnvRunnerGroup(StaysHere):
         #: Of each runner's present life: means in ms, of how many iterations.
         self._timers: dict[int, tuple[dict[str, float], int]] = {}
         self._num_samples = 0
+        #: `sample_async` was called, and what came of it was not collected yet, but for faults.
+        self._is_asked = False
         #: What Ctrl-C kept from the caller of `sample`, or `collect`.
         self._kept: list[GroupSample] = []
         self._worker_group = RunnerWorkerGroup(
@@ -264,6 +266,7 @@ class EnvRunnerGroup(StaysHere):
         def ask() -> tuple[int, ...]:
             self._begin()
             self._raise_if_none_left()
+            self._is_asked = True
             return tuple(
                 actor.index
                 for actor in self._rounds.ready()
@@ -278,14 +281,15 @@ class EnvRunnerGroup(StaysHere):
     def collect(self, min_runners: int = 1, timeout: float | None = None) -> GroupSample:
         """Wait until `min_runners` have delivered, and return what is there.
 
-        Returns early when nobody is at work any more, because of faults.
+        Returns early when nobody is at work any more, because of faults. Where nobody could be
+        asked, as all were being started again, it waits for one and returns no rows: ask again.
 
         Args:
             min_runners: From 1 to the number of runners; fewer where fewer were asked.
             timeout: Seconds; `late_runners` then names who is still at work.
 
         Raises:
-            NoAsyncCallError: Nobody was asked.
+            NoAsyncCallError: `sample_async` was not called.
             ValueError, RemoteError: As `sample`.
         """
         check_number("min_runners", min_runners, whole=True)
@@ -303,7 +307,10 @@ class EnvRunnerGroup(StaysHere):
             return self._kept.pop()
         rounds = self._rounds
         if not rounds.sampling() and not rounds.delivered() and not rounds.faults:
-            raise NoAsyncCallError("Calling `collect` without any prior `sample_async`.", "collect")
+            if not self._is_asked:
+                text = "Calling `collect` without any prior `sample_async`."
+                raise NoAsyncCallError(text, "collect")
+            self._wait_for_someone(deadline)
         enough = self._wait(
             lambda: (
                 bool(rounds.errors)
@@ -626,6 +633,7 @@ class EnvRunnerGroup(StaysHere):
             self._note(part)
         for fault in rounds.faults:
             self._lost_envs.pop(fault.runner, None)
+        self._is_asked = bool(rounds.faults)
         rounds.faults.clear()
 
     def _note(self, part: RunnerPart) -> None:

@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+from gymnasium.error import NoAsyncCallError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import RestartLimitError
@@ -227,6 +228,29 @@ def test_a_sample_that_is_empty_as_all_runners_died_says_so(make: Make) -> None:
     sample = group.collect(2)
     with pytest.raises(ValueError, match=r"runners ended, .* \(0, 1; see `runner_faults`\)"):
         sample.single()
+
+
+@pytest.mark.slow
+def test_collect_waits_where_all_runners_were_being_started_again_when_they_were_to_be_asked(
+    make: Make,
+) -> None:
+    group = make(restart=RestartPolicy(max_restarts=2, backoff=3.0, max_backoff=3.0))
+    for _ in range(2):  # the first restart is at once, the next is not
+        wait_until_ready(group)
+        group.sample_async(10**9)
+        for pid in group.runner_pids():
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(s.state == "sampling" for s in group.probe(0.1)), "their ends")
+        assert len(group.collect(2).runner_faults) == 2
+    assert group.sample_async(4) == ()
+    assert group.collect(timeout=0.0).agent_steps == 0
+    assert group.sample_async(4) == ()
+    assert group.collect(timeout=PATIENCE).agent_steps == 0
+    asked = group.sample_async(4)
+    assert asked
+    assert group.collect(2, timeout=PATIENCE).env_steps == 4 * len(asked)
+    with pytest.raises(NoAsyncCallError):
+        group.collect()
 
 
 def test_a_hung_runner_is_killed_and_started_again(make: Make) -> None:
