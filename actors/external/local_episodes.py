@@ -388,7 +388,8 @@ class LocalEpisodes:
         self._joins = state.joins
         #: Episodes whose end was sent, and not confirmed.
         self._ending: set[str] = set()
-        #: Why the bridge is out of reach; None: it is not, as far as is known.
+        #: How often the bridge was found to be out of reach, and what was said of it last.
+        self._losses = 0
         self._lost: PeerLostError | None = None
 
     @property
@@ -548,7 +549,7 @@ class LocalEpisodes:
             except EnvbusError as exc:
                 logger.debug("%s; tried again", exc)
                 if isinstance(exc, PeerLostError):
-                    self._lost = exc
+                    self._losses, self._lost = self._losses + 1, exc
                     self.changed()
                 yield from self._pause()
 
@@ -562,7 +563,7 @@ class LocalEpisodes:
             EnvbusError: As `ExternalEnvClient.end_episode`.
         """
         episode_id = request.episode_id
-        deadline = self._clock() + timeout
+        deadline, losses = self._clock() + timeout, self._losses
         try:
             self._fragments.finish(episode_id)
         except EpisodeError:  # refused for good: nothing of it is left to be sent
@@ -573,9 +574,8 @@ class LocalEpisodes:
             left = deadline - self._clock()
             if self.stopped:
                 raise ClosedError("this client was closed")
-            if self._lost is not None:
-                lost, self._lost = self._lost, None
-                raise lost
+            if self._lost is not None and self._losses > losses:
+                raise self._lost
             if left <= 0.0:
                 raise RequestTimeoutError(
                     f"episode {episode_id}: {self._fragments.num_waiting} steps wait to be "
@@ -643,7 +643,6 @@ class LocalEpisodes:
             self._fragments.fail(fragment.episode_id, exc)
             self.changed()
             return
-        self._lost = None
         self._fragments.confirm(fragment)
         if reply.dropped:
             self._dropped += reply.dropped

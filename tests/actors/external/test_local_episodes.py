@@ -255,6 +255,24 @@ def test_what_a_lost_bridge_did_not_get_is_sent_again_and_who_ends_is_told() -> 
     assert client.end().asks == END
 
 
+def test_who_ends_an_episode_is_not_told_of_a_bridge_that_was_away_before() -> None:
+    client = Client()
+    run = client.run()
+    client.now = 10.0
+    run.go_on()
+    assert isinstance(run.asks, GetModel)
+    run.fail(GONE)
+    client.act()
+    end = client.end()
+    assert (end.error, end.waits) == (None, 1.0)
+    run.go_on()
+    client.now = 11.0
+    run.go_on()
+    run.go_on(FragmentLogged())
+    end.go_on()
+    assert end.asks == END
+
+
 def test_what_the_bridge_refuses_is_given_up_and_the_others_go_on() -> None:
     client = Client(length=1)
     client.begin("f")
