@@ -21,7 +21,12 @@ import msgspec
 from envbus.actors.arrays.spaces import Element, Space
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.elements import to_wire
-from envbus.actors.external.errors import ActionTimeoutError, EpisodeLostError, refusal_of
+from envbus.actors.external.errors import (
+    ActionTimeoutError,
+    EpisodeLostError,
+    EpisodeNotFoundError,
+    refusal_of,
+)
 from envbus.actors.external.protocol import (
     ActionChosen,
     BridgeJoined,
@@ -460,6 +465,8 @@ class ClientState:
             )
             timeout.episode_id = episode_id
             error = timeout
+        if isinstance(error, EpisodeNotFoundError):
+            self.check_open(episode_id)  # it was asked before another bridge was joined
         if isinstance(error, EpisodeLostError):
             self._open.discard(episode_id)
             self._given_up.pop(episode_id, None)

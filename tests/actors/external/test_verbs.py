@@ -3,9 +3,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from gymnasium.spaces import Discrete
+from msgspec import structs
 
-from envbus.actors.external.errors import ActionTimeoutError
-from envbus.actors.external.protocol import EndEpisode, GetAction, LogAction, Logged, LogReturns
+from envbus.actors.external.agreement import Agreement
+from envbus.actors.external.errors import (
+    ActionTimeoutError,
+    EpisodeLostError,
+    EpisodeNotFoundError,
+)
+from envbus.actors.external.protocol import (
+    BridgeJoined,
+    EndEpisode,
+    GetAction,
+    LogAction,
+    Logged,
+    LogReturns,
+)
 from envbus.actors.external.verbs import ClientState
 from envbus.bus.errors import PeerLostError, RequestTimeoutError
 from envbus.bus.wire.messages import Failed, FailureCode
@@ -44,3 +58,26 @@ def test_a_question_that_the_bridge_itself_has_ended_was_not_given_up() -> None:
     with pytest.raises(ActionTimeoutError):
         state.result(calls(state, "e")[0], failed, 5)
     assert {call.not_taken for call in calls(state, "e")} == {None}
+
+
+def test_what_another_bridge_does_not_know_of_what_was_asked_before_it_was_joined_is_lost() -> None:
+    state = ClientState(None, None, "sim")
+    observation_space, action_space = Agreement(Discrete(2), Discrete(2)).wire
+    joined = BridgeJoined(
+        observation_space=observation_space,
+        action_space=action_space,
+        multi_agent=False,
+        policy_ids=["p"],
+        lease=1.0,
+        session="s",
+        inference=[],
+        episodes=["e"],
+    )
+    state.on_joined(joined)
+    asked = calls(state, "e") + calls(state, "unknown")
+    state.on_joined(structs.replace(joined, episodes=[]))
+    unknown = Failed(code=FailureCode.REMOTE, remote_type="EpisodeNotFound", message="not found")
+    for request in asked:
+        error = EpisodeLostError if request.episode_id == "e" else EpisodeNotFoundError
+        with pytest.raises(error):
+            state.result(request, unknown, 5)
