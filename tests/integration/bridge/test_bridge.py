@@ -386,7 +386,7 @@ def test_poll_returns_what_so_many_episodes_have_and_then_the_others(
         second = bridge.poll(PATIENCE, max_envs=1).observations
         bridge.send_actions({name: {DUMMY_AGENT: 1} for name in "ab"})
     assert sorted([*first, *second]) == ["a", "b"]
-    with pytest.raises(ValueError, match="max_envs=0"):
+    with pytest.raises(ValueError, match="max_envs must be at least 1"):
         bridge.poll(0.0, max_envs=0)
 
 

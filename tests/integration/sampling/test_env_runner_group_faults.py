@@ -428,7 +428,7 @@ def test_a_program_that_ends_leaves_nothing_and_says_little(
 class WideEnv(CountingEnv):
     """Its observations take memory."""
 
-    observation_space = gym.spaces.Box(0, 1, (10_000,), np.float32)
+    observation_space = gym.spaces.Box(0, 1, (300_000,), np.float32)
 
     def reset(self, **keywords: Any) -> Any:
         _, info = super().reset(**keywords)
@@ -439,12 +439,12 @@ class WideEnv(CountingEnv):
         return self._wide(), *rest
 
     def _wide(self) -> Any:
-        return np.full(10_000, self.count / 100, np.float32)
+        return np.full(300_000, self.count / 100, np.float32)
 
 
 def test_rows_for_which_there_is_no_memory_come_with_the_next_call(make: Make) -> None:
     group = make([functools.partial(WideEnv, 100)] * 4, pool={"num_actors": 0})
-    group.sample_async(40)
+    group.sample_async(16)  # 38 MB: the allocator keeps no such piece
     wait_until(lambda: {one.state for one in group.probe(PATIENCE)} == {"ready"}, "their samples")
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**20, hard))
@@ -454,5 +454,5 @@ def test_rows_for_which_there_is_no_memory_come_with_the_next_call(make: Make) -
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     sample = group.collect(2, timeout=PATIENCE)
-    assert (sample.runners, sample.env_steps) == ((0, 1), 80)
-    assert group.get_metrics()["num_env_steps_sampled_lifetime"] == 80
+    assert (sample.runners, sample.env_steps) == ((0, 1), 32)
+    assert group.get_metrics()["num_env_steps_sampled_lifetime"] == 32
