@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["brief", "cut", "printable"]
 
@@ -28,6 +28,26 @@ class _Brief(reprlib.Repr):
     def repr_bytes(self, x: bytes, _level: int) -> str:
         """Without a copy of all of it."""
         return repr(x[:_PART]) + ("..." if len(x) > _PART else "")
+
+    def repr_ndarray(self, x: Any, _level: int) -> str:
+        """Without its numbers: NumPy shows all of them where each side is short."""
+        return f"<an array of {x.dtype.str}, shape {x.shape}>"
+
+    def repr_void(self, x: Any, _level: int) -> str:
+        """As an array, which may be in it."""
+        return f"<a scalar of {x.dtype.str}>"
+
+    def repr_OrderedDict(self, x: Any, level: int) -> str:
+        """As a dict."""
+        return self.repr_dict(x, level)
+
+    def repr_GraphInstance(self, x: Any, level: int) -> str:
+        """As a tuple."""
+        return self.repr_tuple(x, level)
+
+    def repr_Tree(self, x: Any, level: int) -> str:
+        """By what it holds."""
+        return f"Tree({self.repr1(x.value, level - 1)})"
 
 
 _brief = _Brief()

@@ -19,7 +19,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate
 
 from envbus.actors.arrays.agent_spaces import AgentSpaces, RecordSpace
-from envbus.bus.brief import brief
+from envbus.bus.brief import brief, cut
 from envbus.bus.wire.codec import register_struct
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "from_plain",
     "is_fixed_size",
     "leaves",
+    "shown",
     "structurer",
     "to_plain",
 ]
@@ -79,6 +80,11 @@ _DESCRIBE: dict[type[Any], Callable[[Any, Callable[[Space], Plain]], dict[str, A
 }
 
 
+#: Classes of spaces that have others in `spaces`, and those that have one bound or more per number.
+_OF_PARTS = frozenset({spaces.Dict, spaces.Tuple, spaces.OneOf, AgentSpaces, RecordSpace})
+_OF_BOUNDS = frozenset({spaces.Box, spaces.MultiDiscrete})
+#: Numbers of whose bounds all are shown.
+_MOST_SHOWN = 100
 #: What nests numbers.
 _LISTS = frozenset({list, tuple})
 #: Elements of a MultiBinary space, whose description is not the longer for being large.
@@ -264,6 +270,19 @@ def from_plain(plain: Plain) -> Space:
     return space
 
 
+def shown(space: Space, longest: int = 400) -> str:
+    """Return `str(space)`, cut, in a time that does not grow with it.
+
+    Whoever tells a space may have given it thousands of parts, and millions of bounds.
+    """
+    text = ""
+    for piece in _shown(space):
+        text += piece
+        if len(text) > longest:
+            break
+    return cut(text, longest)
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """One array of a fixed-size space."""
@@ -321,6 +340,45 @@ def structurer(space: Space) -> Callable[[Sequence[npt.NDArray[Any]]], Element]:
 _STACKED = concatenate.dispatch(spaces.Box)
 _OF_DICT = concatenate.dispatch(spaces.Dict)
 _OF_TUPLE = concatenate.dispatch(spaces.Tuple)
+
+
+def _shown(space: Space) -> Iterator[str]:
+    kind = type(space)
+    parts: Any = getattr(space, "spaces", None)
+    if kind in _OF_PARTS and isinstance(parts, Mapping):
+        yield f"{kind.__name__}("
+        for index, (key, part) in enumerate(parts.items()):
+            yield f"{', ' if index else ''}{brief(key)}: "
+            yield from _shown(part)
+        yield ")"
+    elif kind in _OF_PARTS:
+        yield f"{kind.__name__}("
+        for index, part in enumerate(parts):
+            yield ", " if index else ""
+            yield from _shown(part)
+        yield ")"
+    elif isinstance(space, spaces.Sequence) and kind is spaces.Sequence:
+        yield "Sequence("
+        yield from _shown(space.feature_space)
+        yield f", stack={space.stack})"
+    elif isinstance(space, spaces.Graph) and kind is spaces.Graph:
+        yield "Graph("
+        yield from _shown(space.node_space)
+        yield ", "
+        yield from ["None"] if space.edge_space is None else _shown(space.edge_space)
+        yield ")"
+    elif kind in _OF_BOUNDS and not all(map(_is_short, _bounds(space))):
+        yield f"{kind.__name__}(shape {space.shape}, {space.dtype})"
+    else:
+        yield str(space)
+
+
+def _bounds(space: Any) -> tuple[npt.NDArray[Any], ...]:
+    return (space.low, space.high) if type(space) is spaces.Box else (space.nvec, space.start)
+
+
+def _is_short(bound: npt.NDArray[Any]) -> bool:
+    return bool(bound.size <= _MOST_SHOWN or bound.min() == bound.max())
 
 
 def _describe(space: Space) -> Plain:

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envbus.actors.arrays.agent_spaces import AgentSpaces
-from envbus.actors.arrays.spaces import Element, Space, from_plain, to_plain
+from envbus.actors.arrays.spaces import Element, Space, from_plain, shown, to_plain
 from envbus.actors.env.agents import ALL
 from envbus.actors.external.elements import Take, opened, taker
 from envbus.actors.external.errors import SpaceMismatchError
@@ -139,7 +139,7 @@ class Agreement:
         for kind in ("observation", "action"):
             ours, theirs = getattr(self, f"{kind}_space"), getattr(other, f"{kind}_space")
             if ours != theirs:
-                told = cut(str(ours), _LONGEST), cut(str(theirs), _LONGEST)
+                told = shown(ours, _LONGEST), shown(theirs, _LONGEST)
                 raise SpaceMismatchError(
                     f"the bridge has the {kind} space {told[0]}, this client has {told[1]}"
                 )

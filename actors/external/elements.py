@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from envbus.actors.arrays.spaces import Element, Space
+from envbus.actors.arrays.spaces import Element, Space, shown
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import Value
 from envbus.bus.brief import brief
@@ -410,5 +410,5 @@ def _mismatch(space: Space, place: str, value: Value, what: str = "") -> SpaceMi
         came = f"an array of {value.dtype}, shape {value.shape}"
     else:
         came = f"the {type(value).__name__} {brief(value)}"
-    text = f"{brief(space)}, got {came}{f', {what}' if what else ''}"
+    text = f"{shown(space)}, got {came}{f', {what}' if what else ''}"
     return SpaceMismatchError(f"{place}: expected {text}")

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
+from envbus.actors.arrays.spaces import shown
 from envbus.bus.errors import ConfigError
 from envbus.runner.data.nested import Tree, leaves_of, map_tree
 from envbus.runner.extras import needed_for
@@ -139,7 +140,7 @@ class OnnxPolicy(Policy):
         outputs = found.pop("logits") if self._head.is_discrete else found.pop("means")
         if outputs.shape[1:] != (self._head.size,):
             raise ValueError(
-                f"the model gives {outputs.shape[1:]} numbers per row, {self._space} needs "
+                f"the model gives {outputs.shape[1:]} numbers per row, {shown(self._space)} needs "
                 f"({self._head.size},)"
             )
         log_std = found.pop("log_std", None)
@@ -182,7 +183,7 @@ class OnnxPolicy(Policy):
         needed = "logits" if head.is_discrete else "means"
         if needed not in outputs:
             raise ConfigError(
-                f"the model must give 'actions', or {needed!r} for {self._space}; it takes "
+                f"the model must give 'actions', or {needed!r} for {shown(self._space)}; it takes "
                 f"{sorted(inputs)} and gives {sorted(outputs)}; say by `names` which is which"
             )
         return head
@@ -201,7 +202,7 @@ def check_fit(policy: OnnxPolicy, observation_space: Space[Any], action_space: S
     for name, shape in wanted.items():
         if name not in given:
             raise ConfigError(
-                f"the model takes {name!r}; the observation space {observation_space} has "
+                f"the model takes {name!r}; the observation space {shown(observation_space)} has "
                 f"{sorted(given)}"
             )
         own = np.shape(given[name])
@@ -210,7 +211,7 @@ def check_fit(policy: OnnxPolicy, observation_space: Space[Any], action_space: S
         ):
             raise ConfigError(
                 f"the model's input {name!r} takes rows of shape {shape}, the observation space "
-                f"{observation_space} has {own}"
+                f"{shown(observation_space)} has {own}"
             )
     rows = map_tree(lambda leaf: np.asarray(leaf)[np.newaxis], row)
     first = policy.initial_state()
@@ -226,8 +227,8 @@ def check_fit(policy: OnnxPolicy, observation_space: Space[Any], action_space: S
     ):
         if np.shape(leaf) != np.shape(other):
             raise ConfigError(
-                f"the model's {name} has shape {np.shape(leaf)}, the action space {action_space} "
-                f"has {np.shape(other)}"
+                f"the model's {name} has shape {np.shape(leaf)}, the action space "
+                f"{shown(action_space)} has {np.shape(other)}"
             )
 
 

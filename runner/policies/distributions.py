@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
+from envbus.actors.arrays.spaces import shown
 from envbus.bus.errors import ConfigError
 
 __all__ = ["ActionHead"]
@@ -38,7 +39,7 @@ class ActionHead:
         elif isinstance(space, spaces.Box) and space.dtype.kind == "f":
             self.size = math.prod(space.shape)
         else:
-            raise ConfigError(f"{owner} gives Discrete or Box actions, not {space}")
+            raise ConfigError(f"{owner} gives Discrete or Box actions, not {shown(space)}")
 
     def choose(
         self,

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
+from envbus.actors.arrays.spaces import shown
 from envbus.bus.errors import ConfigError
 from envbus.runner.data.nested import Tree
 from envbus.runner.extras import onnx_adapter
@@ -59,7 +60,7 @@ class MlpPolicy(Policy):
     ) -> None:
         if not isinstance(observation_space, spaces.Box):
             raise ConfigError(
-                f"MlpPolicy takes Box observations, not {observation_space}; use Flatten"
+                f"MlpPolicy takes Box observations, not {shown(observation_space)}; use Flatten"
             )
         self._head = ActionHead(action_space, "MlpPolicy")
         outputs = self._head.size

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from envbus.bus.brief import brief, cut, printable
+from envbus.bus.wire.messages import Tree
 
 
 class Broken:
@@ -54,3 +57,16 @@ def test_a_text_that_is_cut_says_so() -> None:
 def test_control_characters_are_escaped_and_letters_are_not() -> None:
     assert printable("Grüße") == "Grüße"
     assert printable("a\nb\x1b[31m\u202e") == "a\\nb\\x1b[31m\\u202e"
+
+
+def test_arrays_are_shown_without_their_numbers() -> None:
+    many = np.arange(2**12, dtype=np.uint8).reshape((2,) * 12)  # NumPy would show each of them
+    told = f"<an array of |u1, shape {many.shape}>"
+    pair = spaces.GraphInstance(many, None, None)
+    within = np.zeros((), np.dtype([("a", np.uint8, (2,) * 12)]))[()]
+    assert brief(many) == told
+    assert brief([many, {"a": many}]) == f"[{told}, {{'a': {told}}}]"
+    assert brief(OrderedDict(a=many)) == f"{{'a': {told}}}"
+    assert brief(pair) == f"({told}, None, None)"
+    assert brief(Tree([many])) == f"Tree([{told}])"
+    assert brief(within) == "<a scalar of |V4096>"

@@ -9,7 +9,14 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
-from envbus.actors.arrays.spaces import from_plain, is_fixed_size, leaves, structurer, to_plain
+from envbus.actors.arrays.spaces import (
+    from_plain,
+    is_fixed_size,
+    leaves,
+    shown,
+    structurer,
+    to_plain,
+)
 from envbus.actors.protocol import CallResult
 from envbus.bus.wire.codec import decode, encode
 from envbus.bus.wire.messages import Tree
@@ -195,3 +202,35 @@ def test_a_graph_instance_keeps_its_class_over_a_socket() -> None:
 def test_all_spaces_of_this_module_can_be_pickled() -> None:
     for name, space in all_spaces().items():
         assert pickle.loads(pickle.dumps(space)) == space, name
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_small_space_is_shown_with_its_name(name: str) -> None:
+    space = SPACES[name]
+    text = shown(space)
+    assert text.startswith(type(space).__name__)
+    assert len(text) <= 400
+
+
+def test_bounds_that_differ_are_not_all_shown() -> None:
+    image = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+    assert shown(image) == str(image)
+    bounds = np.arange(2**12, dtype=np.float32).reshape((2,) * 12)  # NumPy would show each of them
+    mixed = spaces.Box(bounds - 1.0, bounds)
+    told = f"Box(shape {mixed.shape}, float32)"
+    assert shown(mixed) == told
+    assert shown(spaces.Tuple([mixed, spaces.Discrete(2)])) == f"Tuple({told}, Discrete(2))"
+    assert shown(spaces.MultiDiscrete(bounds.astype(int) + 1)).startswith("MultiDiscrete(shape (2,")
+
+
+def test_of_many_parts_a_few_are_looked_at() -> None:
+    class Part(spaces.Discrete):
+        looked_at = 0
+
+        def __repr__(self) -> str:
+            Part.looked_at += 1
+            return "Part"
+
+    text = shown(spaces.Dict([(str(i), Part(2)) for i in range(1000)]), 100)
+    assert len(text) == 100
+    assert Part.looked_at < 20

@@ -234,3 +234,10 @@ def test_spaces_as_deep_as_anybody_needs_are_taken() -> None:
 def test_spaces_as_large_as_anybody_needs_are_taken(space: spaces.Space[Any]) -> None:
     agreement = Agreement(space, TWO)
     agreement.check_equal(over_the_wire(agreement))
+
+
+def test_spaces_that_differ_are_told_without_all_their_bounds() -> None:
+    bounds = np.arange(2**12, dtype=np.float32).reshape((2,) * 12)  # NumPy would show each of them
+    theirs = Agreement(spaces.Tuple([spaces.Box(bounds - 1.0, bounds)] * 3), TWO)
+    with pytest.raises(SpaceMismatchError, match=r"this client has Tuple\(Box\(shape \(2, 2"):
+        Agreement(BOX, TWO).check_equal(theirs)
