@@ -26,6 +26,7 @@ __all__ = [
     "describe",
     "from_buffer",
     "layout_of",
+    "num_fields",
     "parse_dtype",
     "to_parts",
 ]
@@ -109,6 +110,21 @@ def parse_dtype(descriptor: object, depth: int = 0) -> np.dtype[Any]:
     if dtype.hasobject:  # cannot be spelled; stands here in case NumPy learns a new spelling
         raise DecodeError(f"dtype {dtype} holds Python objects; these are never decoded")
     return dtype
+
+
+def num_fields(descriptor: object) -> int:
+    """Return how many dtypes a structured one, or one of subarrays, is made of; 0: it is plain."""
+    found, count = [descriptor], 0
+    while found:
+        item = found.pop()
+        if type(item) is dict:
+            count += 1
+            found.append(item.get("base"))
+            formats = item.get("formats")
+            if type(formats) is list:
+                count += len(formats)
+                found += formats
+    return count
 
 
 @lru_cache(maxsize=256)  # a run has a handful

@@ -88,6 +88,10 @@ _NUMBERS = (int, np.integer, np.floating)
 #: Also kinds of them, such as an element of a Graph, which is a tuple.
 _NESTED = (dict, list, tuple, set, frozenset, Tree)
 
+#: What may have a dtype of many fields, and what a field takes in memory.
+_STRUCTURED = frozenset({np.ndarray, np.void})
+_FIELD_BYTES = 256
+
 #: Peer and id of a request.
 Origin: TypeAlias = tuple[bytes, int]
 #: Of the parts of a fragment, which is answered as a whole.
@@ -259,10 +263,25 @@ def _held_bytes(value: Value, what: str) -> int:
             else:
                 found += item
         held += sum(map(sys.getsizeof, found))
+        held += sum(_dtype_bytes(item.dtype) for item in found if type(item) in _STRUCTURED)
         level = [item for item in found if isinstance(item, _NESTED)]
         if not level:
             return held
     raise _WrongError(f"{what} is nested deeper than {MAX_DEPTH} levels.")
+
+
+def _dtype_bytes(dtype: np.dtype[Any]) -> int:
+    """Return what the fields of a dtype take, and those within them; a plain one has none."""
+    found, held = [dtype], 0
+    while found:
+        item = found.pop()
+        if item.subdtype is not None:
+            held += _FIELD_BYTES
+            found.append(item.subdtype[0])
+        elif item.fields:
+            held += _FIELD_BYTES * len(item.fields)
+            found += [field[0] for field in item.fields.values()]
+    return held
 
 
 def _opened_within(value: Value) -> Value:

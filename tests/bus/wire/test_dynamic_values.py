@@ -14,6 +14,7 @@ from hypothesis import given
 
 from envbus.bus.errors import DecodeError, EncodeError
 from envbus.bus.wire import limits
+from envbus.bus.wire.arrays import num_fields
 from envbus.bus.wire.codec import Ext, decode, encode
 from envbus.bus.wire.dynamic_values import Value, place_of, short_repr, survey
 from envbus.bus.wire.messages import Tree
@@ -352,3 +353,27 @@ def test_a_repr_is_cut_and_never_fails() -> None:
     assert short_repr(10**5000) == "<repr failed: ValueError>"
     assert short_repr("\ud800") == "'\\ud800'"
     assert len(short_repr(["x" * 1000] * 1000)) <= 200
+
+
+@pytest.mark.parametrize("code", [Ext.ARRAY, Ext.SCALAR], ids=["array", "scalar"])
+def test_dtypes_of_one_message_have_no_more_fields_than_it_is_worth(code: int) -> None:
+    def sent(fields: int, times: int) -> list[bytes]:
+        names = [format(number, "x") for number in range(fields)]
+        dtype = {"names": names, "formats": ["|u1"] * fields, "offsets": [0] * fields}
+        shape = [] if code == Ext.SCALAR else [1]
+        body = msgpack.packb([{**dtype, "itemsize": 1}, shape, "C", b"a"])
+        tree = msgpack.packb([msgpack.ExtType(code, body)] * times)
+        return [msgpack.packb({"tree": msgpack.ExtType(Ext.TREE, tree)})]
+
+    few = decode(Sample, sent(2000, 3)).tree
+    assert few is not None
+    assert len(few.value) == 3
+    for fields, times in ((2**16, 1), (2000, 40)):
+        with pytest.raises(DecodeError, match="more than 65536 fields"):
+            decode(Sample, sent(fields, times))
+
+
+def test_dtypes_within_dtypes_count_as_well() -> None:
+    inner = {"base": {"names": ["a"] * 9, "formats": ["|u1"] * 9}, "shape": [2]}
+    assert num_fields({"names": ["x"], "formats": [inner]}) == 1 + 1 + 1 + 1 + 9
+    assert num_fields("<f4") == num_fields(None) == num_fields([{}]) == 0

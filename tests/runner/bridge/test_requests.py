@@ -345,3 +345,14 @@ def test_a_fragment_has_a_largest_number_of_steps() -> None:
     event(LogFragment(episode_id="e", policy_id="p", first=0, steps=steps[1:]))
     with pytest.raises(EpisodeError, match="at most 16384 steps, not 16385"):
         event(LogFragment(episode_id="e", policy_id="p", first=0, steps=steps))
+
+
+def test_fields_of_dtypes_count_among_what_an_info_takes() -> None:
+    plain, fields = np.zeros(4, np.uint8), [(f"{number}", np.uint8) for number in range(1000)]
+    inner = np.zeros(1, np.dtype([("a", np.dtype(fields))]))
+    sizes = [
+        event(LogReturns(episode_id="e", reward=0.0, info=Tree({"a": value}))).size
+        for value in (plain, np.zeros(1, np.dtype(fields)), np.zeros((), inner.dtype)[()], inner)
+    ]
+    assert sizes[0] < 1000
+    assert min(sizes[1:]) > 250_000
