@@ -52,14 +52,10 @@ def taker(space: Space) -> Take:
     raises `SpaceMismatchError`, which says what was expected and what came. Arrays may be the
     value's own.
     """
-    if isinstance(space, spaces.Box):
-        return _array_taker(space, space.low, space.high)
     if isinstance(space, spaces.Discrete):
         return _discrete_taker(space)
-    if isinstance(space, spaces.MultiDiscrete):
-        return _array_taker(space, space.start, space.start + (space.nvec - 1))
-    if isinstance(space, spaces.MultiBinary):
-        return _array_taker(space, np.int8(0), np.int8(1), "biu")
+    if isinstance(space, _OF_ONE_ARRAY):
+        return _array_taker(space, *_limits(space))
     if isinstance(space, spaces.Dict):
         return _dict_taker(space)
     if isinstance(space, spaces.Tuple):
@@ -70,6 +66,8 @@ def taker(space: Space) -> Take:
         return _sequence_taker(space)
     if isinstance(space, spaces.Sequence) and _consists_of_arrays(space.feature_space):
         return _stack_taker(space)
+    if type(space) is spaces.Graph and _is_of_numbers(space):
+        return _graph_taker(space)
     return _any_taker(space)
 
 
@@ -115,14 +113,10 @@ def _array_taker(
     assert space.dtype is not None
     dtype, shape = np.dtype(space.dtype), space.shape
     assert shape is not None
-    kinds = allowed or _CONVERTIBLE.get(dtype.kind, dtype.kind)
-    is_float = dtype.kind == "f"
-    holds_all = dtype.kind in "iu" and _is_whole_range(dtype, low, high)
+    check = _checker(space, low, high, allowed)
+    kinds = _kinds_for(dtype, allowed)
     size = math.prod(shape)
     numbers = frozenset(kind for code, kind in _NUMBERS.items() if code in kinds)
-    if dtype.kind in "fc":  # infinite bounds are no numbers that may be sent
-        most = np.finfo(dtype).max
-        low, high = np.maximum(low, -most), np.minimum(high, most)
 
     def take(value: Value, place: str) -> Element:
         if type(value) is bytes and dtype == np.uint8 and len(value) == size:
@@ -133,23 +127,7 @@ def _array_taker(
             if array.size or size:
                 raise _mismatch(space, place, value, f"of shape {array.shape}")
             return np.empty(shape, dtype)  # an empty list does not say how it is empty
-        if array.dtype == dtype:
-            if holds_all:  # of pixels: comparing them takes longer than moving them
-                return array
-        else:
-            if array.dtype.kind not in kinds:
-                if not array.size:
-                    return np.empty(shape, dtype)
-                raise _mismatch(space, place, value, f"of {array.dtype}")
-            if is_float:
-                with np.errstate(over="ignore"):  # it becomes infinite, which is refused below
-                    array = array.astype(dtype)
-        inside = (array >= low) & (array <= high)
-        if not inside.all():
-            index = np.unravel_index(int(np.argmin(inside)), shape) if shape else ()
-            where = f" at {[int(i) for i in index]}" if index else ""
-            raise _mismatch(space, place, value, f"with {array[index]}{where}")
-        return array if array.dtype == dtype else array.astype(dtype)
+        return check(array, value, place)
 
     def to_array(value: Value, place: str) -> Array:
         if shape and type(value) is list and not size and not any(value):
@@ -188,9 +166,52 @@ def _array_taker(
             for item in part:
                 check_nested(item, depth + 1, value, place)
 
-    if is_float and len(shape) == 1 and size <= _SMALL:
-        return _small_taker(dtype, low, high, take)
+    if dtype.kind == "f" and len(shape) == 1 and size <= _SMALL:
+        return _small_taker(dtype, *_finite(dtype, low, high), take)
     return take
+
+
+def _kinds_for(dtype: np.dtype[Any], allowed: str) -> str:
+    return allowed or _CONVERTIBLE.get(dtype.kind, dtype.kind)
+
+
+def _finite(dtype: np.dtype[Any], low: Any, high: Any) -> tuple[Any, Any]:
+    """Return bounds without infinity, which is no number that may be sent."""
+    if dtype.kind not in "fc":
+        return low, high
+    most = np.finfo(dtype).max
+    return np.maximum(low, -most), np.minimum(high, most)
+
+
+def _checker(
+    space: Space, low: Any, high: Any, allowed: str = ""
+) -> Callable[[Array, Value, str], Array]:
+    """Return what checks and converts the numbers of an element, or of several, stacked."""
+    dtype = np.dtype(space.dtype)
+    kinds, is_float = _kinds_for(dtype, allowed), dtype.kind == "f"
+    holds_all = dtype.kind in "iu" and _is_whole_range(dtype, low, high)
+    low, high = _finite(dtype, low, high)
+
+    def check(array: Array, value: Value, place: str) -> Array:
+        if array.dtype == dtype:
+            if holds_all:  # of pixels: comparing them takes longer than moving them
+                return array
+        else:
+            if array.dtype.kind not in kinds:
+                if not array.size:
+                    return np.empty(array.shape, dtype)
+                raise _mismatch(space, place, value, f"of {array.dtype}")
+            if is_float:
+                with np.errstate(over="ignore"):  # it becomes infinite, which is refused below
+                    array = array.astype(dtype)
+        inside = (array >= low) & (array <= high)
+        if not inside.all():
+            index = np.unravel_index(int(np.argmin(inside)), array.shape) if array.shape else ()
+            where = f" at {[int(i) for i in index]}" if index else ""
+            raise _mismatch(space, place, value, f"with {array[index]}{where}")
+        return array if array.dtype == dtype else array.astype(dtype)
+
+    return check
 
 
 def _small_taker(dtype: np.dtype[Any], low: Any, high: Any, otherwise: Take) -> Take:
@@ -213,6 +234,19 @@ def _small_taker(dtype: np.dtype[Any], low: Any, high: Any, otherwise: Take) -> 
         return np.array(value, dtype)
 
     return take
+
+
+def _limits(space: Space) -> tuple[Any, Any, str]:
+    """Return the least and the largest numbers of an element, and kinds that may stand for them."""
+    if isinstance(space, spaces.Box):
+        return space.low, space.high, ""
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + (space.nvec - 1), ""
+    if isinstance(space, spaces.Discrete):
+        last = int(space.start) + int(space.n) - 1
+        return space.start, np.dtype(space.dtype).type(last), ""
+    assert isinstance(space, spaces.MultiBinary)
+    return np.int8(0), np.int8(1), "biu"
 
 
 def _is_whole_range(
@@ -335,11 +369,13 @@ def _stacked_taker(space: Space) -> Take:
         return _tuple_taker(space, _stacked_taker)
     part, shape, dtype = taker(space), space.shape, space.dtype
     assert shape is not None
+    check = _checker(space, *_limits(space))
 
     def take(value: Value, place: str) -> Element:
         if isinstance(value, np.ndarray):
             if value.shape[1:] != shape or not value.shape or not (value.size or len(value) == 0):
                 raise _mismatch(space, place, value)
+            return check(value, value, place)  # at one go: rows may be millions
         elif not isinstance(value, list | tuple):
             raise _mismatch(space, place, value)
         items = [part(item, f"{place}[{i}]") for i, item in enumerate(value)]
@@ -348,12 +384,76 @@ def _stacked_taker(space: Space) -> Take:
     return take
 
 
-def _any_taker(space: Space) -> Take:
+def _is_of_numbers(space: spaces.Graph) -> bool:
+    parts = (space.node_space, space.edge_space)
+    return all(part is None or isinstance(part, spaces.Box | spaces.Discrete) for part in parts)
+
+
+def _graph_taker(space: spaces.Graph) -> Take:
+    """Look at all nodes and edges at one go: `contains` takes twenty microseconds for each."""
+    parts = [(space.node_space, *_limits(space.node_space)[:2])]
+    if space.edge_space is not None:
+        parts.append((space.edge_space, *_limits(space.edge_space)[:2]))
+    take_any, assert_short = _any_taker(space), _empty_rows_check(space)
+
+    def are_inside(rows: Array, part: Space, low: Any, high: Any) -> bool:
+        """Return whether they are elements, as each space's own `contains` has it."""
+        kinds = "iu" if isinstance(part, spaces.Discrete) else "biufc"
+        if rows.shape[1:] != part.shape or not rows.ndim or rows.dtype.kind not in kinds:
+            return False
+        return bool(
+            np.can_cast(rows.dtype, np.dtype(part.dtype)) and ((rows >= low) & (rows <= high)).all()
+        )
+
+    def is_inside(graph: Value) -> bool:
+        nodes, edges, links = graph
+        if not are_inside(nodes, *parts[0]):
+            return False
+        if edges is None or links is None:
+            return edges is None and links is None
+        return (
+            len(parts) > 1
+            and are_inside(edges, *parts[1])
+            and links.dtype.kind in "iu"
+            and links.shape == (len(edges), 2)
+            and bool(((links >= 0) & (links < len(nodes))).all())
+        )
+
     def take(value: Value, place: str) -> Element:
         value = opened(value)
-        # Each row is looked at: of those without bytes a few bytes may tell millions.
+        if not isinstance(value, spaces.GraphInstance):
+            raise _mismatch(space, place, value)
+        if not all(part is None or type(part) is np.ndarray for part in value):
+            if any(isinstance(part, list | tuple) and len(part) > _MAX_EMPTY for part in value):
+                raise _mismatch(space, place, value, "with so many rows that are no array")
+            return take_any(value, place)
+        assert_short(value, place)
+        nodes: Value = value.nodes
+        if nodes is None or not is_inside(value):
+            raise _mismatch(space, place, value)
+        if not is_finite(value):
+            raise _mismatch(space, place, value, "with a number that is not finite")
+        return value
+
+    return take
+
+
+def _empty_rows_check(space: Space) -> Callable[[Value, str], None]:
+    """Return what refuses rows without bytes, of which a few bytes may tell millions."""
+
+    def check(value: Value, place: str) -> None:
         if any(not part.size and part.shape[:1] > (_MAX_EMPTY,) for part in _arrays(value)):
             raise _mismatch(space, place, value, "with too many rows of nothing")
+
+    return check
+
+
+def _any_taker(space: Space) -> Take:
+    assert_short = _empty_rows_check(space)
+
+    def take(value: Value, place: str) -> Element:
+        value = opened(value)
+        assert_short(value, place)  # as each row is looked at
         try:
             inside = space.contains(value)
         except Exception:  # a space of the user's, and a value of anybody's

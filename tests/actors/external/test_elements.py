@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from collections import OrderedDict
 from typing import Any
@@ -296,3 +297,95 @@ def test_arrays_may_stand_in_lists() -> None:
     came = taker(PICTURE)([rows[:2], [rows[2], [np.uint8(3), 3, 3]]], "it")
     assert came.dtype == np.uint8
     assert came[:, :, 0].tolist() == [[0, 1], [2, 3]]
+
+
+GRAPH = spaces.Graph(spaces.Box(0.0, 1.0, (2,)), spaces.Discrete(3, start=1))
+NODES = np.array([[0.0, 1.0], [0.5, 0.5]], np.float32)
+EDGES, LINKS = np.array([1, 3]), np.array([[0, 1], [1, 1]])
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        (NODES, EDGES, LINKS),
+        (NODES, None, None),
+        (NODES.astype(np.float16), EDGES.astype(np.int8), LINKS.astype(np.uint8)),
+        (NODES.astype(np.float64), None, None),
+        (NODES[:0], None, None),
+        (NODES + 1, None, None),
+        (NODES[:, :1], None, None),
+        (NODES * np.nan, None, None),
+        (NODES, EDGES + 1, LINKS),
+        (NODES, EDGES > 1, LINKS),
+        (NODES, EDGES[:1], LINKS),
+        (NODES, EDGES, LINKS + 1),
+        (NODES, EDGES, LINKS - 1),
+        (NODES, EDGES, LINKS.astype(float)),
+        (NODES, EDGES, None),
+        (NODES, None, LINKS),
+        (list(NODES), EDGES, LINKS),
+        (None, None, None),
+        (np.float32(0.5), None, None),
+        (NODES.astype(str), None, None),
+    ],
+    ids=str,
+)
+def test_a_graph_is_taken_where_its_space_contains_it(graph: tuple[Any, Any, Any]) -> None:
+    value = spaces.GraphInstance(*graph)
+    try:
+        inside = GRAPH.contains(value)
+    except Exception:
+        inside = False
+    if inside:
+        assert identical(taker(GRAPH)(value, "it"), value)
+    else:
+        with pytest.raises(SpaceMismatchError):
+            taker(GRAPH)(value, "it")
+
+
+def test_a_graph_without_a_space_of_edges_has_none() -> None:
+    take = taker(spaces.Graph(spaces.Box(0.0, 1.0, (2,)), None))
+    assert take(spaces.GraphInstance(NODES, None, None), "it").edges is None
+    with pytest.raises(SpaceMismatchError):
+        take(spaces.GraphInstance(NODES, EDGES, LINKS), "it")
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (GRAPH, spaces.GraphInstance(*(np.repeat(x, 500, axis=0) for x in (NODES, EDGES, LINKS)))),
+        (spaces.Sequence(spaces.Box(0.0, 1.0, (2,)), stack=True), np.repeat(NODES, 500, axis=0)),
+        (spaces.Sequence(spaces.Discrete(3, start=1), stack=True), np.repeat(EDGES, 500)),
+    ],
+    ids=["graph", "boxes", "numbers"],
+)
+def test_rows_of_an_array_are_looked_at_together(space: spaces.Space[Any], value: Any) -> None:
+    take, calls = taker(space), 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        taken = take(value, "it")
+    finally:
+        sys.setprofile(None)
+    assert identical(taken, value)
+    assert calls < 500  # one by one millions take minutes
+
+
+def test_a_graph_has_no_millions_of_nodes_in_lists() -> None:
+    take = taker(spaces.Graph(spaces.Box(0.0, 1.0, (1,)), None))
+    nodes: Any = [np.zeros(1, np.float32)] * (2**16 + 1)
+    assert take(spaces.GraphInstance(nodes[:9], None, None), "it").nodes is not None
+    with pytest.raises(SpaceMismatchError, match="no array"):
+        take(spaces.GraphInstance(nodes, None, None), "it")
+
+
+@pytest.mark.parametrize("wrong", [[[0.0, 2.0]], [[0.0, np.nan]], [[True, False]], [[1j, 0]]])
+def test_each_row_of_a_stack_is_checked(wrong: Any) -> None:
+    take = taker(spaces.Sequence(spaces.Box(0.0, 1.0, (2,)), stack=True))
+    assert take(np.array([[0, 1]]), "it").dtype == np.float32
+    with pytest.raises(SpaceMismatchError):
+        take(np.array([[0.0, 0.0], *wrong], np.array(wrong).dtype), "it")
