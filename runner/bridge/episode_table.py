@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
 import msgspec
+import numpy as np
 
 from envbus.actors.external.errors import (
     EpisodeFinishedError,
@@ -47,6 +48,10 @@ NOT_JOINED = Failed(
 )
 
 
+#: Bytes of actions among the answers of one session that are remembered, beside the newest answer.
+_MAX_ANSWER_BYTES = 1 << 24
+
+
 class ClientSession(msgspec.Struct, eq=False):
     """One client's stay, over as many connections as it takes."""
 
@@ -69,6 +74,8 @@ class ClientSession(msgspec.Struct, eq=False):
     answers: OrderedDict[int, SendReply | Act | Refuse | None] = msgspec.field(
         default_factory=OrderedDict
     )
+    #: What the actions in `answers` take, in bytes.
+    answer_bytes: int = 0
     #: Of the requests in `answers`; and of the one in hand.
     digests: dict[int, int] = msgspec.field(default_factory=dict)
     digest: int = 0
@@ -153,6 +160,7 @@ class Sessions:
         if request_id <= session.highest:
             session.answers.clear()
             session.digests.clear()
+            session.answer_bytes = 0
             session.highest = session.forgotten = -1
 
     def lose(self, peer: bytes, now: float) -> None:
@@ -197,16 +205,21 @@ class Sessions:
         """Remember what a request was answered; None: that it came, and is not answered yet."""
         answers = session.answers
         if request_id in answers:
+            session.answer_bytes += _num_bytes(answer) - _num_bytes(answers[request_id])
             answers[request_id] = answer
+        elif request_id <= session.forgotten:  # it has waited for too long to be remembered
             return
-        if request_id <= session.forgotten:  # it has waited for too long to be remembered
-            return
-        if request_id > session.highest:
-            session.highest = request_id
-        answers[request_id] = answer
-        session.digests[request_id] = session.digest
-        if len(answers) > self._max_answers:
-            oldest, _ = answers.popitem(last=False)
+        else:
+            if request_id > session.highest:
+                session.highest = request_id
+            answers[request_id] = answer
+            session.answer_bytes += _num_bytes(answer)
+            session.digests[request_id] = session.digest
+        while len(answers) > self._max_answers or (
+            session.answer_bytes > _MAX_ANSWER_BYTES and len(answers) > 1
+        ):
+            oldest, forgotten = answers.popitem(last=False)
+            session.answer_bytes -= _num_bytes(forgotten)
             del session.digests[oldest]
             if oldest > session.forgotten:
                 session.forgotten = oldest
@@ -225,6 +238,26 @@ class Sessions:
         for session in self._by_secret.values():
             assert len(session.answers) <= self._max_answers, "too many answers are kept"
             assert session.answers.keys() == session.digests.keys(), "an answer has no digest"
+            size = sum(map(_num_bytes, session.answers.values()))
+            assert size == session.answer_bytes, "the bytes of the answers are others"
+
+
+def _num_bytes(answer: SendReply | Act | Refuse | None) -> int:
+    """Return what an answer holds that its size is not known of beforehand: an action."""
+    if type(answer) is not Act:
+        return 0
+    size, found = 0, list(answer.action.values())
+    while found:
+        item = found.pop()
+        if isinstance(item, dict):
+            found += item.values()
+        elif isinstance(item, list | tuple):
+            found += item
+        elif isinstance(item, np.ndarray):
+            size += item.nbytes
+        elif isinstance(item, str | bytes):
+            size += len(item)
+    return size
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):

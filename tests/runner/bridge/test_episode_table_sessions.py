@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from envbus.actors.external.protocol import Logged
 from envbus.runner.bridge.episode_table import Sessions
-from envbus.runner.bridge.vocabulary import SendReply
+from envbus.runner.bridge.vocabulary import Act, SendReply
 
 
 def made(max_answers: int = 10) -> Sessions:
@@ -88,3 +89,25 @@ def test_the_oldest_answers_are_forgotten_first() -> None:
     sessions.note(session, 1, answer(1))
     sessions.note(session, 3, answer(3))
     assert list(session.answers) == [2, 3]
+
+
+def test_large_actions_are_not_all_remembered() -> None:
+    sessions = made(1000)
+    session = sessions.open(b"p", "sim")
+    large = {"agent0": {"a": (np.zeros(2**20, np.uint8), "x" * 2**20, 1)}}
+    for number in range(1, 31):
+        sessions.note(session, number, None)
+        sessions.note(session, number, Act(b"p", number, large, 0))
+        sessions.check_invariants()
+    assert list(session.answers) == list(range(23, 31))
+    assert session.forgotten == 22
+    sessions.note(session, 22, answer(22))  # too late
+    sessions.note(session, 31, Act(b"p", 31, {"agent0": np.zeros(2**25, np.uint8)}, 0))
+    assert list(session.answers) == [31]  # the newest is kept, whatever it takes
+    sessions.note(session, 32, answer(32))
+    assert list(session.answers) == [32]
+    sessions.check_invariants()
+    for number in range(33, 43):
+        sessions.note(session, number, Act(b"p", number, {"agent0": np.int64(1)}, 0))
+    assert len(session.answers) == 11
+    sessions.check_invariants()
