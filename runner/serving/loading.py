@@ -53,10 +53,10 @@ def load_policies(
         }
     else:
         by_agent = {DUMMY_AGENT: (observation_space, action_space)}
-    # Compared with each other, the spaces of 1000 agents would take minutes.
-    firsts: dict[str, Any] = {}
+    # Compared with each other, the spaces of 1000 agents would take minutes; so would their texts.
+    firsts: dict[Any, Any] = {}
     like = {
-        agent: firsts.setdefault(str(Agreement(*pair).wire), agent)
+        agent: firsts.setdefault(_key_of(Agreement(*pair).described), agent)
         for agent, pair in by_agent.items()
     }
     sole = len(firsts) == 1
@@ -115,6 +115,17 @@ def clipped(actions: Any, space: Space[Any]) -> Any:
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
         return np.clip(np.asarray(actions), space.low, space.high).astype(space.dtype, copy=False)
     return actions
+
+
+def _key_of(described: Any) -> Any:
+    """Return what is equal, and has one hash, where spaces are described alike."""
+    if isinstance(described, Mapping):
+        return tuple([(key, _key_of(value)) for key, value in described.items()])
+    if isinstance(described, list | tuple):
+        return tuple(map(_key_of, described))
+    if isinstance(described, np.ndarray):
+        return described.dtype.str, described.shape, described.tobytes()
+    return described
 
 
 def _call(function: Callable[..., Any], observation_space: Any, action_space: Any) -> Any:

@@ -149,3 +149,22 @@ def test_an_onnx_model_must_fit_the_spaces(tmp_path: Path) -> None:
     file.write_bytes(b"nonsense")
     with pytest.raises(ConfigError, match="this is no ONNX model"):
         make(SEEN, DONE)
+
+
+def test_spaces_of_agents_are_told_apart_by_their_bounds_and_not_by_texts_of_them() -> None:
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "c_call" and getattr(argument, "__name__", "") == "tolist"
+
+    low = np.arange(100, dtype=np.float32)
+    seen = [spaces.Dict(a=spaces.Box(low, low + number)) for number in (1, 2, 1)]
+    made = AgentSpaces(dict(enumerate(seen))), AgentSpaces(dict.fromkeys(range(3), DONE))
+    sys.setprofile(count)
+    try:
+        served = load_policies(policy_maker("random"), *made)
+    finally:
+        sys.setprofile(None)
+    assert served.policy_of == {0: "0", 1: "1", 2: "0"}
+    assert calls == 0  # of millions of bounds they take minutes
