@@ -32,6 +32,8 @@ _NESTED: Final = (dict, list, tuple)
 #: Spaces within each other or beside each other, and agents, that somebody may tell us.
 _MAX_SPACES: Final = 4096
 _MAX_AGENTS: Final = 1024
+#: Characters of an agent's id: each row has it, at its full length.
+_MAX_ID_CHARS: Final = 256
 #: Characters of all strings in what they tell, most of which are those that a Text may have.
 _MAX_CHARACTERS: Final = 2**17
 #: What an element may cost (`element_cost`), of all agents together. `sample` takes 2 s for that.
@@ -258,6 +260,12 @@ def _build(value: Value) -> SpaceLike:
         by_agent = {None: value}
     if len(by_agent) > _MAX_AGENTS:
         raise ValueError(f"{len(by_agent)} agents, and at most {_MAX_AGENTS} are allowed")
+    for agent in by_agent:
+        if isinstance(agent, str) and (len(agent) > _MAX_ID_CHARS or not agent.isprintable()):
+            raise ValueError(
+                f"an agent's id has at most {_MAX_ID_CHARS} characters, none of them a control "
+                f"character, unlike {brief(agent)}"
+            )
     built = {agent: from_plain(plain) for agent, plain in by_agent.items()}
     if any(isinstance(space, AgentSpaces) for space in built.values()):
         raise ValueError("several agents are told as a map of their spaces")

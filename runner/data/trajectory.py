@@ -303,7 +303,7 @@ def split_at(rows: SampleBatch, end: int) -> tuple[SampleBatch, SampleBatch]:
 
 
 def agent_id_column(agent_id: AgentID, count: int) -> npt.NDArray[Any]:
-    """Return `(count,)`: int64 for an integer, else a string."""
-    if isinstance(agent_id, int | np.integer):
+    """Return `(count,)`: int64 for an integer that is one, else a string."""
+    if isinstance(agent_id, int | np.integer) and -(2**63) <= agent_id < 2**63:
         return np.full(count, agent_id, np.int64)
     return np.full(count, str(agent_id))

@@ -22,6 +22,9 @@ from envbus.runner.serving.loading import ServedPolicies, clipped
 
 __all__ = ["AnsweredBatch", "Chooser", "ObservingAgent", "Recording"]
 
+#: Env steps of an episode that is recorded: its rows are held until its end.
+_LONGEST_EPISODE = 100_000
+
 
 class ObservingAgent(NamedTuple):
     """An agent that observes."""
@@ -124,7 +127,7 @@ class Recording:
         """Take in what a poll has delivered; return the whole episodes that it ended.
 
         None: of that one there are no rows. An exception: its agents came and went in ways that
-        no rows have. Episodes that ended by a fault are dropped.
+        no rows have, or it was too long. Episodes that ended by a fault are dropped.
         """
         for episode_id, observations in result.observations.items():
             if episode_id in self._broken:
@@ -140,7 +143,10 @@ class Recording:
                 ended[episode_id] = error
             episode = self._running.pop(episode_id, None)
             if episode is not None and episode.done:
-                ended[episode_id] = _whole(episode)
+                try:
+                    ended[episode_id] = _whole(episode)
+                except Exception as exc:  # what one client has told of ends nobody else's work
+                    ended[episode_id] = exc
         return ended
 
     def acted(self, batch: AnsweredBatch, off_policy: Container[str]) -> None:
@@ -163,6 +169,11 @@ class Recording:
         if episode is None:
             ready = self._begin(episode_id, observations, result)
         else:
+            if episode.env_steps >= _LONGEST_EPISODE:
+                raise ValueError(
+                    f"episode {episode_id} has more than {_LONGEST_EPISODE} env steps, and is not "
+                    "recorded: its rows would be held until its end"
+                )
             if episode_id in result.unacted:
                 episode.unact()
             ready = episode.step(

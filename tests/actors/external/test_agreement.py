@@ -241,3 +241,11 @@ def test_spaces_that_differ_are_told_without_all_their_bounds() -> None:
     theirs = Agreement(spaces.Tuple([spaces.Box(bounds - 1.0, bounds)] * 3), TWO)
     with pytest.raises(SpaceMismatchError, match=r"this client has Tuple\(Box\(shape \(2, 2"):
         Agreement(BOX, TWO).check_equal(theirs)
+
+
+@pytest.mark.parametrize("agent", ["x" * 257, "a\nb"], ids=["long", "control"])
+def test_ids_of_agents_that_are_told_are_short_and_printable(agent: str) -> None:
+    wire = Agreement({agent: BOX}, {agent: TWO}).wire
+    with pytest.raises(SpaceMismatchError, match="an agent's id has at most 256 characters"):
+        Agreement.from_wire(*wire)
+    assert over_the_wire(Agreement({"x" * 256: BOX}, {"x" * 256: TWO})).agents == ["x" * 256]

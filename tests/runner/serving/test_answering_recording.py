@@ -3,12 +3,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from envbus.actors.env.agents import ALL
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.pool.agent_results import DUMMY_AGENT
+from envbus.runner.serving import answering
 from envbus.runner.serving.answering import AnsweredBatch, ObservingAgent, Recording
 from envbus.runner.serving.loading import ServedPolicies
 
@@ -153,3 +155,25 @@ def test_an_agent_that_comes_back_after_its_end_breaks_its_own_episode_only() ->
     act(recording, 1, 1, agents=("x", "y"))
     ended = recording.take(result({"x": 7, "y": 8}, ends="terminated"))
     assert isinstance(ended["e"], ValueError)
+
+
+def test_an_episode_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "_LONGEST_EPISODE", 3)
+    recording = Recording(ONE)
+    for number in range(6):
+        recording.take(result({DUMMY_AGENT: number}, off_policy={DUMMY_AGENT: 1}))
+    assert not recording._running
+    ended = recording.take(NO_STEP)["e"]
+    assert isinstance(ended, ValueError)
+    assert "more than 3 env steps" in str(ended)
+    for number in range(3):
+        recording.take(result({DUMMY_AGENT: number}, off_policy={DUMMY_AGENT: 1}))
+    assert len(only(recording.take(NO_STEP))["p"]) == 3
+
+
+def test_agents_of_any_number_are_recorded() -> None:
+    pairs = {2**63: PAIR, 5: PAIR}
+    recording = Recording(ServedPolicies({}, dict.fromkeys(pairs, "p"), pairs))
+    recording.take(result({2**63: 1, 5: 1}, off_policy={2**63: 1, 5: 2}))
+    batch = only(recording.take(result({2**63: 1, 5: 1}, ends="terminated")))
+    assert sorted(batch["p"]["agent_id"].astype(str).tolist()) == ["5", str(2**63)]
