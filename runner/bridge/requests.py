@@ -91,6 +91,8 @@ _NESTED = (dict, list, tuple, set, frozenset, Tree)
 #: What may have a dtype of many fields, and what a field takes in memory.
 _STRUCTURED = frozenset({np.ndarray, np.void})
 _FIELD_BYTES = 256
+#: What an array takes besides its numbers.
+_ARRAY_BYTES = 112
 
 #: Peer and id of a request.
 Origin: TypeAlias = tuple[bytes, int]
@@ -135,7 +137,7 @@ def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> C
     size = sum(lengths_of(frames))
     return structs.replace(
         event,
-        size=size + event.size,
+        size=max(size, _elements_bytes(event)) + event.size,
         timeout=header.ttl,
         digest=_digest(header.payload_type, frames, size),
         not_taken=getattr(payload, "not_taken", None),
@@ -268,6 +270,37 @@ def _held_bytes(value: Value, what: str) -> int:
         if not level:
             return held
     raise _WrongError(f"{what} is nested deeper than {MAX_DEPTH} levels.")
+
+
+def _elements_bytes(event: ClientCall) -> int:
+    """Return what observations and actions of a request take, where it may be more than it is.
+
+    A number of a Sequence or a Tuple is one byte of it, and forty in memory.
+    """
+    if isinstance(event, Observe | End):
+        return _element_bytes(event.observation)
+    if isinstance(event, LogStep):
+        return _element_bytes(event.observation) + _element_bytes(event.action)
+    if isinstance(event, ClientFragment):
+        return sum(_elements_bytes(part.step) for part in event.parts if part.step is not None)
+    return 0
+
+
+def _element_bytes(by_agent: ByAgent) -> int:
+    held, found = 0, list(by_agent.values())
+    while found:
+        item = found.pop()
+        if type(item) is np.ndarray:
+            held += _ARRAY_BYTES + item.nbytes
+        elif isinstance(item, dict):
+            held += sys.getsizeof(item)
+            found += item.values()
+        elif isinstance(item, list | tuple):
+            held += sys.getsizeof(item)
+            found += item
+        else:
+            held += sys.getsizeof(item)
+    return held
 
 
 def _dtype_bytes(dtype: np.dtype[Any]) -> int:

@@ -356,3 +356,43 @@ def test_fields_of_dtypes_count_among_what_an_info_takes() -> None:
     ]
     assert sizes[0] < 1000
     assert min(sizes[1:]) > 250_000
+
+
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (spaces.Sequence(TWO), [1] * 5_000),
+        (spaces.Sequence(BOX), [[1]] * 5_000),
+        (spaces.Tuple([TWO] * 1000), [1] * 1000),
+        (spaces.Dict({str(number): TWO for number in range(1000)}), None),
+    ],
+    ids=["numbers", "boxes", "tuple", "dict"],
+)
+@pytest.mark.parametrize("kind", [GetAction, LogAction, EndEpisode, LogFragment])
+def test_elements_of_many_parts_count_as_what_they_take(
+    kind: type[Payload], space: spaces.Space[Any], observation: Any
+) -> None:
+    agreement = Agreement(space, TWO)
+    if observation is None:
+        observation = {str(number): 1 for number in range(1000)}
+    fields: dict[str, Any] = {"observation": observation}
+    if kind is LogAction:
+        fields["action"] = 1
+    if kind is LogFragment:
+        step = FragmentStep(observation=observation, action=1)
+        fields = {"steps": [step], "policy_id": "p", "first": 0}
+    payload = kind(episode_id="e", **fields)
+    event(payload, agreement)  # what is remembered for all is made
+    tracemalloc.start()
+    try:
+        made = event(payload, agreement)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert made.size > 0.7 * taken
+
+
+def test_arrays_count_as_the_frames_that_they_are() -> None:
+    agreement = Agreement(spaces.Box(0, 255, (100, 100), np.uint8), TWO)
+    asked = event(GetAction(episode_id="e", observation=np.zeros((100, 100), np.uint8)), agreement)
+    assert 10_000 < asked.size < 10_200
