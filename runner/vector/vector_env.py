@@ -284,38 +284,40 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
                 "step",
             )
         self._stepped_by = thread
-        try:
-            quick, is_asked = self._quick, False
-            if quick is not None and self._lockstep.is_quiet:
-                before = quick.begun
-                try:
-                    if quick.step(actions):
-                        results, blocks = self._results, self._results.blocks
-                        stepped: Stepped = (
-                            results.observations.batch(copy=self.copy),
-                            blocks.rewards.copy(),
-                            blocks.terminations.copy(),
-                            blocks.truncations.copy(),
-                            quick.infos,
-                        )
-                        quick.hand_out()
-                        return stepped
-                except BaseException as exc:  # also Ctrl-C: it can be fetched
-                    quick.take_back(before)
-                    if isinstance(exc, EnvbusError):
-                        self._lockstep.check_open()
-                    raise
-                is_asked = quick.begun != before
+        quick, is_asked = self._quick, False
+        if quick is not None and self._lockstep.is_quiet:
+            before = quick.begun
+            try:
+                if quick.step(actions):
+                    results, blocks = self._results, self._results.blocks
+                    stepped: Stepped = (
+                        results.observations.batch(copy=self.copy),
+                        blocks.rewards.copy(),
+                        blocks.terminations.copy(),
+                        blocks.truncations.copy(),
+                        quick.infos,
+                    )
+                    self._stepped_by = None  # not behind: Ctrl-C there would lose the step
+                    quick.hand_out()
+                    return stepped
+            except BaseException as exc:  # also Ctrl-C: it can be fetched
+                self._stepped_by = None
+                quick.take_back(before)
+                if isinstance(exc, EnvbusError):
+                    self._lockstep.check_open()
+                raise
+            is_asked = quick.begun != before
 
-            def step() -> Stepped:
+        def step() -> Stepped:
+            try:
                 if not is_asked:  # also if a step is pending already: that is an error
                     self.step_async(actions)
                 return self._fetch_step("step_wait", "step_async", None)
+            finally:
+                self._stepped_by = None
 
-            # Handlers of signals are exchanged once for both, instead of twice.
-            return self._lockstep.hand_out(PendingVerb.STEP, step)
-        finally:
-            self._stepped_by = None
+        # Handlers of signals are exchanged once for both, instead of twice.
+        return self._lockstep.hand_out(PendingVerb.STEP, step)
 
     def step_async(self, actions: Any) -> None:
         """Ask all envs to advance by one step; `step_wait` returns the results.

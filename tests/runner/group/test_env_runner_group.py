@@ -175,7 +175,7 @@ def test_at_a_timeout_what_is_there_is_returned_and_the_late_envs_are_named(
     gate = tmp_path / "gate"
     envs = [CountingEnv, functools.partial(GatedEnv, gate)]
     group = make(envs)
-    sample = group.sample(40, timeout=0.5)
+    sample = group.sample(40, timeout=2.0)
     assert (sample.runners, sample.late, sample.late_runners) == ((0, 1), (1,), ())
     assert sample.env_steps == 20
     gate.touch()
