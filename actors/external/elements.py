@@ -24,7 +24,7 @@ from envbus.actors.external.protocol import Value
 from envbus.bus.brief import brief
 from envbus.bus.wire.messages import Tree
 
-__all__ = ["Take", "is_finite", "opened", "taker", "to_wire"]
+__all__ = ["Take", "is_finite", "leaves", "opened", "taker", "to_wire"]
 
 #: Returns the element that a value is; the second argument is its place, for people.
 Take: TypeAlias = Callable[[Value, str], Element]
@@ -442,7 +442,10 @@ def _empty_rows_check(space: Space) -> Callable[[Value, str], None]:
     """Return what refuses rows without bytes, of which a few bytes may tell millions."""
 
     def check(value: Value, place: str) -> None:
-        if any(not part.size and part.shape[:1] > (_MAX_EMPTY,) for part in _arrays(value)):
+        if any(
+            isinstance(part, np.ndarray) and not part.size and part.shape[:1] > (_MAX_EMPTY,)
+            for part in leaves(value)
+        ):
             raise _mismatch(space, place, value, "with too many rows of nothing")
 
     return check
@@ -467,7 +470,8 @@ def _any_taker(space: Space) -> Take:
     return take
 
 
-def _arrays(value: Value) -> Iterator[Array]:
+def leaves(value: Value) -> Iterator[Value]:
+    """Yield what stands in nested dicts, lists and tuples, in no promised order."""
     found = [value]
     while found:
         item = found.pop()
@@ -475,20 +479,14 @@ def _arrays(value: Value) -> Iterator[Array]:
             found += item.values()
         elif isinstance(item, list | tuple):
             found += item
-        elif isinstance(item, np.ndarray):
+        else:
             yield item
 
 
 def is_finite(value: Value) -> bool:
     """Return whether no number in nested dicts, lists, tuples and arrays is infinite or NaN."""
-    found = [value]
-    while found:
-        item = found.pop()
-        if isinstance(item, Mapping):
-            found += item.values()
-        elif isinstance(item, list | tuple):
-            found += item
-        elif isinstance(item, float):
+    for item in leaves(value):
+        if isinstance(item, float):
             if not math.isfinite(item):
                 return False
         elif (

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
+from envbus.actors.external.elements import leaves
 from envbus.actors.external.errors import (
     EpisodeFinishedError,
     EpisodeLostError,
@@ -246,14 +247,9 @@ def _num_bytes(answer: SendReply | Act | Refuse | None) -> int:
     """Return what an answer holds that its size is not known of beforehand: an action."""
     if type(answer) is not Act:
         return 0
-    size, found = 0, list(answer.action.values())
-    while found:
-        item = found.pop()
-        if isinstance(item, dict):
-            found += item.values()
-        elif isinstance(item, list | tuple):
-            found += item
-        elif isinstance(item, np.ndarray):
+    size = 0
+    for item in leaves(answer.action):
+        if isinstance(item, np.ndarray):
             size += item.nbytes
         elif isinstance(item, str | bytes):
             size += len(item)

@@ -260,7 +260,7 @@ def test_what_a_client_adds_to_a_row_consists_of_finite_numbers(value: Any) -> N
         np.datetime64("2020-01-01"),
         2**70,
         -(2**63) - 1,
-        spaces.GraphInstance([0.5], None, None),  # type: ignore[arg-type]
+        spaces.GraphInstance([0.5], None, None),
     ],
     ids=str,
 )
@@ -318,7 +318,7 @@ def test_an_info_within_an_info_counts_and_is_as_deep_as_it_is() -> None:
         return int(event(LogReturns(episode_id="e", reward=1.0, info={"x": value})).size)
 
     many = [0.5 * number for number in range(10_000)]
-    graph = spaces.GraphInstance(many, None, None)  # type: ignore[arg-type]
+    graph = spaces.GraphInstance(many, None, None)
     for value in (many, graph, set(many), OrderedDict.fromkeys(many), {"y": [graph]}):
         assert size(Tree(value)) - size(Tree([])) > 300_000
     deepest = LogReturns(episode_id="e", reward=1.0, info={"x": [deep(62), Tree(deep(62))]})
