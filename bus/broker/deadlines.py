@@ -13,10 +13,13 @@ import msgspec
 
 from envbus.bus.wire.frames import Frames
 
-__all__ = ["LOCAL", "Pending", "PendingRequests"]
+__all__ = ["LOCAL", "NO_DEADLINE", "Pending", "PendingRequests"]
 
 #: Origin of the requests of the broker's owner; no peer has an empty routing id.
 LOCAL = b""
+
+#: What "no deadline" becomes on the bus, where each request has one: some 30 years, in seconds.
+NO_DEADLINE = 1e9
 
 #: Dead entries that the heap of deadlines may hold beyond as many as there are live ones.
 #: Large enough that rebuilding it is rare, small enough to cost nothing.

@@ -70,12 +70,9 @@ from envbus.bus.wire.messages import (
     Shutdown,
 )
 
-__all__ = ["NO_DEADLINE", "Broker", "Outcome", "failure_to_error"]
+__all__ = ["Broker", "Outcome", "failure_to_error"]
 
 logger = logging.getLogger("envbus.bus.broker.loop")
-
-#: What "no deadline" becomes on the bus, where each request has one: some 30 years, in seconds.
-NO_DEADLINE = 1e9
 
 #: Messages taken before deadlines are judged and the owner gets its turn. Peers that keep to the
 #: protocol never have as many under way: a queue holds 1000, a request is one message.

@@ -35,6 +35,7 @@ from envbus.actors.external.protocol import (
     Value,
 )
 from envbus.bus.brief import brief, cut
+from envbus.bus.broker.deadlines import NO_DEADLINE
 from envbus.bus.errors import DecodeError
 from envbus.bus.peer.worker import describe
 from envbus.bus.wire.codec import decode
@@ -138,7 +139,7 @@ def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> C
     return structs.replace(
         event,
         size=max(size, _elements_bytes(event)) + event.size,
-        timeout=header.ttl,
+        timeout=min(header.ttl, NO_DEADLINE),  # a larger one leaves a clock no digits
         digest=_digest(header.payload_type, frames, size),
         not_taken=getattr(payload, "not_taken", None),
     )

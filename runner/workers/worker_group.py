@@ -20,7 +20,8 @@ from typing import Any, Generic
 import msgspec
 
 from envbus.bus.broker.events import Complete, FailLocal, Notify, PeerLeft, PeerReady
-from envbus.bus.broker.loop import NO_DEADLINE, failure_to_error
+from envbus.bus.broker.deadlines import NO_DEADLINE
+from envbus.bus.broker.loop import failure_to_error
 from envbus.bus.errors import ClosedError, DecodeError, NoPeerError, StartError, TransportError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted_call, without_interrupts

@@ -22,6 +22,7 @@ from envbus.actors.external.protocol import (
     StartEpisode,
 )
 from envbus.bus.brief import brief
+from envbus.bus.broker.deadlines import NO_DEADLINE
 from envbus.bus.errors import DecodeError
 from envbus.bus.wire.codec import encode
 from envbus.bus.wire.messages import PROTOCOL_VERSION, Header, Kind, Payload, Tree
@@ -60,6 +61,11 @@ def test_verbs_of_one_agent_are_sorted_under_its_name() -> None:
     assert (reward.terminateds, reward.truncateds) == ({}, {})
     assert 20 < reward.size < 600
     assert event(LogReturns(episode_id="e", reward=np.float32(0.5))).rewards == {"agent0": 0.5}
+
+
+@pytest.mark.parametrize("ttl", [1e12, 1e17, 1e308])
+def test_a_time_limit_beyond_all_leaves_the_waits_of_others_to_be_measured(ttl: float) -> None:
+    assert event(GetAction(episode_id="e", observation=[0.5]), ttl=ttl).timeout == NO_DEADLINE
 
 
 def test_requests_with_one_id_are_told_apart_also_by_a_few_bytes_of_many() -> None:
