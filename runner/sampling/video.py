@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from envbus.bus.errors import ConfigError, RequestTimeoutError
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.settings import check_number
 from envbus.runner.data.episode import EpisodeRecorder
 from envbus.runner.data.metrics import PerfTimers
@@ -71,12 +72,15 @@ class VideoConfig:
         return number % self.episodes == 0
 
 
-class _Film(NamedTuple):
+@dataclass(slots=True)
+class _Film:
     """A file that is being written, and the name that it will have."""
 
     writer: Any
     unfinished: Path
     path: Path
+    #: Without any, there is no file.
+    has_frames: bool = False
 
 
 class VideoRecorder(Callbacks):
@@ -158,6 +162,7 @@ class VideoRecorder(Callbacks):
             return self._config.fps
         return float(dict(env.get_attr("metadata")).get("render_fps", _DEFAULT_FPS))
 
+    @uninterrupted_call  # or a file stays that nothing knows of, or half a film
     def _begin(self, env_id: int, name: str) -> None:
         path = self._folder / (name + self._config.suffix)
         unfinished = path.with_name("." + path.name)
@@ -187,22 +192,26 @@ class VideoRecorder(Callbacks):
             # The sampler counts all that callbacks do as a part of this.
             self._timers.add("raw_obs_processing", -spent)
 
+    @uninterrupted_call
     def _append(self, env_id: int, frame: Any) -> None:
         film = self._open[env_id]
         try:
             film.writer.append_data(np.ascontiguousarray(frame))
+            film.has_frames = True
         except OSError as exc:
             del self._open[env_id]
             with contextlib.suppress(OSError):
                 film.writer.close()
             self._give_up(film, exc)
 
+    @uninterrupted_call
     def _finish(self, env_id: int) -> None:
         if env_id in self._open:
             film = self._open.pop(env_id)
             try:
                 film.writer.close()
-                film.unfinished.replace(film.path)
+                if film.has_frames:
+                    film.unfinished.replace(film.path)
             except OSError as exc:
                 self._give_up(film, exc)
 

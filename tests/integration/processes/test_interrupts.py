@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -45,8 +45,10 @@ from envbus.runner import (
     Timeouts,
 )
 from envbus.runner.bridge.hosting import HostedThread
+from envbus.runner.data.metrics import PerfTimers
 from envbus.runner.inference.policy_connections import PolicyConnections
 from envbus.runner.inference.policy_workers import PolicyWorkers
+from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.testing import assert_same
 from envbus.runner.workers.faults import EnvError
 from tests.integration.group_children import is_alive, wait_until
@@ -1276,3 +1278,40 @@ def test_episodes_are_written_where_ctrl_c_came_or_nothing_of_them_is(tmp_path: 
     found = [len(one.single()) for one in read_episodes(tmp_path)]
     assert set(found) == {3}
     assert len(found) == writer.num_episodes
+
+
+class DrawnHere:
+    """What a `VideoRecorder` asks of an env, without one."""
+
+    env_id = 0
+
+    def get_attr(self, name: str) -> Any:
+        return {"render_mode": "rgb_array", "metadata": {}}[name]
+
+    def render(self) -> Any:
+        return np.zeros((16, 16, 3), np.uint8)
+
+
+def test_ctrl_c_leaves_no_film_without_its_name(tmp_path: Path) -> None:
+    pytest.importorskip("imageio")
+    from envbus.runner.sampling.video import VideoConfig, VideoRecorder
+
+    config = VideoConfig(folder=tmp_path, episodes=1, suffix=".gif")
+    recorder = VideoRecorder(config, Callbacks(), [DrawnHere()], PerfTimers())
+    films = 0
+
+    def film() -> None:
+        episode: Any = SimpleNamespace(env_id=0, eps_id=films)
+        recorder.on_episode_created(episode=episode)
+        recorder.on_episode_start(episode=episode)
+        recorder.on_episode_step(episode=episode)
+        recorder.on_episode_end(episode=episode)
+
+    def after(_result: Any) -> None:
+        nonlocal films
+        recorder.on_episode_created(episode=SimpleNamespace(env_id=0))
+        assert not list(tmp_path.glob(".*"))
+        films += 1
+
+    assert at_every_line(film, after) > 30
+    assert 20 < len(list(tmp_path.iterdir())) <= films
