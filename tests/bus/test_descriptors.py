@@ -22,13 +22,17 @@ MAKERS = {
     "hosting": "host('process')",
     "hosting in threads": "host('thread')",
     "client": "ExternalEnvClient(address).close()",
+    "vector env": "BusVectorEnv(['CartPole-v1'] * 2).close()",
+    "bridge": "ExternalEnvBridge(Discrete(2), Discrete(2)).stop()",
+    "gateway": "bridge_for_all().stop()",
 }
 PROGRAM = """
 import os, resource, sys, threading
 from gymnasium.spaces import Discrete
 from envbus.actors import ExternalEnv, ExternalEnvClient
 from envbus.bus.errors import StartError, TransportError
-from envbus.runner import ActorPool, EnvRunnerGroup, ExternalEnvBridge, PolicyWorkers
+from envbus.bus.gateway import GatewayConfig
+from envbus.runner import ActorPool, BusVectorEnv, EnvRunnerGroup, ExternalEnvBridge, PolicyWorkers
 from envbus.runner.policies import RandomPolicy
 
 class Waiting(ExternalEnv):
@@ -41,6 +45,9 @@ class Waiting(ExternalEnv):
 def host(where):
     with ExternalEnvBridge() as bridge:
         bridge.host(Waiting, where=where)
+
+def bridge_for_all():
+    return ExternalEnvBridge(gateway=GatewayConfig(tcp=('127.0.0.1:0',)))
 
 address = sys.argv[1]
 {made}
