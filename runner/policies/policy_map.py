@@ -101,11 +101,13 @@ class PolicyMap:
         return {name: self[name].get_weights() for name in names}
 
     def set_weights(self, weights: Mapping[str, Weights], version: int | None = None) -> None:
-        """Set weights by policy id.
+        """Set weights by policy id, one policy after the other.
 
         Raises:
             ConfigError: There is no such policy, or another process sets its weights. Nothing was
                 set.
+            Exception: What a policy raises that does not take its weights; those before it have
+                theirs. `set_state` sets all or nothing.
         """
         check_weights(weights, version)
         check_are_here(weights, set_elsewhere(self.by_id))
