@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -44,26 +45,55 @@ def read_episodes(folder: str | os.PathLike[str]) -> Iterator[MultiAgentBatch]:
     shards = {name: _shards(path) for name, path in policies.items()}
     if not any(shards.values()):
         raise ConfigError(f"no episodes are recorded in {root}: no POLICY/*{SHARD} there")
-    if len(policies) == 1:
-        ((name, paths),) = shards.items()
-        for path in paths:
-            for episode, _ in _episodes(path):
-                yield MultiAgentBatch.of([(name, episode)], _env_steps([episode]))
-        return
-    # Where shards begin differs from policy to policy: episodes are found by writer and id.
-    found: dict[tuple[str, int], list[tuple[str, SampleBatch]]] = {}
-    needed: dict[tuple[str, int], frozenset[str]] = {}
     for name, paths in shards.items():
+        partners: dict[tuple[str, str, frozenset[str]], _Partner] = {}
+        last = {_writer_of(path): path for path in paths}
         for path in paths:
-            writer = path.stem.rpartition("-")[2]
-            for episode, together in _episodes(path):
-                key = (writer, int(episode["eps_id"][0]))
-                found.setdefault(key, []).append((name, episode))
-                needed[key] = together & policies.keys()
-    for key, parts in found.items():
-        # What is being written, or was when a writer was killed, has rows of some policies only.
-        if needed[key] <= {name for name, _ in parts}:
-            yield MultiAgentBatch.of(parts, _env_steps([episode for _, episode in parts]))
+            writer = _writer_of(path)
+            for episode, together in _episodes(path, partial(_is_first, name, policies)):
+                parts = {name: episode}
+                for other in sorted(together & policies.keys() - {name}):
+                    key = other, writer, together
+                    if key not in partners:
+                        partners[key] = _Partner(shards[other], writer, together)
+                    if (rows := partners[key].take(int(episode["eps_id"][0]))) is not None:
+                        parts[other] = rows
+                # What is being written, or was when a writer was killed, has rows of some only.
+                if together & policies.keys() <= parts.keys():
+                    yield MultiAgentBatch.of(list(parts.items()), _env_steps(list(parts.values())))
+            if path == last[writer]:
+                partners = {key: one for key, one in partners.items() if key[1] != writer}
+
+
+def _is_first(name: str, policies: Collection[str], together: frozenset[str]) -> bool:
+    """Return whether episodes of these policies come in this one's turn."""
+    return name == min({name, *together.intersection(policies)})
+
+
+class _Partner:
+    """Another policy's rows of episodes, in the order in which these are asked for.
+
+    Where shards begin differs from policy to policy, the order of one writer's episodes does not.
+    """
+
+    def __init__(self, paths: list[Path], writer: str, together: frozenset[str]) -> None:
+        self._left = (
+            episode
+            for path in paths
+            if _writer_of(path) == writer
+            for episode, _ in _episodes(path, lambda found: found == together)
+        )
+        self._passed: dict[int, SampleBatch] = {}
+
+    def take(self, eps_id: int) -> SampleBatch | None:
+        """Return the rows of that episode; None: there are none, or not yet."""
+        if (found := self._passed.pop(eps_id, None)) is not None:
+            return found
+        for episode in self._left:
+            if (passed := int(episode["eps_id"][0])) == eps_id:
+                return episode
+            self._passed[passed] = episode
+        return None
 
 
 @dataclass(frozen=True)
@@ -142,8 +172,20 @@ def _shards(folder: Path) -> list[Path]:
     return [complete[stem] for stem in sorted(complete)]
 
 
-def _episodes(path: Path) -> Iterator[tuple[SampleBatch, frozenset[str]]]:
-    """Yield episodes, and which policies they have rows of; none: only this one, or unknown."""
+def _writer_of(path: Path) -> str:
+    """Return which writer's shard a file is: ids of episodes are its own."""
+    return path.stem.rpartition("-")[2]
+
+
+def _episodes(
+    path: Path, is_wanted: Callable[[frozenset[str]], bool]
+) -> Iterator[tuple[SampleBatch, frozenset[str]]]:
+    """Yield episodes, and which policies they have rows of; none: only this one, or unknown.
+
+    Args:
+        path: A shard: of all its episodes this is the same.
+        is_wanted: Called with it before they are read.
+    """
     table: pa.Table | None = None
     if path.suffix == JOURNAL:
         try:
@@ -156,11 +198,13 @@ def _episodes(path: Path) -> Iterator[tuple[SampleBatch, frozenset[str]]]:
             raise ConfigError(f"{path} cannot be read: {exc}") from exc
     if path.suffix == SHARD:
         try:
-            table = pq.read_table(path)
+            table = pq.read_table(path) if is_wanted(policies_of(pq.read_schema(path))) else None
         except (pa.ArrowInvalid, OSError) as exc:
             raise ConfigError(f"{path} is damaged: {exc}") from exc
     if table is not None and table.num_rows:
-        together = policies_of(table)
+        together = policies_of(table.schema)
+        if not is_wanted(together):
+            return
         for episode in from_table(table).split_by_episode():
             yield episode, together
 

@@ -105,9 +105,9 @@ def with_policies(table: pa.Table, policy_ids: Sequence[str]) -> pa.Table:
     return table.replace_schema_metadata({**table.schema.metadata, **told})
 
 
-def policies_of(table: pa.Table) -> frozenset[str]:
+def policies_of(schema: pa.Schema) -> frozenset[str]:
     """Return which policies the episodes of a table have rows of; none: nobody has said."""
-    return frozenset(json.loads((table.schema.metadata or {}).get(_POLICIES, b"[]")))
+    return frozenset(json.loads((schema.metadata or {}).get(_POLICIES, b"[]")))
 
 
 def _to_arrow(array: npt.NDArray[Any]) -> tuple[pa.Array, dict[str, Any]]:

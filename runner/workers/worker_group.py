@@ -19,8 +19,8 @@ from typing import Any, Generic
 
 import msgspec
 
-from envbus.bus.broker.events import Complete, FailLocal, Notify, PeerLeft, PeerReady
 from envbus.bus.broker.deadlines import NO_DEADLINE
+from envbus.bus.broker.events import Complete, FailLocal, Notify, PeerLeft, PeerReady
 from envbus.bus.broker.loop import failure_to_error
 from envbus.bus.errors import ClosedError, DecodeError, NoPeerError, StartError, TransportError
 from envbus.bus.forking import disown_in_forks

@@ -97,6 +97,29 @@ def test_episodes_with_several_policies_come_back_whole(tmp_path: Path) -> None:
     assert all(path.parent.parent == tmp_path for path in tmp_path.rglob("*.parquet"))
 
 
+def test_episodes_of_several_policies_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, shard_rows=9) as writer:
+        for eps_id in range(20):
+            rows = {"a": episode(eps_id, 3, agent="a"), "b": episode(eps_id, 2, agent="b")}
+            writer.write(MultiAgentBatch(rows, 3))
+            writer.write(episode(100 + eps_id, 2))
+            writer.write(MultiAgentBatch({"b": episode(200 + eps_id, 2, agent="b")}, 2))
+    found = [one.policy_batches for one in read_episodes(tmp_path)]
+    names = {int(rows["eps_id"][0]): "".join(parts) for parts in found for rows in parts.values()}
+    assert names == {
+        **dict.fromkeys(range(20), "ab"),
+        **dict.fromkeys(range(100, 120), "default_policy"),
+        **dict.fromkeys(range(200, 220), "b"),
+    }
+    assert len(found) == len(names)
+    max((tmp_path / "a").glob("*")).write_bytes(b"damaged")
+    reader = read_episodes(tmp_path)
+    for eps_id in range(18):  # those of the shards before, whatever is behind them
+        assert all(set(rows["eps_id"]) == {eps_id} for rows in next(reader).policy_batches.values())
+    with pytest.raises(ConfigError, match="is damaged"):
+        list(reader)
+
+
 def test_however_many_sets_of_policies_play_together_few_files_stay_open(tmp_path: Path) -> None:
     def num_open() -> int:
         links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
