@@ -72,8 +72,9 @@ class FiniteCheck:
         Args:
             infos: Of all slots: last observations in them have to be looked at, too.
         """
-        if infos is not None and any("final_obs" in info for info in infos):
-            return False
+        for info in infos or ():
+            if "final_obs" in info and (self._is_record or _holds_nan(info["final_obs"])):
+                return False
         if not self._rewards.dot(self._rewards) <= FLOAT32_MAX * FLOAT32_MAX:  # NaN is not, either
             return False
         for array in self._small:
@@ -145,8 +146,13 @@ def without_nan(element: Element) -> Element:
 
 
 def _is_small(array: npt.NDArray[Any]) -> bool:
-    """Return whether an array is multiplied with itself sooner than its least element is found."""
-    return array.size <= _SMALL and array.dtype.kind == "f" and array.flags.c_contiguous
+    """Return whether an array is multiplied with itself sooner than its least element is found.
+
+    Not one in half precision: NumPy warns of each product that is too large for that.
+    """
+    dtype = array.dtype
+    is_float = dtype.kind == "f" and dtype.itemsize > 2
+    return array.size <= _SMALL and is_float and array.flags.c_contiguous
 
 
 def _has_nan(array: npt.NDArray[Any]) -> bool:
@@ -156,11 +162,15 @@ def _has_nan(array: npt.NDArray[Any]) -> bool:
     least element, which takes longer to find in a small array, and no threads in a large one.
     """
     if _is_small(array):
-        return bool(np.isnan(np.vdot(array, array)))
+        flat = array.reshape(-1)
+        squares = flat.dot(flat)
+        return bool(squares != squares)
     return bool(array.size and np.isnan(array.min()))
 
 
 def _holds_nan(element: Element) -> bool:
+    if type(element) is np.ndarray:
+        return element.dtype.kind in "fc" and _has_nan(element)
     if isinstance(element, Mapping):
         return any(map(_holds_nan, element.values()))
     if isinstance(element, tuple | list):

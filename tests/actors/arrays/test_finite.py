@@ -197,6 +197,28 @@ def test_observations_without_a_fixed_size_are_looked_at(mode: str) -> None:
     assert step(actor, [1.0, 1.0]).errors == []
 
 
+class HalfEnv(SayingEnv):
+    """Its observations are large for half precision, the last one is NaN."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float16)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.full(3, 6e4, np.float16), {}
+
+    def step(self, action: Any) -> Any:
+        last = bool(action[0] == 99)
+        return np.full(3, np.nan if last else 6e4, np.float16), 0.0, last, False, {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_large_numbers_in_half_precision_are_no_reason_to_warn() -> None:
+    for mode in ("SameStep", "NextStep"):
+        actor = mapped("fault", mode, HalfEnv)
+        assert step(actor, [0.0, 0.0]).errors == []
+        (error,) = step(actor, [99.0, 0.0]).errors
+        assert error.slot == 1
+
+
 def test_a_setting_is_one_of_three() -> None:
     assert [in_words(True), in_words("warn"), in_words(False)] == ["fault", "warn", "off"]
     for wrong in ("yes", 2, None):
