@@ -201,7 +201,9 @@ def _kill_if_marked(pid: int, marks: Collection[bytes]) -> None:
     with contextlib.suppress(OSError):
         try:
             fd = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # not this system, a sandbox, or it is gone
+        except ProcessLookupError:  # it is gone: whoever has its id next is another one
+            return
+        except (AttributeError, OSError):  # not this system, or a sandbox
             os.kill(pid, signal.SIGKILL)
             return
         try:
