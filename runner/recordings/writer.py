@@ -163,11 +163,13 @@ class EpisodeWriter:
         for key in list(self._shards)[:-_MAX_OPEN]:
             self._retire(key)
 
+    @uninterrupted_call
     def close(self) -> None:
         """Complete all shards. Idempotent.
 
         One that cannot be, on a full disk for example, stays a journal: it is read as it is, the
-        log says why, and the next writer of the folder tries again.
+        log says why, and the next writer of the folder tries again. Ctrl-C is raised once all are
+        complete; if it comes again after a second it breaks that off, and the rest stay journals.
         """
         self._closed = True
         shards = [*self._incomplete, *self._uncut, *self._shards.values()]
@@ -455,10 +457,12 @@ def _to_parquet(path: Path, num_rows: int | None = None) -> bool:
             logger.error("%s is damaged behind row %d: see %s", shard, journal.num_rows, kept)
         else:
             path.unlink()
-    except (OSError, pa.ArrowException, MemoryError) as exc:
-        logger.warning("%s stays a journal, which can be read: %s", path, exc)
+    except BaseException as exc:  # Ctrl-C, too: what is unfinished has no use
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
+        if not isinstance(exc, OSError | pa.ArrowException | MemoryError):
+            raise
+        logger.warning("%s stays a journal, which can be read: %s", path, exc)
         return False
     return True
 

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from envbus.bus import interrupts
 from envbus.bus.errors import ClosedError, ConfigError
 from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
 
@@ -218,6 +220,28 @@ def test_a_kill_loses_no_written_episode(tmp_path: Path) -> None:
         pass
     assert not list(folder.glob("*/*.arrows"))
     assert set(told) <= lengths(folder).keys()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_shards_are_completed_leaves_no_file_half_written(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_table = pq.write_table
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        write_table(*args, **kwargs)
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+
+    writer = EpisodeWriter(tmp_path)
+    writer.write(episode(0, 3))
+    monkeypatch.setattr(pq, "write_table", interrupted)
+    monkeypatch.setattr(interrupts, "_PATIENCE", 0.0)  # the second one is not kept
+    with pytest.raises(KeyboardInterrupt):
+        writer.close()
+    (left,) = (tmp_path / "default_policy").iterdir()
+    assert left.suffix == {1: ".parquet", 2: ".arrows"}[times]
+    assert lengths(tmp_path) == {0: 3}
 
 
 SCARCE = """
