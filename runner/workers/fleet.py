@@ -321,7 +321,8 @@ class Fleet(WorkerGroup[Actor]):
         events = super().poll(timeout)
         if self._note is not None:
             waited = self.waited if self.words is None else self.waited + self.words.waited
-            if waited >= self._note.due:
+            # One that is being started again may have no process, and nobody's env waits there.
+            if waited >= self._note.due and all(a.state is ActorState.READY for a in self.actors):
                 pids = [actor.child.pid for actor in self.actors if actor.child]
                 self._note = None if self._note.look(waited, pids) else self._note
         return events

@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 
 from envbus.actors.testing import CountingEnv
-from envbus.runner import ActorPool, BusVectorEnv
+from envbus.bus.errors import StartError
+from envbus.runner import ActorPool, BusVectorEnv, RestartPolicy
 from envbus.runner.engine.env_results import Batch
+from envbus.runner.workers import waiting_note
 from envbus.runner.workers.faults import ActorLostError
 from tests.integration.faulty import RESTART
 from tests.integration.group_children import PATIENCE, is_alive, wait_until
@@ -229,3 +231,41 @@ def test_an_actor_that_ends_at_anything_that_is_sent_to_it_while_it_comes_up(
             assert pool.statistics().restarts == restarts
         connections.process_group = process_group
         assert nth > 3  # what it is to do, its envs, and their memory
+
+
+class PoorProcessGroup:
+    """Has no process to give, for so many times."""
+
+    def __init__(self, process_group: Any, times: int) -> None:
+        self._process_group = process_group
+        self.left = times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process_group, name)
+
+    def start(self, *args: Any, **settings: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            raise StartError("there is no process")
+        return self._process_group.start(*args, **settings)
+
+
+def test_a_pool_waits_for_as_long_as_no_process_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting_note, "_SECONDS", 0.1)
+    always = RestartPolicy.always(backoff=0.3, max_backoff=0.3)
+    with ActorPool([ENV] * 2, num_actors=1, restart=always) as pool:
+        pool.reset(seed=1)
+        pool.recv(2)
+        connections: Any = pool._fleet._connections
+        connections.process_group = poor = PoorProcessGroup(connections.process_group, 4)
+        kill(pool.actor_pids()[0])
+        pool.send(np.ones(2, np.int64), np.arange(2))
+        faults, received = 0, 0
+        while received < 2:
+            batch = pool.recv(timeout=0.05)
+            faults, received = faults + len(batch.faults), received + len(batch.env_ids)
+        assert (faults, poor.left) == (2, 0)
+        connections.process_group = poor._process_group
+    assert "with `num_actors" not in caplog.text
