@@ -136,6 +136,8 @@ def _array_taker(
             check_nested(value, 0, value, place)
         try:
             array: Array = np.array(value)
+            if array.dtype.kind == "f" and numbers == {int} and (array >= 0).all():
+                array = np.array(value, np.uint64)  # on both sides of 2**63 NumPy makes floats
         except (ValueError, OverflowError) as error:
             raise _mismatch(space, place, value, "which is no array of it") from error
         return array

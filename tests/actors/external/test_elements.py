@@ -26,6 +26,8 @@ SPACES = [
     spaces.Box(0, 255, (84, 84, 4), np.uint8),
     spaces.Box(-1.0, 1.0, (), np.float16),
     spaces.Box(-1.0, 1.0, (0, 3)),
+    spaces.Box(0, 2**64 - 1, (2, 3), np.uint64),
+    spaces.Box(-3, 3, (2, 0), np.int8),
     spaces.Discrete(5, start=-2),
     spaces.Discrete(3, dtype=np.int32),
     spaces.MultiDiscrete([3, 4], start=np.array([1, -1])),
@@ -67,6 +69,16 @@ def test_an_element_comes_back_as_it_was(space: spaces.Space[Any], plain: bool) 
         came = take(decode(GetAction, frames, writable=True).observation, "it")
         assert came in space
         assert identical(came, element)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_numbers_on_both_sides_of_2_to_the_63rd_stay_what_they_are(plain: bool) -> None:
+    take = taker(spaces.Box(0, 2**64 - 1, (3,), np.uint64))
+    board = np.array([2**64 - 1, 5, 2**63 + 1], np.uint64)
+    assert identical(take(to_wire(board, plain=plain), "it"), board)
+    for wrong in (2**64, -1):
+        with pytest.raises(SpaceMismatchError, match="uint64"):
+            take([2**63, 0, wrong], "it")
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
