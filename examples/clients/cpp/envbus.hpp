@@ -87,9 +87,16 @@ class Value {
 
   bool is_nil() const { return std::holds_alternative<std::nullptr_t>(data_); }
   bool as_bool() const { return get<bool>("a bool"); }
-  std::int64_t as_int() const { return get<std::int64_t>("an int"); }
+  std::int64_t as_int() const { return get<std::int64_t>("an int below 2^63"); }
+  /// An int from 0 to 2^64 - 1.
+  std::uint64_t as_uint() const {
+    if (const auto* large = std::get_if<std::uint64_t>(&data_)) return *large;
+    if (get<std::int64_t>("an int") < 0) throw ValueError("an int is negative");
+    return static_cast<std::uint64_t>(as_int());
+  }
   /// A float, or an int as one.
   double as_float() const {
+    if (const auto* large = std::get_if<std::uint64_t>(&data_)) return static_cast<double>(*large);
     const auto* number = std::get_if<std::int64_t>(&data_);
     return number ? static_cast<double>(*number) : get<double>("a float");
   }
@@ -112,14 +119,18 @@ class Value {
   decltype(auto) visit(Visitor&& visitor) const { return std::visit(visitor, data_); }
 
  private:
-  using Data =
-      std::variant<std::nullptr_t, bool, std::int64_t, double, std::string, Bytes, Array, Map>;
+  /// An unsigned int is one that a signed one does not hold.
+  using Data = std::variant<std::nullptr_t, bool, std::int64_t, double, std::string, Bytes, Array, Map,
+                            std::uint64_t>;
 
   template <typename T>
   static Data stored(T number) {
     if constexpr (std::is_same_v<T, bool>) return number;
-    else if constexpr (std::is_integral_v<T>) return static_cast<std::int64_t>(number);
-    else return static_cast<double>(number);
+    else if constexpr (std::is_integral_v<T>) {
+      const auto bits = static_cast<std::uint64_t>(number);
+      if (std::is_unsigned_v<T> && bits > INT64_MAX) return bits;
+      return static_cast<std::int64_t>(number);
+    } else return static_cast<double>(number);
   }
 
   template <typename T>
@@ -151,6 +162,7 @@ class Packer {
     else if (value >= INT32_MIN && value < 0) { byte(0xd2); number(bits, 4); }
     else { byte(0xd3); number(bits, 8); }
   }
+  void operator()(std::uint64_t value) { byte(0xcf); number(value, 8); }
   void operator()(double value) {
     std::uint64_t bits;
     std::memcpy(&bits, &value, 8);
@@ -220,12 +232,7 @@ class Unpacker {
       }
       case 0xca: return real<float, std::uint32_t>();
       case 0xcb: return real<double, std::uint64_t>();
-      case 0xcc: case 0xcd: case 0xce: return number(1 << (first - 0xcc));
-      case 0xcf: {
-        const std::uint64_t value = number(8);
-        if (value >> 63) throw ValueError("an integer is too large");
-        return value;
-      }
+      case 0xcc: case 0xcd: case 0xce: case 0xcf: return number(1 << (first - 0xcc));
       case 0xd0: return static_cast<std::int8_t>(number(1));
       case 0xd1: return static_cast<std::int16_t>(number(2));
       case 0xd2: return static_cast<std::int32_t>(number(4));

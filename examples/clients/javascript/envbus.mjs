@@ -473,7 +473,11 @@ class Writer {
     else this.#bigint(BigInt(value))
   }
 
-  #bigint(value) { this.#byte(0xd3); this.#put(8, "setBigInt64", value) }
+  #bigint(value) {
+    if (value === BigInt.asIntN(64, value)) { this.#byte(0xd3); this.#put(8, "setBigInt64", value) }
+    else if (value === BigInt.asUintN(64, value)) { this.#byte(0xcf); this.#put(8, "setBigUint64", value) }
+    else throw new EnvbusError(`${value} is not from -2^63 to 2^64 - 1`)
+  }
 
   #byte(value) { this.#put(1, "setUint8", value) }
 

@@ -198,7 +198,8 @@ void messagepack() {
   for (int i = 0; i < 70000; ++i) large[std::to_string(i)] = i;
   for (const Value& value : Value::Array{
            nullptr, true, false, 0, 127, 128, 255, 256, 65535, 65536, 4294967295, 4294967296, -1, -32, -33,
-           -128, -32768, -32769, -2147483648, -2147483649, smallest, ~smallest, 0.1, -1e300,
+           -128, -32768, -32769, -2147483648, -2147483649, smallest, ~smallest, UINT64_MAX, 0.1,
+           -1e300,
            INFINITY, "", std::string(31, 'x'), std::string(40, 'x'), std::string(300, 'x'),
            std::string(70000, 'x'), envbus::Value::Bytes(300), envbus::Value::Bytes(70000),
            Value::Array(20, Value{1}), Value::Array(70000), Map{}, large, Map{{"a", Map{{"b", 1}}}}})
@@ -206,6 +207,10 @@ void messagepack() {
   for (const auto& [number, size] : std::map<std::int64_t, std::size_t>{
            {127, 1}, {128, 2}, {255, 2}, {256, 3}, {-33, 3}, {65536, 5}, {-32769, 5}})
     CHECK(envbus::pack(number).size() == size);
+  CHECK(envbus::unpack(envbus::pack(UINT64_MAX)).as_uint() == UINT64_MAX && Value(3u).as_uint() == 3);
+  CHECK(Value(UINT64_MAX).as_float() > 1.8e19);
+  rejected<envbus::ValueError>([] { Value(UINT64_MAX).as_int(); });
+  rejected<envbus::ValueError>([] { Value(-1).as_uint(); });
   const Value::Bytes packed = envbus::pack(Map{{"a", {"text", 1.5, 70000}}, {"b", std::string(40, 'x')}});
   for (std::size_t size = 0; size < packed.size(); ++size)
     rejected<envbus::ValueError>([&] { envbus::unpack({packed.begin(), packed.begin() + size}); });

@@ -227,12 +227,13 @@ const checks = {
   messagepack() {
     const values = [
       null, true, false, 0, 127, 128, -1, -32, -33, 65535, 2 ** 31, -(2 ** 31) - 1, 2 ** 53 - 1, 0.1,
-      -1e300, Infinity, 2n ** 60n, "", "ü".repeat(20), "x".repeat(70000), new Uint8Array(300),
+      -1e300, Infinity, 2n ** 60n, -(2n ** 63n), 2n ** 64n - 1n, "", "ü".repeat(20), "x".repeat(70000), new Uint8Array(300),
       Array(20).fill([1]), Array(70000).fill(0), {}, JSON.parse('{"__proto__": {"polluted": 1}}'),
       Object.fromEntries(Array.from({ length: 20 }, (_, i) => [`key${i}`, i])),
     ]
     for (const value of values) assert.deepEqual({ ...bus.decode(bus.encode({ value })) }, { value })
     assert.ok(Object.is(bus.decode(bus.encode(-0)), -0))
+    for (const value of [2n ** 64n, -(2n ** 63n) - 1n]) assert.throws(() => bus.encode(value), bus.EnvbusError)
     assert.throws(() => bus.decode(new Uint8Array([0xc7, 1, 2, 3])), bus.EnvbusError)
     assert.equal({}.polluted, undefined)
   },
