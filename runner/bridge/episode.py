@@ -178,6 +178,11 @@ class Episode:
         self.over = True
         self.num_bytes += size
         content = self._content(observation, terminateds, truncateds)
+        # Who was not told of one by one, now or before, ends as the episode does.
+        own = content["terminateds" if terminateds[ALL] else "truncateds"]
+        for agent in observation:
+            if not (content["terminateds"].get(agent) or content["truncateds"].get(agent)):
+                own[agent] = True
         return self._append(content, last=True)
 
     def break_off(self, fault: EpisodeFault) -> Record:

@@ -456,12 +456,7 @@ def _end(payload: EndEpisode, origin: Origin, agreement: Agreement) -> End:
     if not agreement.multi_agent and any(flags is not None for flags in given):
         raise EpisodeError(f"Episode {episode_id} has one agent: say truncated=true or nothing.")
     terminateds, truncateds = (_flags(flags, agreement) for flags in given)
-    # Who is not told of one by one ends as the episode does.
-    own = truncateds if payload.truncated else terminateds
-    for agent in (*observation, ALL):
-        if not terminateds.setdefault(agent, False) and not truncateds.setdefault(agent, False):
-            own[agent] = True
-        truncateds.setdefault(agent, False)
+    terminateds[ALL], truncateds[ALL] = not payload.truncated, payload.truncated
     return End(*origin, episode_id, observation, terminateds, truncateds)
 
 

@@ -124,7 +124,7 @@ class Scene:
         self, episode: str, observation: Any, peer: bytes = A, *, truncated: bool = False
     ) -> list[Effect]:
         seen = by_agent(observation)
-        flags = [dict.fromkeys([*seen, "__all__"], flag) for flag in (not truncated, truncated)]
+        flags = [{"__all__": flag} for flag in (not truncated, truncated)]
         return self.all(End(peer, self.number(peer), episode, seen, *flags))
 
     def choose(self, episode: str, action: Any, version: int = 0) -> Effect | None:

@@ -201,6 +201,26 @@ def test_single_agents_end_before_the_episode_does() -> None:
     assert scene.episodes.awaited("e") == ["y"]
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_agent_that_was_told_how_it_ends_does_not_end_as_the_episode_does(
+    at_once: bool,
+) -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", {"x": 1, "y": 2})
+    scene.take()
+    scene.choose("e", {"x": 0, "y": 0})
+    scene.reward("e", {"x": -1.0}, truncateds={"x": True})
+    if not at_once:  # its last observation comes later than the word that it is done
+        scene.ask("e", {"y": 3})
+        scene.take()
+        scene.choose("e", {"y": 0})
+    scene.end("e", {"x": 9, "y": 4})
+    content = scene.take()["e"].content
+    assert content["terminateds"] == {"x": False, "y": True, "__all__": True}
+    assert content["truncateds"] == {"x": True, "y": False, "__all__": False}
+
+
 def test_an_agent_that_is_done_stays_so_whatever_its_client_observes() -> None:
     scene = Scene()
     scene.start("e")

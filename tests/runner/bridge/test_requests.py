@@ -92,16 +92,18 @@ def test_an_end_is_one_or_the_other_for_all(truncated: bool) -> None:
     end = event(EndEpisode(episode_id="e", observation=[0], truncated=truncated))
     assert isinstance(end, End)
     assert end.timeout == 5.0
-    assert end.terminateds == dict.fromkeys(["agent0", "__all__"], not truncated)
-    assert end.truncateds == dict.fromkeys(["agent0", "__all__"], truncated)
+    assert (end.terminateds, end.truncateds) == (
+        {"__all__": not truncated},
+        {"__all__": truncated},
+    )
 
 
 def test_of_several_agents_each_has_its_own_end() -> None:
     end = event(
         EndEpisode(episode_id="e", observation={"x": [0], "y": [0]}, truncateds={"y": True}), MANY
     )
-    assert end.terminateds == {"x": True, "y": False, "__all__": True}
-    assert end.truncateds == {"x": False, "y": True, "__all__": False}
+    assert end.terminateds == {"__all__": True}
+    assert end.truncateds == {"y": True, "__all__": False}
     reward = event(
         LogReturns(episode_id="e", reward={"x": 1}, info={"y": {}}, terminateds={"x": True}), MANY
     )
