@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from envbus.actors.arrays.spaces import Space
 from envbus.actors.external.agreement import SpaceLike
 from envbus.actors.external.conversation import Conversation
-from envbus.actors.external.link import Link
+from envbus.actors.external.link import Link, Waiter
 from envbus.actors.external.local_episodes import Choose, LocalEpisodes, Wait, Work, check_inference
 from envbus.actors.external.local_policy import LocalSettings, PolicyOrFactory
 from envbus.actors.external.verbs import (
@@ -35,7 +35,7 @@ from envbus.bus.peer.worker import Heartbeats
 from envbus.bus.transport.curve_keys import PathLike, PeerKeys
 from envbus.bus.transport.local_first import LocalFirstPeer
 from envbus.bus.transport.zmq_sockets import ZmqPeer
-from envbus.bus.wire.messages import Payload
+from envbus.bus.wire.messages import Failed, Payload
 
 __all__ = ["BridgeClient", "ExternalEnvClient"]
 
@@ -293,8 +293,14 @@ def _asker(link: Link, state: ClientState) -> Callable[[Payload, float], Any]:
     """Return what sends a request and waits for its answer, for so many seconds."""
 
     def ask(payload: Payload, seconds: float) -> Any:
-        outcome, request_id = link.request(payload, state.encoded(payload), seconds)
-        return state.result(payload, outcome, request_id)
+        frames, waiter = state.encoded(payload), Waiter()
+        try:
+            return state.result(payload, *link.request(payload, frames, seconds, waiter))
+        except BaseException:
+            # Ctrl-C, or a time limit: an action may be on its way, or has come, and is not taken.
+            if waiter.call is not None and not isinstance(waiter.outcome, Failed):
+                state.give_up(payload, waiter.call.request_id)
+            raise
 
     return ask
 

@@ -34,7 +34,7 @@ from envbus.bus.transport.local_first import LocalFirstPeer
 from envbus.bus.transport.unix_sockets import Bell
 from envbus.bus.wire.messages import Payload
 
-__all__ = ["SLICE", "Link", "not_joined", "told_if_slow", "warn_not_joined"]
+__all__ = ["SLICE", "Link", "Waiter", "not_joined", "told_if_slow", "warn_not_joined"]
 
 logger = logging.getLogger("envbus.actors.external")
 
@@ -74,7 +74,7 @@ def warn_not_joined(
     logger.warning(text, address, PROGRESS_AFTER, timeout, why)
 
 
-class _Waiter:
+class Waiter:
     """A caller and what it waits for."""
 
     __slots__ = ("bell", "call", "outcome")
@@ -86,10 +86,12 @@ class _Waiter:
         self.bell: threading.Lock | None = None
 
     def settle(self, outcome: Outcome) -> None:
+        """Its request has ended."""
         self.outcome = outcome
         self.wake()
 
     def wake(self) -> None:
+        """Have it look at its outcome, or lead. May be called twice."""
         if self.bell is not None:
             with contextlib.suppress(RuntimeError):  # it is awake, maybe by another thread just now
                 self.bell.release()
@@ -114,9 +116,9 @@ class Link:
         #: garbage collection, which may come anywhere, closes the client.
         self._mutex = threading.RLock()
         #: Who leads. Handed over by one assignment, so that Ctrl-C cannot come in between.
-        self._leader: _Waiter | None = None
-        self._commands: deque[tuple[_Waiter, BridgeCall]] = deque()
-        self._waiters: dict[_Waiter, None] = {}
+        self._leader: Waiter | None = None
+        self._commands: deque[tuple[Waiter, BridgeCall]] = deque()
+        self._waiters: dict[Waiter, None] = {}
         self._closed = False
         #: Whether somebody closes, or has closed, the socket.
         self._ended = False
@@ -126,7 +128,7 @@ class Link:
 
     def connect(self, timeout: float) -> None:
         """Join the bridge; raises `RequestTimeoutError`, or why it refuses."""
-        talk, nobody = self._conversation, _Waiter()
+        talk, nobody = self._conversation, Waiter()
         self._leader = nobody
         try:
             self._heartbeats.start()
@@ -145,10 +147,12 @@ class Link:
         finally:
             self._leader = None
 
-    def request(self, payload: Payload, frames: Any, timeout: float) -> tuple[Outcome, int]:
-        """Return how a request has ended, and its id."""
+    def request(
+        self, payload: Payload, frames: Any, timeout: float, waiter: Waiter | None = None
+    ) -> tuple[Outcome, int]:
+        """Return how a request has ended, and its id; `waiter` is a new one."""
         now = time.monotonic()
-        waiter = _Waiter()
+        waiter = waiter or Waiter()
         call = waiter.call = BridgeCall(
             payload, frames, REPLY_TYPES[type(payload)], now, now + timeout, waiter.settle
         )
@@ -159,11 +163,12 @@ class Link:
                 self._hand_over(waiter)
         except BaseException:  # Ctrl-C, which may have come while the lead was handed over
             self._hand_over(waiter)
+            self._conversation.number(call)  # one that was not sent can be told of, too
             raise
         assert waiter.outcome is not None
         return waiter.outcome, call.request_id
 
-    def _wait_for(self, waiter: _Waiter, call: BridgeCall, timeout: float, now: float) -> None:
+    def _wait_for(self, waiter: Waiter, call: BridgeCall, timeout: float, now: float) -> None:
         """Lead, or wait until who leads has the answer, or leaves the lead to this one."""
         self.check_owner()
         with self._mutex:
@@ -214,7 +219,7 @@ class Link:
             if alone:
                 self._end()
 
-    def _lead(self, waiter: _Waiter, call: BridgeCall, now: float) -> None:
+    def _lead(self, waiter: Waiter, call: BridgeCall, now: float) -> None:
         """Send and receive for all, until this one's answer is there."""
         try:
             if waiter.bell is None:  # else it was submitted by who led before
@@ -227,7 +232,7 @@ class Link:
             self._conversation.send_again(time.monotonic())  # others' answers may be lost by it
             raise
 
-    def _hand_over(self, waiter: _Waiter) -> None:
+    def _hand_over(self, waiter: Waiter) -> None:
         """Leave the lead, if it is this one's, to the next that waits. May be done twice."""
         with self._mutex:
             self._waiters.pop(waiter, None)
@@ -241,7 +246,7 @@ class Link:
         if ending:
             self._end()
 
-    def _turn(self, timeout: float, waiter: _Waiter) -> None:
+    def _turn(self, timeout: float, waiter: Waiter) -> None:
         """Wait for a message, a bell or the time, and do what follows.
 
         What comes behind this one's answer is left to who leads next.
@@ -263,7 +268,7 @@ class Link:
             talk.tick(now, lost_for, transport.trouble())
         self._flush()
 
-    def _receive(self, waiter: _Waiter, now: float) -> None:
+    def _receive(self, waiter: Waiter, now: float) -> None:
         """Take messages that are there, up to this one's answer."""
         for _ in range(AT_ONE_GO):
             if waiter.outcome is not None or (frames := self._transport.receive(0.0)) is None:

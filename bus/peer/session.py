@@ -153,12 +153,16 @@ class PeerSession:
         self.welcome: Welcome | None = None
         self.rejoined = self.resent = self.late = 0
 
+    def number(self, call: PeerCall) -> None:
+        """Give a request its id, if it has none."""
+        call.request_id = call.request_id or next(self._numbers)
+
     def submit(self, call: PeerCall, now: float) -> None:
         """Begin a request; it will be settled once. It may be settled here.
 
         Its id is given here, unless its owner has chosen it.
         """
-        call.request_id = call.request_id or next(self._numbers)
+        self.number(call)
         if self.refused is not None:
             call.settle(self.refused)
             return

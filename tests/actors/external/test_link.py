@@ -125,7 +125,7 @@ class Raced:
 
 
 def test_who_is_woken_by_two_threads_at_once_is_awake() -> None:
-    waiter, bell = link._Waiter(), Raced()
+    waiter, bell = link.Waiter(), Raced()
     waiter.bell = cast("threading.Lock", bell)
     waiter.wake()
     waiter.wake()

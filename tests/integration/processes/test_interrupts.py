@@ -6,6 +6,7 @@ The signal is raised by a trace function, so that what handles signals decides w
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import re
 import signal
@@ -986,6 +987,40 @@ def test_ctrl_c_breaks_no_call_of_a_client_in_a_place_where_it_is_swallowed(
         gc.enable()
     assert raised
     assert not swallowed
+
+
+@pytest.mark.parametrize("local_links", [pytest.param(True, marks=local_links), False])
+def test_no_row_is_of_an_action_that_ctrl_c_kept_from_its_simulator(local_links: bool) -> None:
+    space = Box(-1e9, 1e9, (1,), np.float64)
+    taken: list[int] = []
+    asked: Iterator[int] = itertools.count()
+
+    def ask() -> int:
+        number = next(asked)
+        client.get_action(episode, np.full(1, number, np.float64), timeout=20.0)
+        return number
+
+    def after(number: int | None) -> None:
+        if number is not None:
+            taken.append(number)
+        taken.append(ask())
+
+    def sample() -> Any:
+        runner = EnvRunner(bridge, lambda rows: np.zeros((len(rows), 1)))
+        return runner.sample(num_episodes=1, timeout=200.0).single()
+
+    with ThreadPoolExecutor(1) as thread, ExternalEnvBridge(space, space) as bridge:
+        sampling = thread.submit(sample)
+        with ExternalEnvClient(bridge.address, local_links=local_links) as client:
+            episode = client.start_episode()
+            after(None)
+            assert at_every_line(ask, after) > 50
+            client.end_episode(episode, np.full(1, next(asked), np.float64))
+        found = sampling.result()
+    observed = found["obs"][:, 0].astype(int).tolist()
+    assert set(observed) <= set(taken)
+    followers = {number for number in taken if number + 1 in taken}
+    assert followers <= set(observed)
 
 
 class Telling(CountingEnv):
