@@ -111,6 +111,8 @@ class Lockstep:
         #: By env: what it raised in that round, and what it told besides.
         self._raised: dict[int, tuple[EnvError, dict[str, Any]]] = {}
         self._kept: _Kept | None = None
+        #: Whether Ctrl-C came in the place of what is kept.
+        self._is_withheld = False
         #: What a round raised, until its caller got it.
         self._untold: tuple[PendingVerb, Exception] | None = None
         #: What was told last, as `_Kept` has it.
@@ -139,17 +141,25 @@ class Lockstep:
             AlreadyPendingCallError: Another round is pending.
         """
         self.check_open()
-        if self.pending is not PendingVerb.NOTHING:
+        pending = self.pending
+        if self._kept is not None and self._is_withheld:
+            pending = self._kept[0]
+        if pending is not PendingVerb.NOTHING:
             raise AlreadyPendingCallError(
                 f"Calling `{verb}` while waiting for a pending call to "
-                f"`{self.pending.value}` to complete; `{self.pending.value}_wait` takes it up, "
+                f"`{pending.value}` to complete; `{pending.value}_wait` takes it up, "
                 f"also after Ctrl-C{ending}",
-                self.pending.value,
+                pending.value,
             )
 
-    def keep(self, pending: PendingVerb, results: Any) -> None:
-        """Have the results of a round, which its caller did not get, be fetched or dropped."""
-        self._kept = (pending, results, *self._told)
+    def keep(self, pending: PendingVerb, results: Any, *, is_withheld: bool = False) -> None:
+        """Have the results of a round, which its caller did not get, be fetched.
+
+        The next round drops them; or, if they are withheld by Ctrl-C, they are waited for first, as
+        if it had come before they were there.
+        """
+        self._kept, self._is_withheld = (pending, results, *self._told), is_withheld
+        self.is_quiet = False
 
     def forget(self) -> None:
         """A round begins: what was not fetched of the last is dropped, but for its faults."""
@@ -213,7 +223,8 @@ class Lockstep:
     @uninterrupted_call
     def begin_step(self, verb: str, actions: Any) -> None:
         """Ask for a step; parameters and errors as in `BusVectorEnv.step_async`."""
-        if self.closed or self.pending is not PendingVerb.NOTHING or self._faults.lost:
+        is_free = self.pending is PendingVerb.NOTHING and self._kept is None
+        if self.closed or not is_free or self._faults.lost:
             self.check_free(verb)
             self._faults.check_some_left()
         singles = self._actions.store(actions)
@@ -275,7 +286,9 @@ class Lockstep:
 
     def hand_out(self, pending: PendingVerb, make: Callable[[], R]) -> R:
         """Return what `make` returns, which fetches a round; what Ctrl-C keeps is fetched again."""
-        return hand_out(make, lambda results: self.keep(pending, results), self._was_raised)
+        return hand_out(
+            make, lambda results: self.keep(pending, results, is_withheld=True), self._was_raised
+        )
 
     def _was_raised(self, error: BaseException) -> None:
         """The caller gets this; if it is what a round raised, and not Ctrl-C, it was told."""
