@@ -114,7 +114,8 @@ class EpisodeRecorder:
         policy_mapping_fn: `(agent_id, this recorder) -> policy id`, asked once per agent and
             episode, when it first observes. None: `DEFAULT_POLICY_ID` for all.
         infos: Keep a column `infos`.
-        ragged: Observations and actions have no fixed size and are kept as objects.
+        is_ragged: Whether an agent's observations and actions have no fixed size, and are kept as
+            objects; None: nobody's are.
         episode_id: What an external simulator calls it.
         training_enabled: Whether its rows are to be trained on.
     """
@@ -127,7 +128,7 @@ class EpisodeRecorder:
         incarnation: int = 0,
         policy_mapping_fn: Callable[[Any, EpisodeRecorder], str] | None = None,
         infos: bool = False,
-        ragged: bool = False,
+        is_ragged: Callable[[AgentID], bool] | None = None,
         episode_id: str = "",
         training_enabled: bool = True,
     ) -> None:
@@ -153,7 +154,7 @@ class EpisodeRecorder:
         self.user_data: dict[str, Any] = {}
         self._policy_mapping_fn = policy_mapping_fn
         self._infos = infos
-        self._ragged = ragged
+        self._is_ragged = is_ragged
         self._agents: dict[AgentID, Trajectory] = {}
         #: Who was asked for an action last.
         self._asked: list[AgentID] = []
@@ -396,7 +397,8 @@ class EpisodeRecorder:
     def _agent(self, agent_id: AgentID) -> Trajectory:
         agent = self._agents.get(agent_id)
         if agent is None:
-            agent = Trajectory(agent_id, infos=self._infos, ragged=self._ragged)
+            ragged = self._is_ragged is not None and self._is_ragged(agent_id)
+            agent = Trajectory(agent_id, infos=self._infos, ragged=ragged)
             self._agents[agent_id] = agent
             self._returns[agent_id] = 0.0
         return agent

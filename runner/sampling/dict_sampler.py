@@ -71,7 +71,7 @@ class _Episodes:
         config: RunnerConfig,
         policies: PolicyMap,
         metrics: SampleMetrics,
-        is_ragged: Callable[[], bool],
+        is_ragged: Callable[[AgentID], bool],
     ) -> None:
         self._config = config
         self._policies = policies
@@ -199,7 +199,7 @@ class _Episodes:
             incarnation=slot.incarnation,
             policy_mapping_fn=lambda agent_id, _: self._policy_of(slot, agent_id),
             infos=self._config.infos,
-            ragged=self._is_ragged(),
+            is_ragged=self._is_ragged,
             episode_id=slot.episode_id,
             training_enabled=slot.training_enabled,
         )
@@ -257,15 +257,17 @@ class _Episodes:
         """Send observations through their policies' connectors, all alike ones together."""
         if self._config.observation_connector is None:
             return observations
-        ragged = self._is_ragged()
         asked = [
             AgentObservation(self._slot(env_id), agent_id, observation)
             for env_id, agents in observations.items()
             for agent_id, observation in agents.items()
         ]
         out: dict[int, dict[AgentID, Tree]] = {env_id: {} for env_id in observations}
-        groups = by_form(asked, lambda one: self._policy_of(one.slot, one.agent_id), ragged=ragged)
+        groups = by_form(
+            asked, lambda one: self._policy_of(one.slot, one.agent_id), self._is_ragged
+        )
         for policy_id, group in groups:
+            ragged = self._is_ragged(group[0].agent_id)
             connector = self._config.connector("observation", policy_id)
             rows = stack([one.observation for one in group], ragged=ragged)
             keys = [(one.slot.env_id, one.agent_id) for one in group]
@@ -470,8 +472,8 @@ class DictSampler:
 
     # --- private -----------------------------------------------------------------------------
 
-    def _is_ragged(self) -> bool:
-        return any(source.is_ragged for source in self._sources)
+    def _is_ragged(self, agent_id: AgentID) -> bool:
+        return any(source.is_ragged(agent_id) for source in self._sources)
 
     def _by_part(self, ask: Callable[[QuotaHolder], bool]) -> _Bools:
         parts: _Bools = np.repeat(

@@ -46,7 +46,7 @@ class Inference:
     and rows have the same columns. It is not where a simulator's own copy of it has chosen.
 
     Args:
-        is_ragged: Whether observations or actions have no fixed size.
+        is_ragged: Whether an agent's observations or actions have no fixed size.
         asking: Held while a policy is asked: its weights may be set by another thread.
         off_policy: Whether there can be actions that were chosen elsewhere; rows say so then, in
             a column.
@@ -56,7 +56,7 @@ class Inference:
         self,
         config: RunnerConfig,
         timers: PerfTimers,
-        is_ragged: Callable[[], bool],
+        is_ragged: Callable[[AgentID], bool],
         asking: AbstractContextManager[Any],
         *,
         off_policy: bool,
@@ -86,7 +86,7 @@ class Inference:
                 id(one.slot.policies[name]),
                 _has_chosen(one.slot, one.agent_id, name),
             ),
-            ragged=self._is_ragged(),
+            self._is_ragged,
         )
         for (policy_id, _, has_chosen), group in groups:
             if has_chosen:
@@ -104,7 +104,7 @@ class Inference:
     ) -> None:
         clock = time.perf_counter
         begin = clock()
-        ragged = self._is_ragged()
+        ragged = self._is_ragged(group[0].agent_id)
         policy = group[0].slot.policies[policy_id]
         observations = [one.observation for one in group]
         states = [one.slot.states.get(one.agent_id) for one in group]
@@ -147,7 +147,7 @@ class Inference:
     def _take_over(self, policy_id: str, group: Sequence[AgentObservation]) -> None:
         """Open rows of actions that a simulator's copy of the policy has chosen."""
         begin = time.perf_counter()
-        ragged = self._is_ragged()
+        ragged = self._is_ragged(group[0].agent_id)
         like = self._row_of(policy_id, group[0])
         connector = self._config.connector("action", policy_id)
         for slot, agent_id, _ in group:
@@ -178,7 +178,7 @@ class Inference:
         policy = one.slot.policies[policy_id]
         known = self._like.get(policy_id)
         if known is None or known[0] is not policy:
-            ragged = self._is_ragged()
+            ragged = self._is_ragged(one.agent_id)
             with self._asking:
                 answer = ask_rows(policy, [one.observation], [None], explore=False, ragged=ragged)
             extras = {name: row_of(values, 0) for name, values in answer.columns().items()}
@@ -193,12 +193,14 @@ def _has_chosen(slot: Slot, agent_id: AgentID, policy_id: str) -> bool:
 
 
 def by_form(
-    asked: Iterable[AgentObservation], key: Callable[[AgentObservation], Any], *, ragged: bool
+    asked: Iterable[AgentObservation],
+    key: Callable[[AgentObservation], Any],
+    is_ragged: Callable[[AgentID], bool],
 ) -> list[tuple[Any, list[AgentObservation]]]:
-    """Return those together whose key is equal, and whose observations have one form."""
+    """Return those together whose key is equal, and whose observations have one form, or none."""
     groups: dict[Any, list[AgentObservation]] = {}
     for one in asked:
-        name = (key(one), None if ragged else _form(one.observation))
+        name = (key(one), None if is_ragged(one.agent_id) else _form(one.observation))
         group = groups.get(name)
         if group is None:
             groups[name] = [one]

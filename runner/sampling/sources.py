@@ -7,7 +7,7 @@ import itertools
 import logging
 import select
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from envbus.actors.arrays.agent_spaces import AgentSpaces
@@ -31,6 +31,19 @@ logger = logging.getLogger("envbus.runner.bridge")
 _LONGEST_WAIT = 0.05
 #: Longest wait without a word about nobody being there, in seconds.
 _PATIENCE = 60.0
+
+
+def _ragged_in(space: Space | None) -> Callable[[AgentID], bool]:
+    """Return what says of an agent whether its part of a space has no fixed size.
+
+    Args:
+        space: An `AgentSpaces`, or that of the only agent, whatever its name is. Of an agent that
+            is in none, and of a space that is not known yet, nothing is: it has one.
+    """
+    if isinstance(space, AgentSpaces):
+        return {agent for agent, own in space.spaces.items() if not is_fixed_size(own)}.__contains__
+    is_ragged = space is not None and not is_fixed_size(space)
+    return lambda _: is_ragged
 
 
 class Polled(NamedTuple):
@@ -65,8 +78,12 @@ class PoolSource:
         self._pool = pool
         self._clip = agent_clip(pool.single_action_space) if clip_actions else None
         self.holders = [EnvQuotaHolder(env_id, [Slot(env_id)]) for env_id in range(pool.num_envs)]
-        spaces = (pool.single_observation_space, pool.single_action_space)
-        self.is_ragged = not pool.is_multi_agent and not all(map(is_fixed_size, spaces))
+        self._has_ragged_observation = _ragged_in(pool.single_observation_space)
+        self._has_ragged_action = _ragged_in(pool.single_action_space)
+
+    def is_ragged(self, agent_id: AgentID) -> bool:
+        """Return whether an agent's observations or actions have no fixed size."""
+        return self._has_ragged_observation(agent_id) or self._has_ragged_action(agent_id)
 
     def has(self, env_id: int) -> bool:
         """Return whether an env is one of the pool's."""
@@ -156,6 +173,8 @@ class BridgeSource:
     ) -> None:
         self._bridge = bridge
         self._clip_of = remembered(agent_clip) if clip_actions else None
+        self._ragged_observations = remembered(_ragged_in)
+        self._ragged_actions = remembered(_ragged_in)
         self._holder = BridgeQuotaHolder(index, width=width)
         self.holders = [self._holder]
         self._numbers = numbers
@@ -171,13 +190,11 @@ class BridgeSource:
         self._unconfirmed: list[str] = []
         self._silent_since = time.monotonic()
 
-    @property
-    def is_ragged(self) -> bool:
-        """Whether observations or actions of a single agent have no fixed size."""
-        spaces = self._bridge.observation_space, self._bridge.action_space
-        if self._bridge.is_multi_agent:
-            return False
-        return not all(space is None or is_fixed_size(space) for space in spaces)
+    def is_ragged(self, agent_id: AgentID) -> bool:
+        """Return whether an agent's observations or actions have no fixed size."""
+        has_ragged_observation = self._ragged_observations(self._bridge.observation_space)
+        has_ragged_action = self._ragged_actions(self._bridge.action_space)
+        return has_ragged_observation(agent_id) or has_ragged_action(agent_id)
 
     def has(self, env_id: int) -> bool:
         """Return whether an env is an episode of this bridge."""

@@ -117,7 +117,10 @@ class Recording:
 
     def __init__(self, policies: ServedPolicies) -> None:
         self._policy_of = policies.policy_of
-        self._ragged = not all(is_fixed_size(s) for pair in policies.spaces.values() for s in pair)
+        #: Policies whose observations or actions have no fixed size.
+        self._ragged = {
+            name for name, pair in policies.spaces.items() if not all(map(is_fixed_size, pair))
+        }
         self._running: dict[str, EpisodeRecorder] = {}
         #: Those of which no more rows can be had, and why.
         self._broken: dict[str, Exception] = {}
@@ -193,7 +196,7 @@ class Recording:
             next(self._ids),
             0,
             policy_mapping_fn=lambda agent, _: self._policy_of[agent],
-            ragged=self._ragged,
+            is_ragged=lambda agent: self._policy_of[agent] in self._ragged,
             episode_id=episode_id,
             training_enabled=episode_id not in result.untrained,
         )

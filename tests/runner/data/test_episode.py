@@ -422,7 +422,7 @@ def test_a_reward_that_is_no_number_is_named() -> None:
 
 
 def test_ragged_observations_are_kept_as_they_are() -> None:
-    recorder = EpisodeRecorder(1, 0, ragged=True)
+    recorder = EpisodeRecorder(1, 0, is_ragged=lambda _: True)
     drive(
         recorder,
         [{"a": (1,)}, ({"a": (1, 2)}, {}, GO_ON, GO_ON), ({"a": ()}, {}, GO_ON, END)],
@@ -686,7 +686,7 @@ def test_env_steps_are_found_that_have_as_many_rows() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 4, 5, 9])
 def test_an_episode_gives_a_part_of_its_rows_and_goes_on(steps: int, ragged: bool) -> None:
     def play(cuts: list[int]) -> list[tuple[str, SampleBatch]]:
-        recorder = EpisodeRecorder(1, 0, infos=True, ragged=ragged)
+        recorder = EpisodeRecorder(1, 0, infos=True, is_ragged=lambda _: ragged)
         seen: dict[Any, Any] = {agent: {"x": np.zeros(1)} for agent in range(2)}
         ready, parts = recorder.reset(seen), []
         for t in range(1, 12):

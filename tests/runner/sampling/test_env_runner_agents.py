@@ -57,6 +57,53 @@ def test_agent_steps_are_counted_where_asked(make: Make) -> None:
         assert sample.env_steps < 301
 
 
+class MixedTeam:
+    """One agent sees a sequence that grows, the other an array."""
+
+    possible_agents = ("scout", "driver")
+    observation_spaces = {  # noqa: RUF012
+        "scout": spaces.Sequence(spaces.Box(0.0, 99.0, (), np.float64)),
+        "driver": spaces.Box(0.0, 99.0, (2,), np.float64),
+    }
+    action_spaces = dict.fromkeys(possible_agents, spaces.Discrete(2))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.time = 0
+        return self._seen(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.time += 1
+        over = {"__all__": self.time == 4}
+        return self._seen(), dict.fromkeys(actions, 1.0), over, {"__all__": False}, {}
+
+    def _seen(self) -> Any:
+        driver = np.full(2, self.time, np.float64)
+        return {"scout": tuple(map(float, range(self.time))), "driver": driver}
+
+
+def test_agents_without_a_fixed_size_have_rows_of_objects_and_others_arrays(make: Make) -> None:
+    seen: dict[str, list[Any]] = {"scout": [], "driver": []}
+
+    def watching(name: str) -> Any:
+        def choose(observations: Any) -> Any:
+            seen[name].append((observations.dtype.kind, len(observations)))
+            return np.zeros(len(observations), np.int64)
+
+        return choose
+
+    policies = {name: watching(name) for name in seen}
+    runner = make([MixedTeam] * 2, policies, policy_mapping_fn=lambda agent, _: agent)
+    sample = runner.sample(num_episodes=2)
+    for eps_id in set(sample["scout"]["eps_id"]):
+        rows = sample["scout"]["obs"][sample["scout"]["eps_id"] == eps_id]
+        assert [len(row) for row in rows] == [0, 1, 2, 3]
+        last = sample["driver"]["next_obs"][sample["driver"]["eps_id"] == eps_id]
+        assert last.tolist() == [[n, n] for n in (1.0, 2.0, 3.0, 4.0)]
+    assert {kind for kind, _ in seen["scout"]} == {"O"}
+    assert {kind for kind, _ in seen["driver"]} == {"f"}
+    assert max(count for _, count in seen["scout"]) <= 2
+
+
 def test_an_unknown_policy_is_named_with_agent_and_known_ones(make: Make) -> None:
     runner = make([agents(2)], {"a": zeros, "b": zeros}, policy_mapping_fn=lambda *_: "c")
     with pytest.raises(ConfigError, match=r"agent 0: .* says 'c'; there are \['a', 'b'\]"):
