@@ -22,7 +22,7 @@ from envbus.actors.arrays.agent_spaces import AgentSpaces
 from envbus.actors.arrays.clipping import agent_clip, clip_of, remembered
 from envbus.actors.arrays.copies import own
 from envbus.actors.arrays.spaces import Element, Space
-from envbus.actors.external.elements import to_wire
+from envbus.actors.external.elements import leaves, to_wire
 from envbus.actors.external.errors import (
     EpisodeAlreadyStartedError,
     EpisodeBusyError,
@@ -70,6 +70,9 @@ logger = logging.getLogger("envbus.actors.external")
 
 #: Seconds until what could not be sent is tried again.
 _PAUSE = 0.2
+#: Bytes of arrays in one fragment, beside its first step's: a bridge takes no more of one client
+#: than its budget, by default 16 times as much.
+_MOST_BYTES = 1 << 24
 
 
 class SendRequest(NamedTuple):
@@ -117,7 +120,8 @@ class _Steps:
     def __init__(self) -> None:
         #: Number of the first that waits.
         self.first = 0
-        self.waiting: deque[FragmentStep] = deque()
+        #: Each with the bytes of its arrays.
+        self.waiting: deque[tuple[FragmentStep, int]] = deque()
         #: What was logged since the last observation.
         self.logged = _NOTHING
         #: All is to be sent, however little it is.
@@ -135,6 +139,9 @@ class Fragments:
         length: Steps after which a fragment of an episode that goes on is sent.
         most: Steps that may wait, of all episodes together.
         multi_agent: Whether values are maps by agent.
+
+    Attributes:
+        trouble: Why the bridge has not taken what was sent last; "": it has.
     """
 
     def __init__(self, policy_id: str, length: int, most: int, *, multi_agent: bool) -> None:
@@ -144,6 +151,7 @@ class Fragments:
         self._multi_agent = multi_agent
         self._episodes: dict[str, _Steps] = {}
         self._num_waiting = 0
+        self.trouble = ""
 
     @property
     def num_waiting(self) -> int:
@@ -173,8 +181,12 @@ class Fragments:
             raise QueueFullError(
                 f"episode {episode_id}: {self._num_waiting} steps wait to be sent, which is the "
                 "limit; the bridge is out of reach, or its runner does not sample: wait, and ask "
-                "again"
+                f"again{self.why()}"
             )
+
+    def why(self) -> str:
+        """Return what was said of that the bridge has not taken what was sent, if anything."""
+        return self.trouble and f"; {self.trouble}"
 
     def add(
         self,
@@ -266,16 +278,20 @@ class Fragments:
         if found is None:
             return None
         steps = self._episodes[found]
-        count = min(len(steps.waiting), self._length)
+        taken: list[FragmentStep] = []
+        room = _MOST_BYTES
+        for step, size in steps.waiting:
+            room -= size
+            if taken and (len(taken) == self._length or room < 0):
+                break
+            taken.append(step)
         return LogFragment(
-            episode_id=found,
-            policy_id=self._policy_id,
-            first=steps.first,
-            steps=[steps.waiting[index] for index in range(count)],
+            episode_id=found, policy_id=self._policy_id, first=steps.first, steps=taken
         )
 
     def confirm(self, fragment: LogFragment) -> None:
         """The bridge has these."""
+        self.trouble = ""
         steps = self._episodes.get(fragment.episode_id)
         if steps is None or steps.first != fragment.first:
             return  # of an episode that is over, or told once more
@@ -298,7 +314,9 @@ class Fragments:
         return steps
 
     def _append(self, steps: _Steps, **taken: Any) -> None:
-        steps.waiting.append(msgspec.structs.replace(steps.logged, **taken))
+        step = msgspec.structs.replace(steps.logged, **taken)
+        parts = leaves([step.observation, step.action, step.extras, step.info])
+        steps.waiting.append((step, sum(getattr(part, "nbytes", 0) for part in parts)))
         steps.logged = _NOTHING
         self._num_waiting += 1
 
@@ -579,7 +597,8 @@ class LocalEpisodes:
             if left <= 0.0:
                 raise RequestTimeoutError(
                     f"episode {episode_id}: {self._fragments.num_waiting} steps wait to be "
-                    f"sent, and the bridge has not taken them within {timeout:g} s",
+                    f"sent, and the bridge has not taken them within {timeout:g} s"
+                    f"{self._fragments.why()}",
                     request_id=0,
                     peer="bridge",
                 )
@@ -643,6 +662,9 @@ class LocalEpisodes:
             self._fragments.fail(fragment.episode_id, exc)
             self.changed()
             return
+        except EnvbusError as exc:
+            self._fragments.trouble = str(exc)
+            raise
         self._fragments.confirm(fragment)
         if reply.dropped:
             self._dropped += reply.dropped

@@ -34,7 +34,7 @@ class LocalSettings:
 
     #: Which of the bridge's policies; "": the first.
     policy_id: str = ""
-    #: Steps of an episode after which they are sent, though it goes on.
+    #: Steps of an episode after which they are sent, though it goes on; large ones in parts.
     fragment_length: int = 64
     #: Steps of all episodes that may wait to be sent.
     max_unsent: int = 10_000

@@ -32,7 +32,13 @@ from envbus.actors.external.protocol import (
     StartEpisode,
 )
 from envbus.actors.external.verbs import ClientState, EpisodeRequest
-from envbus.bus.errors import ClosedError, ConfigError, PeerLostError, RequestTimeoutError
+from envbus.bus.errors import (
+    ClosedError,
+    ConfigError,
+    OverloadedError,
+    PeerLostError,
+    RequestTimeoutError,
+)
 
 BOX, MANY = spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(100)
 OBSERVATION = np.zeros(1, np.float32)
@@ -224,6 +230,24 @@ def test_an_end_that_comes_too_late_may_be_told_again() -> None:
     assert isinstance(end.error, RequestTimeoutError)
     assert "1 steps wait to be sent" in str(end.error)
     assert client.end().waits == 1.0
+
+
+def test_who_waits_for_steps_that_the_bridge_has_no_room_for_is_told_what_it_says() -> None:
+    client = Client()
+    client.act()
+    end, run = client.end(timeout=0.5), client.run()
+    run.fail(OverloadedError("the limit is 4 bytes", request_id=1, peer="bridge"))
+    client.now = 0.5
+    end.go_on()
+    assert "the limit is 4 bytes" in str(end.error)
+    run.go_on()
+    run.go_on(FragmentLogged())
+    assert client.episodes.num_unsent == 0
+    client.act()
+    again = client.end(timeout=0.5)
+    client.now = 1.0
+    again.go_on()
+    assert "the limit is 4 bytes" not in str(again.error)
 
 
 def test_an_end_whose_answer_was_lost_is_no_error_the_second_time() -> None:

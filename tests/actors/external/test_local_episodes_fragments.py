@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from envbus.actors.external.errors import (
@@ -62,6 +63,22 @@ def test_a_fragment_waits_for_its_length_and_is_taken_again_until_it_is_confirme
     fragments.confirm(fragment)  # of a request that was sent twice
     assert fragments.take() is None
     assert fragments.num_waiting == 1
+
+
+def test_a_fragment_of_large_arrays_is_one_that_a_bridge_has_room_for() -> None:
+    fragments = make(64)
+    for _ in range(64):
+        fragments.add("e", np.zeros(5 << 20, np.uint8), 0)
+    fragments.add("e", np.zeros(50 << 20, np.uint8), 0)
+    fragments.finish("e")
+    counts = []
+    while not fragments.is_sent("e"):
+        fragment = taken(fragments)
+        assert fragments.take() == fragment
+        counts.append(len(fragment.steps))
+        fragments.confirm(fragment)
+    assert counts == [3] * 21 + [1, 1]
+    assert fragments.num_waiting == 0
 
 
 def test_an_episode_that_ends_is_sent_to_the_last_reward_before_others() -> None:
