@@ -135,6 +135,7 @@ PATCHED = {
         "tempfile.tempdir",
     ): "as in `test_folders.py`",
     ("tests/runner/group/test_sample_memory.py", "Arena.create"): "a machine without memory",
+    ("tests/runner/recordings/test_writer.py", "pq.write_table"): "Ctrl-C comes at that place",
     (
         "tests/runner/vector/test_vector_env.py",
         "gymnasium.vector.AsyncVectorEnv",
