@@ -5,7 +5,7 @@ So that logs train a policy in the very way in which a simulator that is there d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,9 @@ def replay(
     """Send episodes through a client, each by `log_action`, `log_returns`, `end_episode`.
 
     Those of several agents are sent as dicts by agent. Who acted at one time is told by `t`: an
-    agent's action is taken to have been chosen right after its transition before.
+    agent's action is taken to have been chosen right after its transition before. Where an action
+    was not taken, as after a time-out, there is a gap: the rows of one agent come as an episode
+    each, which says the same; of several, who did not act is observed without an action.
 
     Args:
         episodes: Whole ones, `read_episodes(...)` or `minari_episodes(...)` for example.
@@ -45,12 +47,14 @@ def replay(
     """
     count = 0
     for episode in episodes:
-        rows = _agents(episode)
-        episode_id = client.start_episode(training_enabled=training_enabled)
-        if rows.keys() == {DUMMY_AGENT}:
-            _replay_single(rows[DUMMY_AGENT], client, episode_id)
+        agents = _agents(episode)
+        if agents.keys() == {DUMMY_AGENT}:
+            for rows in agents[DUMMY_AGENT]:
+                episode_id = client.start_episode(training_enabled=training_enabled)
+                _replay_single(rows, client, episode_id)
         else:
-            _replay_several(rows, client, episode_id)
+            episode_id = client.start_episode(training_enabled=training_enabled)
+            _replay_several(agents, client, episode_id)
         count += 1
     return count
 
@@ -91,25 +95,32 @@ def minari_episodes(dataset: Any) -> Iterator[SampleBatch]:
         )
 
 
-def _agents(episode: MultiAgentBatch | SampleBatch) -> dict[Any, SampleBatch]:
-    """Return the rows of one episode by agent."""
+def _agents(episode: MultiAgentBatch | SampleBatch) -> dict[Any, list[SampleBatch]]:
+    """Return the rows of one episode by agent, in parts between which it took no action."""
     batches = [episode] if isinstance(episode, SampleBatch) else episode.policy_batches.values()
-    rows: dict[Any, SampleBatch] = {}
+    rows: dict[Any, list[SampleBatch]] = {}
     for batch in batches:
         for name in ("obs", "actions", "rewards", "next_obs", "terminateds", "truncateds"):
             if name not in batch:
                 raise ConfigError(f"an episode cannot be replayed without a column {name!r}")
         for part in batch.split_by_trajectory():
             agent_id = part["agent_id"][0].item() if "agent_id" in part else DUMMY_AGENT
-            if agent_id in rows:
+            parts = rows.setdefault(agent_id, [])
+            if parts and not _has_gap(parts[-1], part):
                 raise ConfigError(
                     f"agent {agent_id!r} has two trajectories in one episode; split the batch "
                     "with split_by_episode() first"
                 )
-            rows[agent_id] = part
+            parts.append(part)
     if not rows:
         raise ConfigError("an episode without rows cannot be replayed")
     return rows
+
+
+def _has_gap(before: SampleBatch, after: SampleBatch) -> bool:
+    """Return whether two parts are of one episode, with an observation between that is no row's."""
+    goes_on = "t" in after and after["t"][0] > before["t"][-1] + 1
+    return bool(goes_on and before["truncateds"][-1])
 
 
 def _replay_single(rows: SampleBatch, client: SimulatorVerbs, episode_id: str) -> None:
@@ -122,52 +133,57 @@ def _replay_single(rows: SampleBatch, client: SimulatorVerbs, episode_id: str) -
 
 
 def _replay_several(
-    agents: Mapping[Any, SampleBatch], client: SimulatorVerbs, episode_id: str
+    agents: Mapping[Any, Sequence[SampleBatch]], client: SimulatorVerbs, episode_id: str
 ) -> None:
-    #: By env step: who acts then, or has acted until then, and by which row.
-    starts: dict[int, dict[Any, int]] = {}
-    ends: dict[int, dict[Any, int]] = {}
-    for agent_id, rows in agents.items():
-        times = rows["t"].tolist()
-        before = [times[0], *(time + 1 for time in times[:-1])]
-        for index, (begin, end) in enumerate(zip(before, times, strict=True)):
-            starts.setdefault(begin, {})[agent_id] = index
-            ends.setdefault(end, {})[agent_id] = index
+    #: By env step: who acts then, or has acted until then, and by which row of which part.
+    starts: dict[int, dict[Any, tuple[SampleBatch, int]]] = {}
+    ends: dict[int, dict[Any, tuple[SampleBatch, int]]] = {}
+    for agent_id, parts in agents.items():
+        for rows in parts:
+            times = rows["t"].tolist()
+            before = [times[0], *(time + 1 for time in times[:-1])]
+            for index, (begin, end) in enumerate(zip(before, times, strict=True)):
+                starts.setdefault(begin, {})[agent_id] = rows, index
+                ends.setdefault(end, {})[agent_id] = rows, index
     #: What those have seen last that have ended: it comes with the next observation of others.
     leaving: dict[Any, Tree] = {}
+    #: Those of them that only did not act upon it.
+    pausing: set[Any] = set()
     for time in range(last := max(ends) + 1):
         acting = starts.get(time, {})
-        if acting:
-            seen = {agent: row_of(agents[agent]["obs"], index) for agent, index in acting.items()}
+        if acting or pausing & leaving.keys():
+            seen = {agent: row_of(rows["obs"], index) for agent, (rows, index) in acting.items()}
             actions = {
-                agent: row_of(agents[agent]["actions"], index) for agent, index in acting.items()
+                agent: row_of(rows["actions"], index) for agent, (rows, index) in acting.items()
             }
             client.log_action(episode_id, {**leaving, **seen}, actions)
-            leaving = {}
+            leaving, pausing = {}, set()
         done = ends.get(time, {})
-        over = [agent for agent, index in done.items() if index == len(agents[agent]) - 1]
+        at_end = {agent: rows for agent, (rows, index) in done.items() if index == len(rows) - 1}
         leaving |= {
-            agent: row_of(agents[agent]["next_obs"], -1)
-            for agent in over
-            if "next_obs_valid" not in agents[agent] or agents[agent]["next_obs_valid"][-1]
+            agent: row_of(rows["next_obs"], -1)
+            for agent, rows in at_end.items()
+            if "next_obs_valid" not in rows or rows["next_obs_valid"][-1]
         }
-        terminated = {agent: True for agent in over if agents[agent]["terminateds"][-1]}
+        over = {agent: rows for agent, rows in at_end.items() if rows is agents[agent][-1]}
+        pausing = at_end.keys() - over.keys()
+        terminated = {agent: True for agent, rows in over.items() if rows["terminateds"][-1]}
         truncated = {
             agent: True
-            for agent in over
-            if agents[agent]["truncateds"][-1] or agent not in terminated
+            for agent, rows in over.items()
+            if rows["truncateds"][-1] or agent not in terminated
         }
         flags: Mapping[str, Any] = {"terminateds": terminated, "truncateds": truncated}
         told: dict[str, Any] = {name: by_agent for name, by_agent in flags.items() if by_agent}
         if done:
             client.log_returns(
                 episode_id,
-                {agent: float(agents[agent]["rewards"][index]) for agent, index in done.items()},
+                {agent: float(rows["rewards"][index]) for agent, (rows, index) in done.items()},
                 **(told if time < last - 1 else {}),
             )
     client.end_episode(
         episode_id,
         leaving,
-        truncated=not all(rows["terminateds"][-1] for rows in agents.values()),
+        truncated=not all(parts[-1]["terminateds"][-1] for parts in agents.values()),
         **told,
     )

@@ -117,6 +117,49 @@ def test_each_agent_ends_at_its_own_time_and_in_its_own_way() -> None:
     ]
 
 
+def test_behind_an_action_that_was_not_taken_an_agent_begins_anew() -> None:
+    log = Log()
+    parts = [
+        rows("agent0", 2, [0, 1], terminated=False),
+        rows("agent0", 1, [3], terminated=True),
+    ]
+    assert replay([SampleBatch.concatenate(parts)], log) == 1
+    assert log.calls == [
+        ("start", True),
+        ("action", 0, 0),
+        ("returns", 1.0, None),
+        ("action", 10, 1),
+        ("returns", 1.0, None),
+        ("end", 20, True),
+        ("start", True),
+        ("action", 0, 0),
+        ("returns", 1.0, None),
+        ("end", 10, False),
+    ]
+
+
+def test_of_several_agents_one_that_took_no_action_is_observed_all_the_same() -> None:
+    log = Log()
+    parts = [
+        rows("a", 1, [0], terminated=False),
+        rows("a", 1, [2], terminated=True),
+        rows("b", 1, [0], terminated=False),
+        rows("b", 1, [3], terminated=True),
+    ]
+    replay([SampleBatch.concatenate(parts)], log)
+    assert log.calls == [
+        ("start", True),
+        ("action", {"a": 0, "b": 0}, {"a": 0, "b": 0}),
+        ("returns", {"a": 1.0, "b": 1.0}, None),
+        ("action", {"a": 10, "b": 10}, {}),
+        ("action", {"a": 0}, {"a": 0}),
+        ("returns", {"a": 1.0}, None, {"terminateds": {"a": True}}),
+        ("action", {"a": 10, "b": 0}, {"b": 0}),
+        ("returns", {"b": 1.0}, None),
+        ("end", {"b": 10}, False, {"terminateds": {"b": True}}),
+    ]
+
+
 def test_what_cannot_be_replayed_is_named() -> None:
     with pytest.raises(ConfigError, match="without a column 'rewards'"):
         replay([SampleBatch({"obs": np.zeros(1), "actions": np.zeros(1)})], Log())
