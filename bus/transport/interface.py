@@ -124,8 +124,14 @@ def is_local(endpoint: str) -> bool:
     """
     scheme, separator, address = endpoint.partition("://")
     if not separator or not address or scheme not in ("ipc", "tcp", "inproc"):
+        gateways = {"stream": "tcp", "streams": "tcp", "ws": "websocket", "wss": "websocket"}
         raise ConfigError(
             f"endpoint {endpoint!r} is not understood; use 'ipc:///path' or 'tcp://host:port'"
+            + (
+                f", or a bridge's gateway: gateway=GatewayConfig({gateways[scheme]}=[{address!r}])"
+                if scheme in gateways
+                else ""
+            )
         )
     if scheme != "tcp":
         return True

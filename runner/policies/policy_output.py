@@ -60,6 +60,9 @@ class PolicyAnswer(msgspec.Struct, frozen=True, eq=False):
         if not isinstance(out, PolicyOutput):
             raise ValueError(f"the policy returned {type(out).__name__}, not a PolicyOutput")
         actions = out.actions
+        if actions is None:
+            text = f"the policy returned None for {rows} observations; does it lack a `return`?"
+            raise ValueError(text)
         if listed is None:
             is_array = isinstance(actions, np.ndarray)
             listed = actions.dtype.hasobject if is_array else isinstance(actions, list)

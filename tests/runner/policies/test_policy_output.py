@@ -35,6 +35,7 @@ def test_what_has_a_row_per_observation_comes_back_as_arrays_in_the_dtypes_of_th
 WRONG = [
     (np.zeros(3), "returned ndarray, not a PolicyOutput"),
     (PolicyOutput(np.zeros(2)), r"actions of shape \(2,\) for 3 rows"),
+    (PolicyOutput(None), "returned None for 3 observations; does it lack a `return`"),
     (PolicyOutput(np.int64(1)), r"actions of shape \(\) for 3 rows"),
     (PolicyOutput((GOOD, np.zeros((1, 2)))), r"actions of shape \(1, 2\) for 3 rows"),
     (PolicyOutput(GOOD, AFTER, {"vf": np.zeros(1)}), r"vf of shape \(1,\) for 3 rows"),
