@@ -199,8 +199,11 @@ def by_form(
 ) -> list[tuple[Any, list[AgentObservation]]]:
     """Return those together whose key is equal, and whose observations have one form, or none."""
     groups: dict[Any, list[AgentObservation]] = {}
+    ragged: dict[AgentID, bool] = {}
     for one in asked:
-        name = (key(one), None if is_ragged(one.agent_id) else _form(one.observation))
+        if one.agent_id not in ragged:
+            ragged[one.agent_id] = is_ragged(one.agent_id)
+        name = (key(one), None if ragged[one.agent_id] else _form(one.observation))
         group = groups.get(name)
         if group is None:
             groups[name] = [one]
