@@ -33,7 +33,7 @@ from envbus.bus.transport.zmq_sockets import LINGER_MS, NOBLOCK, NOBLOCK_MORE
 from envbus.bus.wire.frames import Buffer, Frames
 from envbus.bus.wire.messages import FailureCode
 
-__all__ = ["PIECE", "Connection", "Crowd", "Dealer", "InPieces", "main"]
+__all__ = ["PIECE", "Connection", "Crowd", "Dealer", "InPieces", "Turns", "main"]
 
 logger = logging.getLogger("envbus.bus.gateway")
 
@@ -190,11 +190,18 @@ def _allow_descriptors(wanted: int) -> None:
 
 #: Seconds for a client to take the last words.
 _LINGER: Final = 1.0
-#: What came is read in pieces of so many bytes, for so many seconds at one go; then others get
-#: their turn. A piece of nothing but pings takes 15 ms, and all connections have their turns before
-#: the owner is given a sign of life.
-PIECE: Final = 4096
+#: What came is read in pieces, for so many seconds at one go; then others get their turn.
 _TURN: Final = 0.005
+#: Seconds for all turns of those who have just begun to send, and for all of the others, until the
+#: loop looks for what else there is: new data, and whether the owner wants a sign of life.
+_ROUND: Final = 0.02
+#: Most and least bytes of a piece. One of nothing but pings takes 15 ms, and 2 ms. So who sends
+#: what takes long is read in small ones.
+PIECE: Final = 4096
+_LEAST_PIECE: Final = 512
+#: Seconds of a piece from which on the next is a small one, and below which it is a larger one.
+_SLOW: Final = 0.001
+_QUICK: Final = 0.0003
 
 #: Ids of a connection's marks begin between this and twice it, less what it may use of them.
 _MARKS: Final = 2**62
@@ -207,10 +214,54 @@ MakeDealer: TypeAlias = Callable[
 ]
 
 
-class Crowd:
-    """All connections of a gateway."""
+class Turns:
+    """Whose turn it is to be read, in one loop: many that flood must not keep one waiting.
+
+    Those who have just begun to send come first. Who has more than a turn's worth comes behind.
+    """
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._begun: deque[Connection] = deque()
+        self._others: deque[Connection] = deque()
+        self._complaints = Complaints(logger)
+
+    def begin(self, connection: Connection) -> None:
+        """Read one that has something unread: at once if nobody waits, else when it is its turn."""
+        connection.has_turn = True
+        if self._begun or self._others:
+            self._begun.append(connection)
+            return
+        self._give(connection)
+        if self._others:
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        for waiting in (self._begun, self._others):
+            until = self._loop.time() + _ROUND
+            for _ in range(len(waiting)):
+                self._give(waiting.popleft())
+                if self._loop.time() >= until:
+                    break
+        if self._begun or self._others:
+            self._loop.call_soon(self._go_on)
+
+    def _give(self, connection: Connection) -> None:
+        try:
+            connection.has_turn = connection.read_on()
+        except Exception as error:  # the border: what one has sent ends nobody else's turn
+            what = f"what a client sent could not be read: {type(error).__name__}: {error}"
+            self._complaints.add("reading", what, error)
+            connection.break_off()
+        if connection.has_turn:
+            self._others.append(connection)
+
+
+class Crowd:
+    """All connections of a gateway, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
         #: Those that have said hello and go on.
         self.admitted: set[Connection] = set()
         #: The others, oldest first: not through yet, or about to end.
@@ -232,6 +283,9 @@ class Connection(asyncio.Protocol):
         make_dealer: From routing id, and what to call for messages and for room.
         crowd: All connections; this one is among them from its first to its last moment.
         cut: Ends the connection before it has a transport: TLS is under way.
+
+    Attributes:
+        has_turn: Whether `read_on` is about to be called.
     """
 
     def __init__(
@@ -252,9 +306,10 @@ class Connection(asyncio.Protocol):
         self._dealer: Dealer | None = None
         first_mark = _MARKS + secrets.randbelow(_MARKS - 2**32)
         self._budget = Budget(config.max_untaken_bytes, first_mark)
-        #: What came and was not read yet, and whether `_read_on` is about to be called for it.
+        self.has_turn = False
+        #: What came and was not read yet, and how much of it is read at one go.
         self._unread = memoryview(b"")
-        self._has_turn = False
+        self._piece = _LEAST_PIECE
         #: Messages for which the broker's queue had no room; nothing is read meanwhile.
         self._waiting: deque[Frames] = deque()
         #: When it began, when anything came, and when a message for the broker did.
@@ -280,8 +335,10 @@ class Connection(asyncio.Protocol):
         """Something came from the client."""
         self._heard, self._probed = self._loop.time(), False
         self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
-        if not self._has_turn:
-            self._read_on()
+        if self.has_turn:
+            self._hold_back()
+        else:
+            self._crowd.turns.begin(self)
 
     def eof_received(self) -> bool:
         """The client sends no more: its transport closes, when what is unsent is, or soon."""
@@ -312,20 +369,22 @@ class Connection(asyncio.Protocol):
             self.end(f"more than {limit} connections have not said hello; the oldest is cut off")
         self._transport.abort()
 
-    def _read_on(self) -> None:
-        """Read what came: as much as one turn allows, and as the broker takes."""
-        self._has_turn = False
+    def break_off(self) -> None:
+        """End it at once, without a word: it is in no state to say one."""
+        self.has_turn, self._unread = False, memoryview(b"")
+        if self._transport is not None:
+            self._transport.abort()
+
+    def read_on(self) -> bool:
+        """Read what came, as much as the broker takes; return whether it takes another turn."""
         assert self._transport is not None
-        until = self._loop.time() + _TURN
-        while self._unread and not self._waiting:
+        at = self._loop.time()
+        until = at + _TURN
+        while self._unread and not self._waiting and at <= until:
             if self._session.ended is not None or self._transport.is_closing():
                 self._unread = memoryview(b"")
                 break
-            if self._loop.time() > until:
-                self._has_turn = True
-                self._loop.call_soon(self._read_on)
-                break
-            piece, self._unread = bytes(self._unread[:PIECE]), self._unread[PIECE:]
+            piece, self._unread = bytes(self._unread[: self._piece]), self._unread[self._piece :]
             messages = self._session.receive(piece)
             if messages:
                 self._told = self._heard
@@ -333,6 +392,17 @@ class Connection(asyncio.Protocol):
                     self._waiting += messages
                     self._pass_on()
             self._say(self._session.take_unsent())
+            began, at = at, self._loop.time()
+            if at - began > _SLOW:
+                self._piece = _LEAST_PIECE
+            elif at - began < _QUICK:
+                self._piece = min(2 * self._piece, PIECE)
+        self._hold_back()
+        return bool(self._unread) and not self._waiting
+
+    def _hold_back(self) -> None:
+        """Let nothing more come before what came is read."""
+        assert self._transport is not None
         if self._unread or self._waiting:
             self._transport.pause_reading()
         elif not self._transport.is_closing():
@@ -374,8 +444,8 @@ class Connection(asyncio.Protocol):
 
     def _on_writable(self) -> None:
         self._pass_on()
-        if not self._waiting and not self._has_turn:
-            self._read_on()
+        if not self._waiting and not self.has_turn:
+            self._crowd.turns.begin(self)
 
     def _pass_on(self) -> None:
         """Hand messages to the broker as long as it takes them."""

@@ -38,6 +38,9 @@ class FakeTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def abort(self) -> None:
+        self.closed = True
+
 
 class FakeDealer:
     """Takes so many messages until it is told that there is room for more."""
@@ -61,12 +64,12 @@ class FakeDealer:
 class Scene:
     """A connection between fakes."""
 
-    def __init__(self, sock: socket.socket, room: int = 2**31) -> None:
+    def __init__(self, sock: socket.socket, room: int = 2**31, crowd: Crowd | None = None) -> None:
         config = GatewayConfig(tcp=("127.0.0.1:0",))
         self.dealer = FakeDealer(room)
         self.on_writable: Callable[[], object] = lambda: None
         session = GatewaySession(StreamFraming(config), config)
-        self.connection = Connection(session, config, self._make_dealer, Crowd())
+        self.connection = Connection(session, config, self._make_dealer, crowd or Crowd())
         self.transport = FakeTransport(sock)
         self.connection.connection_made(self.transport)
 
@@ -101,6 +104,47 @@ def test_who_sends_a_flood_of_small_messages_leaves_others_their_turn() -> None:
         await scene.until(lambda: len(dealer.taken) == 1 + _COUNT)
         assert dealer.taken[1:] == [b"%d" % number for number in range(_COUNT)]
         assert transport.reading
+
+    with socket.socket() as sock:
+        asyncio.run(play(sock))
+
+
+def test_of_many_that_flood_few_are_read_until_the_loop_looks_for_others() -> None:
+    async def play(sock: socket.socket) -> None:
+        crowd = Crowd()
+        floods = [Scene(sock, crowd=crowd) for _ in range(20)]
+        for scene in floods:
+            scene.connection.data_received(pack_for_stream(hello("flood")) + _FLOOD)
+        await floods[-1].until(lambda: floods[-1].dealer.taken)
+        before = [len(scene.dealer.taken) for scene in floods]
+        last = Scene(sock, crowd=crowd)
+        last.connection.data_received(pack_for_stream(hello("sim")))
+        await asyncio.sleep(0)
+        assert last.dealer.taken, "who begins comes before those who have had their turns"
+        after = [len(scene.dealer.taken) for scene in floods]
+        assert all(0 < count < _COUNT for count in after), "a flood was over, or never began"
+        went_on = sum(one != other for one, other in zip(before, after, strict=True))
+        assert went_on <= len(floods) // 2
+
+    with socket.socket() as sock:
+        asyncio.run(play(sock))
+
+
+def test_what_cannot_be_read_ends_its_own_connection_only() -> None:
+    class BrokenDealer(FakeDealer):
+        def send(self, frames: Frames) -> bool:
+            raise RuntimeError("a defect")
+
+    async def play(sock: socket.socket) -> None:
+        crowd = Crowd()
+        flood, broken, last = (Scene(sock, crowd=crowd) for _ in range(3))
+        broken.dealer = BrokenDealer(1)
+        flood.connection.data_received(pack_for_stream(hello("flood")) + _FLOOD)
+        for scene in (broken, last):
+            scene.connection.data_received(pack_for_stream(hello("sim")))
+        await last.until(lambda: last.dealer.taken)
+        assert (broken.transport.closed, last.transport.closed) == (True, False)
+        await flood.until(lambda: len(flood.dealer.taken) == 1 + _COUNT)
 
     with socket.socket() as sock:
         asyncio.run(play(sock))
