@@ -377,10 +377,9 @@ class BrokerCore:
             reason = f"incarnation {header.incarnation} took its name over"
             effects += self._leave(former, reason, now)
         if peer is None:
-            if len(self._peers) >= self._config.max_peers:
-                text = f"{len(self._peers)} peers are known, which is the limit; raise max_peers"
+            if (full := self._no_room(event.user)) is not None:
                 self._counts.overloaded += 1
-                return [failure(identity, header.request_id, FailureCode.OVERLOADED, text)]
+                return [failure(identity, header.request_id, FailureCode.OVERLOADED, full)]
             peer = Peer(identity, hello.name, header.incarnation, _JOINING)
             self._peers.add(peer)
         self._peers.on_hello(
@@ -389,11 +388,22 @@ class BrokerCore:
             capacity=min(hello.capacity, self._config.max_in_flight_per_peer),
             lease=lease,
             now=now,
+            user=event.user,
         )
-        peer.user = event.user
         self._dispatcher.router.join(peer)
         effects += [welcome, PeerReady(identity, hello, peer.incarnation, event.user)]
         return effects + self._dispatcher.pull(peer, now)
+
+    def _no_room(self, user: str) -> str | None:
+        """Return which limit leaves no place for a new peer; None: there is one."""
+        if len(self._peers) >= self._config.max_peers:
+            return f"{len(self._peers)} peers are known, which is the limit; raise max_peers"
+        if user and self._peers.of_user(user) >= self._config.max_user_peers:
+            return (
+                f"{self._config.max_user_peers} peers with this public key are known, which is the "
+                "limit: half of max_peers"
+            )
+        return None
 
     def _admission_error(self, hello: Hello, event: Received) -> str | None:
         """Return why the peer cannot join, for people, or None if it can.

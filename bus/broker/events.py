@@ -233,7 +233,8 @@ class BrokerConfig:
     #: Requests that wait for a free peer, per service. Requests of one peer do not wait if it has
     #: so many, and `max_in_flight_per_peer` more, unsettled.
     max_backlog: int = 1024
-    #: Peers that may be known at one time; bounds what strangers can make us remember.
+    #: Peers that may be known at one time; bounds what strangers can make us remember. Where there
+    #: are keys, half of them may have one key: it must not shut out the others.
     max_peers: int = 4096
     #: A lease is this many heartbeats; two may be lost before a peer is suspected.
     liveness: float = 4.0
@@ -261,6 +262,11 @@ class BrokerConfig:
                 f"liveness must be finite and over 1 heartbeat, not {self.liveness!r}; "
                 "otherwise peers expire between two heartbeats"
             )
+
+    @property
+    def max_user_peers(self) -> int:
+        """Peers of one public key that may be known at one time."""
+        return (self.max_peers + 1) // 2
 
 
 class BrokerStatistics(msgspec.Struct, kw_only=True):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -76,6 +77,8 @@ class Peers:
         self._peers: dict[bytes, Peer] = {}
         self._names: dict[str, Peer] = {}
         self._leased: dict[bytes, Peer] = {}
+        #: How many have said hello with each public key.
+        self._users: dict[str, int] = {}
         # No lease can be half over before this. Frames only move leases on, so it stays valid
         # when one comes, and `judge` makes it exact again.
         self._next_check = math.inf
@@ -100,8 +103,19 @@ class Peers:
         self._peers[peer.identity] = peer
         self._names[peer.name] = peer
 
+    def of_user(self, user: str) -> int:
+        """Return how many peers have said hello with this public key."""
+        return self._users.get(user, 0)
+
     def on_hello(
-        self, peer: Peer, *, services: tuple[str, ...], capacity: int, lease: float, now: float
+        self,
+        peer: Peer,
+        *,
+        services: tuple[str, ...],
+        capacity: int,
+        lease: float,
+        now: float,
+        user: str = "",
     ) -> None:
         """A joining peer is there now."""
         assert peer.state is PeerState.JOINING, f"hello is not legal in state {peer.state.value}"
@@ -110,6 +124,9 @@ class Peers:
         peer.capacity = capacity
         peer.lease = lease
         peer.heard = now
+        peer.user = user
+        if user:
+            self._users[user] = self.of_user(user) + 1
         if lease > 0:
             self._leased[peer.identity] = peer
             self._next_check = min(self._next_check, _next_check(peer))
@@ -119,6 +136,10 @@ class Peers:
         del self._peers[peer.identity]
         del self._names[peer.name]
         self._leased.pop(peer.identity, None)
+        if peer.user:
+            self._users[peer.user] -= 1
+            if not self._users[peer.user]:
+                del self._users[peer.user]
         peer.state = PeerState.GONE
 
     def judge(self, now: float) -> tuple[list[Peer], list[Peer]]:
@@ -165,6 +186,8 @@ class Peers:
         assert {peer.name: peer for peer in self} == self._names, (
             "the index by name differs from the peers"
         )
+        users = Counter(peer.user for peer in self if peer.user)
+        assert users == self._users, "the peers of a key are counted wrongly"
         for identity, peer in self._peers.items():
             assert identity == peer.identity, f"{peer.name} is filed under another identity"
             assert peer.state is not PeerState.GONE, f"{peer.name} is gone and still known"

@@ -115,6 +115,19 @@ def test_the_number_of_peers_is_bounded() -> None:
     assert core.peer_state(b"b") is PeerState.READY
 
 
+def test_one_key_takes_half_of_the_places_for_peers_and_no_more() -> None:
+    core = BrokerCore(BrokerConfig(max_peers=5))
+    drive(core, [hello_from(peer, user="evil") for peer in (b"a", b"b", b"c")])
+    refused = only(drive(core, [hello_from(b"d", user="evil")]), Send)
+    assert failure_in(refused).code is FailureCode.OVERLOADED
+    assert "public key" in failure_in(refused).message
+    drive(core, [hello_from(b"e", user="other"), hello_from(b"f")])
+    drive(core, [goodbye_from(b"a"), hello_from(b"d", user="evil")])
+    states = [core.peer_state(peer) for peer in (b"a", b"b", b"c", b"d", b"e", b"f")]
+    assert states == [PeerState.GONE, *[PeerState.READY] * 5]
+    core.check_invariants()
+
+
 # --- leases ---
 
 
