@@ -222,7 +222,8 @@ def _age(file: Path, *, may_be_missing: bool) -> object:
         if not may_be_missing:
             raise
         return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    # The second one also tells of changes of the mode, and of content under a time that was kept.
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def _load_listed_key(path: Path) -> bytes:

@@ -179,5 +179,19 @@ def test_a_file_that_is_replaced_counts_at_once(tmp_path: Path) -> None:
     assert not allowed(load_keys(first[1]).public.decode())
 
 
+def test_a_file_whose_content_was_copied_over_with_its_time_kept_counts_at_once(
+    tmp_path: Path,
+) -> None:
+    first, second = new_keys(tmp_path, "a"), new_keys(tmp_path, "b")
+    allowed = AllowList(first[0])
+    before = first[0].stat()
+    first[0].write_bytes(second[0].read_bytes())
+    os.utime(first[0], ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = first[0].stat()
+    assert (after.st_size, after.st_ino) == (before.st_size, before.st_ino)
+    assert allowed(load_keys(second[1]).public.decode())
+    assert not allowed(load_keys(first[1]).public.decode())
+
+
 def test_key_pairs_are_compared_by_value() -> None:
     assert KeyPair(b"a", b"b") == KeyPair(b"a", b"b") != KeyPair(b"a", b"c")
