@@ -151,7 +151,11 @@ class Requests(Generic[M]):
                 failed = msgspec.structs.replace(failed, message=told)
         elif failed.code is FailureCode.TIMEOUT:
             actor.abandoned = outcome.wire_id
-        elif failed.code is not FailureCode.NO_PEER:
+        else:
+            if failed.code is FailureCode.NO_PEER:
+                # Said by the actor itself: the broker says so before anything is sent. Taken for
+                # the broker's word, the end of the actor would be waited for.
+                failed = msgspec.structs.replace(failed, code=FailureCode.PROTOCOL)
             failed = self._judge(actor, request, failed) or failed
         return Lost(actor, tag, failed, actor.cause, actor.incarnation)
 

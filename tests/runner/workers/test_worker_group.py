@@ -133,7 +133,7 @@ def test_who_fails_what_does_not_fail_is_let_go_where_replies_are_checked() -> N
     connections, requests, actor = scene()
     told: list[str | None] = ["nonsense", None]
     actor.check = lambda _request, _reply: told.pop(0)
-    codes = (FailureCode.REMOTE, FailureCode.PROTOCOL, FailureCode.TIMEOUT, FailureCode.NO_PEER)
+    codes = (FailureCode.REMOTE, FailureCode.PROTOCOL, FailureCode.TIMEOUT)
     found = []
     for code in codes:
         request_id = requests.ask(actor, REQUEST, timeout=1.0, tag="mine")
@@ -141,6 +141,18 @@ def test_who_fails_what_does_not_fail_is_let_go_where_replies_are_checked() -> N
         assert lost is not None
         found.append(lost.failed.code)
     assert found == [FailureCode.PEER_LOST, *codes[1:]]
+    assert connections.killed == [actor]
+
+
+def test_an_actor_that_says_that_nobody_is_there_is_judged_as_for_any_failure() -> None:
+    connections, requests, actor = scene()
+    told: list[str | None] = [None, "nonsense"]
+    actor.check = lambda _request, _reply: told.pop(0)
+    for code in (FailureCode.PROTOCOL, FailureCode.PEER_LOST):  # or its end would be waited for
+        request_id = requests.ask(actor, REQUEST, timeout=1.0, tag="mine")
+        lost = requests.on_failure(failure(request_id, FailureCode.NO_PEER))
+        assert lost is not None
+        assert lost.failed.code is code
     assert connections.killed == [actor]
 
 
