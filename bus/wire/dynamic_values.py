@@ -23,10 +23,10 @@ from envbus.bus.wire import arrays, limits
 from envbus.bus.wire.ext import (
     Ext,
     Inbox,
+    KeyCheck,
     Outbox,
     Placeholder,
     Placeholders,
-    check_keys,
     struct_by_class,
     struct_by_name,
 )
@@ -400,7 +400,7 @@ _MAX_KNOWN = 256
 #: and 160 bytes.
 _MAX_FIELDS = 1 << 16
 _LONGEST_KEY = 64
-#: Bytes of a tree whose maps are made without a look at their keys.
+#: Bytes of a message's first trees, whose maps are made without a look at their keys.
 _FEW_BYTES = 1 << 14
 
 
@@ -430,6 +430,9 @@ class TreeDecoder:
         self._named: set[int] = set()
         #: Their ids: how deep they are is not the wire's matter.
         self._opaque: set[int] = set()
+        #: Bytes of all trees so far.
+        self._tree_bytes = 0
+        self._keys = KeyCheck()
 
     def unpack(self, data: Buffer) -> Value:
         """Return the value that `data` holds.
@@ -438,11 +441,12 @@ class TreeDecoder:
             DecodeError: It is not MessagePack, too deep, or uses the ext types wrongly. Other
                 exceptions are to be taken for the same; `codec.decode` does so.
         """
+        self._tree_bytes += memoryview(data).nbytes
         value = msgpack.unpackb(
             data,
             ext_hook=self._ext,
             list_hook=self._list,
-            object_pairs_hook=None if memoryview(data).nbytes <= _FEW_BYTES else _map,
+            object_pairs_hook=None if self._tree_bytes <= _FEW_BYTES else self._map,
             strict_map_key=False,
             unicode_errors="surrogatepass",
         )
@@ -493,6 +497,11 @@ class TreeDecoder:
             return codec.from_plain(items[1])
         except Exception as exc:
             raise DecodeError(f"content does not fit struct {name!r}: {exc}") from exc
+
+    def _map(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        """Called by msgpack for each map, innermost first, once there are many bytes of them."""
+        self._keys.check([key for key, _ in pairs])
+        return dict(pairs)
 
     def _ext(self, code: int, data: bytes) -> Value:
         handler = _EXT_HANDLERS.get(code)
@@ -603,11 +612,6 @@ _EXT_HANDLERS: dict[int, Callable[[TreeDecoder, bytes], Any]] = {
     Ext.OBJECT: TreeDecoder._object,
     Ext.PLACEHOLDER: TreeDecoder._placeholder,
 }
-
-
-def _map(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    check_keys([key for key, _ in pairs])
-    return dict(pairs)
 
 
 def _parts(body: Buffer, count: int) -> list[Any]:

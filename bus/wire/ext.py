@@ -19,7 +19,6 @@ __all__ = [
     "Placeholder",
     "Placeholders",
     "StructCodec",
-    "check_keys",
     "register_struct",
     "struct_by_class",
     "struct_by_name",
@@ -27,8 +26,11 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: So many keys of one map may have others' hashes.
+#: So many keys of one map may have others' hashes, and so many of all maps of one message.
 _MAX_ALIKE = 256
+_MAX_ALIKE_OF_ALL = 1 << 14
+#: Keys of a map that are not looked at.
+_FEW_KEYS = 16
 
 
 class Ext:
@@ -168,16 +170,32 @@ def _same_class(one: type[Any], other: type[Any]) -> bool:
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
-def check_keys(keys: Sequence[Any]) -> None:
-    """Refuse keys that somebody has made to have one hash: each takes as long as there are others.
+class KeyCheck:
+    """Refuses keys that somebody has made to have one hash, in the maps of one message.
 
-    Half a megabyte of them as a dict, or a set, would take a minute.
-
-    Raises:
-        DecodeError: They are such.
+    Each takes as long as there are others: half a megabyte of them as one map would take a minute,
+    and 8 MiB of maps of a few hundred each several seconds.
     """
-    if len(keys) > _MAX_ALIKE and len(keys) - len(set(map(hash, keys))) > _MAX_ALIKE:
-        raise DecodeError(f"{len(keys)} keys, of which more than {_MAX_ALIKE} have others' hashes")
+
+    def __init__(self) -> None:
+        self._alike = 0
+
+    def check(self, keys: Sequence[Any]) -> None:
+        """Look at the keys of one map.
+
+        Raises:
+            DecodeError: Too many have others' hashes.
+        """
+        if len(keys) <= _FEW_KEYS:
+            return
+        alike = len(keys) - len(set(map(hash, keys)))
+        self._alike += alike
+        if alike > _MAX_ALIKE or self._alike > _MAX_ALIKE_OF_ALL:
+            raise DecodeError(
+                f"a map of {len(keys)} keys, of which {alike} have others' hashes, as "
+                f"{self._alike} so far; at most {_MAX_ALIKE} of one map and {_MAX_ALIKE_OF_ALL} of "
+                "all may"
+            )
 
 
 def _items(plain: object) -> list[Any]:
@@ -188,13 +206,13 @@ def _items(plain: object) -> list[Any]:
 
 def _keys(plain: object) -> list[Any]:
     keys = _items(plain)
-    check_keys(keys)
+    KeyCheck().check(keys)
     return keys
 
 
 def _pairs(plain: object) -> list[tuple[Any, Any]]:
     pairs = [(key, item) for key, item in _items(plain)]
-    check_keys([key for key, _ in pairs])
+    KeyCheck().check([key for key, _ in pairs])
     return pairs
 
 

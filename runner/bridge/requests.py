@@ -39,7 +39,7 @@ from envbus.bus.broker.deadlines import NO_DEADLINE
 from envbus.bus.errors import DecodeError
 from envbus.bus.peer.worker import describe
 from envbus.bus.wire.codec import decode
-from envbus.bus.wire.ext import Ext, check_keys
+from envbus.bus.wire.ext import Ext, KeyCheck
 from envbus.bus.wire.frames import Buffer, Frames
 from envbus.bus.wire.framing import lengths_of
 from envbus.bus.wire.limits import MAX_DEPTH
@@ -237,10 +237,11 @@ def _check_containers(header: Header, payload: Buffer) -> None:
 
 def _check_keys(header: Header, payload: Buffer) -> None:
     """Refuse maps of the payload that would take minutes; those of trees are looked at there."""
+    keys = KeyCheck()
     try:
         msgpack.unpackb(
             payload,
-            object_pairs_hook=lambda pairs: check_keys([key for key, _ in pairs]),
+            object_pairs_hook=lambda pairs: keys.check([key for key, _ in pairs]),
             ext_hook=lambda _code, _data: None,
             use_list=False,  # an array may be a key
             strict_map_key=False,

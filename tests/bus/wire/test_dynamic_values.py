@@ -16,7 +16,14 @@ from envbus.bus.errors import DecodeError, EncodeError
 from envbus.bus.wire import limits
 from envbus.bus.wire.arrays import num_fields
 from envbus.bus.wire.codec import Ext, decode, encode
-from envbus.bus.wire.dynamic_values import Value, place_of, short_repr, survey
+from envbus.bus.wire.dynamic_values import (
+    TreeDecoder,
+    TreeEncoder,
+    Value,
+    place_of,
+    short_repr,
+    survey,
+)
 from envbus.bus.wire.messages import Tree
 from tests.bus.codec_samples import Sample, identical, round_trip, values
 
@@ -243,6 +250,18 @@ def test_keys_that_were_made_to_have_one_hash_are_refused() -> None:
         with pytest.raises(DecodeError, match="have others' hashes"):
             round_trip(kind(alike))
         assert round_trip(kind(alike[:200])) == kind(alike[:200])
+    many = [dict.fromkeys(alike[:200])] * 100
+    with pytest.raises(DecodeError, match="of all"):
+        round_trip(many)
+
+
+def test_keys_of_many_small_trees_in_one_message_are_looked_at_together() -> None:
+    alike = dict.fromkeys(number * sys.hash_info.modulus for number in range(1, 1001))
+    small = TreeEncoder(None, None).pack(alike)
+    decoder = TreeDecoder([], None, False)
+    assert decoder.unpack(small) == alike
+    with pytest.raises(DecodeError, match="have others' hashes"):
+        decoder.unpack(small)
 
 
 @pytest.mark.parametrize("kind", [list, tuple, dict])
