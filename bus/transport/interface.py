@@ -13,6 +13,7 @@ from envbus.bus.wire.frames import Buffer, Frames
 
 __all__ = [
     "AT_ONE_GO",
+    "A_MOMENT",
     "BACKLOG",
     "QUEUE_BYTES",
     "PeerTransport",
@@ -24,6 +25,8 @@ __all__ = [
 AT_ONE_GO: Final = 1000
 #: Connections to a listening socket that wait to be accepted, also while nobody does.
 BACKLOG: Final = 128
+#: What `lost_for` says of a connection that was lost and made again since it was asked last.
+A_MOMENT: Final = 1e-6
 #: Bytes that may wait for one peer. Nothing is queued beyond that, so one message may be over it.
 QUEUE_BYTES: Final = 64 * 2**20
 
@@ -107,7 +110,10 @@ class PeerTransport(Protocol):
         """Return the next message, or None after `timeout` seconds."""
 
     def lost_for(self) -> float:
-        """Return for how many seconds the broker has been out of reach; 0.0 if it is not."""
+        """Return for how many seconds the broker has been out of reach; 0.0 if it is not.
+
+        A loss that is made good by now is told, too, once, as `A_MOMENT`.
+        """
 
     def trouble(self) -> str:
         """Return, for people, why there is no connection; "" if there is one, or none tells."""

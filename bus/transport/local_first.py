@@ -16,6 +16,7 @@ from typing import Any, Final
 from envbus.bus.descriptors import opening
 from envbus.bus.errors import ClosedError, DecodeError, QueueFullError
 from envbus.bus.transport.curve_keys import PeerKeys
+from envbus.bus.transport.interface import A_MOMENT
 from envbus.bus.transport.local_link import usable_cores
 from envbus.bus.transport.local_listener import ADDRESSES_EXIST, INTRODUCTION, StreamEnd, address_of
 from envbus.bus.transport.spinning import CHILD_SPIN_SECONDS, SpinBudget
@@ -29,8 +30,6 @@ __all__ = ["LocalFirstPeer"]
 _LOOK_INTERVAL: Final = 0.05
 #: Seconds for which no local link is looked for, after one that did not lead to the broker.
 _BAR_SECONDS: Final = 5.0
-#: What `lost_for` says of a connection that is lost and made again in one go.
-_A_MOMENT: Final = 1e-6
 
 
 class LocalFirstPeer:
@@ -181,7 +180,7 @@ class LocalFirstPeer:
                 lost_for = max(lost_for, time.monotonic() - self._lost_since)
         if self._has_changed:
             self._has_changed = False
-            return max(lost_for, _A_MOMENT)
+            return max(lost_for, A_MOMENT)
         return 0.0 if self._local is not None else lost_for
 
     def trouble(self) -> str:

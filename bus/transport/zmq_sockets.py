@@ -40,7 +40,7 @@ from envbus.bus.transport.authentication import (
     handshake_trouble,
 )
 from envbus.bus.transport.curve_keys import BrokerKeys, PeerKeys
-from envbus.bus.transport.interface import QUEUE_BYTES, is_local
+from envbus.bus.transport.interface import A_MOMENT, QUEUE_BYTES, is_local
 from envbus.bus.wire.frames import Buffer, Frames
 from envbus.bus.wire.framing import lengths_of
 from envbus.bus.wire.limits import MAX_FRAME_BYTES
@@ -518,6 +518,8 @@ class ZmqPeer:
         self._timeout_ms = -1
         self._lost_since: float | None = None
         self._is_connected = False
+        #: Whether a connection was lost of which `lost_for` has not told.
+        self._was_lost = False
         self._watched: list[tuple[Any, int]] = [(self._socket, _POLLIN)]
         _set_limits(self._socket, MAX_FRAME_BYTES)
         if endpoint.startswith("tcp:"):  # a cable can be pulled; a process of this host cannot
@@ -591,9 +593,13 @@ class ZmqPeer:
         """Return for how many seconds the broker has been out of reach; 0.0 if it is not.
 
         A closed connection shows at once, one that was cut without a word after `KEEPALIVE_MS`.
+        libzmq may have connected again by then: what was under way is lost all the same.
         """
         self._take_events()
-        return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+        was_lost, self._was_lost = self._was_lost, False
+        if self._lost_since is None:
+            return A_MOMENT if was_lost else 0.0
+        return time.monotonic() - self._lost_since
 
     @property
     def is_connected(self) -> bool:
@@ -630,6 +636,7 @@ class ZmqPeer:
                 self._lost_since, self._trouble, self._is_connected = None, "", True
                 continue
             now = time.monotonic()
+            self._was_lost |= self._is_connected
             self._is_connected = False
             self._lost_since = self._lost_since or now
             if event != zmq.EVENT_DISCONNECTED:

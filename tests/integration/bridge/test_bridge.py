@@ -62,6 +62,7 @@ from envbus.runner.policies.mlp import MlpPolicy, policy_from_weights
 from envbus.runner.workers.faults import FaultCause
 from tests.integration.bus_programs import RawPeer, frames_of, free_port, hello_frames
 from tests.integration.group_children import PATIENCE, refused_in_a_fork
+from tests.integration.relay import Relay
 from tests.integration.simulators import (
     ACTION,
     OBSERVATION,
@@ -531,6 +532,23 @@ def test_a_client_that_was_away_within_its_lease_goes_on(bridge: ExternalEnvBrid
         rows = runner.rows("e")
         assert [row[0] for row in rows] == [float(i % 900) for i in range(len(rows))]
         assert {row[1] for row in rows[1:]} == {1.0}
+
+
+def test_an_answer_that_was_lost_with_its_connection_comes_over_the_next_one() -> None:
+    def play() -> int:
+        with ExternalEnvClient(relay.endpoint, timeouts=ClientTimeouts(action=PATIENCE)) as client:
+            client.start_episode("e")
+            return int(client.get_action("e", seen(7)))
+
+    with ExternalEnvBridge(OBSERVATION, ACTION) as bridge, Relay(bridge.address) as relay:
+        runner = Runner(bridge)
+        with in_thread(play) as playing:
+            runner.serve(lambda: runner.results, act=False)
+            relay.cut()  # libzmq connects again within 0.1 s, and tells nobody who does not ask
+            bridge.send_actions({"e": {DUMMY_AGENT: 7}})
+            runner.serve(lambda: not playing.thread.is_alive())
+        assert playing.result == 7
+        assert bridge.statistics().actions == 1
 
 
 @pytest.mark.slow

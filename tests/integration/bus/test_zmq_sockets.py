@@ -20,12 +20,18 @@ from envbus.bus.errors import (
     TransportError,
     UnknownPeerError,
 )
-from envbus.bus.transport.interface import QUEUE_BYTES, PeerTransport, RouterTransport
+from envbus.bus.transport.interface import (
+    A_MOMENT,
+    QUEUE_BYTES,
+    PeerTransport,
+    RouterTransport,
+)
 from envbus.bus.transport.zmq_sockets import HIGH_WATER_MARK, ZmqPeer, ZmqRouter
 from tests.bus.memory_transport import MemoryNetwork
 from tests.descriptors import open_descriptors
 from tests.integration.bus.test_local_links import until_full
 from tests.integration.group_children import PATIENCE, wait_until
+from tests.integration.relay import Relay
 
 
 class Network:
@@ -379,6 +385,23 @@ def test_a_peer_knows_whether_its_broker_is_in_reach(tmp_path: Path) -> None:
         router = ZmqRouter([endpoint])
         wait_until(lambda: peer.lost_for() == 0.0, "the return")
         router.close()
+
+
+def test_a_loss_that_is_made_good_before_anybody_looks_is_told_once(router: ZmqRouter) -> None:
+    with (
+        Relay(router.endpoints[0]) as relay,
+        contextlib.closing(ZmqPeer(relay.endpoint, b"p")) as peer,
+    ):
+
+        def sends() -> bool:
+            peer.send([b"x"])
+            return router.wait(0.05) and router.receive() is not None
+
+        wait_until(sends, "the first message")
+        assert peer.lost_for() == 0.0
+        relay.cut()
+        wait_until(lambda: relay.accepted > 1 and sends(), "a message over the next connection")
+        assert [peer.lost_for(), peer.lost_for()] == [A_MOMENT, 0.0]
 
 
 def test_the_newest_connection_of_an_identity_takes_over(router: ZmqRouter) -> None:
