@@ -40,6 +40,9 @@ logger = logging.getLogger("envbus.actors.external")
 
 #: Seconds between looks at the clock and the connection, at most.
 SLICE = 0.5
+#: Seconds between looks at the connection while messages keep coming: one may have been lost with
+#: the connection before, and the bridge remembers the last thousand answers.
+_LOOK_INTERVAL = 0.05
 
 
 @contextlib.contextmanager
@@ -124,6 +127,8 @@ class Link:
         self._ended = False
         self._unknown = False
         self._bell = Bell()
+        #: When to look at the connection, also while messages keep coming.
+        self._look_at = 0.0
         transport.watch(self._bell.fileno())
 
     def connect(self, timeout: float) -> None:
@@ -263,7 +268,8 @@ class Link:
         if self._unknown:
             self._unknown = False
             talk.forgotten()
-        if silent or not patience or not talk.ready:
+        if silent or not patience or not talk.ready or now >= self._look_at:
+            self._look_at = now + _LOOK_INTERVAL
             lost_for = transport.lost_for()
             talk.tick(now, lost_for, transport.trouble())
         self._flush()

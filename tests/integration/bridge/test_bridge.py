@@ -551,6 +551,39 @@ def test_an_answer_that_was_lost_with_its_connection_comes_over_the_next_one() -
         assert bridge.statistics().actions == 1
 
 
+def test_a_lost_answer_comes_also_while_other_threads_of_the_client_are_answered() -> None:
+    def play() -> int:
+        with ExternalEnvClient(relay.endpoint, timeouts=ClientTimeouts(action=PATIENCE)) as client:
+            client.start_episode("e")
+            client.start_episode("busy")
+            with in_thread(lambda: busily(client)) as other:
+                action = int(client.get_action("e", seen(7)))
+                over.set()
+            assert other.error is None
+            return action
+
+    def busily(client: ExternalEnvClient) -> None:
+        back.wait(PATIENCE)
+        while not over.is_set():
+            client.log_returns("busy", 0.0)
+
+    back, over = threading.Event(), threading.Event()
+    with ExternalEnvBridge(OBSERVATION, ACTION) as bridge, Relay(bridge.address) as relay:
+        runner = Runner(bridge)
+        with in_thread(play) as playing:
+            runner.serve(lambda: runner.results, act=False)
+            before = relay.accepted
+            relay.cut()
+            bridge.send_actions({"e": {DUMMY_AGENT: 7}})
+            runner.serve(lambda: relay.accepted > before)
+            back.set()
+            try:
+                runner.serve(lambda: not playing.thread.is_alive())
+            finally:
+                over.set()
+        assert playing.result == 7
+
+
 @pytest.mark.slow
 def test_one_that_was_away_for_too_long_is_told_so() -> None:
     def play() -> None:
