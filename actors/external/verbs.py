@@ -25,6 +25,7 @@ from envbus.actors.external.errors import (
     ActionTimeoutError,
     EpisodeLostError,
     EpisodeNotFoundError,
+    RequestIdUsedError,
     refusal_of,
 )
 from envbus.actors.external.protocol import (
@@ -465,6 +466,8 @@ class ClientState:
             )
             timeout.episode_id = episode_id
             error = timeout
+        if isinstance(error, RequestIdUsedError):  # sent again: its action is forgotten there
+            self.give_up(payload, request_id)
         if isinstance(error, EpisodeNotFoundError):
             self.check_open(episode_id)  # it was asked before another bridge was joined
         if isinstance(error, EpisodeLostError):

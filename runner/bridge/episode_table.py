@@ -70,11 +70,11 @@ class ClientSession(msgspec.Struct, eq=False):
     episodes: dict[str, Episode] = msgspec.field(default_factory=dict)
     #: Ids of its finished episodes that are remembered, oldest first.
     finished: deque[str] = msgspec.field(default_factory=deque)
-    #: What requests were answered, oldest first; None: not yet. Ordered, as the first key of a dict
-    #: from which first keys were taken is behind all their gaps.
-    answers: OrderedDict[int, SendReply | Act | Refuse | None] = msgspec.field(
-        default_factory=OrderedDict
-    )
+    #: Digests of requests that came, and are not answered yet: of those that wait for something.
+    unanswered: dict[int, int] = msgspec.field(default_factory=dict)
+    #: What requests were answered, the first answer first. Ordered, as the first key of a dict from
+    #: which first keys were taken is behind all their gaps.
+    answers: OrderedDict[int, SendReply | Act | Refuse] = msgspec.field(default_factory=OrderedDict)
     #: What the actions in `answers` take, in bytes.
     answer_bytes: int = 0
     #: Of the requests in `answers`; and of the one in hand.
@@ -159,6 +159,7 @@ class Sessions:
         session.peer = peer
         self._by_peer[peer] = session
         if request_id <= session.highest:
+            session.unanswered.clear()
             session.answers.clear()
             session.digests.clear()
             session.answer_bytes = 0
@@ -205,25 +206,28 @@ class Sessions:
     ) -> None:
         """Remember what a request was answered; None: that it came, and is not answered yet."""
         answers = session.answers
-        if request_id in answers:
+        if answer is None:
+            session.unanswered[request_id] = session.digest
+        elif request_id in answers:
             session.answer_bytes += _num_bytes(answer) - _num_bytes(answers[request_id])
             answers[request_id] = answer
-        elif request_id <= session.forgotten:  # it has waited for too long to be remembered
-            return
         else:
-            if request_id > session.highest:
-                session.highest = request_id
             answers[request_id] = answer
             session.answer_bytes += _num_bytes(answer)
-            session.digests[request_id] = session.digest
-        while len(answers) > self._max_answers or (
+            session.digests[request_id] = session.unanswered.pop(request_id, session.digest)
+        session.highest = max(session.highest, request_id)
+        self.trim(session)
+
+    def trim(self, session: ClientSession) -> None:
+        """Forget the first answers beyond so many: one of each open episode may have been lost."""
+        answers, most = session.answers, max(self._max_answers, len(session.episodes))
+        while len(answers) > most or (
             session.answer_bytes > _MAX_ANSWER_BYTES and len(answers) > 1
         ):
             oldest, forgotten = answers.popitem(last=False)
             session.answer_bytes -= _num_bytes(forgotten)
             del session.digests[oldest]
-            if oldest > session.forgotten:
-                session.forgotten = oldest
+            session.forgotten = max(session.forgotten, oldest)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the indices disagree."""
@@ -237,13 +241,15 @@ class Sessions:
         for peer, session in self._lost.items():
             assert peer == session.left, f"{session.name} was left by another peer"
         for session in self._by_secret.values():
-            assert len(session.answers) <= self._max_answers, "too many answers are kept"
+            most = max(self._max_answers, len(session.episodes))
+            assert len(session.answers) <= most, "too many answers are kept"
+            assert not session.answers.keys() & session.unanswered.keys(), "it waits and does not"
             assert session.answers.keys() == session.digests.keys(), "an answer has no digest"
             size = sum(map(_num_bytes, session.answers.values()))
             assert size == session.answer_bytes, "the bytes of the answers are others"
 
 
-def _num_bytes(answer: SendReply | Act | Refuse | None) -> int:
+def _num_bytes(answer: SendReply | Act | Refuse) -> int:
     """Return what an answer holds that its size is not known of beforehand: an action."""
     if type(answer) is not Act:
         return 0
@@ -303,6 +309,7 @@ class EpisodeTable:
         """An episode is over; its id is used up."""
         episode.over = True
         del self.open[episode.episode_id], session.episodes[episode.episode_id]
+        self.sessions.trim(session)
         self.finished[episode.episode_id] = lost, session.secret
         session.finished.append(episode.episode_id)
         if len(session.finished) > self.limits.max_client_finished:

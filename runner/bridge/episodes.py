@@ -302,7 +302,7 @@ class Episodes:
             return [Refuse(event.peer, event.request_id, NOT_JOINED)]
         episode: Episode | None = None
         try:
-            if event.request_id in session.answers:
+            if event.request_id in session.answers or event.request_id in session.unanswered:
                 return self._answer_again(session, event)
             if event.request_id <= session.forgotten:
                 raise self._id_used(event)
@@ -332,10 +332,11 @@ class Episodes:
             return table.overloaded(event, str(error))
 
     def _answer_again(self, session: ClientSession, event: ClientCall) -> list[Effect]:
-        if event.digest != session.digests[event.request_id]:
+        answer = session.answers.get(event.request_id)
+        digests = session.unanswered if answer is None else session.digests
+        if event.digest != digests[event.request_id]:
             raise self._id_used(event)
         self._table.counts.resent += 1
-        answer = session.answers[event.request_id]
         return [] if answer is None else self._table.answer(session, answer)
 
     def _id_used(self, event: ClientCall) -> RefusedError:

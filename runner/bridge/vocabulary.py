@@ -246,7 +246,8 @@ class EpisodeLimits:
     max_key_sessions: int = 2048
     #: Logged steps of one episode that may wait for the runner before its client has to wait.
     max_queued: int = 256
-    #: Answers of one session that are remembered, for requests that are sent again.
+    #: Answers of one session that are remembered, for requests that are sent again; as many as it
+    #: has open episodes, if these are more.
     max_answers: int = 1024
     #: By how many versions the weights that a client has acted with may be behind the published
     #: ones, for the step to become a row; None: by any number.

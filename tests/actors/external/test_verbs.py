@@ -11,6 +11,7 @@ from envbus.actors.external.errors import (
     ActionTimeoutError,
     EpisodeLostError,
     EpisodeNotFoundError,
+    RequestIdUsedError,
 )
 from envbus.actors.external.protocol import (
     BridgeJoined,
@@ -58,6 +59,13 @@ def test_a_question_that_the_bridge_itself_has_ended_was_not_given_up() -> None:
     with pytest.raises(ActionTimeoutError):
         state.result(calls(state, "e")[0], failed, 5)
     assert {call.not_taken for call in calls(state, "e")} == {None}
+
+
+def test_a_question_whose_answer_is_forgotten_was_given_up() -> None:
+    state = ClientState(None, None, "sim")
+    with pytest.raises(RequestIdUsedError):
+        state.result(calls(state, "e")[0], RequestIdUsedError("5 came before").failed(), 5)
+    assert {call.not_taken for call in calls(state, "e")} == {5}
 
 
 def test_what_another_bridge_does_not_know_of_what_was_asked_before_it_was_joined_is_lost() -> None:

@@ -88,7 +88,8 @@ def test_the_oldest_answers_are_forgotten_first() -> None:
     sessions.note(session, 2, answer(2))
     sessions.note(session, 1, answer(1))
     sessions.note(session, 3, answer(3))
-    assert list(session.answers) == [2, 3]
+    assert list(session.answers) == [1, 3]
+    sessions.check_invariants()
 
 
 def test_large_actions_are_not_all_remembered() -> None:

@@ -209,6 +209,41 @@ def test_an_id_is_refused_that_another_request_had_or_whose_answer_is_forgotten(
     assert scene.do(LogReward(A, 14, "e", by_agent(1.0), {}, {}, {})) == SendReply(A, 14, Logged())
 
 
+@pytest.mark.parametrize("away", [False, True])
+def test_what_many_episodes_ask_may_be_sent_again_whoever_was_answered_meanwhile(
+    away: bool,
+) -> None:
+    scene = Scene(max_answers=2)
+    names = [f"e{index}" for index in range(10)]
+    for name in ("quick", *names):
+        scene.start(name)
+    asked = [
+        Observe(A, scene.number(A), name, by_agent(name), timeout=10.0, digest=index)
+        for index, name in enumerate(names)
+    ]
+    for ask in asked:
+        scene.do(ask)
+    for _ in range(20):
+        scene.reward("quick", 1.0)
+    scene.take()
+    if away:
+        scene.lose()
+        for name in names:
+            assert scene.choose(name, name) is None
+        scene.join(A, scene.sessions[A])
+    for ask, name in zip(asked, names, strict=True):
+        effect = scene.do(ask)
+        if not away:
+            assert effect is None
+            effect = scene.choose(name, name)
+        assert action_of(effect) == (A, ask.request_id, name)
+    for name in names:
+        scene.end(name, 0)
+    session = scene.table.sessions.find(A)
+    assert session is not None
+    assert (len(session.answers), session.unanswered) == (2, {})
+
+
 def test_a_request_that_was_refused_may_be_tried_again_under_its_id() -> None:
     scene = Scene()
     early = Observe(A, 10, "e", by_agent("o0"), timeout=10.0, digest=1)
