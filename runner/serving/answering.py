@@ -117,9 +117,9 @@ class Recording:
 
     def __init__(self, policies: ServedPolicies) -> None:
         self._policy_of = policies.policy_of
-        #: Policies whose observations or actions have no fixed size.
+        #: Agents whose observations or actions have no fixed size.
         self._ragged = {
-            name for name, pair in policies.spaces.items() if not all(map(is_fixed_size, pair))
+            agent for agent, pair in policies.spaces.items() if not all(map(is_fixed_size, pair))
         }
         self._running: dict[str, EpisodeRecorder] = {}
         #: Those of which no more rows can be had, and why.
@@ -196,7 +196,7 @@ class Recording:
             next(self._ids),
             0,
             policy_mapping_fn=lambda agent, _: self._policy_of[agent],
-            is_ragged=lambda agent: self._policy_of[agent] in self._ragged,
+            is_ragged=self._ragged.__contains__,
             episode_id=episode_id,
             training_enabled=episode_id not in result.untrained,
         )

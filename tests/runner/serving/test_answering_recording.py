@@ -128,6 +128,21 @@ def test_several_agents_stand_under_their_policies() -> None:
     }
 
 
+def test_observations_without_a_fixed_size_are_objects_of_their_agent_only() -> None:
+    pair = (spaces.Sequence(spaces.Discrete(9)), spaces.Discrete(100))
+    recording = Recording(ServedPolicies({}, {"x": "p", "y": "q"}, {"x": pair, "y": PAIR}))
+    for step, ends in enumerate(("", "", "terminated")):
+        came = result({"x": 0, "y": step}, ends=ends)
+        came.observations["e"]["x"] = (7,) * (3 - step)
+        ended = recording.take(came)
+        if not ends:
+            act(recording, 4, 5, agents=["x", "y"])
+    rows = only(ended).policy_batches
+    assert rows["p"]["obs"].tolist() == [(7, 7, 7), (7, 7)]
+    assert rows["p"]["actions"].tolist() == [4, 4]
+    assert rows["q"]["obs"].tolist() == [[0], [1]]
+
+
 def test_an_episode_without_a_step_has_no_rows() -> None:
     assert Recording(ONE).take(NO_STEP) == {"e": None}
 
