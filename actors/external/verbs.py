@@ -340,7 +340,7 @@ class ClientState:
         #: By episode: the earliest question that was given up, of which the bridge may think that
         #: its action was taken.
         self._given_up: dict[str, int] = {}
-        self._placeholders = Placeholders(("info",))
+        self._placeholders = Placeholders(("info", "steps[*].info"))
 
     def hello(self, heartbeat: float) -> Hello:
         """Return who this is, on the bus; raises `ConfigError`."""

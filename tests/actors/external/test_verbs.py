@@ -7,6 +7,7 @@ from gymnasium.spaces import Discrete
 from msgspec import structs
 
 from envbus.actors.external.agreement import Agreement
+from envbus.actors.external.elements import to_wire
 from envbus.actors.external.errors import (
     ActionTimeoutError,
     EpisodeLostError,
@@ -16,13 +17,16 @@ from envbus.actors.external.errors import (
 from envbus.actors.external.protocol import (
     BridgeJoined,
     EndEpisode,
+    FragmentStep,
     GetAction,
     LogAction,
+    LogFragment,
     Logged,
     LogReturns,
 )
 from envbus.actors.external.verbs import ClientState
-from envbus.bus.errors import PeerLostError, RequestTimeoutError
+from envbus.bus.errors import EncodeError, PeerLostError, RequestTimeoutError
+from envbus.bus.wire.codec import decode
 from envbus.bus.wire.messages import Failed, FailureCode
 
 
@@ -59,6 +63,17 @@ def test_a_question_that_the_bridge_itself_has_ended_was_not_given_up() -> None:
     with pytest.raises(ActionTimeoutError):
         state.result(calls(state, "e")[0], failed, 5)
     assert {call.not_taken for call in calls(state, "e")} == {None}
+
+
+def test_an_object_in_an_info_crosses_as_a_placeholder_in_a_fragment_too() -> None:
+    state = ClientState(None, None, "sim")
+    info = to_wire({"lock": object()})
+    told = decode(LogReturns, state.encoded(LogReturns(episode_id="e", reward=1.0, info=info)))
+    step = FragmentStep(reward=1.0, info=info)
+    sent = LogFragment(episode_id="e", policy_id="p", first=0, steps=[step])
+    assert decode(LogFragment, state.encoded(sent)).steps[0].info == told.info
+    with pytest.raises(EncodeError, match=r"steps\[0\].action"):
+        state.encoded(structs.replace(sent, steps=[FragmentStep(action=to_wire(object()))]))
 
 
 def test_a_question_whose_answer_is_forgotten_was_given_up() -> None:
