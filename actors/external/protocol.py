@@ -119,6 +119,9 @@ class GetAction(Request[ActionChosen], frozen=True, kw_only=True, omit_defaults=
     #: Id of the earliest `GetAction` of this episode whose action was not taken, nor any since, as
     #: its client gave up before the answer came. Until a call that says so was answered.
     not_taken: int | None = None
+    #: Id of the latest call of this episode, of any type, whose answer its client did not wait for,
+    #: so that it may never have come. Until a call that says so was answered.
+    given_up: int | None = None
 
 
 class Logged(Reply, frozen=True, kw_only=True):
@@ -133,6 +136,7 @@ class LogAction(Request[Logged], frozen=True, kw_only=True, omit_defaults=True):
     action: Value
     #: As in `GetAction`.
     not_taken: int | None = None
+    given_up: int | None = None
 
 
 class LogReturns(Request[Logged], frozen=True, kw_only=True, omit_defaults=True):
@@ -148,6 +152,7 @@ class LogReturns(Request[Logged], frozen=True, kw_only=True, omit_defaults=True)
     truncateds: Value = None
     #: As in `GetAction`.
     not_taken: int | None = None
+    given_up: int | None = None
 
 
 class EpisodeEnded(Reply, frozen=True, kw_only=True):
@@ -166,6 +171,7 @@ class EndEpisode(Request[EpisodeEnded], frozen=True, kw_only=True, omit_defaults
     truncateds: Value = None
     #: As in `GetAction`.
     not_taken: int | None = None
+    given_up: int | None = None
 
 
 class Model(Reply, frozen=True, kw_only=True):

@@ -338,8 +338,8 @@ class ClientState:
         #: How often a bridge was joined: at that episodes are lost.
         self.joins = 0
         #: By episode: the earliest question that was given up, of which the bridge may think that
-        #: its action was taken.
-        self._given_up: dict[str, int] = {}
+        #: its action was taken; and the latest call, which it may never have got.
+        self._given_up: dict[str, tuple[int | None, int]] = {}
         self._placeholders = Placeholders(("info", "steps[*].info"))
 
     def hello(self, heartbeat: float) -> Hello:
@@ -409,7 +409,7 @@ class ClientState:
         given_up = self._given_up.get(request.episode_id)
         if given_up is None:
             return request
-        return msgspec.structs.replace(request, not_taken=given_up)
+        return msgspec.structs.replace(request, not_taken=given_up[0], given_up=given_up[1])
 
     def encoded(self, request: Payload) -> Frames:
         """Return a request's frames; objects in infos that cannot cross have placeholders."""
@@ -437,8 +437,11 @@ class ClientState:
 
     def give_up(self, payload: Payload, request_id: int) -> None:
         """Nobody waits for an answer any more, which may come all the same."""
-        if isinstance(payload, GetAction):
-            self._given_up.setdefault(payload.episode_id, request_id)
+        if isinstance(payload, GetAction | LogAction | LogReturns):
+            not_taken, latest = self._given_up.get(payload.episode_id, (None, 0))
+            if not_taken is None and isinstance(payload, GetAction):
+                not_taken = request_id
+            self._given_up[payload.episode_id] = not_taken, max(latest, request_id)
 
     def _raise(self, payload: Payload, outcome: Failed | Exception, request_id: int) -> None:
         episode_id = getattr(payload, "episode_id", None) or ""

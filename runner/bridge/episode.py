@@ -52,7 +52,7 @@ class Episode:
 
     Attributes:
         waiting: Who waits for an action, if somebody does.
-        asked: Id of the last request for an action, also if only told of; 0: there was none.
+        came: Id of the last request that was taken, or that is told never to come; 0: none was.
         answered: Id of the request that was told the action for the last observation.
         over: Whether its client, or its lease, has ended it.
         num_parts: Of fragments, that were taken.
@@ -71,7 +71,7 @@ class Episode:
         "_rewards",
         "_unacted",
         "answered",
-        "asked",
+        "came",
         "episode_id",
         "gap_until",
         "known",
@@ -88,7 +88,7 @@ class Episode:
         self.session = session
         self.training_enabled = training_enabled
         self.waiting: Waiting | None = None
-        self.asked = 0
+        self.came = 0
         self.answered: int | None = None
         self.over = False
         self.num_parts = 0
@@ -226,16 +226,22 @@ class Episode:
     def give_back(self, request_id: int) -> bool:
         """The simulator has taken no action since that request; return whether it was told one.
 
-        The next record says so, and the row before ends here. If that request never came, what was
-        seen last is not followed by what is seen next: that is no row either.
+        The next record says so, and the row before ends here.
         """
-        if request_id > self.asked:
-            self.asked = request_id  # told again, it is no news
-            self._unacted |= self.known
-            return False
-        if self.answered is None or self.answered < request_id:
+        if self.lack(request_id) or self.answered is None or self.answered < request_id:
             return False
         self.answered, self._unacted = None, True
+        return True
+
+    def lack(self, request_id: int) -> bool:
+        """Nobody waits for that request's answer any more; return whether it never came.
+
+        Then what was seen last is not followed by what is seen next, which is no row.
+        """
+        if request_id <= self.came:
+            return False
+        self.came = request_id  # told again, it is no news
+        self._unacted |= self.known
         return True
 
     @property
@@ -286,7 +292,7 @@ class Episode:
 
     def begin_anew(self) -> None:
         """The ids of what came so far will stand for other requests."""
-        self.asked, self.gap_until = 0, -1
+        self.came, self.gap_until = 0, -1
         self.answered = None if self.answered is None else 0
         for missed in self._refused:
             missed.first = missed.last = 0

@@ -315,6 +315,8 @@ class Episodes:
                 raise table.unknown(event.episode_id)
             if event.not_taken is not None:
                 table.counts.dropped_actions += episode.give_back(event.not_taken)
+            if event.given_up is not None:
+                episode.lack(event.given_up)
             if event.request_id < episode.gap_until:
                 episode.come_too_late(event.request_id, event.digest)
                 raise EpisodeError(
@@ -386,7 +388,6 @@ class Episodes:
         size = self._charge(session, event)
         record = episode.observe(event.observation, size=size)
         number = table.wait(session, event, now)
-        episode.asked = event.request_id
         episode.waiting = Waiting(event.request_id, number, record, size)
         table.ready[episode.episode_id] = episode
         return effects
@@ -547,6 +548,7 @@ class Episodes:
         An end does not: what waits may still be shown to the runner.
         """
         episode.follow(event.request_id, event.digest)
+        episode.came = max(episode.came, event.request_id)
         if episode.waiting is None:
             return []
         table = self._table

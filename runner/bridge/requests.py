@@ -142,6 +142,7 @@ def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> C
         timeout=min(header.ttl, NO_DEADLINE),  # a larger one leaves a clock no digits
         digest=_digest(header.payload_type, frames, size),
         not_taken=getattr(payload, "not_taken", None),
+        given_up=getattr(payload, "given_up", None),
     )
 
 

@@ -78,6 +78,7 @@ class ClientCall(_OfPeer, frozen=True, gc=False, kw_only=True):
     digest: int = 0
     #: As in `GetAction`.
     not_taken: int | None = None
+    given_up: int | None = None
 
 
 class StartCall(ClientCall, frozen=True, gc=False):

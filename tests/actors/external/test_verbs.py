@@ -57,6 +57,18 @@ def test_calls_say_which_question_was_given_up_until_one_of_them_is_answered() -
     assert {call.not_taken for call in calls(state, "e")} == {None}
 
 
+def test_calls_say_which_call_may_never_have_come_until_one_of_them_is_answered() -> None:
+    state = ClientState(None, None, "sim")
+    ask, log, reward, _ = calls(state, "e")
+    for number, call in enumerate((log, reward, ask, reward, ask, log), 5):
+        with pytest.raises(PeerLostError):
+            state.result(call, PeerLostError("away", request_id=number, peer="bridge"), number)
+        assert {call.given_up for call in calls(state, "e")} == {number}
+    assert {call.not_taken for call in calls(state, "e")} == {7}
+    state.result(reward, Logged(), 11)
+    assert {(call.not_taken, call.given_up) for call in calls(state, "e")} == {(None, None)}
+
+
 def test_a_question_that_the_bridge_itself_has_ended_was_not_given_up() -> None:
     state = ClientState(None, None, "sim")
     failed = Failed(code=FailureCode.TIMEOUT, message="episode e: no action", peer="bridge")

@@ -187,6 +187,30 @@ def test_who_waits_is_told_why_there_is_no_action_and_may_ask_again() -> None:
     assert scene.take()["e"].unacted
 
 
+@pytest.mark.parametrize("lost", ["step", "reward", "nothing"])
+def test_over_a_call_that_may_never_have_come_no_row_leads_if_it_did_not(lost: str) -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.log("e", "o0", 0)
+    step, reward = scene.number(A), scene.number(A)
+    if lost != "step":
+        scene.do(LogStep(A, step, "e", by_agent("o1"), by_agent(1)))
+    if lost == "nothing":
+        scene.do(LogReward(A, reward, "e", by_agent(1.0), {}, {}, {}))
+    for name in ("o2", "o3"):  # the answer to the first one is lost, too
+        again = scene.number(A)
+        scene.do(LogStep(A, again, "e", by_agent(name), by_agent(2), given_up=reward))
+    scene.end("e", "o4")
+    unacted = {}
+    while records := scene.take():
+        record = records["e"]
+        (seen,) = record.content["observations"].values()
+        unacted[seen] = record.unacted
+    assert [name for name, is_void in unacted.items() if is_void] == (
+        [] if lost == "nothing" else ["o2"]
+    )
+
+
 # --- resending, leaving, coming back ---
 
 
