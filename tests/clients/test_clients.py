@@ -164,13 +164,17 @@ def carry(source: socket.socket, sink: socket.socket, lose: Callable[[bytes], bo
         sink.shutdown(socket.SHUT_WR)
 
 
-@contextlib.contextmanager
-def losing_the_second_action(tcp: str) -> Iterator[int]:
-    """Stand before a gateway, at a port of one's own."""
-    actions = itertools.count(1)
+def nth(number: int, what: bytes) -> Callable[[bytes], bool]:
+    """Return what says of one message after the other whether it is the nth that holds that."""
+    found = itertools.count(1)
+    return lambda message: what in message and next(found) == number
 
-    def is_second(message: bytes) -> bool:
-        return b"ActionChosen" in message and next(actions) == 2
+
+@contextlib.contextmanager
+def losing(
+    tcp: str, *, up: Callable[[bytes], bool], down: Callable[[bytes], bool]
+) -> Iterator[int]:
+    """Stand before a gateway, at a port of one's own, and lose messages each way."""
 
     with contextlib.ExitStack() as stack:
         door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -180,10 +184,9 @@ def losing_the_second_action(tcp: str) -> Iterator[int]:
         def let_in() -> None:
             client = stack.enter_context(door.accept()[0])
             server = stack.enter_context(socket.create_connection((host, int(port))))
-            up = threading.Thread(target=carry, args=(client, server, lambda _message: False))
-            threads.append(up)
-            up.start()
-            carry(server, client, is_second)
+            threads.append(threading.Thread(target=carry, args=(client, server, up)))
+            threads[-1].start()
+            carry(server, client, down)
 
         door.settimeout(PATIENCE)
         first = threading.Thread(target=let_in)
@@ -201,10 +204,20 @@ def test_a_client_that_gave_up_says_that_it_took_no_action(
         if language == "javascript":  # it is busy until its time is over, while the answer comes
             check(serving, checks, "late")
         else:
-            port = stack.enter_context(losing_the_second_action(serving.gateway.tcp[0]))
+            lossy = losing(serving.gateway.tcp[0], up=nth(0, b""), down=nth(2, b"ActionChosen"))
+            port = stack.enter_context(lossy)
             assert "passed" in serving.run(*checks, "127.0.0.1", str(port), "late", "")
         assert serving.unacted == ["late"]
         assert serving.rewards["late"] == 6.0
+
+
+def test_over_a_call_that_was_given_up_and_never_came_no_row_leads(checks: list[str]) -> None:
+    with contextlib.ExitStack() as stack:
+        serving = stack.enter_context(Serving())
+        lossy = losing(serving.gateway.tcp[0], up=nth(1, b"LogReturns"), down=nth(0, b""))
+        port = stack.enter_context(lossy)
+        assert "passed" in serving.run(*checks, "127.0.0.1", str(port), "lost", "")
+        assert serving.unacted == ["lost"]
 
 
 def test_pictures_go_through_and_what_is_too_large_is_told_once(checks: list[str]) -> None:

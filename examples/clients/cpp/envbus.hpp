@@ -485,11 +485,13 @@ class Client {
     const std::int64_t id = ++last_id_;
     const Value episode = payload["episode_id"];
     const std::string name = episode.is_nil() ? "" : episode.as_string();
-    const auto not_taken = given_up_.find(name);
-    if (not_taken != given_up_.end()) payload["not_taken"] = not_taken->second;
+    const auto not_taken = not_taken_.find(name), given_up = given_up_.find(name);
+    if (not_taken != not_taken_.end()) payload["not_taken"] = not_taken->second;
+    if (given_up != given_up_.end()) payload["given_up"] = given_up->second;
     try {
       const Value reply =
           connected(deadline, [&] { return request(id, type, payload, deadline, "bridge"); });
+      not_taken_.erase(name);
       given_up_.erase(name);
       return reply;
     } catch (const TimeoutError&) {
@@ -501,9 +503,11 @@ class Client {
     }
   }
 
-  /// The bridge may have answered all the same: the next calls of the episode tell it.
+  /// The bridge may have answered all the same, or may never get it: the next calls of the episode tell it.
   void give_up(const std::string& type, const std::string& episode, std::int64_t id) {
-    if (type == "GetAction" && refused_id_ != id) given_up_.emplace(episode, id);
+    if (type == "StartEpisode" || type == "EndEpisode" || refused_id_ == id) return;
+    if (type == "GetAction") not_taken_.emplace(episode, id);
+    given_up_[episode] = id;
   }
 
   /// Do something with a connection; again, when that is lost or cannot be made, until `deadline`.
@@ -612,10 +616,11 @@ class Client {
     }
     session_ = bridge_["session"].as_string();
     const Value::Array& open = bridge_["episodes"].as_array();
-    for (auto it = given_up_.begin(); it != given_up_.end();) {  // what is over will not be told of
-      const bool is_open = std::find(open.begin(), open.end(), Value(it->first)) != open.end();
-      it = is_open ? std::next(it) : given_up_.erase(it);
-    }
+    for (auto* ids : {&not_taken_, &given_up_})
+      for (auto it = ids->begin(); it != ids->end();) {  // what is over will not be told of
+        const bool is_open = std::find(open.begin(), open.end(), Value(it->first)) != open.end();
+        it = is_open ? std::next(it) : ids->erase(it);
+      }
   }
 
   [[noreturn]] static void raise(const Value& failed) {
@@ -647,6 +652,8 @@ class Client {
   std::string session_;
   std::int64_t last_id_ = 0;
   /// By episode: the first GetAction whose action may come, and nobody takes it.
+  std::map<std::string, std::int64_t> not_taken_;
+  /// By episode: the last call that was given up, and may never have come.
   std::map<std::string, std::int64_t> given_up_;
   /// Of the last call that the bridge has refused.
   std::int64_t refused_id_ = 0;

@@ -95,6 +95,8 @@ namespace Envbus
         Dictionary<string, object> complaint;
         long lastId;
         // By episode: the first GetAction whose action may come, and nobody takes it.
+        readonly Dictionary<string, long> notTaken = new Dictionary<string, long>();
+        // By episode: the last call that was given up, and may never have come.
         readonly Dictionary<string, long> givenUp = new Dictionary<string, long>();
         // Of the last call that the bridge has refused.
         long refusedId;
@@ -189,20 +191,26 @@ namespace Envbus
                 var deadline = new Deadline(timeout ?? options.Timeout);
                 long id = ++lastId;
                 string episode = (string)payload["episode_id"] ?? "";
-                long notTaken;
-                if (givenUp.TryGetValue(episode, out notTaken)) payload["not_taken"] = notTaken;
+                long former;
+                if (notTaken.TryGetValue(episode, out former)) payload["not_taken"] = former;
+                if (givenUp.TryGetValue(episode, out former)) payload["given_up"] = former;
                 try
                 {
                     var reply = Connected(deadline, () => RequestReply(id, type, payload, deadline, "bridge"));
+                    notTaken.Remove(episode);
                     givenUp.Remove(episode);
                     return reply;
                 }
                 catch (EnvbusException error)
                 {
-                    // The bridge may have answered all the same: the next calls of the episode tell it.
+                    // The bridge may have answered all the same, or may never get it: the next calls of the
+                    // episode tell it.
                     bool isLost = error is AnswerTimeoutException || error is ConnectionLostException;
-                    if (isLost && type == "GetAction" && refusedId != id && !givenUp.ContainsKey(episode))
+                    if (isLost && type != "StartEpisode" && type != "EndEpisode" && refusedId != id)
+                    {
+                        if (type == "GetAction" && !notTaken.ContainsKey(episode)) notTaken[episode] = id;
                         givenUp[episode] = id;
+                    }
                     throw;
                 }
             }
@@ -352,8 +360,9 @@ namespace Envbus
                 }
                 session = Understood(() => (string)Bridge["session"]);
                 var open = Understood(() => (List<object>)Bridge["episodes"]);
-                foreach (string episode in new List<string>(givenUp.Keys))
-                    if (!open.Contains(episode)) givenUp.Remove(episode); // what is over will not be told of
+                foreach (var ids in new[] { notTaken, givenUp })
+                    foreach (string episode in new List<string>(ids.Keys))
+                        if (!open.Contains(episode)) ids.Remove(episode); // what is over will not be told of
             }
             catch
             {

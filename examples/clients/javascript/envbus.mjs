@@ -93,7 +93,8 @@ export class Client {
   #session = ""
   #calls = new Map() // those without an answer, by request id
   #lastId = 0
-  #givenUp = new Map() // by episode: the first GetAction whose action may come, and nobody takes it
+  #notTaken = new Map() // by episode: the first GetAction whose action may come, and nobody takes it
+  #givenUp = new Map() // by episode: the last call that was given up, and may never have come
   #complaint = null // the last failure that answers no call: why the connection ends
   #end = null // why no call is taken any more
   #heartbeat; #lease; #lastSent
@@ -152,8 +153,9 @@ export class Client {
     return new Promise((resolve, reject) => {
       if (this.#end) throw this.#end
       const id = ++this.#lastId
-      const notTaken = this.#givenUp.get(payload.episode_id)
+      const notTaken = this.#notTaken.get(payload.episode_id), givenUp = this.#givenUp.get(payload.episode_id)
       if (notTaken !== undefined) payload = { ...payload, not_taken: notTaken }
+      if (givenUp !== undefined) payload = { ...payload, given_up: givenUp }
       const call = { id, type, payload, to, handshake, resolve, reject, deadline: Date.now() + timeout }
       // The bridge says itself that time is over; a moment later means that it cannot.
       call.timer = setTimeout(() => {
@@ -183,11 +185,11 @@ export class Client {
     clearTimeout(call.timer)
   }
 
-  /** The bridge may have answered all the same: the next calls of the episode tell it. */
+  /** The bridge may have answered all the same, or may never get it: the next calls of the episode tell it. */
   #giveUp({ id, type, payload }) {
-    if (type === "GetAction" && !this.#givenUp.has(payload.episode_id)) {
-      this.#givenUp.set(payload.episode_id, id)
-    }
+    if (!["GetAction", "LogAction", "LogReturns"].includes(type)) return
+    if (type === "GetAction" && !this.#notTaken.has(payload.episode_id)) this.#notTaken.set(payload.episode_id, id)
+    this.#givenUp.set(payload.episode_id, Math.max(id, this.#givenUp.get(payload.episode_id) ?? 0))
   }
 
   #notify(type, payload = {}) { this.#send(NOTICE, 0, type, payload) }
@@ -239,8 +241,8 @@ export class Client {
       return greet("JoinBridge", { ...join, resume: "" }, "bridge")
     })
     this.#session = this.bridge.session
-    for (const id of this.#givenUp.keys()) { // what is over will not be told of
-      if (!this.bridge.episodes.includes(id)) this.#givenUp.delete(id)
+    for (const ids of [this.#notTaken, this.#givenUp]) {
+      for (const id of ids.keys()) if (!this.bridge.episodes.includes(id)) ids.delete(id) // it is over
     }
     this.#joined = true
     for (const call of this.#calls.values()) this.#sendCall(call)
@@ -263,6 +265,7 @@ export class Client {
     if (call) {
       this.#settle(call)
       if (error) return call.reject(error)
+      this.#notTaken.delete(call.payload.episode_id)
       this.#givenUp.delete(call.payload.episode_id)
       call.resolve(payload)
     } else if (error && id === 0) {

@@ -123,6 +123,18 @@ void late(const char* host, int port, const envbus::Options& options) {
   client.end_episode(episode, kObservation);
 }
 
+// The first rewards never come: the step that they are of is no row.
+void lost(const char* host, int port, envbus::Options options) {
+  options.timeout = 2;
+  Client client(host, port, options);
+  const std::string episode = client.start_episode("lost");
+  CHECK(client.get_action(episode, kObservation).as_int() == 0);
+  rejected<envbus::TimeoutError>([&] { client.log_returns(episode, 5); });
+  client.log_returns(episode, 1);
+  CHECK(client.get_action(episode, kObservation).as_int() == 0);
+  client.end_episode(episode, kObservation);
+}
+
 // The bridge is stopped when "ready" is printed: who waits is told at once.
 void stopped(const char* host, int port, const envbus::Options& options) {
   Client client(host, port, options);
@@ -230,6 +242,7 @@ int main(int, char** argv) try {
   else if (what == "reconnect") reconnect(host, port, options);
   else if (what == "pause") pause(host, port, options);
   else if (what == "late") late(host, port, options);
+  else if (what == "lost") lost(host, port, options);
   else if (what == "stopped") stopped(host, port, options);
   else if (what == "replaced") replaced(host, port, options);
   else if (what == "large") large(host, port, options);

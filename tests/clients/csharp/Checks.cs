@@ -152,6 +152,21 @@ static class Checks
         }
     }
 
+    // The first rewards never come: the step that they are of is no row.
+    static void Lost(string host, int port, Options options)
+    {
+        options.Timeout = TimeSpan.FromSeconds(2);
+        using (var client = new Client(host, port, options))
+        {
+            string episode = client.StartEpisode("lost");
+            Equal(client.GetAction(episode, Observation), 0);
+            Rejected<AnswerTimeoutException>(() => client.LogReturns(episode, 5));
+            client.LogReturns(episode, 1);
+            Equal(client.GetAction(episode, Observation), 0);
+            client.EndEpisode(episode, Observation);
+        }
+    }
+
     // The bridge is stopped when "ready" is printed: who waits is told at once.
     static void Stopped(string host, int port, Options options)
     {
@@ -285,6 +300,7 @@ static class Checks
             case "reconnect": Reconnect(args[0], port, options); break;
             case "pause": Pause(args[0], port, options); break;
             case "late": Late(args[0], port, options); break;
+            case "lost": Lost(args[0], port, options); break;
             case "stopped": Stopped(args[0], port, options); break;
             case "replaced": Replaced(args[0], port, options); break;
             case "large": Large(args[0], port, options); break;

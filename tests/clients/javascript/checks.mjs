@@ -112,6 +112,18 @@ const checks = {
     client.close()
   },
 
+  // The first rewards never come: the step that they are of is no row.
+  async lost() {
+    const client = await bus.Client.connect(url, { token, timeout: 2000 })
+    const episode = await client.startEpisode({ episodeId: "lost" })
+    assert.equal(await client.getAction(episode, OBSERVATION), 0)
+    await assert.rejects(client.logReturns(episode, 5), bus.TimeoutError)
+    await client.logReturns(episode, 1)
+    assert.equal(await client.getAction(episode, OBSERVATION), 0)
+    await client.endEpisode(episode, OBSERVATION)
+    client.close()
+  },
+
   // The bridge is stopped when "ready" is printed: who waits is told at once.
   async stopped() {
     const client = await bus.Client.connect(url, { token })
