@@ -425,13 +425,6 @@ class Engine:
             if tag.begins_incarnation:
                 self.states.freshen(tag.members)
 
-    def has_asked(self) -> bool:
-        """Return whether anything is under way but what makes envs anew."""
-        return any(
-            not (tag.kind is Rebuild or tag.begins_incarnation)
-            for _, tag in self._requests.values()
-        )
-
     def missing(self) -> list[Actor]:
         """Return the actors some of whose envs have not answered, or are being made anew."""
         found = [actor for actor, _ in self.placement.by_actor(self.states.late())]

@@ -144,6 +144,8 @@ class Lockstep:
         pending = self.pending
         if self._kept is not None and self._is_withheld:
             pending = self._kept[0]
+        if self._untold is not None:  # Ctrl-C came in the place of an error
+            pending = self._untold[0]
         if pending is not PendingVerb.NOTHING:
             raise AlreadyPendingCallError(
                 f"Calling `{verb}` while waiting for a pending call to "
@@ -223,7 +225,7 @@ class Lockstep:
     @uninterrupted_call
     def begin_step(self, verb: str, actions: Any) -> None:
         """Ask for a step; parameters and errors as in `BusVectorEnv.step_async`."""
-        is_free = self.pending is PendingVerb.NOTHING and self._kept is None
+        is_free = self.pending is PendingVerb.NOTHING and not (self._kept or self._untold)
         if self.closed or not is_free or self._faults.lost:
             self.check_free(verb)
             self._faults.check_some_left()
@@ -343,9 +345,10 @@ class Lockstep:
     ) -> None:
         """Wait until each request has ended, and each env is where the round's end wants it.
 
-        Then the round is not pending any more, but can be fetched. So it can while envs are made
-        anew, also after an exchange of actors has failed.
+        Then the round is not pending any more, but can be fetched; also after an exchange of actors
+        has failed. Until then Ctrl-C leaves it pending: no other takes its place.
         """
+        self.pending, self._fetchable = pending, PendingVerb.NOTHING
         try:
             self.on_collect()
             while not self._is_settled():
@@ -362,13 +365,11 @@ class Lockstep:
             if cause is None or exc.__cause__ is not None:
                 raise
             raise exc from cause
-        finally:
-            if self.pending is pending and not self._engine.has_asked():
-                self.pending, self._fetchable = PendingVerb.NOTHING, pending
         if not self._is_settled():
             missing = self._engine.missing()
             self._abandon(pending if is_exchange else PendingVerb.NOTHING)
             self.time_out(verb, timeout, missing)
+        self.pending, self._fetchable = PendingVerb.NOTHING, pending
 
     def _poll_once(self) -> bool:
         """Take what is there already; return whether that was what was missing."""

@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envbus.actors.testing import CountingEnv
@@ -447,21 +448,22 @@ def test_after_a_reset_that_a_hook_broke_off_a_step_is_one(make: Make, tmp_path:
 def test_ctrl_c_while_an_env_is_made_anew_loses_nothing(
     make: Make, mode: str, tmp_path: Path
 ) -> None:
-    envs = make([CountingEnv, partial(FaultyEnv, tmp_path)], num_actors=1, autoreset_mode=mode)
+    makers = [partial(CountingEnv, 100), partial(FaultyEnv, tmp_path)]
+    envs = make(makers, num_actors=1, autoreset_mode=mode)
     envs.reset(seed=0)
-    for fetch in (True, False):
+    for steps in (1, 3) if mode == "SameStep" else (1, 4):
         with held(tmp_path, "init"):
             timer = _interrupt_when(lambda: not (tmp_path / f"init-{OK}-0").exists())
             with pytest.raises(KeyboardInterrupt):
                 act(envs, 1, RAISE)
             timer.join()
-        if fetch:
-            _, _, _, truncations, infos = envs.step_wait()
-        else:
-            _, _, _, truncations, infos = act(envs, 1, 1)
+        with pytest.raises(AlreadyPendingCallError, match="`step_wait` takes it up"):
+            act(envs, 1, 1)  # it would drop the other's row
+        observations, _, _, truncations, infos = envs.step_wait()
+        assert observations[0, 1] == steps
         assert truncations.tolist() == [False, True]
         assert infos["fault"]["cause"].tolist() == [None, "error"]
-        if mode == "NextStep" and fetch:
+        if mode == "NextStep":
             assert act(envs, 1, 1)[0][1, :2].tolist() == [1, 0]
         _, _, _, truncations, infos = act(envs, 1, 1)
         assert not truncations[1]

@@ -551,6 +551,37 @@ def test_an_error_in_whose_place_ctrl_c_came_is_raised_by_the_next_wait(asked: s
 
 
 @pytest.mark.slow_but_first
+def test_a_new_step_takes_no_place_of_an_error_in_whose_place_ctrl_c_came() -> None:
+    makers = [partial(LifeEnv, 10**6)] * 2
+    with closing(BusVectorEnv(makers, num_actors=1, timeouts=PATIENCE)) as envs:
+        steps = 0
+
+        def fail() -> bool:
+            with pytest.raises(ValueError, match="on purpose"):
+                envs.step(np.array([1, RAISE]))
+            return True
+
+        def after(raised: Any) -> None:
+            nonlocal steps
+            steps += 1
+            if raised is None:
+                try:
+                    fail()  # it was not asked yet
+                except AlreadyPendingCallError:
+                    with pytest.raises(ValueError, match="on purpose"):
+                        envs.step_wait()
+            found = envs.step_wait()[0][0, 2]  # of the other
+            assert found - steps in (0, 1)  # 1: the error was on its way to the caller
+            missed.append(found - steps)
+            steps = int(found)
+
+        missed: list[float] = []
+        envs.reset()
+        at_every_line(fail, after, every=4)
+        assert sum(missed) <= 1
+
+
+@pytest.mark.slow_but_first
 def test_recv_goes_on_where_a_time_limit_broke_it_off(make_pool: Any, limit: int) -> None:
     pool = make_pool()
     model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)
