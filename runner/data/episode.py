@@ -115,7 +115,7 @@ class EpisodeRecorder:
             episode, when it first observes. None: `DEFAULT_POLICY_ID` for all.
         infos: Keep a column `infos`.
         is_ragged: Whether an agent's observations and actions have no fixed size, and are kept as
-            objects; None: nobody's are.
+            objects; asked when it observes. None: nobody's are.
         episode_id: What an external simulator calls it.
         training_enabled: Whether its rows are to be trained on.
     """
@@ -397,8 +397,7 @@ class EpisodeRecorder:
     def _agent(self, agent_id: AgentID) -> Trajectory:
         agent = self._agents.get(agent_id)
         if agent is None:
-            ragged = self._is_ragged is not None and self._is_ragged(agent_id)
-            agent = Trajectory(agent_id, infos=self._infos, ragged=ragged)
+            agent = Trajectory(agent_id, infos=self._infos)
             self._agents[agent_id] = agent
             self._returns[agent_id] = 0.0
         return agent
@@ -427,7 +426,9 @@ class EpisodeRecorder:
             self._unrecorded_reward += agent.forget_reward()
         else:
             policy_id = DEFAULT_POLICY_ID if choose is None else choose(agent_id, self)
-        agent.begin(observation, policy_id)
+        # Not before: of some agents it is known once they have observed.
+        ragged = self._is_ragged is not None and self._is_ragged(agent_id)
+        agent.begin(observation, policy_id, ragged=ragged)
 
     def _observe(self, agent_id: AgentID, observation: Tree, *, flagged: bool) -> bool:
         """Return whether the agent is to be asked for an action."""

@@ -33,10 +33,9 @@ class Trajectory:
 
     Args:
         infos: Whether to keep an info per row.
-        ragged: Observations and actions are objects: their space has no fixed size.
     """
 
-    def __init__(self, agent_id: AgentID, *, infos: bool = False, ragged: bool = False) -> None:
+    def __init__(self, agent_id: AgentID, *, infos: bool = False) -> None:
         self.policy_id: str | None = None
         #: An action was recorded for which no observation came yet.
         self.acted = False
@@ -53,7 +52,7 @@ class Trajectory:
         #: Rows of this fragment before the last `break_off`; not in `num_rows`.
         self.broken_off: list[SampleBatch] = []
         self._agent_id = agent_id
-        self._ragged = ragged
+        self._ragged = False
         self._capacity = _FIRST_CAPACITY
         self._observations: _Buffer | None = None
         self._actions: _Buffer | None = None
@@ -76,9 +75,13 @@ class Trajectory:
         """Whether its next observation completes a row and asks for another action."""
         return self.acted and not (self.done or self.terminated or self.truncated)
 
-    def begin(self, observation: Tree, policy_id: str) -> None:
-        """Take the agent's first observation, or the first since it was broken off."""
-        self._observations = buffer_for(observation, self._capacity, ragged=self._ragged)
+    def begin(self, observation: Tree, policy_id: str, *, ragged: bool = False) -> None:
+        """Take the agent's first observation, or the first since it was broken off.
+
+        With `ragged` observations and actions are objects: their space has no fixed size.
+        """
+        self._ragged = ragged
+        self._observations = buffer_for(observation, self._capacity, ragged=ragged)
         self.policy_id = policy_id
 
     def break_off(self, constants: Mapping[str, int]) -> None:

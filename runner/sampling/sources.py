@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from envbus.actors.arrays.agent_spaces import AgentSpaces
-from envbus.actors.arrays.clipping import agent_clip, remembered
+from envbus.actors.arrays.clipping import Clip, agent_clip, clip_of, remembered
 from envbus.actors.arrays.spaces import Space, is_fixed_size
+from envbus.bus.errors import RequestTimeoutError
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult, ClientChoice
@@ -21,7 +22,7 @@ from envbus.runner.policies.policy_output import check_shapes
 from envbus.runner.pool.agent_results import PollResult
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.quotas import BridgeQuotaHolder, EnvQuotaHolder, Slot
-from envbus.runner.workers.faults import Fault
+from envbus.runner.workers.faults import ActorLostError, Fault
 
 __all__ = ["BridgeSource", "EnvNumbers", "Polled", "PoolSource", "Source", "poll_any"]
 
@@ -31,6 +32,8 @@ logger = logging.getLogger("envbus.runner.bridge")
 _LONGEST_WAIT = 0.05
 #: Longest wait without a word about nobody being there, in seconds.
 _PATIENCE = 60.0
+#: Agents of which a pool's source knows the spaces, beside those that the envs name beforehand.
+_MOST_AGENTS = 10_000
 
 
 def _ragged_in(space: Space | None) -> Callable[[AgentID], bool]:
@@ -67,6 +70,17 @@ class Polled(NamedTuple):
         return not self.result.observations and not self.result.faults
 
 
+class _AgentForm(NamedTuple):
+    """What follows from an agent's spaces."""
+
+    #: None: it is not known.
+    action_space: Space | None = None
+    #: None: nothing is to be clipped.
+    clip: Clip | None = None
+    #: Observations or actions have no fixed size.
+    is_ragged: bool = False
+
+
 class PoolSource:
     """The envs of a pool, each with a quota of its own.
 
@@ -76,14 +90,21 @@ class PoolSource:
 
     def __init__(self, pool: ActorPool, *, clip_actions: bool) -> None:
         self._pool = pool
-        self._clip = agent_clip(pool.single_action_space) if clip_actions else None
+        self._clips = clip_actions
         self.holders = [EnvQuotaHolder(env_id, [Slot(env_id)]) for env_id in range(pool.num_envs)]
-        self._has_ragged_observation = _ragged_in(pool.single_observation_space)
-        self._has_ragged_action = _ragged_in(pool.single_action_space)
+        self._named = {
+            agent_id: self._form(
+                pool.get_observation_space(agent_id), pool.get_action_space(agent_id)
+            )
+            for agent_id in pool.get_agent_ids()
+        }
+        #: Of agents that the envs did not name beforehand.
+        self._others: dict[AgentID, _AgentForm] = {}
+        self._told_of_unknown = False
 
     def is_ragged(self, agent_id: AgentID) -> bool:
         """Return whether an agent's observations or actions have no fixed size."""
-        return self._has_ragged_observation(agent_id) or self._has_ragged_action(agent_id)
+        return self._form_of(agent_id).is_ragged
 
     def has(self, env_id: int) -> bool:
         """Return whether an env is one of the pool's."""
@@ -95,7 +116,11 @@ class PoolSource:
 
     def poll(self, timeout: float | None, min_envs: int) -> Polled:
         """Wait for envs, as `ActorPool.poll`."""
-        return Polled(self._pool.poll(timeout, min_envs=min_envs))
+        polled = Polled(self._pool.poll(timeout, min_envs=min_envs))
+        for env_id, agents in polled.result.observations.items():
+            for agent_id in agents.keys() - self._named.keys() - self._others.keys():
+                self._meet(agent_id, env_id)
+        return polled
 
     def send_actions(
         self, slots: Sequence[Slot], actions: Mapping[int, Mapping[AgentID, Any]]
@@ -105,17 +130,51 @@ class PoolSource:
         Raises:
             ValueError: An action has not the shape that its space has.
         """
-        own = {slot.env_id: actions[slot.env_id] for slot in slots}
-        for by_agent in own.values():
-            for agent_id, action in by_agent.items():
-                check_shapes(action, self._space_of(agent_id))
-        if self._clip is not None:
-            own = {env_id: self._clip(by_agent) for env_id, by_agent in own.items()}
+        own: dict[int, dict[AgentID, Any]] = {}
+        for slot in slots:
+            sent = own[slot.env_id] = dict(actions[slot.env_id])
+            for agent_id, action in sent.items():
+                form = self._form_of(agent_id)
+                check_shapes(action, form.action_space)
+                if form.clip is not None:
+                    sent[agent_id] = form.clip(action)
         self._pool.send_actions(own)
 
-    def _space_of(self, agent_id: AgentID) -> Space | None:
-        space = self._pool.single_action_space
-        return space.spaces.get(agent_id) if isinstance(space, AgentSpaces) else space
+    def _form_of(self, agent_id: AgentID) -> _AgentForm:
+        form = self._named.get(agent_id)
+        return self._others.get(agent_id, _AgentForm()) if form is None else form
+
+    def _form(self, observation_space: Space, action_space: Space) -> _AgentForm:
+        return _AgentForm(
+            action_space,
+            clip_of(action_space) if self._clips else None,
+            not (is_fixed_size(observation_space) and is_fixed_size(action_space)),
+        )
+
+    def _meet(self, agent_id: AgentID, env_id: int) -> None:
+        """Ask an env for the spaces of an agent that it shows, and did not name beforehand."""
+        ask = self._pool
+        form = _AgentForm()
+        try:
+            form = self._form(
+                ask.get_observation_space(agent_id, env_id), ask.get_action_space(agent_id, env_id)
+            )
+        except (ActorLostError, RequestTimeoutError):
+            return  # its episode is over, or the next observation asks again
+        except Exception as exc:  # whatever the env raises
+            if not self._told_of_unknown:
+                self._told_of_unknown = True
+                logging.getLogger("envbus.runner").warning(
+                    "env %d does not tell the spaces of its agent %r, whose actions are neither "
+                    "clipped nor looked at: %s: %s. This is said once.",
+                    env_id,
+                    agent_id,
+                    type(exc).__name__,
+                    exc,
+                )
+        if len(self._others) >= _MOST_AGENTS:  # those that are there are asked for again
+            self._others.clear()
+        self._others[agent_id] = form
 
     def reset(self, env_ids: Sequence[int]) -> None:
         """Have envs begin their next episodes."""

@@ -104,6 +104,74 @@ def test_agents_without_a_fixed_size_have_rows_of_objects_and_others_arrays(make
     assert max(count for _, count in seen["scout"]) <= 2
 
 
+class Spawner:
+    """Names no agent beforehand: one is there from the reset on, the other gets a reward first."""
+
+    agents: tuple[str, ...] = ()
+    sees, acts = spaces.Sequence(spaces.Discrete(9)), spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+
+    def get_agent_ids(self) -> set[str]:
+        return set()
+
+    def get_observation_space(self, agent_id: str) -> spaces.Sequence:
+        return self.sees
+
+    def get_action_space(self, agent_id: str) -> spaces.Box:
+        return self.acts
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.time = 0
+        return {"first": ()}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.time += 1
+        self.taken += [float(action[0]) for action in actions.values()]
+        seen = {"first": tuple(range(self.time))}
+        if self.time > 1:
+            seen["late"] = tuple(range(2 * self.time))
+        over = {"__all__": self.time == 4}
+        return seen, {"first": 1.0, "late": 1.0}, over, {"__all__": False}, {}
+
+
+def test_agents_that_no_env_has_named_have_spaces_all_the_same(
+    make: Make, pools: list[ActorPool]
+) -> None:
+    policy = FunctionPolicy(lambda rows: np.full((len(rows), 1), 7.0, np.float32))
+    rows = make([Spawner], policy).sample(num_episodes=1).single()
+    lengths = {
+        agent: [len(one) for one in rows["obs"][rows["agent_id"] == agent]]
+        for agent in ("first", "late")
+    }
+    assert lengths == {"first": [0, 1, 2, 3], "late": [4, 6]}
+    taken = pools[-1].get_sub_environments()[0].get_attr("taken")
+    assert taken == [1.0] * 6
+    wrong = make([Spawner], FunctionPolicy(lambda rows: np.zeros((len(rows), 1, 1), np.float32)))
+    with pytest.raises(ValueError, match=r"actions of shape \(1, 1\)"):
+        wrong.sample(num_env_steps=2)
+
+
+class Nameless(Spawner):
+    def get_observation_space(self, agent_id: str) -> spaces.Sequence:
+        raise KeyError(agent_id)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"first": np.zeros(2)}, {}
+
+    def step(self, actions: Any) -> Any:
+        return {"first": np.zeros(2)}, {"first": 1.0}, {"__all__": True}, {"__all__": False}, {}
+
+
+def test_an_env_that_does_not_tell_spaces_of_agents_it_shows_is_told_of(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = make([Nameless] * 2, zeros).sample(num_episodes=4).single()
+    assert rows["obs"].shape == (4, 2)
+    assert caplog.text.count("does not tell the spaces of its agent 'first'") == 1
+
+
 def test_an_unknown_policy_is_named_with_agent_and_known_ones(make: Make) -> None:
     runner = make([agents(2)], {"a": zeros, "b": zeros}, policy_mapping_fn=lambda *_: "c")
     with pytest.raises(ConfigError, match=r"agent 0: .* says 'c'; there are \['a', 'b'\]"):
