@@ -21,6 +21,7 @@ from envbus.actors.external.conversation import Conversation
 from envbus.actors.external.link import Link, Waiter
 from envbus.actors.external.local_episodes import Choose, LocalEpisodes, Wait, Work, check_inference
 from envbus.actors.external.local_policy import LocalSettings, PolicyOrFactory
+from envbus.actors.external.protocol import GetAction
 from envbus.actors.external.verbs import (
     ClientState,
     ClientTimeouts,
@@ -30,7 +31,7 @@ from envbus.actors.external.verbs import (
 )
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import StaysHere
-from envbus.bus.interrupts import uninterrupted, uninterrupted_call
+from envbus.bus.interrupts import hand_out, interruptible, uninterrupted, uninterrupted_call
 from envbus.bus.peer.worker import Heartbeats
 from envbus.bus.transport.curve_keys import PathLike, PeerKeys
 from envbus.bus.transport.local_first import LocalFirstPeer
@@ -39,6 +40,8 @@ from envbus.bus.wire.messages import Failed, Payload
 
 __all__ = ["BridgeClient", "ExternalEnvClient"]
 
+#: Seconds for which work waits without a look for Ctrl-C.
+_LONGEST_WAIT = 0.1
 
 T = TypeVar("T")
 
@@ -230,7 +233,10 @@ class ExternalEnvClient(BridgeClient, SimulatorVerbs):
         self._link.check_owner()
         if not self._finalizer.alive:
             raise ClosedError("this client was closed")
-        return self._inference.do(self.local.perform(request, seconds))
+        work = self.local.perform(request, seconds)
+        if isinstance(request, GetAction):
+            return self._inference.act(work, request.episode_id)
+        return self._inference.do(work)
 
 
 class _LocalInference:
@@ -259,29 +265,40 @@ class _LocalInference:
         work = episodes.run()
         threading.Thread(target=self.do, args=(work,), name="envbus-fragments", daemon=True).start()
 
+    def act(self, work: Work[T], episode_id: str) -> T:
+        """Do what a verb of an episode asks for; what Ctrl-C keeps from the caller is not taken."""
+        return hand_out(lambda: self.do(work), lambda _: self._take_back(episode_id))
+
     def do(self, work: Work[T]) -> T:
-        """Do what work asks for; others come in while it asks, has the policy choose, or waits."""
+        """Do what work asks for; others come in while it asks, has the policy choose, or waits.
+
+        Ctrl-C breaks these off, and nothing that is half done.
+        """
         outcome: Any = None
-        error: Exception | None = None
+        error: BaseException | None = None
         while True:
-            with self._changed:
+            with uninterrupted(), self._changed:
                 try:
                     effect = work.send(outcome) if error is None else work.throw(error)
-                    while isinstance(effect, Wait):
-                        self._changed.wait(effect.seconds)
-                        effect = work.send(None)
                 except StopIteration as stop:
                     done: T = stop.value
                     return done
+                if isinstance(effect, Wait):  # in parts, between which Ctrl-C may come
+                    self._changed.wait(min(effect.seconds, _LONGEST_WAIT))
             outcome = error = None
             try:
-                if isinstance(effect, Choose):
-                    with self._choosing:
-                        outcome = self._episodes.choose(effect)
-                else:
-                    outcome = self._ask(*effect)
-            except Exception as exc:
+                with interruptible():
+                    if isinstance(effect, Choose):
+                        with self._choosing:
+                            outcome = self._episodes.choose(effect)
+                    elif not isinstance(effect, Wait):
+                        outcome = self._ask(*effect)
+            except BaseException as exc:
                 error = exc
+
+    def _take_back(self, episode_id: str) -> None:
+        with self._changed:
+            self._episodes.take_back(episode_id)
 
     def stop(self) -> None:
         """End the thread. Idempotent."""

@@ -61,6 +61,7 @@ from envbus.bus.errors import (
     RemoteError,
     RequestTimeoutError,
 )
+from envbus.bus.interrupts import interruptible, uninterrupted
 from envbus.bus.settings import check_number
 from envbus.bus.wire.messages import Payload
 
@@ -206,6 +207,21 @@ class Fragments:
             policy_version=policy_version,
             extras=extras,
         )
+
+    def skip(self, episode_id: str, observation: Value) -> None:
+        """Keep an observation that got no answer: the row before ends there."""
+        steps = self._episodes.get(episode_id)
+        if steps is not None and steps.error is None:
+            self._append(steps, observation=observation, action={})
+
+    def take_back(self, episode_id: str) -> None:
+        """The action that was added last was not taken. One that was sent is in a row."""
+        steps = self._episodes.get(episode_id)
+        if steps is not None and steps.waiting:
+            step = steps.waiting[-1]
+            steps.waiting[-1] = msgspec.structs.replace(
+                step, action={}, policy_version=-1, extras=None
+            )
 
     def log(
         self,
@@ -445,8 +461,12 @@ class LocalEpisodes:
             return episode_id
         if isinstance(request, GetAction):
             observation = self._observed(request.episode_id, request.observation)
-            chosen = yield Choose(request.episode_id, observation)
-            return self._act(request.episode_id, observation, chosen.action, chosen)
+            try:
+                chosen = yield Choose(request.episode_id, observation)
+                return self._act(request.episode_id, observation, chosen.action, chosen)
+            except BaseException:  # what the policy raises, Ctrl-C
+                self._fragments.skip(request.episode_id, to_wire(own(observation)))
+                raise
         if isinstance(request, LogAction):
             observation = self._observed(request.episode_id, request.observation)
             self._act(request.episode_id, observation, request.action, None)
@@ -467,11 +487,13 @@ class LocalEpisodes:
                 f"Episode {asked.episode_id}: the policy asks its own client for an action while "
                 "it is to choose one itself."
             )
-        try:
+        with uninterrupted():
             self._is_choosing = True
-            return self._choose(asked)
-        finally:
-            self._is_choosing = False
+            try:
+                with interruptible():
+                    return self._choose(asked)
+            finally:
+                self._is_choosing = False
 
     def _choose(self, asked: Choose) -> Answered:
         while self._fresh:
@@ -530,6 +552,10 @@ class LocalEpisodes:
         """Let all work end. Idempotent."""
         self.stopped = True
         self.changed()
+
+    def take_back(self, episode_id: str) -> None:
+        """The action that `get_action` has returned last did not reach the simulator."""
+        self._fragments.take_back(episode_id)
 
     # --- work ---------------------------------------------------------------------------------
 

@@ -464,7 +464,7 @@ class Episodes:
             record.choice = None if is_stale else choice
             stale += is_stale
             table.counts.local_actions += choice is not None
-            table.counts.logged_actions += choice is None
+            table.counts.logged_actions += choice is None and bool(step.action)
         table.counts.stale_actions += stale
         episode.num_parts = max(episode.num_parts, event.first + len(event.parts))
         if size:

@@ -424,6 +424,9 @@ def _part(
         )
         reward = _log_returns(logged, _NOBODY, agreement)
     if step.observation is not None:
+        if isinstance(step.action, dict) and not step.action:  # it got no answer
+            seen = _seen(step.observation, episode_id, agreement)
+            return FragmentPart(reward, LogStep(*_NOBODY, episode_id, seen, {}))
         acted = LogAction(episode_id=episode_id, observation=step.observation, action=step.action)
         taken = _log_action(acted, _NOBODY, agreement)
         if step.policy_version > _MAX_VERSION:

@@ -19,7 +19,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -49,6 +49,7 @@ from envbus.runner.bridge.hosting import HostedThread
 from envbus.runner.data.metrics import PerfTimers
 from envbus.runner.inference.policy_connections import PolicyConnections
 from envbus.runner.inference.policy_workers import PolicyWorkers
+from envbus.runner.policies import MlpPolicy, policy_from_weights
 from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.testing import assert_same
 from envbus.runner.workers.faults import EnvError
@@ -1042,8 +1043,11 @@ def test_ctrl_c_breaks_no_call_of_a_client_in_a_place_where_it_is_swallowed(
     assert not swallowed
 
 
+@pytest.mark.parametrize("inference", ["server", "client"])
 @pytest.mark.parametrize("local_links", [pytest.param(True, marks=local_links), False])
-def test_no_row_is_of_an_action_that_ctrl_c_kept_from_its_simulator(local_links: bool) -> None:
+def test_no_row_is_of_an_action_that_ctrl_c_kept_from_its_simulator(
+    local_links: bool, inference: Literal["server", "client"]
+) -> None:
     space = Box(-1e9, 1e9, (1,), np.float64)
     taken: list[int] = []
     asked: Iterator[int] = itertools.count()
@@ -1059,12 +1063,14 @@ def test_no_row_is_of_an_action_that_ctrl_c_kept_from_its_simulator(local_links:
         taken.append(ask())
 
     def sample() -> Any:
-        runner = EnvRunner(bridge, lambda rows: np.zeros((len(rows), 1)))
+        runner = EnvRunner(bridge, MlpPolicy(space, space), RunnerConfig(publish=True))
         return runner.sample(num_episodes=1, timeout=200.0).single()
 
     with ThreadPoolExecutor(1) as thread, ExternalEnvBridge(space, space) as bridge:
         sampling = thread.submit(sample)
-        with ExternalEnvClient(bridge.address, local_links=local_links) as client:
+        policy = policy_from_weights if inference == "client" else None
+        settings: dict[str, Any] = {"inference": inference, "policy": policy}
+        with ExternalEnvClient(bridge.address, local_links=local_links, **settings) as client:
             episode = client.start_episode()
             after(None)
             assert at_every_line(ask, after) > 50
@@ -1074,6 +1080,35 @@ def test_no_row_is_of_an_action_that_ctrl_c_kept_from_its_simulator(local_links:
     assert set(observed) <= set(taken)
     followers = {number for number in taken if number + 1 in taken}
     assert followers <= set(observed)
+
+
+def test_ctrl_c_in_the_wait_for_the_steps_of_an_episode_is_raised_as_such() -> None:
+    space = Box(-1e9, 1e9, (1,), np.float64)
+
+    def sample() -> int:
+        runner = EnvRunner(bridge, MlpPolicy(space, space), RunnerConfig(publish=True))
+        return len(runner.sample(num_episodes=1, timeout=60.0).single())
+
+    def strike() -> Any:
+        state = release()
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+        return state
+
+    with ThreadPoolExecutor(1) as thread, ExternalEnvBridge(space, space) as bridge:
+        sampling = thread.submit(sample)
+        choosing: dict[str, Any] = {"inference": "client", "policy": policy_from_weights}
+        with ExternalEnvClient(bridge.address, **choosing) as client:
+            episode = client.start_episode()
+            client.get_action(episode, np.zeros(1))
+            assert client._inference is not None
+            changed: Any = client._inference._changed
+            release, changed._release_save = changed._release_save, strike
+            with pytest.raises(KeyboardInterrupt):
+                client.end_episode(episode, np.ones(1), timeout=20.0)
+            changed._release_save = release
+            client.end_episode(episode, np.ones(1), timeout=20.0)
+        assert sampling.result() == 1
 
 
 class Telling(CountingEnv):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -310,6 +310,39 @@ def test_an_observation_outside_its_space_is_refused_at_once_and_the_episode_goe
     runner = make(MlpPolicy(COUNTS, ACTIONS, seed=1))
     with simulators(address(runner), play), runner:
         assert len(runner.sample(num_episodes=1, timeout=PATIENCE).single()) == 1
+
+
+class Raising(MlpPolicy):
+    """Has nothing to say to 2."""
+
+    def compute_actions(self, observations: Any, *args: Any, **kwargs: Any) -> PolicyOutput:
+        if (observations == obs(2)).any():
+            raise ValueError("two")
+        return super().compute_actions(observations, *args, **kwargs)
+
+
+def test_an_observation_that_gets_no_answer_is_a_gap_and_no_row_leads_over_it() -> None:
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        for t in range(4):
+            with suppress(ValueError):
+                client.get_action(episode, obs(t))
+            client.log_returns(episode, 10.0**t)
+        client.end_episode(episode, obs(4))
+
+    policy = Raising(COUNTS, ACTIONS)
+    runner = make(MlpPolicy(COUNTS, ACTIONS))
+    with runner, simulators(address(runner), play, policy=policy):
+        sample = runner.sample(num_episodes=1, timeout=PATIENCE)
+        runner.stop()
+    batch = sample.single()
+    assert batch["obs"][:, 0].tolist() == [0, 1, 3]
+    assert batch["rewards"].tolist() == [1, 10, 1000]
+    assert batch["next_obs"][:, 0].tolist() == [1, 2, 4]
+    assert batch["truncateds"].tolist() == [False, True, False]
+    assert batch["terminateds"].tolist() == [False, False, True]
+    assert sample.episodes[0].episode_return == 1111
+    assert sample.episodes[0].unrecorded_reward == 100
 
 
 def test_a_bridge_without_models_says_how_to_have_them() -> None:
