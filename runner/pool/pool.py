@@ -110,6 +110,9 @@ class ActorPool(StaysHere):
         if not sources:
             raise ValueError("`env_fns` is empty; pass one factory or id per env")
         self.closed = False
+        #: Counts calls that ask envs to go on, or take what came of it: who has made the last one
+        #: sees by it that nobody else has used the envs since.
+        self.uses = 0
         self.autoreset_mode = choose_autoreset_mode(autoreset_mode)
         self._fleet = make_fleet(
             sources,
@@ -193,6 +196,7 @@ class ActorPool(StaysHere):
                 Nothing was sent.
         """
         self._assert_open()
+        self.uses += 1
         self._core.reset(seed, options, env_ids)
 
     @uninterrupted_call
@@ -216,6 +220,7 @@ class ActorPool(StaysHere):
                 Nothing was sent.
         """
         self._assert_open()
+        self.uses += 1
         chosen = self._core.check_env_ids(self._left() if env_ids is None else env_ids)
         self._placement.check_vector_groups(chosen)
         rows: npt.NDArray[Any] | None = None
@@ -271,6 +276,7 @@ class ActorPool(StaysHere):
         for it.
         """
         self._assert_open()
+        self.uses += 1
         if type(min_envs) is not int:  # asked for at each step
             check_number("min_envs", min_envs, whole=True)
         if max_envs is not None:
@@ -345,6 +351,7 @@ class ActorPool(StaysHere):
             Exception: As from `send`. Nothing was stepped.
         """
         self._assert_open()
+        self.uses += 1
         return hand_out(lambda: self._step_in_place(actions), self._offer_again)
 
     def _step_in_place(self, actions: Any) -> Rows | None:
@@ -588,6 +595,7 @@ class ActorPool(StaysHere):
                 "by env and agent, the caller resets envs whose episodes are over: make the pool "
                 f'with autoreset_mode="Disabled", not {self.autoreset_mode.value!r}'
             )
+        self.uses += 1
         return self._dict_side
 
     def _sub_environment(self, env_id: int) -> SubEnvironment:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import threading
 import time
@@ -52,6 +53,7 @@ from envbus.runner.workers.config import check_kind
 
 __all__ = ["EnvRunner"]
 
+logger = logging.getLogger("envbus.runner")
 
 Envs: TypeAlias = "ActorPool | ExternalEnvBridge | Sequence[ActorPool | ExternalEnvBridge]"
 #: What makes envs, and what makes the policies for them.
@@ -143,6 +145,11 @@ class _EnvSet:
     def num_envs(self) -> int:
         """Envs of the pool."""
         return 0 if self.pool is None else self.pool.num_envs
+
+    @property
+    def uses(self) -> int:
+        """How often somebody has used the pool."""
+        return 0 if self.pool is None else self.pool.uses
 
     @property
     def closed(self) -> bool:
@@ -255,6 +262,9 @@ class EnvRunner(StaysHere):
         self._begun = False
         #: A sample has raised: nobody knows what the envs are at.
         self._lost_track = False
+        #: Of the pool, after the last sample.
+        self._uses = 0
+        self._told_of_others = False
         #: Answers simulators, or did so last.
         self._server: _ServingThread | None = None
 
@@ -343,6 +353,7 @@ class EnvRunner(StaysHere):
             self._tell_connectors(explore)
             self._begin(quotas, force_reset=force_reset)
             sample = sampler.sample(quotas, deadline, explore, config.unique(self._num_samples))
+            self._uses = self._envs.uses
             self._num_samples += 1
             self.metrics.add_steps(
                 env_steps=sample.env_steps,
@@ -673,6 +684,15 @@ class EnvRunner(StaysHere):
             sampler.reset(seed)
             self._begun = True
         elif force_reset or self._lost_track or (quotas.complete and sampler.has_cut_episode()):
+            sampler.reset(None)
+        elif self._uses != self._envs.uses:  # its next row would lead from one episode to another
+            if not self._told_of_others:
+                self._told_of_others = True
+                logger.warning(
+                    "the runner's pool was used by somebody else since its last sample, another "
+                    "runner or a call of the pool: new episodes begin, as with force_reset=True. "
+                    "Give each runner a pool of its own. This is said once."
+                )
             sampler.reset(None)
         self._give_up_lost(force_reset=force_reset)
 

@@ -446,3 +446,32 @@ def test_actions_reach_the_env_inside_their_box_and_the_batch_has_the_policys(
     batch = runner.sample(num_env_steps=4, timeout=PATIENCE).single()
     assert batch["actions"].tolist() == [[5.0, -5.0]] * 4
     assert batch["next_obs"].tolist() == [[1.0, -1.0] if clips else [5.0, -5.0]] * 4
+
+
+@BOTH
+def test_a_runner_whose_pool_somebody_else_has_used_begins_new_episodes(
+    make: Make, caplog: pytest.LogCaptureFixture, mode: str, vectorized: bool
+) -> None:
+    runner = make(counting(2), mode=mode, vectorized=vectorized, seed=0)
+    pool = runner.envs
+    other = EnvRunner(pool, lambda rows: np.ones(len(rows), np.int64), RunnerConfig())
+    uses = [
+        lambda: other.sample(num_env_steps=10),
+        lambda: pool.reset(5),
+        lambda: pool.try_reset(1) if mode == "Disabled" else pool.reset(env_ids=[1]),
+    ]
+    seen = [runner.sample(num_env_steps=10)]
+    seen.append(runner.sample(num_env_steps=10))
+    assert not caplog.text
+    for use in uses:
+        use()
+        seen += [runner.sample(num_env_steps=10), runner.sample(num_env_steps=10)]
+    for sample in seen:
+        rows = sample.single()
+        (episodes, steps, *_), (*same, actions, _) = rows["obs"].T, rows["next_obs"].T
+        assert same[0].tolist() == episodes.tolist()
+        assert same[1].tolist() == (steps + 1).tolist() == (rows["t"] + 1).tolist()
+        assert actions.tolist() == rows["actions"].tolist() == [0] * 10
+    assert caplog.text.count("was used by somebody else") == 1
+    pool.get_sub_environments()[0].get_attr("length")
+    assert runner.sample(num_env_steps=2).single()["t"].tolist() == [10, 10]
