@@ -218,10 +218,9 @@ class Fragments:
         """The action that was added last was not taken. One that was sent is in a row."""
         steps = self._episodes.get(episode_id)
         if steps is not None and steps.waiting:
-            step = steps.waiting[-1]
-            steps.waiting[-1] = msgspec.structs.replace(
-                step, action={}, policy_version=-1, extras=None
-            )
+            step, size = steps.waiting[-1]
+            untaken = msgspec.structs.replace(step, action={}, policy_version=-1, extras=None)
+            steps.waiting[-1] = untaken, size
 
     def log(
         self,
