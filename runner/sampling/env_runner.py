@@ -675,6 +675,7 @@ class EnvRunner(StaysHere):
         """See that the episodes that run are ones that this sample can go on with."""
         sampler = self._sampler
         if not self._begun:
+            self._tell_of_idle_connectors()
             for env_id in range(self._envs.num_envs):
                 with naming("on_sub_environment_created"):
                     self.config.callbacks.on_sub_environment_created(env_id=env_id, incarnation=0)
@@ -695,6 +696,19 @@ class EnvRunner(StaysHere):
                 )
             sampler.reset(None)
         self._give_up_lost(force_reset=force_reset)
+
+    def _tell_of_idle_connectors(self) -> None:
+        """Log which connectors are of policies that are not here: they may come, or be misnamed."""
+        for kind in ("observation", "action"):
+            both = getattr(self.config, f"{kind}_connector")
+            if isinstance(both, Mapping) and (idle := sorted(both.keys() - self.policies.keys())):
+                logger.warning(
+                    "%s_connector has the policies %s, which are not here: it does nothing for "
+                    "them; there are %s",
+                    kind,
+                    idle,
+                    sorted(self.policies),
+                )
 
     def _give_up_lost(self, *, force_reset: bool = False) -> None:
         """Give up the episodes of bridges of which nobody knows what they are at."""

@@ -475,3 +475,14 @@ def test_a_runner_whose_pool_somebody_else_has_used_begins_new_episodes(
     assert caplog.text.count("was used by somebody else") == 1
     pool.get_sub_environments()[0].get_attr("length")
     assert runner.sample(num_env_steps=2).single()["t"].tolist() == [10, 10]
+
+
+def test_a_connector_of_a_policy_that_is_not_there_is_told_of(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    space = CountingEnv.observation_space
+    runner = make(counting(1), observation_connector={"default": Normalize(space)})
+    for _ in range(2):
+        runner.sample(num_env_steps=2)
+    assert caplog.text.count("observation_connector has the policies ['default']") == 1
+    assert "there are ['default_policy']" in caplog.text
