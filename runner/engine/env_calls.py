@@ -78,12 +78,15 @@ class EnvCalls:
         """
         self._engine.finish_words()
         asked = PendingCalls()
+        chosen = list(self._placement.by_actor(env_ids))
         began = time.monotonic()
+        # Before any is asked: where Ctrl-C breaks this off, nothing was.
+        while wait and any(actor.state is not ActorState.READY for actor, _ in chosen):
+            for actor, _ in chosen:
+                self._wait_for(actor, began)
         try:
-            for actor, members in self._placement.by_actor(env_ids):
-                if wait:
-                    self._wait_for(actor, began)
-                elif actor.state is not ActorState.READY:
+            for actor, members in chosen:
+                if actor.state is not ActorState.READY:
                     text = f"{actor.describe()} is being started again; ask later"
                     self._raise_lost(actor, text, advice=None)
                 slots = [env_id - actor.env_ids.start for env_id in members]

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.error import AlreadyPendingCallError
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envbus.actors.testing import CountingEnv
@@ -468,6 +468,28 @@ def test_ctrl_c_while_an_env_is_made_anew_loses_nothing(
         _, _, _, truncations, infos = act(envs, 1, 1)
         assert not truncations[1]
         assert "fault" not in infos
+
+
+def test_a_call_that_ctrl_c_broke_off_while_an_actor_is_started_again_was_asked_of_nobody(
+    make: Make, tmp_path: Path
+) -> None:
+    def count(env: CountingEnv) -> int:
+        env.actions.append(np.int64(0))
+        return len(env.actions)
+
+    envs = make([CountingEnv, partial(FaultyEnv, tmp_path)], num_actors=2)
+    envs.reset(seed=0)
+    assert envs.exec_func(count) == [1, 1]
+    with held(tmp_path, "init"):
+        act(envs, 1, EXIT)
+        for _ in range(2):
+            timer = _interrupt_when(lambda: not (tmp_path / f"init-{OK}-0").exists())
+            with pytest.raises(KeyboardInterrupt):
+                envs.exec_func(count)
+            timer.join()
+            with pytest.raises(NoAsyncCallError):
+                envs.exec_func_fetch()
+    assert envs.exec_func(count) == [3, 1]  # with the step
 
 
 def _interrupt_when(condition: Callable[[], bool]) -> Any:
