@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from envbus.bus.descriptors import opening
 from envbus.bus.errors import ClosedError, DecodeError, QueueFullError
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.transport.curve_keys import PeerKeys
 from envbus.bus.transport.interface import A_MOMENT
 from envbus.bus.transport.local_link import usable_cores
@@ -197,6 +198,7 @@ class LocalFirstPeer:
             self._poller.close()
         self._far.close()
 
+    @uninterrupted_call  # or a socket is left to the garbage collector
     def _look_for_local_link(self) -> None:
         now = time.monotonic()
         if now < self._barred_until:
@@ -231,6 +233,7 @@ class LocalFirstPeer:
         spin = usable_cores() > 1 and not end.is_of_this_process()
         self._spinning = SpinBudget(CHILD_SPIN_SECONDS if spin else 0.0)
 
+    @uninterrupted_call
     def _lose_local_link(self) -> None:
         local, self._local = self._local, None
         assert local is not None
