@@ -133,24 +133,20 @@ class Link:
 
     def connect(self, timeout: float) -> None:
         """Join the bridge; raises `RequestTimeoutError`, or why it refuses."""
-        talk, nobody = self._conversation, Waiter()
-        self._leader = nobody
-        try:
-            self._heartbeats.start()
-            begun = time.monotonic()
-            deadline, told = begun + timeout, False
-            while not talk.ready:
-                if talk.refused is not None:
-                    raise talk.refused
-                now = time.monotonic()
-                if now >= deadline:
-                    raise not_joined(timeout, self._address, self._transport, talk)
-                if not told and now - begun >= PROGRESS_AFTER:
-                    told = True
-                    warn_not_joined(timeout, self._address, self._transport, talk)
-                self._turn(min(deadline - now, SLICE / 5), nobody)
-        finally:
-            self._leader = None
+        talk, nobody = self._conversation, Waiter()  # who does not lead: no other knows of this yet
+        self._heartbeats.start()
+        begun = time.monotonic()
+        deadline, told = begun + timeout, False
+        while not talk.ready:
+            if talk.refused is not None:
+                raise talk.refused
+            now = time.monotonic()
+            if now >= deadline:
+                raise not_joined(timeout, self._address, self._transport, talk)
+            if not told and now - begun >= PROGRESS_AFTER:
+                told = True
+                warn_not_joined(timeout, self._address, self._transport, talk)
+            self._turn(min(deadline - now, SLICE / 5), nobody)
 
     def request(
         self, payload: Payload, frames: Any, timeout: float, waiter: Waiter | None = None
