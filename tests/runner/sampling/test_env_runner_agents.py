@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ class MixedTeam:
     """One agent sees a sequence that grows, the other an array."""
 
     possible_agents = ("scout", "driver")
-    observation_spaces = {  # noqa: RUF012
+    observation_spaces: ClassVar[dict[str, Any]] = {
         "scout": spaces.Sequence(spaces.Box(0.0, 99.0, (), np.float64)),
         "driver": spaces.Box(0.0, 99.0, (2,), np.float64),
     }
