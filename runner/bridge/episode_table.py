@@ -463,7 +463,9 @@ class EpisodeTable:
         by_session: dict[str, list[str]] = {}
         for episode_id, (_, secret) in self.finished.items():
             by_session.setdefault(secret, []).append(episode_id)
+        pending_ids = {pending.request_id for pending in self.pending.unsettled()}
         for session in self.sessions:
+            assert session.unanswered.keys() <= pending_ids, "a request waits without a deadline"
             own = by_session.get(session.secret, [])
             assert list(session.finished) == own, f"{session.name} has finished other episodes"
             assert len(own) <= self.limits.max_client_finished, "too many ids of one client"
