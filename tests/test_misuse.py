@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.error import ClosedEnvironmentError
-from gymnasium.spaces import Box
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
+from gymnasium.spaces import Box, Discrete
 
 from envbus.actors import AsyncExternalEnvClient, ClientTimeouts, ExternalEnvClient
 from envbus.bus.errors import ConfigError
@@ -41,6 +43,8 @@ from envbus.runner.policies.connectors import (
     OneHot,
     RescaleActions,
 )
+from tests.runner.pool_envs import PATIENCE, GatedEnv
+from tests.waiting import wait_until
 
 #: What nobody checks by types: these are the mistakes.
 wrong: Any = {
@@ -340,3 +344,35 @@ def test_what_a_bridge_cannot_take_is_refused_by_its_name(
 ) -> None:
     with ExternalEnvBridge() as bridge, pytest.raises((ConfigError, TypeError), match=told):
         call(bridge)
+
+
+@pytest.mark.parametrize("kind", ["pool", "group"])
+def test_a_thread_that_asks_while_another_waits_is_told_so(kind: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    envs = [partial(GatedEnv, gate)] * 3
+    results: list[object] = []
+    owner: ActorPool | EnvRunnerGroup
+    wait: Callable[[], object]
+    ask: Callable[[], object]
+    if kind == "pool":
+        owner = ActorPool(envs)
+        owner.reset()
+        owner.recv(3)
+        owner.send([0, 0], [0, 1])
+        wait, ask = partial(owner.recv, 2), partial(owner.send, [0], [2])
+    else:
+        owner = EnvRunnerGroup(1, envs, RandomPolicy(Discrete(2)))
+        wait, ask = partial(owner.sample, 3), partial(owner.set_weights, {})
+    with owner:
+        first = threading.Thread(target=lambda: results.append(wait()))
+        first.start()
+        group = owner._fleet if isinstance(owner, ActorPool) else owner._worker_group
+        wait_until(lambda: group._polled_by is not None, "its wait")
+        try:
+            with pytest.raises(AlreadyPendingCallError, match="one thread uses them, or a lock"):
+                ask()
+        finally:
+            gate.touch()
+            first.join(PATIENCE)
+        assert len(results) == 1
+        ask()

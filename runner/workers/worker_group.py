@@ -11,6 +11,7 @@ import contextlib
 import enum
 import logging
 import select
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic
 
 import msgspec
+from gymnasium.error import AlreadyPendingCallError
 
 from envbus.bus.broker.deadlines import NO_DEADLINE
 from envbus.bus.broker.events import Complete, FailLocal, Notify, PeerLeft, PeerReady
@@ -217,6 +219,8 @@ class WorkerGroup(ABC, Generic[M]):
         self._next_exit_check = 0.0
         #: Seconds for which `poll` has waited.
         self.waited = 0.0
+        #: The thread that is in `poll`.
+        self._polled_by: int | None = None
         self._closed = False
         #: Whether all was let go of, too.
         self._finished = False
@@ -323,7 +327,7 @@ class WorkerGroup(ABC, Generic[M]):
             An id for `cancel`.
 
         Raises:
-            ClosedError: As `poll`.
+            ClosedError, AlreadyPendingCallError: As `poll`.
             EncodeError: Something in it cannot be sent; nothing was.
             NoPeerError: The actor is not running.
         """
@@ -349,17 +353,22 @@ class WorkerGroup(ABC, Generic[M]):
 
         Raises:
             ClosedError: It was closed, or belongs to the process that this one was forked from.
+            AlreadyPendingCallError: Another thread waits for events, and would miss them.
         """
         self._check_usable()
-        began = time.monotonic()
-        taken = self._take_outcomes(self._lifecycle.until_due(timeout))
-        now = time.monotonic()
-        self.waited += now - began
-        if not taken or now >= self._next_exit_check:
-            self._next_exit_check = now + _EXIT_CHECK_INTERVAL
-            self._look_after_children(now)
-        self._lifecycle.look_at_memory(now)
-        return taken_from(self._events)
+        self._polled_by = threading.get_ident()
+        try:
+            began = time.monotonic()
+            taken = self._take_outcomes(self._lifecycle.until_due(timeout))
+            now = time.monotonic()
+            self.waited += now - began
+            if not taken or now >= self._next_exit_check:
+                self._next_exit_check = now + _EXIT_CHECK_INTERVAL
+                self._look_after_children(now)
+            self._lifecycle.look_at_memory(now)
+            return taken_from(self._events)
+        finally:
+            self._polled_by = None
 
     def is_asked(self, request_id: int) -> bool:
         """Return whether the end of a request will be an event: none is under way now."""
@@ -465,6 +474,11 @@ class WorkerGroup(ABC, Generic[M]):
             raise ClosedError(
                 "these actors were stopped, or belong to the process that this one was forked "
                 "from; make new ones here"
+            )
+        if self._polled_by is not None and self._polled_by != threading.get_ident():
+            raise AlreadyPendingCallError(
+                "another thread uses these actors at this moment: one thread uses them, or a lock",
+                "poll",
             )
 
     def _take_outcomes(self, timeout: float) -> bool:
