@@ -112,6 +112,11 @@ class Episode:
         """Records that the runner was not shown yet."""
         return len(self._queue)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all messages that the runner was not shown yet. For tests: takes time."""
+        return self.num_bytes + sum(record.size for record in self._queue)
+
     def log(
         self,
         rewards: ByAgent,

@@ -449,7 +449,6 @@ class EpisodeTable:
             )
             assert not episode.over, f"episode {episode_id} is open and over"
             assert episode_id not in self.finished, f"episode {episode_id} is open and finished"
-            assert session.num_bytes >= 0, "bytes were given back twice"
             assert (self.ready.get(episode_id) is episode) == bool(episode.num_queued), (
                 "a record is forgotten"
             )
@@ -464,7 +463,10 @@ class EpisodeTable:
         for episode_id, (_, secret) in self.finished.items():
             by_session.setdefault(secret, []).append(episode_id)
         pending_ids = {pending.request_id for pending in self.pending.unsettled()}
+        held = {id(one): one for one in (*self.open.values(), *self.ready.values())}.values()
         for session in self.sessions:
+            size = sum(one.held_bytes for one in held if one.session == session.secret)
+            assert size == session.num_bytes, "bytes are given back twice, or never"
             assert session.unanswered.keys() <= pending_ids, "a request waits without a deadline"
             own = by_session.get(session.secret, [])
             assert list(session.finished) == own, f"{session.name} has finished other episodes"

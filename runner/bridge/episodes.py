@@ -626,7 +626,7 @@ class Episodes:
             episode_id = episode.episode_id
             if episode.waiting is not None:
                 table.pending.settle(episode.waiting.number, b"")
-                episode.withdraw()
+                session.num_bytes -= episode.withdraw()
             table.close(session, episode, lost=True)
             table.counts.faulty += 1
             if not episode.num_queued:
@@ -636,6 +636,8 @@ class Episodes:
                 fault = EpisodeFault(episode_id=episode_id, cause=cause, message=text)
                 episode.break_off(fault)
                 table.ready[episode_id] = episode
+            else:  # the session may go on: its client has joined anew
+                session.num_bytes -= episode.num_bytes
 
 
 def _late(pending: Pending) -> Failed:

@@ -317,6 +317,16 @@ def test_clients_that_left_nothing_make_room_for_new_ones() -> None:
     assert scene.join(b"again", resume=scene.sessions[A]) == scene.sessions[A]
 
 
+def test_what_a_client_logged_before_it_joined_anew_is_no_longer_in_its_budget() -> None:
+    scene = Scene(max_client_bytes=1_000_000)
+    for life in range(20):
+        start(scene, A, f"e{life}")  # no observation follows: the runner knows nothing of it
+        assert isinstance(reward(scene, A, f"e{life}", 100_000), SendReply)
+        scene.lose()
+        scene.join(A)
+    assert scene.episodes.statistics().queued_bytes_now == 0
+
+
 def test_a_connection_that_joins_anew_gives_up_the_session_that_it_had_left() -> None:
     scene = Scene(B, max_sessions=3)
     start(scene, B, "honest")
