@@ -322,7 +322,8 @@ class MultiAgentBatch:
         if not self.policy_batches:
             raise ValueError(self._why_empty())
         if len(self.policy_batches) != 1:
-            raise ValueError(f"rows of {sorted(self.policy_batches)}, not of one policy")
+            ids = sorted(self.policy_batches)
+            raise ValueError(f"rows of {ids}, not of one policy: take each by its id, [{ids[0]!r}]")
         return next(iter(self.policy_batches.values()))
 
     def _why_empty(self) -> str:

@@ -36,6 +36,7 @@ from envbus.runner.policies.policy import Weights, versioned_weights
 from envbus.runner.policies.policy_map import (
     Policies,
     check_are_here,
+    check_known,
     check_state,
     check_weights,
     checked_ids,
@@ -345,10 +346,9 @@ class EnvRunnerGroup(StaysHere):
         known = list(self._rounds.present_versions())
         names = chosen_ids(policy_ids, known)
         found = self._versioned_weights([name for name in names if name in known])
-        unknown = [name for name in names if name not in list(found)]
-        if policy_ids is not None and unknown:
-            known = list(self._rounds.present_versions())
-            raise ConfigError(f"there is no policy {unknown[0]!r}; there are {known}")
+        if policy_ids is not None and len(found) < len(names):
+            check_known(names, self._rounds.present_versions())
+            check_known(names, found)
         return {name: weights for name, (weights, _) in found.items()}
 
     def _versioned_weights(self, names: Sequence[str]) -> dict[str, tuple[Weights, int]]:
@@ -573,10 +573,7 @@ class EnvRunnerGroup(StaysHere):
         rounds = self._rounds
         rounds.take_events(0.0)
         weights, connectors = state["weights"], state["connectors"]
-        if unknown := sorted(weights.keys() - rounds.versions.keys()):
-            raise ConfigError(
-                f"there is no policy {unknown[0]!r}; there are {list(rounds.versions)}"
-            )
+        check_known(weights, rounds.versions)
         if missing := sorted(rounds.connector_states.keys() - connectors.keys()):
             raise ConfigError(f"the state has nothing of the connectors {missing}")
         check_are_here(weights, self._worker_group.elsewhere())

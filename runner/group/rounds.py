@@ -21,7 +21,7 @@ from gymnasium import Space
 from envbus.actors.arrays import spaces
 from envbus.bus.broker.events import PeerReady
 from envbus.bus.broker.loop import failure_to_error
-from envbus.bus.errors import ConfigError, NoPeerError, TransportError
+from envbus.bus.errors import NoPeerError, TransportError
 from envbus.bus.memory.arena import Arena
 from envbus.bus.process.pipe import PipeCodec
 from envbus.bus.wire.messages import FailureCode, Request, Tree
@@ -43,6 +43,7 @@ from envbus.runner.group.protocol import (
 from envbus.runner.group.sample_memory import MOST_SLOTS, JointMemory, SharedSlot, fetch
 from envbus.runner.policies.connectors import Connector
 from envbus.runner.policies.policy import Weights
+from envbus.runner.policies.policy_map import check_known
 from envbus.runner.sampling.config import Quota, worker_index
 from envbus.runner.workers.config import FleetConfig
 from envbus.runner.workers.faults import FaultCause
@@ -388,8 +389,7 @@ class Rounds:
         Raises:
             ConfigError: There is no such policy. Nothing was sent.
         """
-        if unknown := sorted(weights.keys() - self.versions.keys()):
-            raise ConfigError(f"there is no policy {unknown[0]!r}; there are {list(self.versions)}")
+        check_known(weights, self.versions)
         copies = {policy_id: copy.deepcopy(values) for policy_id, values in weights.items()}
         for policy_id, values in copies.items():
             if isinstance(version, Mapping):

@@ -25,6 +25,7 @@ __all__ = [
     "Policies",
     "PolicyMap",
     "check_are_here",
+    "check_known",
     "check_parts",
     "check_state",
     "check_version",
@@ -62,11 +63,9 @@ class PolicyMap:
         self.by_id: Mapping[str, Policy] = _by_id(given)
 
     def __getitem__(self, policy_id: str) -> Policy:
-        try:
-            return self.by_id[policy_id]
-        except KeyError:
-            known = sorted(self.by_id)
-            raise ConfigError(f"there is no policy {policy_id!r}; there are {known}") from None
+        if policy_id not in self.by_id:
+            check_known([policy_id], self.by_id)
+        return self.by_id[policy_id]
 
     def put(self, policy_id: str, policy: Policy | Callable[[Any], Any]) -> None:
         """Add one, or put it in the place of one."""
@@ -110,6 +109,7 @@ class PolicyMap:
                 theirs. `set_state` sets all or nothing.
         """
         check_weights(weights, version)
+        check_known(weights, self.by_id)
         check_are_here(weights, set_elsewhere(self.by_id))
         found = [(self[name], values) for name, values in weights.items()]
         for policy, values in found:
@@ -153,6 +153,17 @@ class PolicyMap:
                 found[name].set_weights(*had)
             raise
         return before
+
+
+def check_known(policy_ids: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ConfigError` if one of the ids, or of those that weights are given by, is none."""
+    ids = list(known)
+    for policy_id in policy_ids:
+        if policy_id not in ids:
+            hint = ""
+            if isinstance(policy_ids, Mapping):
+                hint = f"; weights are by policy id, as {{{ids[0]!r}: policy.get_weights()}}"
+            raise ConfigError(f"there is no policy {policy_id!r}; there are {ids}{hint}")
 
 
 def set_elsewhere(policies: Mapping[str, Policy]) -> list[str]:

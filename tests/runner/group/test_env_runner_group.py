@@ -265,6 +265,7 @@ def test_a_version_of_weights_that_is_no_number_is_refused(shared: EnvRunnerGrou
         (lambda group: group.get_weights(5), "policy_ids are a list .* not 5"),
         (lambda group: group.get_weights("default_policy"), "policy_ids are a list"),
         (lambda group: group.get_weights([["a"]]), "there is no policy"),
+        (lambda group: group.set_weights({"w": 1}), r"weights are by policy id, as {'default_poli"),
         (lambda group: group.foreach(id, runners=[False]), "runners has integers"),
         (lambda group: group.foreach(id, timeout="1"), "timeout must be a number or None"),
         (lambda group: group.probe("1"), "timeout must be a number or None"),
