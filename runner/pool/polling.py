@@ -12,7 +12,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 
@@ -34,6 +34,9 @@ from envbus.runner.pool.pool_core import PoolCore
 from envbus.runner.workers.faults import Fault
 
 __all__ = ["DictSide"]
+
+#: By agent: its observation and action space.
+_AskedSpaces: TypeAlias = dict[AgentID, list[gymnasium.Space[Any]]]
 
 logger = logging.getLogger("envbus.runner.pool.polling")
 
@@ -61,9 +64,9 @@ class DictSide:
         self._faults = core.faults
         #: By env: what is held back, and in which episode.
         self._held_back: dict[int, tuple[tuple[int, int], HeldBack]] = {}
-        #: Spaces of agents that the env did not name beforehand, by env and agent, and the
-        #: episode in which they were asked for.
-        self._asked_spaces: dict[tuple[int, AgentID], tuple[Any, list[gymnasium.Space[Any]]]] = {}
+        #: By env: an episode, and spaces of agents that were asked for in it and in the one before,
+        #: as the env did not name them beforehand.
+        self._asked_spaces: dict[int, tuple[tuple[int, int], _AskedSpaces, _AskedSpaces]] = {}
         self._polled = False
         self._told_of_idle_agents = False
 
@@ -164,14 +167,16 @@ class DictSide:
         if agent_id in observation.spaces:
             return observation[agent_id], action[agent_id]
         episode = self._core.episode(env.env_id)
-        known = self._asked_spaces.get((env.env_id, agent_id))
-        if known is not None and known[0] == episode:
-            return known[1]
-        found = [spaces.from_plain(plain) for plain in env.call("agent_spaces", agent_id)]
-        if known is not None and known[1] == found:
-            found = known[1]  # with the state of their random generators
-        self._asked_spaces[env.env_id, agent_id] = (episode, found)
-        return found
+        known = self._asked_spaces.get(env.env_id)
+        if known is None or known[0] != episode:
+            known = self._asked_spaces[env.env_id] = episode, {}, {} if known is None else known[1]
+        _, asked, before = known
+        if agent_id not in asked:
+            found = [spaces.from_plain(plain) for plain in env.call("agent_spaces", agent_id)]
+            if before.get(agent_id) == found:
+                found = before[agent_id]  # with the state of their random generators
+            asked[agent_id] = found
+        return asked[agent_id]
 
     # --- private -----------------------------------------------------------------------------
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import multiprocessing
 import os
 import signal
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.spaces import Discrete
 from gymnasium.vector import SyncVectorEnv
 
 from envbus.actors.testing import CountingEnv
@@ -656,3 +659,44 @@ def test_the_methods_of_an_env_with_agents_are_its_own(make: Make) -> None:
     env = pool.get_sub_environments()[0]
     assert env.call("ask", "resets") == 1
     assert env.exec_func(lambda env: type(env.unwrapped).__name__) == "DictEnv"
+
+
+class Renaming:
+    """An env of agents that it does not name beforehand: each is there for one episode."""
+
+    agents: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.episode = 0
+
+    def get_agent_ids(self) -> set[str]:
+        return set()
+
+    def get_observation_space(self, agent_id: str) -> Discrete:
+        return Discrete(9)
+
+    def get_action_space(self, agent_id: str) -> Discrete:
+        return Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.episode += 1
+        return {f"agent-{self.episode}": 0}, {}
+
+    def step(self, actions: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_spaces_of_agents_that_were_not_named_are_kept_for_two_episodes(make: Make) -> None:
+    pool = make([Renaming])
+    known: list[weakref.ref[Any]] = []
+    for episode in range(1, 5):
+        pool.try_reset(0)
+        assert poll_all(pool, [0])[0]["observations"] == {f"agent-{episode}": 0}
+        space = pool.get_action_space(f"agent-{episode}")
+        assert pool.get_action_space(f"agent-{episode}") is space, "it was asked for once more"
+        if episode > 1:
+            assert pool.get_action_space("agent-1") == space
+        known.append(weakref.ref(space))
+        del space
+    gc.collect()
+    assert [one() is not None for one in known] == [True, False, True, True]
