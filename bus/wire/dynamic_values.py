@@ -494,13 +494,15 @@ class TreeDecoder:
         if too_deep:
             raise DecodeError(f"nested deeper than {limits.MAX_DEPTH} levels")
         try:
+            if codec.keys_of is not None:
+                self._keys.check(codec.keys_of(items[1]))
             return codec.from_plain(items[1])
         except Exception as exc:
             raise DecodeError(f"content does not fit struct {name!r}: {exc}") from exc
 
     def _map(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
         """Called by msgpack for each map, innermost first, once there are many bytes of them."""
-        self._keys.check([key for key, _ in pairs])
+        self._keys.check_map(pairs)
         return dict(pairs)
 
     def _ext(self, code: int, data: bytes) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
@@ -26,10 +26,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: So many keys of one map may have others' hashes, and so many of all maps of one message.
-_MAX_ALIKE = 256
-_MAX_ALIKE_OF_ALL = 1 << 14
-#: Keys of a map that are not looked at.
+#: So many pairs of keys of one message may have one hash: 362 keys of one map e.g.
+_MAX_ALIKE = 1 << 16
+#: Keys of a map that are not looked at: no map is in a key, as a set may be in a set.
 _FEW_KEYS = 16
 
 
@@ -131,6 +130,8 @@ class StructCodec:
     name: str
     to_plain: Callable[[Any], object]
     from_plain: Callable[[Any], object]
+    #: Returns what is hashed of the content, if anything is.
+    keys_of: Callable[[Any], Sequence[Any]] | None = None
 
 
 #: By exact class, and by name on the wire.
@@ -143,6 +144,7 @@ def register_struct(
     name: str,
     to_plain: Callable[[T], object],
     from_plain: Callable[[Any], T],
+    keys_of: Callable[[Any], Sequence[Any]] | None = None,
 ) -> None:
     """Let instances of exactly `cls` cross the bus inside a `Tree`.
 
@@ -154,6 +156,7 @@ def register_struct(
         to_plain: Returns the content, as values that a `Tree` may hold.
         from_plain: Rebuilds an instance from such content. It must bear any content, and
             raise `TypeError` or `ValueError` for what does not fit: it comes from a socket.
+        keys_of: Returns what `from_plain` will hash of such content; likewise. None: nothing.
 
     Raises:
         ValueError: The name or the class is taken by another registration.
@@ -161,7 +164,7 @@ def register_struct(
     known = struct_by_name.get(name) or struct_by_class.get(cls)
     if known is not None and (known.name != name or not _same_class(known.cls, cls)):
         raise ValueError(f"cannot register {cls} as {name!r}: {known.cls} is {known.name!r}")
-    codec = StructCodec(cls, name, to_plain, from_plain)
+    codec = StructCodec(cls, name, to_plain, from_plain, keys_of)
     struct_by_class[cls] = struct_by_name[name] = codec
 
 
@@ -171,30 +174,34 @@ def _same_class(one: type[Any], other: type[Any]) -> bool:
 
 
 class KeyCheck:
-    """Refuses keys that somebody has made to have one hash, in the maps of one message.
+    """Refuses keys that somebody has made to have one hash, in the maps and sets of one message.
 
-    Each takes as long as there are others: half a megabyte of them as one map would take a minute,
-    and 8 MiB of maps of a few hundred each several seconds.
+    Each is compared with all others of its hash: half a megabyte of them as one map would take a
+    minute, and sets of such sets, which are compared by their members, hours.
     """
 
     def __init__(self) -> None:
         self._alike = 0
 
+    def check_map(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Look at the keys of one map; raises as `check`."""
+        if len(pairs) > _FEW_KEYS:
+            self.check([key for key, _ in pairs])
+
     def check(self, keys: Sequence[Any]) -> None:
-        """Look at the keys of one map.
+        """Look at the members of one set.
 
         Raises:
             DecodeError: Too many have others' hashes.
         """
-        if len(keys) <= _FEW_KEYS:
+        hashes = list(map(hash, keys))
+        if len(set(hashes)) == len(hashes):
             return
-        alike = len(keys) - len(set(map(hash, keys)))
-        self._alike += alike
-        if alike > _MAX_ALIKE or self._alike > _MAX_ALIKE_OF_ALL:
+        self._alike += sum(count * (count - 1) // 2 for count in Counter(hashes).values())
+        if self._alike > _MAX_ALIKE:
             raise DecodeError(
-                f"a map of {len(keys)} keys, of which {alike} have others' hashes, as "
-                f"{self._alike} so far; at most {_MAX_ALIKE} of one map and {_MAX_ALIKE_OF_ALL} of "
-                "all may"
+                f"keys of maps, or members of sets, have others' hashes: {self._alike} pairs of "
+                f"them so far, and {_MAX_ALIKE} of one message may"
             )
 
 
@@ -204,23 +211,16 @@ def _items(plain: object) -> list[Any]:
     return plain
 
 
-def _keys(plain: object) -> list[Any]:
-    keys = _items(plain)
-    KeyCheck().check(keys)
-    return keys
-
-
 def _pairs(plain: object) -> list[tuple[Any, Any]]:
-    pairs = [(key, item) for key, item in _items(plain)]
-    KeyCheck().check([key for key, _ in pairs])
-    return pairs
+    return [(key, item) for key, item in _items(plain)]
 
 
-register_struct(set, "set", list, lambda plain: set(_keys(plain)))
-register_struct(frozenset, "frozenset", list, lambda plain: frozenset(_keys(plain)))
+register_struct(set, "set", list, lambda plain: set(_items(plain)), _items)
+register_struct(frozenset, "frozenset", list, lambda plain: frozenset(_items(plain)), _items)
 register_struct(
     OrderedDict,
     "OrderedDict",
     lambda value: [[key, item] for key, item in value.items()],
     lambda plain: OrderedDict(_pairs(plain)),
+    lambda plain: [key for key, _ in _pairs(plain)],
 )

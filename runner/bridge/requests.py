@@ -242,7 +242,7 @@ def _check_keys(header: Header, payload: Buffer) -> None:
     try:
         msgpack.unpackb(
             payload,
-            object_pairs_hook=lambda pairs: keys.check([key for key, _ in pairs]),
+            object_pairs_hook=keys.check_map,
             ext_hook=lambda _code, _data: None,
             use_list=False,  # an array may be a key
             strict_map_key=False,

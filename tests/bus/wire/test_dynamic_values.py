@@ -250,9 +250,18 @@ def test_keys_that_were_made_to_have_one_hash_are_refused() -> None:
         with pytest.raises(DecodeError, match="have others' hashes"):
             round_trip(kind(alike))
         assert round_trip(kind(alike[:200])) == kind(alike[:200])
-    many = [dict.fromkeys(alike[:200])] * 100
-    with pytest.raises(DecodeError, match="of all"):
-        round_trip(many)
+    for many in ([dict.fromkeys(alike[:200])] * 100, [set(alike[:200])] * 100):
+        with pytest.raises(DecodeError, match="have others' hashes"):
+            round_trip(many)
+    cells = {(x, y) for x in (-1, -2) for y in range(1000)}  # -1 and -2 have one hash
+    assert round_trip(cells) == cells
+
+
+def test_sets_of_sets_with_one_hash_are_refused() -> None:
+    alike = [number * sys.hash_info.modulus for number in range(1, 121)]
+    sets = {frozenset([*alike[:60], own]) for own in alike[60:]}  # compared by their members
+    with pytest.raises(DecodeError, match="have others' hashes"):
+        round_trip(sets)
 
 
 def test_keys_of_many_small_trees_in_one_message_are_looked_at_together() -> None:
