@@ -352,8 +352,10 @@ class EnvRunner(StaysHere):
         try:
             self._tell_connectors(explore)
             self._begin(quotas, force_reset=force_reset)
-            sample = sampler.sample(quotas, deadline, explore, config.unique(self._num_samples))
-            self._uses = self._envs.uses
+            try:
+                sample = sampler.sample(quotas, deadline, explore, config.unique(self._num_samples))
+            finally:  # also where a simulator has ended, and episodes go on
+                self._uses = self._envs.uses
             self._num_samples += 1
             self.metrics.add_steps(
                 env_steps=sample.env_steps,

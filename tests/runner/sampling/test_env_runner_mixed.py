@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -15,6 +16,8 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 
 from envbus.actors.external.client import ExternalEnvClient
+from envbus.actors.external.errors import SimulatorError
+from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.runner.bridge.bridge import ExternalEnvBridge
@@ -184,6 +187,43 @@ def test_a_bridge_and_a_pool_feed_one_runner(per_bridge: int) -> None:
     assert pool.closed
     with pytest.raises(ClosedEnvironmentError):
         runner.serve(0.1)
+
+
+class Crashing(ExternalEnv):
+    def run(self) -> None:
+        raise ZeroDivisionError("worn out")
+
+
+def test_episodes_of_a_pool_go_on_where_a_simulator_beside_it_has_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = make_pool(1)
+    bridge = ExternalEnvBridge(pool.single_observation_space, pool.single_action_space)
+
+    def play(client: ExternalEnvClient) -> None:
+        space = client.observation_space
+        episode = client.start_episode()
+        for _ in range(5):
+            client.get_action(episode, space.sample())
+        client.end_episode(episode, space.sample())
+
+    times: list[int] = []
+    with (
+        simulators(bridge.address, for_ever(play)),
+        EnvRunner([bridge, pool], zeros, RunnerConfig(rollout_fragment_length=8)) as runner,
+    ):
+
+        def sample() -> None:
+            batch = runner.sample(timeout=PATIENCE).single()
+            times.extend(batch["t"][batch["env_id"] == 0].tolist())
+
+        sample()
+        bridge.host(Crashing(pool.single_action_space, pool.single_observation_space))
+        with pytest.raises(SimulatorError, match="worn out"):
+            collections.deque(iter(sample, "never"))
+        sample()
+    assert times == list(range(len(times)))
+    assert "somebody else" not in caplog.text
 
 
 class Counter(Policy):
