@@ -335,10 +335,10 @@ class Connection(asyncio.Protocol):
         """Something came from the client."""
         self._heard, self._probed = self._loop.time(), False
         self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
-        if self.has_turn:
-            self._hold_back()
-        else:
+        if not self.has_turn:
             self._crowd.turns.begin(self)
+        if self.has_turn:
+            self._hold_back()  # also its end, with which asyncio closes, and nothing is read
 
     def eof_received(self) -> bool:
         """The client sends no more: its transport closes, when what is unsent is, or soon."""

@@ -130,6 +130,20 @@ def test_of_many_that_flood_few_are_read_until_the_loop_looks_for_others() -> No
         asyncio.run(play(sock))
 
 
+def test_a_clients_end_is_not_seen_before_its_turn_to_be_read() -> None:
+    async def play(sock: socket.socket) -> None:
+        crowd = Crowd()
+        flood, last = (Scene(sock, crowd=crowd) for _ in range(2))
+        flood.connection.data_received(pack_for_stream(hello("flood")) + _FLOOD)
+        last.connection.data_received(pack_for_stream(hello("sim")))
+        assert (last.dealer.taken, last.transport.reading) == ([], False)
+        await last.until(lambda: last.dealer.taken)
+        assert last.transport.reading
+
+    with socket.socket() as sock:
+        asyncio.run(play(sock))
+
+
 def test_what_cannot_be_read_ends_its_own_connection_only() -> None:
     class BrokenDealer(FakeDealer):
         def send(self, frames: Frames) -> bool:
