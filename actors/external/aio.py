@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from envbus.actors.external.client import BridgeClient
 from envbus.actors.external.conversation import BridgeCall, Outcome
-from envbus.actors.external.link import SLICE, not_joined, told_if_slow, warn_not_joined
+from envbus.actors.external.link import SLICE, flush, not_joined, told_if_slow, warn_not_joined
 from envbus.actors.external.local_episodes import Choose, LocalEpisodes, Wait, Work
 from envbus.actors.external.verbs import REPLY_TYPES, EpisodeRequest, SimulatorVerbs, awaited
 from envbus.bus.complaints import PROGRESS_AFTER
-from envbus.bus.errors import ClosedError, EnvbusError, ProtocolError, QueueFullError
+from envbus.bus.errors import ClosedError, EnvbusError, ProtocolError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted
 from envbus.bus.transport.interface import AT_ONE_GO
@@ -141,7 +141,7 @@ class AsyncExternalEnvClient(BridgeClient):
                 self._loop.remove_reader(transport.fileno())
             with told_if_slow(f"the client of {self.address} is being closed"):
                 with contextlib.suppress(EnvbusError):  # without a connection nobody waits for it
-                    self._flush(transport)  # the goodbye
+                    flush(transport, self._talk)  # the goodbye
                 self._finalizer()
 
     def _is_loop_over(self) -> bool:
@@ -253,7 +253,7 @@ class AsyncExternalEnvClient(BridgeClient):
         if transport is None:
             return
         try:
-            self._flush(transport)
+            flush(transport, talk)
             for _ in range(AT_ONE_GO):
                 if (frames := transport.receive(0.0)) is None:
                     break
@@ -261,7 +261,7 @@ class AsyncExternalEnvClient(BridgeClient):
                     talk.received(frames, time.monotonic())
                 except ProtocolError as exc:
                     logger.warning("%s sent what cannot be read: %s", self.address, exc)
-                self._flush(transport)
+                flush(transport, talk)
             else:
                 self._look_again()
         except EnvbusError as exc:  # the socket failed
@@ -278,12 +278,3 @@ class AsyncExternalEnvClient(BridgeClient):
         if self._again is not None:
             self._again.cancel()
         self._again = self._running().call_soon(self._look)
-
-    def _flush(self, transport: LocalFirstPeer) -> None:
-        outgoing = self._talk.outgoing
-        while outgoing:
-            try:
-                transport.send(outgoing[0])
-            except QueueFullError:
-                return
-            del outgoing[0]

@@ -34,7 +34,7 @@ from envbus.bus.transport.local_first import LocalFirstPeer
 from envbus.bus.transport.unix_sockets import Bell
 from envbus.bus.wire.messages import Payload
 
-__all__ = ["SLICE", "Link", "Waiter", "not_joined", "told_if_slow", "warn_not_joined"]
+__all__ = ["SLICE", "Link", "Waiter", "flush", "not_joined", "told_if_slow", "warn_not_joined"]
 
 logger = logging.getLogger("envbus.actors.external")
 
@@ -75,6 +75,17 @@ def warn_not_joined(
     text = "no bridge was joined at %s for %g s, and is waited for until %g s are over; %s"
     why = transport.trouble() or talk.state()
     logger.warning(text, address, PROGRESS_AFTER, timeout, why)
+
+
+def flush(transport: LocalFirstPeer, talk: Conversation) -> None:
+    """Send what is to be sent, as far as there is room for it."""
+    outgoing = talk.outgoing
+    while outgoing:
+        try:
+            transport.send(outgoing[0])
+        except QueueFullError:
+            return  # tried again with the next turn; each request has its time
+        del outgoing[0]
 
 
 class Waiter:
@@ -225,7 +236,7 @@ class Link:
         try:
             if waiter.bell is None:  # else it was submitted by who led before
                 self._conversation.submit(call, now)
-            self._flush()
+            flush(self._transport, self._conversation)
             while waiter.outcome is None:
                 self._turn(SLICE, waiter)
         except BaseException:  # Ctrl-C: nobody waits for that answer any more
@@ -268,7 +279,7 @@ class Link:
             self._look_at = now + _LOOK_INTERVAL
             lost_for = transport.lost_for()
             talk.tick(now, lost_for, transport.trouble())
-        self._flush()
+        flush(transport, talk)
 
     def _receive(self, waiter: Waiter, now: float) -> None:
         """Take messages that are there, up to this one's answer."""
@@ -293,19 +304,10 @@ class Link:
         if closed:
             self._conversation.end(ClosedError("this client was closed"))
 
-    def _flush(self) -> None:
-        outgoing = self._conversation.outgoing
-        while outgoing:
-            try:
-                self._transport.send(outgoing[0])
-            except QueueFullError:
-                return  # tried again with the next turn; each request has its time
-            del outgoing[0]
-
     def _end(self) -> None:
         """Say goodbye, and close the socket; nobody leads, and nobody will."""
         self._conversation.end(ClosedError("this client was closed"))
         with contextlib.suppress(EnvbusError):  # without a connection nobody waits for it
-            self._flush()
+            flush(self._transport, self._conversation)
         self._transport.close()
         self._bell.close()

@@ -113,10 +113,15 @@ def check_size(header: Header, frames: Frames) -> None:
             f"a request has at most {_MAX_PAYLOAD} bytes beside the arrays that are frames of "
             f"their own, and this {brief(header.payload_type)} has {size}"
         )
-    if size > _FEW_BYTES:
-        _check_containers(header, frames[0])
-    if size > _FEW_KEY_BYTES:
-        _check_keys(header, frames[0])
+    try:
+        if size > _FEW_BYTES:
+            _check_containers(header, frames[0])
+        if size > _FEW_KEY_BYTES:
+            _check_keys(frames[0])
+    except (EpisodeError, DecodeError):
+        raise
+    except Exception as exc:  # whatever msgpack makes of bytes that somebody else chose
+        raise DecodeError(f"{brief(header.payload_type)}: {exc!r}") from exc
 
 
 def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> ClientCall:
@@ -228,30 +233,19 @@ def _check_containers(header: Header, payload: Buffer) -> None:
         if code == Ext.TREE:  # in which there are no others
             look_through(data, lambda _code, _data: None)
 
-    try:
-        look_through(payload, open_tree)
-    except EpisodeError:
-        raise
-    except Exception as exc:  # whatever msgpack makes of bytes that somebody else chose
-        raise DecodeError(f"{brief(header.payload_type)}: {exc!r}") from exc
+    look_through(payload, open_tree)
 
 
-def _check_keys(header: Header, payload: Buffer) -> None:
+def _check_keys(payload: Buffer) -> None:
     """Refuse maps of the payload that would take minutes; those of trees are looked at there."""
-    keys = KeyCheck()
-    try:
-        msgpack.unpackb(
-            payload,
-            object_pairs_hook=keys.check_map,
-            ext_hook=lambda _code, _data: None,
-            use_list=False,  # an array may be a key
-            strict_map_key=False,
-            unicode_errors="surrogatepass",
-        )
-    except DecodeError:
-        raise
-    except Exception as exc:  # whatever msgpack makes of bytes that somebody else chose
-        raise DecodeError(f"{brief(header.payload_type)}: {exc!r}") from exc
+    msgpack.unpackb(
+        payload,
+        object_pairs_hook=KeyCheck().check_map,
+        ext_hook=lambda _code, _data: None,
+        use_list=False,  # an array may be a key
+        strict_map_key=False,
+        unicode_errors="surrogatepass",
+    )
 
 
 def _held_bytes(value: Value, what: str) -> int:
