@@ -22,7 +22,7 @@ from envbus.actors.arrays.agent_spaces import AgentSpaces
 from envbus.actors.arrays.clipping import agent_clip, clip_of, remembered
 from envbus.actors.arrays.copies import own
 from envbus.actors.arrays.spaces import Element, Space
-from envbus.actors.external.elements import leaves, to_wire
+from envbus.actors.external.elements import opened, to_wire
 from envbus.actors.external.errors import (
     EpisodeAlreadyStartedError,
     EpisodeBusyError,
@@ -71,9 +71,12 @@ logger = logging.getLogger("envbus.actors.external")
 
 #: Seconds until what could not be sent is tried again.
 _PAUSE = 0.2
-#: Bytes of arrays in one fragment, beside its first step's: a bridge takes no more of one client
-#: than its budget, by default 16 times as much.
-_MOST_BYTES = 1 << 24
+#: Bytes of one fragment, beside its first step's: a bridge takes so many in one request, beside
+#: large arrays, and of one client its budget, by default 32 times as much.
+_MOST_BYTES = 1 << 23
+#: What a step, a list or map, an array and anything else take besides their content, at most; of
+#: lists and maps a bridge takes so few in one request that these count for more.
+_STEP_BYTES, _CONTAINER_BYTES, _ARRAY_BYTES, _VALUE_BYTES = 256, 16, 64, 9
 
 
 class SendRequest(NamedTuple):
@@ -121,7 +124,7 @@ class _Steps:
     def __init__(self) -> None:
         #: Number of the first that waits.
         self.first = 0
-        #: Each with the bytes of its arrays.
+        #: Each with its bytes.
         self.waiting: deque[tuple[FragmentStep, int]] = deque()
         #: What was logged since the last observation.
         self.logged = _NOTHING
@@ -330,8 +333,7 @@ class Fragments:
 
     def _append(self, steps: _Steps, **taken: Any) -> None:
         step = msgspec.structs.replace(steps.logged, **taken)
-        parts = leaves([step.observation, step.action, step.extras, step.info])
-        steps.waiting.append((step, sum(getattr(part, "nbytes", 0) for part in parts)))
+        steps.waiting.append((step, _num_bytes(step)))
         steps.logged = _NOTHING
         self._num_waiting += 1
 
@@ -709,6 +711,29 @@ class LocalEpisodes:
 
 def _clip_of(space: Space | None) -> Callable[[Element], Element] | None:
     return agent_clip(space) if isinstance(space, AgentSpaces) else clip_of(space)
+
+
+def _num_bytes(step: FragmentStep) -> int:
+    """Return what a step takes of a request, or somewhat more."""
+    size, found = _STEP_BYTES, list(msgspec.structs.astuple(step))
+    while found:
+        item = opened(found.pop())
+        if isinstance(item, np.ndarray):
+            size += _ARRAY_BYTES + item.nbytes
+        elif isinstance(item, Mapping):
+            size += _CONTAINER_BYTES
+            found += item.keys()
+            found += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            size += _CONTAINER_BYTES
+            found += item
+        else:
+            size += _VALUE_BYTES
+            if isinstance(item, str):
+                size += len(item.encode(errors="surrogatepass"))
+            elif isinstance(item, bytes):
+                size += len(item)
+    return size
 
 
 def _number(episode_id: str, value: Value) -> float:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from envbus.actors.external.errors import (
 from envbus.actors.external.local_episodes import Fragments
 from envbus.actors.external.protocol import FragmentStep, LogFragment
 from envbus.bus.errors import QueueFullError
+from envbus.bus.wire.codec import encode
 
 
 def make(length: int = 2, most: int = 100, *, multi_agent: bool = False) -> Fragments:
@@ -68,7 +71,7 @@ def test_a_fragment_waits_for_its_length_and_is_taken_again_until_it_is_confirme
 def test_a_fragment_of_large_arrays_is_one_that_a_bridge_has_room_for() -> None:
     fragments = make(64)
     for _ in range(64):
-        fragments.add("e", np.zeros(5 << 20, np.uint8), 0)
+        fragments.add("e", np.zeros(2 << 20, np.uint8), 0)
     fragments.add("e", np.zeros(50 << 20, np.uint8), 0)
     fragments.finish("e")
     counts = []
@@ -79,6 +82,24 @@ def test_a_fragment_of_large_arrays_is_one_that_a_bridge_has_room_for() -> None:
         fragments.confirm(fragment)
     assert counts == [3] * 21 + [1, 1]
     assert fragments.num_waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("observation", "info"),
+    [("é" * 150_000, None), (0, {"x": [0.5] * 20_000}), (0, {"x": [{}] * 20_000})],
+)
+def test_a_fragment_without_arrays_is_one_that_a_bridge_reads(observation: Any, info: Any) -> None:
+    fragments = make(64)
+    for _ in range(64):
+        fragments.add("e", observation, 0)
+        fragments.log("e", 0.0, info, None, None)
+    fragments.finish("e")
+    while not fragments.is_sent("e"):
+        fragment = taken(fragments)
+        assert len(encode(fragment)[0]) <= 1 << 23
+        assert sum(step.info["x"].count({}) for step in fragment.steps if step.info) < 1 << 19
+        assert 1 < len(fragment.steps) < 64
+        fragments.confirm(fragment)
 
 
 def test_an_episode_that_ends_is_sent_to_the_last_reward_before_others() -> None:
