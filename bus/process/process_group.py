@@ -318,7 +318,10 @@ class ProcessGroup:
                 self._have_killed(late)
             if self._children:
                 self._kill_directly()
-        finally:  # also after Ctrl-C: then all is left to the server
+        except BaseException:  # Ctrl-C: the server, to which the rest is left, may be stopped
+            kill_marked([child.mark for child in self.children], 0.0)
+            raise
+        finally:
             self._closed = True
             for child in late:
                 child.pipe.close()

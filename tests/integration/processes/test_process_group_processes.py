@@ -500,6 +500,25 @@ def test_a_server_that_is_stopped_does_not_keep_close_from_ending(
         assert neighbours.close(0.0) == [neighbour]
 
 
+def test_a_close_that_ctrl_c_breaks_off_leaves_nobody_to_a_server_that_is_stopped(
+    process_group: ProcessGroup,
+) -> None:
+    child = start_up(process_group, "wait_for_the_driver")
+    os.kill(child.pid, signal.SIGSTOP)  # it does not see that its pipe hangs up
+    server = server_of(child)
+    server.suspend()
+
+    def close() -> None:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        process_group.close(PATIENCE)
+
+    with pytest.raises(KeyboardInterrupt):
+        close()
+    wait_until(lambda: not is_alive(child.pid), "the child's end")
+    assert server.status() == psutil.STATUS_STOPPED
+    server.resume()
+
+
 @pytest.fixture
 def stopped_server(
     process_group: ProcessGroup, monkeypatch: pytest.MonkeyPatch
