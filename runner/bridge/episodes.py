@@ -90,6 +90,10 @@ _LEAST_BYTES = 1024
 _REWARDS_PART = 0.75
 
 
+#: No call has this digest.
+_ANY_FRAGMENT = -1
+
+
 class _NoRoomError(Exception):
     """A call would go beyond a limit. Nothing has changed by it, as by one that is refused."""
 
@@ -318,7 +322,7 @@ class Episodes:
             if event.given_up is not None:
                 episode.lack(event.given_up)
             if event.request_id < episode.gap_until:
-                episode.come_too_late(event.request_id, event.digest)
+                episode.come_too_late(event.request_id, _likeness(event))
                 raise EpisodeError(
                     f"Episode {event.episode_id}: request {event.request_id} comes too late, as "
                     f"{episode.gap_until} was taken in its place."
@@ -330,7 +334,7 @@ class Episodes:
             return table.refuse(event, error)
         except _NoRoomError as error:
             if episode is not None:
-                episode.miss(event.request_id, event.digest)
+                episode.miss(event.request_id, _likeness(event))
             return table.overloaded(event, str(error))
 
     def _answer_again(self, session: ClientSession, event: ClientCall) -> list[Effect]:
@@ -547,7 +551,7 @@ class Episodes:
 
         An end does not: what waits may still be shown to the runner.
         """
-        episode.follow(event.request_id, event.digest)
+        episode.follow(event.request_id, _likeness(event))
         episode.came = max(episode.came, event.request_id)
         if episode.waiting is None:
             return []
@@ -638,6 +642,14 @@ class Episodes:
                 table.ready[episode_id] = episode
             else:  # the session may go on: its client has joined anew
                 session.num_bytes -= episode.num_bytes
+
+
+def _likeness(event: ClientCall) -> int:
+    """Return what a call that is sent again has, and others of its episode hardly.
+
+    Fragments are all alike: as their steps have numbers, one of another cut leaves no gap.
+    """
+    return _ANY_FRAGMENT if isinstance(event, ClientFragment) else event.digest
 
 
 def _late(pending: Pending) -> Failed:

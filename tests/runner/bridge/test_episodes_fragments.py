@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from envbus.actors.external.protocol import FragmentLogged
+from envbus.bus.wire.messages import FailureCode
 from envbus.runner.bridge.results import ClientChoice
 from envbus.runner.bridge.vocabulary import (
     ClientFragment,
@@ -54,6 +55,30 @@ def test_steps_that_come_again_are_passed_over_under_whatever_request() -> None:
     fragment(scene, 0, part(0), part(1, 1.0), number=number)
     fragment(scene, 1, part(1, 1.0), part(2, 1.0))
     assert taken(scene) == [(0, 0.0), (1, 1.0), (2, 1.0)]
+
+
+def test_steps_that_were_refused_and_come_again_with_another_cut_leave_no_gap() -> None:
+    scene = Scene(max_queued=1)
+    scene.start("e")
+
+    def steps(*numbers: int) -> Any:
+        parts = [part(number) for number in numbers]
+        event = ClientFragment(A, scene.number(A), "e", "p", numbers[0], parts, digest=len(parts))
+        return scene.do(event)
+
+    def unacted() -> list[bool]:
+        shown = []
+        while records := scene.episodes.collect()[0]:
+            shown += [record.unacted for record in records]
+        return shown
+
+    steps(0, 1, 2, 3)
+    assert isinstance(refused := steps(4, 5, 6), Refuse)
+    assert refused.failed.code is FailureCode.OVERLOADED
+    assert unacted() == [False] * 4
+    steps(4, 5)
+    steps(6)
+    assert unacted() == [False] * 3
 
 
 def test_rewards_of_a_fragment_do_not_add_up_to_infinity() -> None:
