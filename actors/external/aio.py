@@ -169,10 +169,24 @@ class AsyncExternalEnvClient(BridgeClient):
         seconds = self._timeouts.seconds(request, timeout)
         if self.local is None:
             return await self._ask(self._state.prepared(request), seconds)
-        await asyncio.sleep(0)  # others are to get on, too, though nothing here waits
+        try:
+            await asyncio.sleep(0)  # others are to get on, too, though nothing here waits
+        except asyncio.CancelledError:
+            self._note(self.local, request)
+            raise
         self._running()
         request = self._state.prepared(request)
         return await self._do(self.local, self.local.perform(request, seconds))
+
+    def _note(self, local: LocalEpisodes, request: EpisodeRequest) -> None:
+        """A verb was cancelled before it began: what was logged counts all the same.
+
+        An observation has got no answer, or a row would lead over it.
+        """
+        with contextlib.suppress(Exception):  # the end of what only logs; or it would have failed
+            work = local.perform(self._state.prepared(request), 0.0)
+            next(work)
+            work.close()
 
     async def _do(self, local: LocalEpisodes, work: Work[T]) -> T:
         """Do what work asks for; other tasks come in while it asks or waits."""

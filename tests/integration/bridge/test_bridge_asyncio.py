@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import pytest
 from gymnasium import spaces
@@ -23,7 +24,7 @@ from envbus.actors import (
 )
 from envbus.bus.errors import ClosedError, ConfigError, PeerLostError, RequestTimeoutError
 from envbus.runner import ExternalEnvBridge
-from envbus.runner.policies import MlpPolicy
+from envbus.runner.policies import MlpPolicy, policy_from_weights
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 from tests.integration.bus_programs import free_port
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
@@ -185,6 +186,41 @@ def test_an_action_that_was_not_awaited_any_more_when_it_came_is_told_as_not_tak
         runner.serve(lambda: sim.over() and runner.ended)
     assert runner.rows("e") == [(1.0, 0.0), (2.0, 1.0), (3.0, 2.0), (4.0, 4.0), (5.0, 4.0)]
     assert [bool(result.unacted) for result in runner.results] == [False, False, True, False, False]
+
+
+def test_verbs_that_are_cancelled_count_where_the_client_chooses_itself(
+    bridge: ExternalEnvBridge,
+) -> None:
+    weights = MlpPolicy(OBSERVATION, ACTION).get_weights()
+    bridge.publish("default_policy", weights=weights, version=1)
+
+    async def cancelled(verb: Coroutine[Any, Any, Any]) -> None:
+        begun = asyncio.ensure_future(verb)
+        await asyncio.sleep(0)
+        begun.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await begun
+
+    async def play() -> None:
+        async with AsyncExternalEnvClient(
+            bridge.address, inference="client", policy=policy_from_weights
+        ) as client:
+            await client.start_episode("e")
+            await client.get_action("e", seen(1))
+            await cancelled(client.log_returns("e", 1.0))
+            await cancelled(client.get_action("e", seen(2)))
+            await cancelled(client.log_action("e", seen(3), 3))
+            await cancelled(client.get_action("another", seen(3)))
+            await cancelled(client.end_episode("e", seen(4)))
+            await client.get_action("e", seen(4))
+            await client.end_episode("e", seen(5))
+
+    runner = Runner(bridge)
+    with in_thread(lambda: asyncio.run(play())) as sim:
+        runner.serve(lambda: sim.over() and runner.ended)
+    assert runner.rows("e") == [(1.0, 0.0), (2.0, 1.0), (3.0, 0.0), (4.0, 0.0), (5.0, 0.0)]
+    acted = [result.off_policy_actions.get("e") for result in runner.results]
+    assert [bool(action) for action in acted] == [True, False, True, True, False]
 
 
 # --- ends -----------------------------------------------------------------------------------
