@@ -17,6 +17,7 @@ from envbus.actors.external.client import BridgeClient
 from envbus.actors.external.conversation import BridgeCall, Outcome
 from envbus.actors.external.link import SLICE, flush, not_joined, told_if_slow, warn_not_joined
 from envbus.actors.external.local_episodes import Choose, LocalEpisodes, Wait, Work
+from envbus.actors.external.protocol import StartEpisode
 from envbus.actors.external.verbs import REPLY_TYPES, EpisodeRequest, SimulatorVerbs, awaited
 from envbus.bus.complaints import PROGRESS_AFTER
 from envbus.bus.errors import ClosedError, EnvbusError, ProtocolError
@@ -172,7 +173,8 @@ class AsyncExternalEnvClient(BridgeClient):
         try:
             await asyncio.sleep(0)  # others are to get on, too, though nothing here waits
         except asyncio.CancelledError:
-            self._note(self.local, request)
+            if not isinstance(request, StartEpisode):  # which was not sent
+                self._note(self.local, request)
             raise
         self._running()
         request = self._state.prepared(request)

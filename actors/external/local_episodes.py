@@ -79,6 +79,10 @@ _MOST_BYTES = 1 << 23
 _STEP_BYTES, _CONTAINER_BYTES, _ARRAY_BYTES, _VALUE_BYTES = 256, 16, 64, 9
 
 
+#: What was asked may have been done all the same, as after Ctrl-C.
+_UNTOLD = (RequestTimeoutError, PeerLostError)
+
+
 class SendRequest(NamedTuple):
     """Send a request, and go on with its reply, or with what it raises."""
 
@@ -171,6 +175,10 @@ class Fragments:
         if episode_id in self._episodes:
             raise EpisodeAlreadyStartedError(f"Episode {episode_id} is already started.")
         self._episodes[episode_id] = _Steps()
+
+    def expect(self, episode_id: str) -> None:
+        """An episode may have been started: the bridge will tell."""
+        self._episodes.setdefault(episode_id, _Steps())
 
     def check(self, episode_id: str) -> None:
         """Raise unless another step of an episode can be added.
@@ -456,10 +464,7 @@ class LocalEpisodes:
         """
         self._drop_lost()
         if isinstance(request, StartEpisode):
-            episode_id: str = yield SendRequest(request, timeout)
-            self._forget(episode_id)  # one of that id was lost with another bridge
-            self._fragments.begin(episode_id)
-            return episode_id
+            return (yield from self._start(request, timeout))
         if isinstance(request, GetAction):
             observation = self._observed(request.episode_id, request.observation)
             try:
@@ -597,6 +602,18 @@ class LocalEpisodes:
                     self._losses, self._lost = self._losses + 1, exc
                     self.changed()
                 yield from self._pause()
+
+    def _start(self, request: StartEpisode, timeout: float) -> Work[str]:
+        try:
+            episode_id: str = yield SendRequest(request, timeout)
+        except BaseException as exc:
+            was_told = isinstance(exc, EnvbusError) and not isinstance(exc, _UNTOLD)
+            if request.episode_id is not None and not was_told:
+                self._fragments.expect(request.episode_id)
+            raise
+        self._forget(episode_id)  # one of that id was lost with another bridge
+        self._fragments.begin(episode_id)
+        return episode_id
 
     def _end(self, request: EndEpisode, timeout: float) -> Work[None]:
         """Have all steps of an episode sent, then its end, and wait for both to be confirmed.

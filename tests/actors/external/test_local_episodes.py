@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from envbus.actors.external.agreement import Agreement
 from envbus.actors.external.errors import (
+    EpisodeAlreadyStartedError,
     EpisodeBusyError,
     EpisodeError,
     EpisodeFinishedError,
@@ -160,6 +161,33 @@ def test_the_first_weights_choose() -> None:
     assert client.starting.wants is None
     assert client.starting.error is None
     assert (client.act(), client.episodes.policy_version) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RequestTimeoutError("late", request_id=1, peer="bridge"), GONE, KeyboardInterrupt()],
+    ids=["late", "lost", "Ctrl-C"],
+)
+def test_an_episode_whose_start_was_not_answered_goes_on_if_it_has_begun(
+    error: BaseException,
+) -> None:
+    client = Client()
+    work = client.episodes.perform(StartEpisode(episode_id="new"), 5.0)
+    next(work)
+    with pytest.raises(type(error)):
+        work.throw(error)
+    again = Job(client.episodes.perform(StartEpisode(episode_id="new"), 5.0))
+    again.fail(EpisodeAlreadyStartedError("Episode new is already started."))
+    assert isinstance(again.error, EpisodeAlreadyStartedError)
+    assert client.act("new") == 7
+
+
+def test_an_episode_whose_start_was_refused_is_not_there() -> None:
+    client = Client()
+    for error in (OverloadedError("full", request_id=1, peer="bridge"), RefusedError("no")):
+        Job(client.episodes.perform(StartEpisode(episode_id="new"), 5.0)).fail(error)
+        with pytest.raises(EpisodeNotFoundError):
+            client.act("new")
 
 
 def test_a_simulator_may_write_in_its_arrays_while_steps_wait() -> None:
