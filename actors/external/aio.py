@@ -193,7 +193,7 @@ class AsyncExternalEnvClient(BridgeClient):
     async def _do(self, local: LocalEpisodes, work: Work[T]) -> T:
         """Do what work asks for; other tasks come in while it asks or waits."""
         outcome: Any = None
-        error: Exception | None = None
+        error: BaseException | None = None
         while True:
             try:
                 effect = work.send(outcome) if error is None else work.throw(error)
@@ -208,7 +208,7 @@ class AsyncExternalEnvClient(BridgeClient):
                     outcome = local.choose(effect)
                 else:
                     outcome = await self._ask(*effect)
-            except Exception as exc:
+            except BaseException as exc:  # also where this is cancelled
                 error = exc
 
     async def _wait_for_change(self, seconds: float) -> None:
