@@ -380,7 +380,12 @@ class DictSampler:
             holder for holder in self._holders if isinstance(holder, BridgeQuotaHolder)
         ]
         self._inference = Inference(
-            config, timers, self._is_ragged, asking, off_policy=bool(self._bridge_holders)
+            config,
+            timers,
+            self._is_ragged,
+            self._lists_actions,
+            asking,
+            off_policy=bool(self._bridge_holders),
         )
         self.episodes = _Episodes(self._holders, config, policies, metrics, self._is_ragged)
         self._endless = EndlessEpisodes(config)
@@ -474,6 +479,9 @@ class DictSampler:
 
     def _is_ragged(self, agent_id: AgentID) -> bool:
         return any(source.is_ragged(agent_id) for source in self._sources)
+
+    def _lists_actions(self, agent_id: AgentID) -> bool:
+        return any(source.lists_actions(agent_id) for source in self._sources)
 
     def _by_part(self, ask: Callable[[QuotaHolder], bool]) -> _Bools:
         parts: _Bools = np.repeat(

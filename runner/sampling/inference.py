@@ -47,6 +47,7 @@ class Inference:
 
     Args:
         is_ragged: Whether an agent's observations or actions have no fixed size.
+        lists_actions: Whether its actions have none: a policy gives them one by one.
         asking: Held while a policy is asked: its weights may be set by another thread.
         off_policy: Whether there can be actions that were chosen elsewhere; rows say so then, in
             a column.
@@ -57,6 +58,7 @@ class Inference:
         config: RunnerConfig,
         timers: PerfTimers,
         is_ragged: Callable[[AgentID], bool],
+        lists_actions: Callable[[AgentID], bool],
         asking: AbstractContextManager[Any],
         *,
         off_policy: bool,
@@ -64,6 +66,7 @@ class Inference:
         self._config = config
         self._timers = timers
         self._is_ragged = is_ragged
+        self._lists_actions = lists_actions
         self._asking = asking
         self._off_policy = off_policy
         #: By policy id: the policy, and what it adds to a row; filled where it was needed.
@@ -104,22 +107,21 @@ class Inference:
     ) -> None:
         clock = time.perf_counter
         begin = clock()
-        ragged = self._is_ragged(group[0].agent_id)
         policy = group[0].slot.policies[policy_id]
         observations = [one.observation for one in group]
         states = [one.slot.states.get(one.agent_id) for one in group]
-        with self._asking:
-            answer = ask_rows(policy, observations, states, explore=explore, ragged=ragged)
+        answer = self._ask_rows(policy, group[0].agent_id, observations, states, explore=explore)
         asked = clock()
         sent = chosen = answer.actions
+        listed = answer.listed
         connector = self._config.connector("action", policy_id)
         if connector is not None:  # it may write to what it is given; the batch has the policy's
-            given = copy.deepcopy(chosen) if ragged else owned(chosen)
+            given = copy.deepcopy(chosen) if listed else owned(chosen)
             sent = connector(given, [(one.slot.env_id, one.agent_id) for one in group])
         versions = answer.versions
         count = len(group)
-        singles = _rows_of(chosen, count, ragged=ragged)
-        sendable = singles if sent is chosen else _rows_of(sent, count, ragged=ragged)
+        singles = _rows_of(chosen, count, listed=listed)
+        sendable = singles if sent is chosen else _rows_of(sent, count, listed=listed)
         extras = answer.columns().items()
         columns = [(name, _rows_of(values, count)) for name, values in extras]
         for index, (slot, agent_id, _) in enumerate(group):
@@ -135,8 +137,8 @@ class Inference:
                 action, version = slot.off_policy.pop(agent_id), NO_VERSION
                 if connector is not None:
                     keys = [(slot.env_id, agent_id)]
-                    before = connector.invert(stack([action], ragged=ragged), keys)
-                    action = row_of(before, 0, ragged=ragged)
+                    before = connector.invert(stack([action], ragged=listed), keys)
+                    action = row_of(before, 0, ragged=listed)
                 own |= {name: _blank(own[name]) for name in _OF_THE_ACTION if name in own}
             assert slot.episode is not None
             slot.episode.act(agent_id, action, policy_version=version, extras=own)
@@ -147,7 +149,7 @@ class Inference:
     def _take_over(self, policy_id: str, group: Sequence[AgentObservation]) -> None:
         """Open rows of actions that a simulator's copy of the policy has chosen."""
         begin = time.perf_counter()
-        ragged = self._is_ragged(group[0].agent_id)
+        listed = self._lists_actions(group[0].agent_id)
         like = self._row_of(policy_id, group[0])
         connector = self._config.connector("action", policy_id)
         for slot, agent_id, _ in group:
@@ -166,8 +168,8 @@ class Inference:
             if "state_out" in own:
                 slot.states[agent_id] = own["state_out"]
             if connector is not None:
-                before = connector.invert(stack([action], ragged=ragged), [(slot.env_id, agent_id)])
-                action = row_of(before, 0, ragged=ragged)
+                before = connector.invert(stack([action], ragged=listed), [(slot.env_id, agent_id)])
+                action = row_of(before, 0, ragged=listed)
             own["off_policy"] = np.bool_(False)
             slot.policy_version = choice.policy_version
             slot.episode.act(agent_id, action, policy_version=choice.policy_version, extras=own)
@@ -178,12 +180,30 @@ class Inference:
         policy = one.slot.policies[policy_id]
         known = self._like.get(policy_id)
         if known is None or known[0] is not policy:
-            ragged = self._is_ragged(one.agent_id)
-            with self._asking:
-                answer = ask_rows(policy, [one.observation], [None], explore=False, ragged=ragged)
+            seen = [one.observation]
+            answer = self._ask_rows(policy, one.agent_id, seen, [None], explore=False)
             extras = {name: row_of(values, 0) for name, values in answer.columns().items()}
             known = self._like[policy_id] = (policy, extras)
         return known[1]
+
+    def _ask_rows(
+        self,
+        policy: Policy,
+        agent_id: AgentID,
+        observations: Sequence[Tree],
+        states: Sequence[Tree],
+        *,
+        explore: bool,
+    ) -> PolicyAnswer:
+        with self._asking:
+            return ask_rows(
+                policy,
+                observations,
+                states,
+                explore=explore,
+                ragged=self._is_ragged(agent_id),
+                lists_actions=self._lists_actions(agent_id),
+            )
 
 
 def _has_chosen(slot: Slot, agent_id: AgentID, policy_id: str) -> bool:
@@ -219,17 +239,20 @@ def ask_rows(
     *,
     explore: bool,
     ragged: bool,
+    lists_actions: bool,
 ) -> PolicyAnswer:
     """Ask a policy about single observations; return its answer in arrays that are nobody else's.
 
-    A state of None is the policy's first one; of a policy without a state all are ignored.
+    A state of None is the policy's first one; of a policy without a state all are ignored. Where
+    observations have no fixed size (`ragged`), actions of one may be a batch or a list.
     """
     first = policy.initial_state()
     told = None
     if first is not None:
         told = stack([first if state is None else state for state in states])
     rows = stack(observations, ragged=ragged)
-    return ask(policy, rows, told, len(observations), explore=explore, listed=ragged).owned()
+    listed = lists_actions or (None if ragged else False)
+    return ask(policy, rows, told, len(observations), explore=explore, listed=listed).owned()
 
 
 def stack(trees: Sequence[Tree], *, ragged: bool = False) -> Tree:
@@ -241,11 +264,11 @@ def stack(trees: Sequence[Tree], *, ragged: bool = False) -> Tree:
     return map_tree(lambda *leaves: np.stack(leaves), *trees)
 
 
-def _rows_of(rows: Tree, count: int, *, ragged: bool = False) -> Sequence[Tree]:
+def _rows_of(rows: Tree, count: int, *, listed: bool = False) -> Sequence[Tree]:
     """Return the rows one by one; of a batch of one array all at once, which is much faster."""
     if type(rows) is np.ndarray and rows.ndim:
         return list(rows)
-    return [row_of(rows, index, ragged=ragged) for index in range(count)]
+    return [row_of(rows, index, ragged=listed) for index in range(count)]
 
 
 def _form(tree: Tree) -> Any:

@@ -79,6 +79,8 @@ class _AgentForm(NamedTuple):
     clip: Clip | None = None
     #: Observations or actions have no fixed size.
     is_ragged: bool = False
+    #: Actions have none.
+    lists_actions: bool = False
 
 
 class PoolSource:
@@ -105,6 +107,10 @@ class PoolSource:
     def is_ragged(self, agent_id: AgentID) -> bool:
         """Return whether an agent's observations or actions have no fixed size."""
         return self._form_of(agent_id).is_ragged
+
+    def lists_actions(self, agent_id: AgentID) -> bool:
+        """Return whether an agent's actions have no fixed size."""
+        return self._form_of(agent_id).lists_actions
 
     def has(self, env_id: int) -> bool:
         """Return whether an env is one of the pool's."""
@@ -149,6 +155,7 @@ class PoolSource:
             action_space,
             clip_of(action_space) if self._clips else None,
             not (is_fixed_size(observation_space) and is_fixed_size(action_space)),
+            not is_fixed_size(action_space),
         )
 
     def _meet(self, agent_id: AgentID, env_id: int) -> None:
@@ -252,8 +259,11 @@ class BridgeSource:
     def is_ragged(self, agent_id: AgentID) -> bool:
         """Return whether an agent's observations or actions have no fixed size."""
         has_ragged_observation = self._ragged_observations(self._bridge.observation_space)
-        has_ragged_action = self._ragged_actions(self._bridge.action_space)
-        return has_ragged_observation(agent_id) or has_ragged_action(agent_id)
+        return has_ragged_observation(agent_id) or self.lists_actions(agent_id)
+
+    def lists_actions(self, agent_id: AgentID) -> bool:
+        """Return whether an agent's actions have no fixed size."""
+        return self._ragged_actions(self._bridge.action_space)(agent_id)
 
     def has(self, env_id: int) -> bool:
         """Return whether an env is an episode of this bridge."""

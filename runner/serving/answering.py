@@ -45,11 +45,12 @@ class AnsweredBatch(NamedTuple):
     logp: Any
     version: int
     error: Exception | None
-    ragged: bool
+    #: They are single ones in a list.
+    listed: bool
 
     def action(self, index: int) -> Any:
         """Return the action of a row."""
-        return row_of(self.actions, index, ragged=self.ragged)
+        return row_of(self.actions, index, ragged=self.listed)
 
 
 class Chooser:
@@ -59,12 +60,14 @@ class Chooser:
         self._policies = policies
         self._explore = explore
         self._action_spaces: dict[str, Any] = {}
-        #: By policy: whether observations or actions have no fixed size.
+        #: By policy: whether observations or actions have no fixed size; whether actions have none.
         self._ragged: dict[str, bool] = {}
+        self._lists_actions: dict[str, bool] = {}
         for agent, name in policies.policy_of.items():
             pair = policies.spaces[agent]
             self._action_spaces[name] = pair[1]
             self._ragged[name] = not all(map(is_fixed_size, pair))
+            self._lists_actions[name] = not is_fixed_size(pair[1])
         #: States by episode, then agent; empty if no policy has one.
         self._states: dict[str, dict[Any, Tree]] = {}
         self.has_states = any(one.initial_state() is not None for one in policies.by_id.values())
@@ -91,21 +94,28 @@ class Chooser:
         return [self._ask(name, [row]) for row in rows]
 
     def _ask(self, name: str, rows: Sequence[ObservingAgent]) -> AnsweredBatch:
-        policy, ragged, none = self._policies.by_id[name], self._ragged[name], dict[Any, Tree]()
+        policy, none = self._policies.by_id[name], dict[Any, Tree]()
         observations = [one.observation for one in rows]
         states = [self._states.get(one.episode_id, none).get(one.agent) for one in rows]
         try:
-            answer = ask_rows(policy, observations, states, explore=self._explore, ragged=ragged)
+            answer = ask_rows(
+                policy,
+                observations,
+                states,
+                explore=self._explore,
+                ragged=self._ragged[name],
+                lists_actions=self._lists_actions[name],
+            )
             actions = answer.actions
-            if not ragged:
+            if not answer.listed:
                 actions = clipped(actions, self._action_spaces[name])
             for index, one in enumerate(rows if answer.told is not None else ()):
                 own = self._states.setdefault(one.episode_id, {})
                 own[one.agent] = row_of(answer.states, index)
         except Exception as exc:  # the policy is the user's: clients are told, others go on
-            return AnsweredBatch(name, rows, None, None, 0, exc, ragged)
+            return AnsweredBatch(name, rows, None, None, 0, exc, listed=False)
         logp = answer.extras.get("action_logp")
-        return AnsweredBatch(name, rows, actions, logp, answer.version, None, ragged)
+        return AnsweredBatch(name, rows, actions, logp, answer.version, None, answer.listed)
 
 
 class Recording:

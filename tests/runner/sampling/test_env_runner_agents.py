@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -102,6 +103,34 @@ def test_agents_without_a_fixed_size_have_rows_of_objects_and_others_arrays(make
     assert {kind for kind, _ in seen["scout"]} == {"O"}
     assert {kind for kind, _ in seen["driver"]} == {"f"}
     assert max(count for _, count in seen["scout"]) <= 2
+
+
+class Talker(gymnasium.Env[str, Any]):
+    """Sees text, and takes two numbers; the observation says which ones."""
+
+    observation_space = spaces.Text(40, charset="[](), 0123456789")
+    action_space = spaces.Tuple([spaces.Discrete(100), spaces.MultiDiscrete([100, 100])])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return "0", {}
+
+    def step(self, action: Any) -> Any:
+        number, pair = action
+        return str((int(number), pair.tolist())), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_actions_of_a_fixed_size_are_a_batch_also_where_observations_have_none(
+    make: Make, count: int
+) -> None:
+    def choose(observations: Any) -> Any:
+        numbers = np.arange(len(observations))
+        return numbers, np.stack([numbers + 10, numbers + 20], axis=1)
+
+    runner = make([Talker] * count, choose, min_envs=count)
+    batch = runner.sample(num_env_steps=count).single()
+    assert batch["next_obs"].tolist() == [f"({i}, [{i + 10}, {i + 20}])" for i in range(count)]
+    assert [int(action[0]) for action in batch["actions"]] == [*range(count)]
 
 
 class Spawner:

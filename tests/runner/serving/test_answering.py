@@ -50,6 +50,16 @@ def test_many_episodes_are_one_call() -> None:
     assert chooser.choose([]) == []
 
 
+def test_actions_of_a_fixed_size_are_clipped_also_where_observations_have_none() -> None:
+    space = spaces.Tuple([spaces.Discrete(9), spaces.Box(-1.0, 1.0, (1,), np.float32)])
+    pair = (spaces.Text(9), space)
+    policy = FunctionPolicy(lambda seen: (np.arange(len(seen)), np.array([[2.0]] * len(seen))))
+    policies = ServedPolicies({"p": policy}, {DUMMY_AGENT: "p"}, {DUMMY_AGENT: pair})
+    rows = [ObservingAgent(name, DUMMY_AGENT, "abc") for name in "ab"]
+    (batch,) = Chooser(policies, explore=False).choose(rows)
+    assert [batch.action(i) for i in range(2)] == [(0, [1.0]), (1, [1.0])]
+
+
 def test_recurrent_state_is_kept_by_episode_and_forgotten_with_it() -> None:
     chooser = Chooser(served(Counting()), explore=True)
     chooser.choose([asked("a", 0)])
