@@ -207,7 +207,8 @@ class ActorPool(StaysHere):
 
         Args:
             actions: As many actions as `env_ids`, batched as Gymnasium batches them, or a
-                sequence of single actions.
+                sequence of single actions where their space is no Dict or Tuple: a list of tuples
+                would be one part after the other, as in Gymnasium.
             env_ids: Which envs, in the order of the actions; None: all that were not given up.
                 Those that failed meanwhile are skipped: their next episode begins by itself.
 

@@ -265,7 +265,8 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         """Advance all envs by one step.
 
         Args:
-            actions: A batch of `action_space`, or a sequence of single actions.
+            actions: A batch of `action_space`, or a sequence of single actions where that is no
+                Dict or Tuple: a list of tuples would be one part after the other, as in Gymnasium.
 
         Returns:
             Observations, rewards `(num_envs,)` float64, terminations and truncations

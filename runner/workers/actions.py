@@ -51,7 +51,7 @@ class ActionStore:
         """Write `actions` into `rows` of the blocks; if they do not fit, return them one by one.
 
         Args:
-            actions: A batch, or a sequence of single actions.
+            actions: A batch, or a sequence of single actions of a space that is no Dict or Tuple.
             rows: As many as there are actions; None: all.
 
         Returns:
