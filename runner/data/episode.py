@@ -166,6 +166,11 @@ class EpisodeRecorder:
         """Whether the episode is over, by the env's word or by a fault."""
         return self.terminated or self.truncated or self.faulty
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether env steps were cut off, with rows or without."""
+        return self.length > self.env_steps
+
     def policy_for(self, agent_id: AgentID) -> str:
         """Return the policy of an agent that has observed.
 

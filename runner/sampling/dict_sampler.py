@@ -426,9 +426,9 @@ class DictSampler:
             source.fail(EnvbusError("policies are being exchanged; ask again"))
 
     def has_cut_episode(self) -> bool:
-        """Return whether an episode of a pool runs of which rows have left already."""
+        """Return whether an episode of a pool runs of which env steps have left already."""
         return any(
-            slot.episode and slot.episode.num_fragments
+            slot.episode and slot.episode.is_cut
             for holder in self._holders
             if isinstance(holder, EnvQuotaHolder)
             for slot in holder.slots.values()
@@ -498,7 +498,7 @@ class DictSampler:
             for holder in self._bridge_holders:
                 self._metrics.add_dropped_rows(holder.forget_parts())
                 for slot in holder.slots.values():
-                    if slot.episode and slot.episode.num_fragments and slot.is_kept:
+                    if slot.episode and slot.episode.is_cut and slot.is_kept:
                         self._drop(slot, slot.episode)
 
     def _give_up_endless(self) -> None:

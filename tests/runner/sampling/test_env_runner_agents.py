@@ -273,6 +273,13 @@ class _WithArrays(DictEnv):
         return self.script[0][0], {}
 
 
+def test_an_episode_is_not_whole_whose_steps_have_left_without_a_row(make: Make) -> None:
+    runner = make([functools.partial(RoundRobinEnv, 5, 10)], zeros)
+    assert runner.sample(num_env_steps=3).agent_steps == 0
+    sample = runner.sample(num_episodes=1)
+    assert (sample.env_steps, len(sample.episodes)) == (10, 1)
+
+
 def test_without_an_acting_agent_the_env_is_stepped_all_the_same(make: Make) -> None:
     going, over = {"__all__": False}, {"__all__": True}
     script = [
