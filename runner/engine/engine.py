@@ -273,6 +273,10 @@ class Engine:
     ) -> None:
         kind = Step if isinstance(request, Finish) else type(request)
         tag = _Tag(self._round, members, kind, begins_incarnation)
+        if actor.state in (ActorState.BUILDING, ActorState.BUILT):
+            # The life that was to be asked has ended, which is told soon; the next one has no rows.
+            self.faults.end_incarnations(members, f"{actor.name} has ended, and is started again")
+            return
         try:
             request_id = self.fleet.ask(actor, request, timeout=timeout, tag=tag)
         except NoPeerError:  # it left, and its exit has not been told yet

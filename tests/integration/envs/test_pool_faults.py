@@ -23,6 +23,7 @@ from envbus.runner.engine.seeding import restart_seed
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.workers.config import Hooks, Timeouts
 from envbus.runner.workers.faults import Fault
+from envbus.runner.workers.worker import ActorState
 from tests.integration.faulty import (
     ASK,
     EXIT,
@@ -47,6 +48,7 @@ from tests.runner.pool_envs import (
     receive_for_ever,
     receive_until_back,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -498,3 +500,38 @@ def test_a_reset_after_a_fault_begins_episodes_of_which_nothing_was_cut_off() ->
         batch = pool.recv(2)
         assert not batch.truncations.any()
         assert "final_obs" not in batch.infos
+
+
+class _SlowAgain(CountingEnv):
+    """The second one is not made before `go` is there."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(1000)
+        if (folder / "made").exists():
+            wait_until((folder / "go").exists, "go")
+        (folder / "made").touch()
+
+
+def test_an_actor_that_is_coming_up_again_is_not_asked_for_what_its_last_life_was(
+    tmp_path: Path,
+) -> None:
+    """Its end may have been seen, and its next process have said hello, before it was told."""
+    with ActorPool([partial(_SlowAgain, tmp_path)], num_actors=1, restart=True) as pool:
+        pool.reset(0)
+        pool.recv(timeout=PATIENCE)
+        fleet: Any = pool._fleet
+        os.kill(pool.actor_pids()[0], signal.SIGKILL)
+
+        def is_building() -> bool:
+            fleet.poll(0.05)  # what it returns is not taken, and comes again
+            return fleet.actors[0].state is ActorState.BUILDING
+
+        wait_until(is_building, "the next process making its env")
+        pool.send([0])
+        (tmp_path / "go").touch()
+        batches = [pool.recv(timeout=PATIENCE)]
+        while not len(batches[-1].env_ids):
+            batches.append(pool.recv(timeout=PATIENCE))
+        assert [fault.env_id for batch in batches for fault in batch.faults] == [0]
+        assert batches[-1].incarnations.tolist() == [1]
+        assert batches[-1].rewards.tolist() == [0]
