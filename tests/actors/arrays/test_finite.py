@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 import pytest
 from gymnasium import spaces
 
@@ -197,26 +201,51 @@ def test_observations_without_a_fixed_size_are_looked_at(mode: str) -> None:
     assert step(actor, [1.0, 1.0]).errors == []
 
 
-class HalfEnv(SayingEnv):
-    """Its observations are large for half precision, the last one is NaN."""
+class LargeEnv(SayingEnv):
+    """Its observations have squares beyond their precision, the last one is NaN."""
 
-    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float16)
+    def __init__(self, dtype: type[np.floating[Any]] = np.float32, value: float = 1e30) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), dtype)
+        self.value = value
+
+    def seen(self, value: float) -> npt.NDArray[Any]:
+        return np.full(3, value, self.observation_space.dtype)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return np.full(3, 6e4, np.float16), {}
+        return self.seen(self.value), {}
 
     def step(self, action: Any) -> Any:
         last = bool(action[0] == 99)
-        return np.full(3, np.nan if last else 6e4, np.float16), 0.0, last, False, {}
+        return self.seen(np.nan if last else self.value), 0.0, last, False, {}
+
+
+LARGE = [(np.float16, 6e4), (np.float32, 1e30), (np.float64, 1e200)]
 
 
 @pytest.mark.filterwarnings("error")
-def test_large_numbers_in_half_precision_are_no_reason_to_warn() -> None:
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_numbers_are_no_reason_to_warn(kind: tuple[type[np.floating[Any]], float]) -> None:
     for mode in ("SameStep", "NextStep"):
-        actor = mapped("fault", mode, HalfEnv)
+        actor = mapped("fault", mode, partial(LargeEnv, *kind))
         assert step(actor, [0.0, 0.0]).errors == []
         (error,) = step(actor, [99.0, 0.0]).errors
         assert error.slot == 1
+
+
+def test_a_program_that_warns_by_default_is_not_told_of_large_numbers_either() -> None:
+    program = (
+        "import numpy as np, gymnasium as gym\n"
+        "from envbus.runner import BusVectorEnv\n"
+        "from tests.actors.arrays.test_finite import LargeEnv\n"
+        "for num_actors in 0, 1:\n"
+        "    with BusVectorEnv([LargeEnv] * 2, num_actors=num_actors) as envs:\n"
+        "        envs.reset()\n"
+        "        envs.step(np.zeros((2, 2), np.float32))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_setting_is_one_of_three() -> None:
