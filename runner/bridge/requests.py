@@ -483,6 +483,7 @@ def _seen(value: Value, episode_id: str, agreement: Agreement) -> ByAgent:
 
 
 def _number(value: Value, what: str) -> float:
+    article = "an" if what.startswith("e") else "a"
     if type(value) is float or (isinstance(value, _NUMBERS) and type(value) is not bool):
         try:
             number = float(value)
@@ -490,8 +491,8 @@ def _number(value: Value, what: str) -> float:
             number = math.inf
         if -FLOAT32_MAX <= number <= FLOAT32_MAX:
             return number
-        raise _WrongError(f"a {what} is a finite number of float32, not {brief(value)}.")
-    raise _WrongError(f"a {what} is a number, not {brief(value)}.")
+        raise _WrongError(f"{article} {what} is a finite number of float32, not {brief(value)}.")
+    raise _WrongError(f"{article} {what} is a number, not {brief(value)}.")
 
 
 def _check_column(value: Value, what: str) -> None:

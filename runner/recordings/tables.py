@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from envbus.bus.errors import ConfigError
+from envbus.bus.errors import ConfigError, EncodeError
 from envbus.bus.wire.codec import decode, encode
 from envbus.bus.wire.messages import Payload
 from envbus.bus.wire.messages import Tree as AnyTree
@@ -64,6 +64,9 @@ def to_table(batch: SampleBatch) -> pa.Table:
             array, note = _to_arrow(tree)
         except UnicodeEncodeError as exc:  # "\udc80", as Python reads bytes that are no UTF-8
             raise ConfigError(f"{path!a}: text that UTF-8 does not have: {exc}") from None
+        except EncodeError as exc:  # its advice is about sockets
+            why = str(exc).partition(";")[0]
+            raise ConfigError(f"{path}: values that cannot be recorded: {why}") from None
         names.append(path)
         arrays.append(array)
         return {"array": path, **note}

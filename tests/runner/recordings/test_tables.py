@@ -69,6 +69,9 @@ def test_what_cannot_be_recorded_is_named() -> None:
         to_table(SampleBatch({"obs": {("a", 1): np.zeros(2)}}))
     with pytest.raises(ConfigError, match=r"obs\['x'\]: values of \[\('a', '<f4'\)\]"):
         to_table(SampleBatch({"obs": {"x": np.zeros(2, [("a", "<f4")])}}))
+    infos = np.array([{"a": np.array([object()])}, {}], np.object_)
+    with pytest.raises(ConfigError, match=r"infos: values that cannot be recorded: .*'a'.*object"):
+        to_table(SampleBatch({"infos": infos}))
     for odd in ({"texts": np.array(["a\udc80"])}, {"a\udc80": np.zeros(1)}):
         with pytest.raises(ConfigError, match="text that UTF-8 does not have"):
             to_table(SampleBatch(odd))
