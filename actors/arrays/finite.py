@@ -28,8 +28,8 @@ CheckFinite: TypeAlias = bool | Literal["warn"]
 _SMALL: Final = 4096
 #: Rows of batches have their rewards, and what clients add, in float32.
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
-# An infinite sum of squares is one that is not NaN, which is all that is asked here. (Where NumPy is
-# told to be silent at each step, the step takes two microseconds more.)
+# An infinite sum of squares is no NaN, which is all that is asked here. (Where NumPy is told to be
+# silent in each step, that takes two microseconds.)
 warnings.filterwarnings("ignore", "overflow encountered in dot", RuntimeWarning, __name__)
 _WORDS: dict[object, str] = {True: "fault", "warn": "warn", False: "off"}
 
