@@ -139,7 +139,8 @@ def test_a_deadline_and_a_lease_that_end_while_the_learner_is_away_end_one_life_
 ) -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     with contextlib.ExitStack() as stack:
-        stack.enter_context(with_remote_actor(endpoint, "--allow", "tests"))
+        actor = stack.enter_context(with_remote_actor(endpoint, "--allow", "tests"))
+        stack.callback(actor.kill)  # it will have stopped itself
         timeouts = Timeouts(step=1.0)
         pool = ActorPool(
             [FAULTY] * 2,
@@ -161,6 +162,7 @@ def test_a_deadline_and_a_lease_that_end_while_the_learner_is_away_end_one_life_
             stack.enter_context(with_remote_actor(endpoint, "--allow", "tests"))
         batch = receive_until_back(pool, 1)
         assert batch.observations[-1].tolist() == [1, 0, 0, restart_seed(1, 1, 1)]
+        pool.close()  # the actors leave
 
 
 @pytest.mark.slow
