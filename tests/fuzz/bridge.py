@@ -568,6 +568,9 @@ def main(argv: list[str] | None = None) -> int:
     for finding in findings:
         print(f"bridge: FINDING: {finding}")
     if findings:
+        surprise = log.find(" was not taken: ")  # with its traceback
+        if surprise >= 0:
+            print(log[max(surprise - 500, 0) : surprise + 20_000], "...", file=sys.stderr)
         print(log[-20_000:], file=sys.stderr)
     return 1 if findings else 0
 
