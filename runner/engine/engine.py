@@ -570,10 +570,10 @@ class Engine:
         elif kind is Reset and self.given.seeds:
             for env_id in members:
                 self.given.seeds.pop(env_id, None)
+        if kind is Reset:  # before what others failed of: of a vector env that is its end, too
+            self.faults.works(good)
         if failed:
             self.faults.on_env_errors(actor, result)
-        elif kind is Reset:
-            self.faults.works(members)
         if kind is Rebuild:
             self._on_made(good)
 

@@ -21,7 +21,9 @@ from envbus.bus.errors import ClosedError
 from envbus.bus.transport.words import WORDS_EXIST
 from envbus.runner import ActorPool, BusVectorEnv, RecycleAfter, Timeouts
 from envbus.runner.testing import assert_same
+from tests.envs import FailingEnv
 from tests.integration.row_model import LifeEnv
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -254,6 +256,32 @@ def test_a_new_life_is_told_where_infos_go(make: Any) -> None:
                 reset = observations[:, 2] == 0
                 assert infos["count"].tolist() == np.where(reset, 0, counts).tolist()
         assert envs.statistics().steps_by_word > before + 20
+
+
+class Lives:
+    """Makes one env after the other."""
+
+    def __init__(self, *lives: Callable[[], Any]) -> None:
+        self._lives = iter(lives)
+
+    def __call__(self) -> Any:
+        return next(self._lives)()
+
+
+def test_words_are_used_again_when_all_work_though_not_all_came_back_at_once() -> None:
+    fails, works = partial(FailingEnv, after=3), partial(CountingEnv, 10**6)
+    lives = [Lives(fails, partial(FailingEnv, "reset"), works), Lives(fails, works)]
+    with BusVectorEnv(lives, num_actors=1, restart=True) as envs:
+        envs.reset()
+        actions = np.zeros(2, np.int64)
+        wait_until(
+            lambda: envs.step(actions) and envs.statistics().env_restarts == 3,
+            "all of their lives",
+        )
+        before = envs.statistics().steps_by_word
+        wait_until(
+            lambda: envs.step(actions) and envs.statistics().steps_by_word > before, "a word"
+        )
 
 
 def test_results_are_the_callers_own(make: Any) -> None:
