@@ -6,6 +6,7 @@ how envs are asked (`engine/engine.py`).
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -63,6 +64,9 @@ class PoolCore:
             seeds = spread_seeds(seed, num_envs)
             self.faults.check_some_left()
             self.engine.drop_everything()
+            untold = [batch.faults for batch in self.kept]  # the caller did not get them
+            untold += [result.faults for result in self.unpolled]
+            self.faults.untold[:0] = itertools.chain.from_iterable(untold)
             self.kept.clear()
             self.unpolled.clear()
             named: Sequence[int] = range(num_envs)

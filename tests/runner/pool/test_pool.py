@@ -405,6 +405,18 @@ def test_infos_that_cannot_be_merged_take_no_row_away(
     assert set(receive_all(pool, range(3))) == {0, 1, 2}
 
 
+def test_faults_in_a_batch_that_was_kept_back_are_told_after_a_reset(make: Make) -> None:
+    envs = [partial(FailingEnv, after=0), partial(KeyEnv, 5), partial(KeyEnv, {"in": 1})]
+    pool = make(envs, num_actors=1, restart=True)
+    pool.reset()
+    receive_all(pool, range(3))
+    pool.send(np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="cannot be merged"):
+        pool.recv(min_envs=3, timeout=PATIENCE)
+    pool.reset()
+    assert [fault.env_id for fault in pool.recv(min_envs=3, timeout=PATIENCE).faults] == [0]
+
+
 _merger = VectorEnv[Any, Any, Any]()
 _merger.num_envs = 3
 

@@ -113,7 +113,9 @@ def test_envs_whose_result_was_kept_cannot_be_asked_until_all_are_reset() -> Non
     with pytest.raises(AlreadyPendingCallError, match=r"\[0\].*call `recv` first"):
         scene.core.check_env_ids([0, 1])
     scene.core.kept.clear()
-    scene.core.unpolled.append(PollResult({2: {}}, {}, {}, {}, {}, {}))
+    result = PollResult({2: {}}, {}, {}, {}, {}, {})
+    result.faults = []
+    scene.core.unpolled.append(result)
     with pytest.raises(AlreadyPendingCallError, match=r"\[2\].*call `poll` first"):
         scene.core.check_env_ids([2])
     assert scene.core.check_env_ids([0, 1]) == [0, 1]
