@@ -530,6 +530,10 @@ class ActorPool(StaysHere):
         """Return the env ids of each vector env that a factory made; these step together."""
         return list(dict.fromkeys(self._placement.vector_groups.values()))
 
+    def given_up(self) -> list[int]:
+        """Return the envs that failed too often, and are not made anew any more."""
+        return [] if self._faults.recovery is None else sorted(self._faults.lost)
+
     def statistics(self) -> Statistics:
         """Return counts since the start: actors, restarts, faults, late replies."""
         return self._engine.statistics()

@@ -8,6 +8,7 @@ and which of them leave (`columns.py`).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -202,6 +203,10 @@ class ColumnSampler:
         if self._config.run_ahead:  # it can wait
             stepping[:] = False
         return stepping
+
+    def lose(self, env_ids: Sequence[int]) -> None:
+        """These envs were given up."""
+        self._rows.lose(env_ids)
 
     def reset(self, seed: int | None) -> None:
         """Give up what runs, and begin a new episode in each env."""

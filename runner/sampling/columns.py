@@ -8,7 +8,7 @@ when (`column_sampler.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -481,6 +481,11 @@ class ColumnFragments:
         return int(np.min(quotas.amounts - self.columns.num_rows))
 
     # --- what happens ------------------------------------------------------------------------
+
+    def lose(self, env_ids: Sequence[int]) -> None:
+        """These envs were given up."""
+        self.phase[env_ids] = _LOST
+        self._lost_some |= bool(env_ids)
 
     def reset(self) -> None:
         """All envs begin new episodes; no row stays."""

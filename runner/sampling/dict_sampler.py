@@ -151,6 +151,11 @@ class _Episodes:
             self._add(holder, slot)
             self.give_up(slot)
 
+    def lose(self, env_id: int) -> None:
+        """An env of a pool was given up."""
+        slot = self._slot(env_id)
+        slot.phase, slot.episode = Phase.LOST, None
+
     def take(self, polled: Polled) -> None:
         """Take in what a poll has delivered.
 
@@ -333,7 +338,7 @@ class _Episodes:
         with naming("on_fault"):
             self._config.callbacks.on_fault(fault=fault)
         if fault.given_up:
-            slot.phase, slot.episode = Phase.LOST, None
+            self.lose(fault.env_id)
         elif not isinstance(holder, BridgeQuotaHolder):
             self.create(slot)  # its first observations come by themselves
 
@@ -400,6 +405,11 @@ class DictSampler:
     def stepping(self) -> _Bools:
         """Which envs have been sent actions and have not answered, `(parts,)`."""
         return self._by_part(lambda holder: holder.stepping)
+
+    def lose(self, env_ids: Sequence[int]) -> None:
+        """These envs of a pool were given up."""
+        for env_id in env_ids:
+            self.episodes.lose(env_id)
 
     def reset(self, seed: int | None) -> None:
         """Give up what runs in a pool, and begin a new episode in each of its envs."""

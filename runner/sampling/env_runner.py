@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from gymnasium import Space
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
@@ -145,6 +147,10 @@ class _EnvSet:
     def num_envs(self) -> int:
         """Envs of the pool."""
         return 0 if self.pool is None else self.pool.num_envs
+
+    def given_up(self) -> list[int]:
+        """Return the envs of the pool that were given up."""
+        return [] if self.pool is None else self.pool.given_up()
 
     @property
     def uses(self) -> int:
@@ -339,15 +345,16 @@ class EnvRunner(StaysHere):
         explore = config.explore if explore is None else explore
         check_number("timeout", timeout, optional=True)
         deadline = None if timeout is None else time.monotonic() + timeout
+        live = self._live()
         quotas = EnvQuotas.of(
             config,
-            sampler.live,
+            live,
             num_env_steps=num_env_steps,
             num_episodes=num_episodes,
             turn=self._num_samples,
             first=sampler.stepping,
         )
-        if not sampler.live.any():
+        if not live.any():
             self.assert_healthy()
         try:
             self._tell_connectors(explore)
@@ -602,7 +609,7 @@ class EnvRunner(StaysHere):
             RestartLimitError: Envs were given up; they are named.
         """
         self._assert_open()
-        lost = [env_id for env_id, live in enumerate(self._sampler.live) if not live]
+        lost = [env_id for env_id, live in enumerate(self._live()) if not live]
         if lost:
             raise RestartLimitError(
                 f"envs {lost} of {self._envs.num_envs} failed too often and were given up; the "
@@ -662,6 +669,18 @@ class EnvRunner(StaysHere):
             sources.append(BridgeSource(bridge, index, width, numbers, least, clip_actions=clip))
         return DictSampler(sources, config, self._policies, self.metrics, self.timers, self._asking)
 
+    def _live(self) -> npt.NDArray[np.bool_]:
+        """Return who can contribute a part, `(parts,)`."""
+        live = self._sampler.live
+        live[self._envs.given_up()] = False  # also those of whom the sampler was not told
+        return live
+
+    def _reset(self, seed: int | None) -> None:
+        """Begin new episodes in the pool."""
+        # An exception may have kept it from the sampler, or another sampler was told.
+        self._sampler.lose(self._envs.given_up())
+        self._sampler.reset(seed)
+
     def _tell_connectors(self, explore: bool) -> None:
         for connector in self.config.connectors().values():
             connector.is_evaluated = not explore
@@ -684,10 +703,10 @@ class EnvRunner(StaysHere):
             seed = self.config.seed
             if self._renewals:
                 seed = restart_seed(seed, 0, self._renewals, Life.SAMPLER)
-            sampler.reset(seed)
+            self._reset(seed)
             self._begun = True
         elif force_reset or self._lost_track or (quotas.complete and sampler.has_cut_episode()):
-            sampler.reset(None)
+            self._reset(None)
         elif self._uses != self._envs.uses:  # its next row would lead from one episode to another
             if not self._told_of_others:
                 self._told_of_others = True
@@ -696,7 +715,7 @@ class EnvRunner(StaysHere):
                     "runner or a call of the pool: new episodes begin, as with force_reset=True. "
                     "Give each runner a pool of its own. This is said once."
                 )
-            sampler.reset(None)
+            self._reset(None)
         self._give_up_lost(force_reset=force_reset)
 
     def _tell_of_idle_connectors(self) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from gymnasium.error import ClosedEnvironmentError
 
-from envbus.bus.errors import ConfigError
+from envbus.bus.errors import ConfigError, RestartLimitError
+from envbus.bus.process.restart import RestartPolicy
 from envbus.runner.engine.seeding import restart_seed
 from envbus.runner.policies.connectors import Normalize, Pipeline
 from envbus.runner.policies.mlp import MlpPolicy
@@ -23,6 +24,8 @@ from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import CallbackError, Callbacks
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
+from envbus.runner.workers.faults import Fault
+from tests.envs import FailingEnv
 from tests.runner.pool_envs import GatedEnv
 from tests.runner.sampling_scenes import counting, zeros
 
@@ -110,6 +113,45 @@ def test_make_module_makes_policies_of_the_next_version(make: Make, vectorized: 
     assert list(runner.policies.values()) == [made[1]]
     assert not set(first["eps_id"]) & set(second["eps_id"])
     assert second["t"].tolist() == [0, 1]
+
+
+def failing_pool() -> ActorPool:
+    """Return a pool whose envs 0 and 1, of one actor, die in their third step, for good."""
+    envs = [functools.partial(FailingEnv, after=2, error=SystemExit(3))] * 2 + counting(2)
+    restart = RestartPolicy(max_restarts=0)
+    return ActorPool(envs, num_actors=2, restart=restart, autoreset_mode="Disabled")
+
+
+@BOTH
+def test_envs_that_were_given_up_stay_so_for_other_policies(vectorized: bool) -> None:
+    runner = EnvRunner.from_factories(
+        failing_pool, lambda _: zeros, RunnerConfig(min_envs=4, vectorized=vectorized)
+    )
+    with runner:
+        runner.sample(num_env_steps=16)
+        runner.make_module()
+        batch = runner.sample(num_env_steps=16).single()
+    assert np.bincount(batch["env_id"]).tolist() == [0, 0, 8, 8]
+
+
+@BOTH
+def test_envs_that_were_given_up_are_known_though_a_callback_raised(vectorized: bool) -> None:
+    class Once(Callbacks):
+        raises = True
+
+        def on_fault(self, *, fault: Fault) -> None:
+            if self.raises:
+                self.raises = False
+                raise RuntimeError("no")
+
+    config = RunnerConfig(min_envs=4, vectorized=vectorized, callbacks=Once())
+    with EnvRunner(failing_pool(), zeros, config) as runner:
+        with pytest.raises(CallbackError, match="on_fault"):
+            runner.sample(num_env_steps=16)
+        with pytest.raises(RestartLimitError, match=r"envs \[0, 1\] of 4"):
+            runner.assert_healthy()
+        batch = runner.sample(num_env_steps=16).single()
+    assert np.bincount(batch["env_id"]).tolist() == [0, 0, 8, 8]
 
 
 def test_policies_that_do_not_fit_change_nothing(make: Make) -> None:
