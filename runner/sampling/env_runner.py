@@ -266,8 +266,9 @@ class EnvRunner(StaysHere):
         self._asking = threading.RLock()
         self._sampler = self._make_sampler(self.config.policy_mapping_fn)
         self._begun = False
-        #: A sample has raised: nobody knows what the envs are at.
-        self._lost_track = False
+        #: A sample has raised: nobody knows what the envs of the pool are at, and what the episodes
+        #: of bridges are.
+        self._lost_track = self._lost_episodes = False
         #: Of the pool, after the last sample.
         self._uses = 0
         self._told_of_others = False
@@ -372,7 +373,7 @@ class EnvRunner(StaysHere):
             with naming("on_sample_end"):
                 config.callbacks.on_sample_end(sample=sample)
         except BaseException as exc:
-            self._lost_track = not isinstance(exc, SimulatorError)
+            self._lose_track(exc)
             if self._envs.closed and isinstance(exc, Exception):
                 raise ClosedEnvironmentError("`EnvRunner` was stopped during a sample.") from exc
             raise
@@ -716,7 +717,13 @@ class EnvRunner(StaysHere):
                     "Give each runner a pool of its own. This is said once."
                 )
             self._reset(None)
+        self._lost_track = False
         self._give_up_lost(force_reset=force_reset)
+
+    def _lose_track(self, error: BaseException) -> None:
+        """A sample, or `serve`, has raised something."""
+        if not isinstance(error, SimulatorError):
+            self._lost_track = self._lost_episodes = True
 
     def _tell_of_idle_connectors(self) -> None:
         """Log which connectors are of policies that are not here: they may come, or be misnamed."""
@@ -733,9 +740,9 @@ class EnvRunner(StaysHere):
 
     def _give_up_lost(self, *, force_reset: bool = False) -> None:
         """Give up the episodes of bridges of which nobody knows what they are at."""
-        if (force_reset or self._lost_track) and isinstance(self._sampler, DictSampler):
+        if (force_reset or self._lost_episodes) and isinstance(self._sampler, DictSampler):
             self._sampler.give_up()
-        self._lost_track = False
+        self._lost_episodes = False
 
     def _serve(self, deadline: float, explore: bool | None, is_over: Callable[[], bool]) -> None:
         sampler = self._bridged()
@@ -745,7 +752,7 @@ class EnvRunner(StaysHere):
             self._give_up_lost()
             sampler.serve(deadline, explore, is_over)
         except BaseException as exc:
-            self._lost_track = not isinstance(exc, SimulatorError)
+            self._lose_track(exc)
             raise
 
     def _end_serving(self) -> None:

@@ -26,6 +26,7 @@ from envbus.runner.policies.mlp import MlpPolicy
 from envbus.runner.policies.policy import Policy, PolicyOutput
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling import dict_sampler
+from envbus.runner.sampling.callbacks import CallbackError
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
 from tests.runner.pool_envs import GatedEnv
@@ -400,6 +401,22 @@ def test_what_does_not_fit_together_is_refused() -> None:
             EnvRunner(bridge, zeros, RunnerConfig(vectorized=True))
         with pytest.raises(ConfigError, match="no bridge"):
             EnvRunner(pool, zeros).serve(0.1)
+
+
+def test_a_pool_begins_anew_after_an_exception_though_simulators_were_served_since() -> None:
+    pool = ActorPool([functools.partial(CountingEnv, 9)] * 2, autoreset_mode="Disabled")
+    bridge = ExternalEnvBridge(pool.single_observation_space, pool.single_action_space)
+    log = Log()
+    config = RunnerConfig(callbacks=log)
+    with EnvRunner([pool, bridge], zeros, config) as runner:
+        runner.sample(num_env_steps=6, timeout=1.0)
+        log.failing = "step"  # of one env, whose step is taken in half
+        with pytest.raises(CallbackError):
+            runner.sample(num_env_steps=6, timeout=PATIENCE)
+        log.failing = ""
+        runner.serve(0.1)
+        batch = runner.sample(num_env_steps=6, timeout=1.0).single()
+    assert (batch["env_id"].tolist(), batch["t"].tolist()) == ([0, 0, 1, 1], [0, 1, 0, 1])
 
 
 def test_clients_are_told_spaces_policies_and_weights_are_set_while_they_play() -> None:
