@@ -40,8 +40,8 @@ class VideoConfig:
 
     A file has the frame after the reset and one per env step. It gets its name,
     `env-{env_id}-eps-{eps_id}{suffix}`, when the episode is over, also by a fault; one that was
-    given up has what there was until then. A film that cannot be written, on a full disk for
-    example, is given up: the log says why, and the sample goes on.
+    given up has what there was until then. A film that cannot be written, on a full disk, or where
+    frames are None or of several sizes, is given up: the log says why, and the sample goes on.
     """
 
     #: Made if it is not there.
@@ -198,9 +198,9 @@ class VideoRecorder(Callbacks):
         try:
             film.writer.append_data(np.ascontiguousarray(frame))
             film.has_frames = True
-        except OSError as exc:
+        except Exception as exc:  # whatever imageio, and what it writes by, make of a frame
             del self._open[env_id]
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):
                 film.writer.close()
             self._give_up(film, exc)
 
@@ -212,11 +212,11 @@ class VideoRecorder(Callbacks):
                 film.writer.close()
                 if film.has_frames:
                     film.unfinished.replace(film.path)
-            except OSError as exc:
+            except Exception as exc:  # as above
                 self._give_up(film, exc)
 
-    def _give_up(self, film: _Film, exc: OSError) -> None:
-        logger.error("the film %s is given up: %s", film.path, exc)
+    def _give_up(self, film: _Film, exc: Exception) -> None:
+        logger.error("the film %s is given up: %s: %s", film.path, type(exc).__name__, exc)
         with contextlib.suppress(OSError):
             film.unfinished.unlink(missing_ok=True)
 

@@ -184,6 +184,24 @@ def test_a_film_that_cannot_be_written_is_given_up_and_the_sample_goes_on(
     assert runner.envs.closed
 
 
+class OddlyDrawnEnv(DrawnEnv):
+    """Draws nothing in its second step."""
+
+    def render(self) -> Any:
+        return None if self.count == 2 else super().render()
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_a_film_with_a_frame_that_is_none_is_given_up_and_the_sample_goes_on(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str
+) -> None:
+    runner = make([functools.partial(OddlyDrawnEnv, 3)], episodes=2, suffix=suffix)
+    assert len(runner.sample(num_env_steps=6).single()) == 6
+    runner.stop()
+    assert list((tmp_path / "films").iterdir()) == []
+    assert f"env-0-eps-0{suffix} is given up: " in caplog.text
+
+
 def test_ctrl_c_at_the_end_of_a_film_leaves_no_env_open(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
