@@ -268,11 +268,12 @@ def _parts(policies: Mapping[str, SampleBatch]) -> dict[_Key, SampleBatch]:
             of_episode[eps_id] = (*of_episode.get(eps_id, ()), policy_id)
     parts: dict[_Key, SampleBatch] = {}
     for policy_id, rows in policies.items():
-        own = [of_episode[eps_id] for eps_id in rows["eps_id"].tolist()]
-        for together in sorted(set(own)):
-            chosen = np.array([one == together for one in own])
+        places: dict[tuple[str, ...], list[int]] = {}
+        for place, eps_id in enumerate(rows["eps_id"].tolist()):
+            places.setdefault(of_episode[eps_id], []).append(place)
+        for together, own in sorted(places.items()):
             key = policy_id, together if len(together) > 1 else ()
-            parts[key] = rows if chosen.all() else rows[chosen]
+            parts[key] = rows if len(own) == len(rows) else rows[np.array(own)]
     return parts
 
 
