@@ -30,6 +30,7 @@ from envbus.runner.sampling.env_runner import EnvRunner
 from tests.envs import SpaceEnv
 from tests.integration.group_children import Driver
 from tests.integration.policies_under_test import Probe, make_probe
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here"),
@@ -231,9 +232,13 @@ def test_the_state_of_an_episode_is_kept_by_its_runner_over_a_worker_s_end() -> 
     often = RestartPolicy(max_restarts=20, backoff=0.01, max_backoff=0.05)
     with PolicyWorkers(Remembers, 2, restart=often) as workers:
         runner = runner_of(workers.policy())
+        killed: set[int] = set()
         for _ in range(3):
             columns = runner.sample(num_env_steps=40).single().columns
-            os.kill(workers.pids()[0], signal.SIGKILL)
+            wait_until(lambda: set(workers.pids()) - killed, "a worker that lives")
+            pid = min(set(workers.pids()) - killed)
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
             states = columns["state_in"].reshape(4, 10)
             outs = columns["state_out"].reshape(4, 10)
             begins = columns["t"].reshape(4, 10) == 0

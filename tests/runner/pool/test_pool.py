@@ -1046,14 +1046,14 @@ import gymnasium, numpy, psutil
 from envbus.runner import ActorPool
 
 class LargeEnv(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(0, 255, (1 << 25,), numpy.uint8)
+    observation_space = gymnasium.spaces.Box(0, 255, (1 << 26,), numpy.uint8)
     action_space = gymnasium.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
-        return numpy.zeros(1 << 25, numpy.uint8), {}
+        return numpy.zeros(1 << 26, numpy.uint8), {}
 
     def step(self, action):
-        return numpy.zeros(1 << 25, numpy.uint8), 0.0, False, False, {}
+        return numpy.zeros(1 << 26, numpy.uint8), 0.0, False, False, {}
 
 with ActorPool([LargeEnv]) as pool:
     pool.reset()
@@ -1069,6 +1069,6 @@ with ActorPool([LargeEnv]) as pool:
     print(pool.recv().env_ids, pool.statistics().restarts)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
     )
     assert done.stdout.splitlines() == ["no memory", "[0] 0"], done.stderr
