@@ -49,6 +49,12 @@ class _Brief(reprlib.Repr):
         """By what it holds."""
         return f"Tree({self.repr1(x.value, level - 1)})"
 
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Of an exception what it holds: msgpack's of what is too long hold all that was read."""
+        if not isinstance(x, BaseException):
+            return super().repr_instance(x, level)
+        return f"{type(x).__name__}({', '.join(self.repr1(one, level - 1) for one in x.args)})"
+
 
 _brief = _Brief()
 

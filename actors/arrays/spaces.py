@@ -266,7 +266,7 @@ def from_plain(plain: Plain) -> Space:
         ArithmeticError,
         RecursionError,
     ) as error:
-        raise ValueError(f"bad plain form of a {name} space: {error!r}") from error
+        raise ValueError(f"bad plain form of a {name} space: {brief(error)}") from error
     return space
 
 

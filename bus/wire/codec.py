@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 import msgspec
 import numpy as np
 
+from envbus.bus.brief import brief
 from envbus.bus.errors import DecodeError, EncodeError, EnvbusError, VersionMismatchError
 from envbus.bus.wire import limits
 from envbus.bus.wire.arrays import SCALAR_TYPES
@@ -252,7 +253,7 @@ def _decode_with_hooks(
     except EnvbusError:
         raise
     except Exception as exc:  # whatever the libraries make of bytes that somebody else chose
-        raise DecodeError(f"{payload_type.__name__}: {exc!r}") from exc
+        raise DecodeError(f"{payload_type.__name__}: {brief(exc)}") from exc
 
 
 def _check_frames(frames: Sequence[Buffer]) -> None:

@@ -121,7 +121,7 @@ def check_size(header: Header, frames: Frames) -> None:
     except (EpisodeError, DecodeError):
         raise
     except Exception as exc:  # whatever msgpack makes of bytes that somebody else chose
-        raise DecodeError(f"{brief(header.payload_type)}: {exc!r}") from exc
+        raise DecodeError(f"{brief(header.payload_type)}: {brief(exc)}") from exc
 
 
 def read(header: Header, frames: Frames, peer: bytes, agreement: Agreement) -> ClientCall:

@@ -316,6 +316,12 @@ def test_deep_input_is_a_decode_error(opening: bytes, depth: int) -> None:
     only_decode_errors([b"\x81" + msgpack.packb("new") + deep])  # skipped if not too deep for that
 
 
+@pytest.mark.parametrize("value", [b"\x91" * 900 + b"\xc0", msgpack.packb(list(range(10**6)))])
+def test_bytes_behind_a_value_are_told_of_without_all_of_it(value: bytes) -> None:
+    packed = msgpack.packb({"tree": msgpack.ExtType(Ext.TREE, value + b"\xc0")})
+    assert len(rejected([packed])) < 500
+
+
 def test_deeply_nested_ext_values_do_no_harm() -> None:
     for code in range(1, 16):
         data = b"\xc0"
