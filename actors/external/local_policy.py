@@ -78,7 +78,8 @@ class LocalPolicy:
         *,
         explore: bool = True,
     ) -> None:
-        self._policy: Any = policy if hasattr(policy, "compute_actions") else None
+        is_policy = hasattr(policy, "compute_actions") and not isinstance(policy, type)
+        self._policy: Any = policy if is_policy else None  # a class makes one
         if self._policy is None and not callable(policy):
             raise ConfigError(
                 'inference="client" needs policy=..., which has compute_actions, or is a function '

@@ -108,6 +108,21 @@ def test_a_function_makes_the_policy_of_the_first_weights() -> None:
     assert int(policy.answer("e", np.zeros(1), {}).action) == 7
 
 
+def test_a_class_of_policies_is_a_function_that_makes_one() -> None:
+    class Weighed(Counting):
+        def __init__(self, *given: Any) -> None:
+            super().__init__()
+            self.given = given
+
+        def compute_actions(self, observations: Any, states: Any, *, explore: bool) -> Any:
+            assert self.given == (BOX, MANY, {"w": 5})
+            return super().compute_actions(observations, states, explore=explore)
+
+    policy = LocalPolicy(Weighed, BOX, MANY)
+    policy.take(model(0, w=5))
+    assert int(policy.answer("e", np.zeros(1), {}).action) == 6
+
+
 def test_what_is_no_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="compute_actions"):
         LocalPolicy(5, BOX, MANY)
