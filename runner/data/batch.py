@@ -240,11 +240,16 @@ class SampleBatch:
         """Return where a row does not continue the one before: `(rows,)` bool.
 
         It continues it if episode and agent are the same, `t` is later, and the one before neither
-        terminated nor truncated. These columns are used as far as there are any of them.
+        terminated nor truncated. In another unroll `t` has to be the next one: rows in between may
+        be missing, as of an observation without an answer, and the one before had left by then.
+        These columns are used as far as there are any of them.
         """
         starts = self._starts("eps_id")
         if "t" in self.columns:
-            starts[1:] |= self.columns["t"][1:] <= self.columns["t"][:-1]
+            later = np.diff(self.columns["t"])
+            starts[1:] |= later <= 0
+            if "unroll_id" in self.columns:
+                starts[1:] |= (np.diff(self.columns["unroll_id"]) != 0) & (later > 1)
         for name in ("terminateds", "truncateds"):
             if name in self.columns:
                 starts[1:] |= self.columns[name][:-1]

@@ -101,6 +101,14 @@ def test_a_batch_is_split_by_episode_and_by_trajectory() -> None:
     assert SampleBatch({}).split_by_trajectory() == []
 
 
+def test_a_trajectory_goes_on_in_the_next_sample_unless_rows_are_missing_between_them() -> None:
+    turns = batch([1, 1], [0, 2], unroll_id=ints(0, 0))
+    for t, goes_on in ((3, True), (4, False)):
+        after = batch([1, 1], [t, t + 2], unroll_id=ints(1, 1))
+        both = SampleBatch.concatenate([turns, after])
+        assert both.trajectory_starts().tolist() == [True, False, not goes_on, False]
+
+
 def test_trajectories_side_by_side_are_a_view_with_time_first() -> None:
     whole = batch([1, 1, 1, 2, 2, 2], [0, 1, 2] * 2, env_id=ints(0, 0, 0, 1, 1, 1))
     views = whole.time_major(2)
