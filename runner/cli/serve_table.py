@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from envbus.runner.cli.console import say
 from envbus.runner.data.latency import LatencyHistogram
 from envbus.runner.serving.server import Snapshot
 
@@ -64,7 +63,7 @@ class ServerTable:
             self._live.update(table, refresh=True)
         else:
             line = "  ".join(_words(now, before))
-            say(self._console, f"{now.seconds:7.1f} s  {line}{f'  ({note})' if note else ''}")
+            self._write(f"{now.seconds:7.1f} s  {line}{f'  ({note})' if note else ''}\n")
 
     def summarize(self, last: Snapshot) -> None:
         """Say what it all came to."""
@@ -75,6 +74,17 @@ class ServerTable:
             if total:
                 table.add_row(name, total)
         self._console.print(table)
+
+    def _write(self, line: str) -> None:
+        """Write a line. One that finds no room on a full disk is no reason to end the server."""
+        file = self._console.file  # not by the console, which keeps all that was not written
+        try:
+            file.write(line)
+            file.flush()
+        except BrokenPipeError:  # nobody reads any more
+            raise
+        except OSError:  # what is still in the file's own buffer comes when there is room
+            pass
 
 
 def rows_of(now: Snapshot, before: Snapshot | None) -> list[tuple[str, str, str]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 from typing import Any
 
@@ -74,6 +75,26 @@ def test_off_a_terminal_there_are_plain_lines_now_and_then() -> None:
     assert "2 clients  3 episodes (4 ended)" in lines[0]
     assert "3 errors  (draining)" in lines[1]
     assert any("1,100" in line for line in lines[2:])
+
+
+class FullDisk(io.StringIO):
+    """Takes text when there is room."""
+
+    has_room = False
+
+    def flush(self) -> None:
+        if not self.has_room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_lines_that_find_no_room_end_nothing_and_lines_come_again_when_there_is_room() -> None:
+    out = FullDisk()
+    table = ServerTable(Console(file=out, width=300))
+    table.show(FIRST)
+    assert not table.is_due(FIRST.seconds)
+    out.has_room = True
+    table.show(SECOND)
+    assert [line.split()[0] for line in out.getvalue().splitlines()] == ["10.0", "12.0"]
 
 
 def test_on_a_terminal_there_is_a_table_that_is_drawn_anew() -> None:
