@@ -7,10 +7,14 @@ of which it makes what `env/import_rule.py` lets pass.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import signal
 import socket
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 
 from envbus.actors.env.actor import EnvActor
 from envbus.actors.env.import_rule import ImportRule
@@ -44,6 +48,8 @@ def serve_remote(
     allow: Iterable[str] = (),
 ) -> None:
     """Join the runner at `endpoint`, host the envs it asks for, and leave when it says so.
+
+    Ctrl-C is raised once what the envs do for the runner now is done; the second one breaks it off.
 
     Args:
         endpoint: What the runner is bound to, e.g. `"tcp://10.0.0.5:5555"`.
@@ -99,8 +105,39 @@ def serve_remote(
     try:
         worker.join(timeout)
         heartbeats.start()
-        worker.run()
+        with _ctrl_c_after_the_request(worker.stop):
+            worker.run()
     finally:
         heartbeats.stop()
         transport.close()
         actor.close()
+
+
+@contextlib.contextmanager
+def _ctrl_c_after_the_request(stop: Callable[[], object]) -> Iterator[None]:
+    """Have the first Ctrl-C call `stop`, and raise it at the end of the context.
+
+    Raised in an env it would be that env's own error: the runner is told so, and goes on with this
+    actor, which nobody could end by Ctrl-C.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield  # there is none here, or it is somebody else's
+        return
+    came = False
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stop()
+
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt

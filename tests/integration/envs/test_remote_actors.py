@@ -49,6 +49,14 @@ class ObjectEnv(InfoEnv):
         return self
 
 
+class InterruptedEnv(InfoEnv):
+    """Somebody presses Ctrl-C, in the terminal of its actor, while it steps."""
+
+    def step(self, action: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().step(action)
+
+
 class CalledError(Exception):
     """Leaves a trace where it is made."""
 
@@ -139,6 +147,19 @@ def test_a_remote_actor_that_dies_is_named() -> None:
         with pytest.raises(ActorLostError, match="remote") as caught:
             step_for_ever(envs)  # until its lease is over
         assert caught.value.env_ids == [1]
+        envs.close()
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_in_a_step_ends_a_remote_actor_and_is_no_error_of_its_env() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    source = f"{__name__}:InterruptedEnv"
+    with with_remote_actor(endpoint, "--allow", "tests") as process:
+        envs = make_vec(["envbus.actors.testing:InfoEnv", source], endpoint)
+        envs.reset(seed=0)
+        with pytest.raises(ActorLostError, match="it said goodbye"):
+            step_for_ever(envs)
+        assert process.wait(PATIENCE) == 130
         envs.close()
 
 
