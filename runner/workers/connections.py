@@ -259,6 +259,8 @@ class Connections(Generic[M]):
                         )  # it has no envs, and does not listen yet
                     elif actor.identity and actor.state is not ActorState.DOWN:
                         self.broker.shut_down(actor.identity)
+                for peer in self._spares:
+                    self.broker.shut_down(peer)
             for child in self.process_group.close(allowed):
                 if not terminate:
                     logger.warning("%s did not leave in %.3g s and was killed", child.name, allowed)

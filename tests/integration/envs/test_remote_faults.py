@@ -205,6 +205,24 @@ def test_an_actor_and_the_one_that_waits_leave_at_one_time_and_the_next_takes_ov
     third.leave()
 
 
+def test_an_actor_that_waits_is_told_when_the_runner_ends(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/bus"
+    first, spare = (Elsewhere(endpoint, name) for name in ("first", "spare"))
+    first.start()
+    envs = BusVectorEnv([FAULTY] * 2, num_actors=2, remote_actors=1, bind=endpoint, **RESTART)
+    envs.reset(seed=0)
+    spare.start()
+    while not spare.joined.is_set():
+        envs.step(np.ones(2))
+    envs.close()
+    try:
+        spare.join(PATIENCE)
+        assert not spare.is_alive()
+    finally:
+        first.leave()
+        spare.leave()
+
+
 def test_a_call_waits_for_the_next_actor_until_its_deadline(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/bus"
     first, second = (Elsewhere(endpoint, name) for name in ("first", "second"))
