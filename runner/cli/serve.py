@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,6 @@ from envbus.runner.cli.console import (
     log_to,
     open_console,
     read_token,
-    say,
     spaces_of,
 )
 from envbus.runner.extras import how_to_install
@@ -163,10 +161,9 @@ def serve(
             )
         )
         server = PolicyServer(bridge, make, writer=writer, explore=explore)
-        for address in bridge.addresses:
-            say(console, f"serving at {address}")
-        sys.stdout.flush()
         table = ServerTable(console)
+        for address in bridge.addresses:
+            table.tell(f"serving at {address}")
         with _Signals() as signals, table:
             _run(server, table, signals, seconds, drain_timeout)
         table.summarize(server.snapshot())

@@ -45,6 +45,17 @@ class ServerTable:
         if self._live is not None:
             self._live.stop()
 
+    def tell(self, line: str) -> None:
+        """Write a line. One that finds no room on a full disk is no reason to end the server."""
+        file = self._console.file  # not by the console, which keeps all that was not written
+        try:
+            file.write(f"{line}\n")
+            file.flush()
+        except BrokenPipeError:  # nobody reads any more
+            raise
+        except OSError:  # what is still in the file's own buffer comes when there is room
+            pass
+
     def is_due(self, seconds: float) -> bool:
         """Return whether it is time for a picture, `seconds` after the server's start."""
         return seconds >= self._due
@@ -63,7 +74,7 @@ class ServerTable:
             self._live.update(table, refresh=True)
         else:
             line = "  ".join(_words(now, before))
-            self._write(f"{now.seconds:7.1f} s  {line}{f'  ({note})' if note else ''}\n")
+            self.tell(f"{now.seconds:7.1f} s  {line}{f'  ({note})' if note else ''}")
 
     def summarize(self, last: Snapshot) -> None:
         """Say what it all came to."""
@@ -74,17 +85,6 @@ class ServerTable:
             if total:
                 table.add_row(name, total)
         self._console.print(table)
-
-    def _write(self, line: str) -> None:
-        """Write a line. One that finds no room on a full disk is no reason to end the server."""
-        file = self._console.file  # not by the console, which keeps all that was not written
-        try:
-            file.write(line)
-            file.flush()
-        except BrokenPipeError:  # nobody reads any more
-            raise
-        except OSError:  # what is still in the file's own buffer comes when there is room
-            pass
 
 
 def rows_of(now: Snapshot, before: Snapshot | None) -> list[tuple[str, str, str]]:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,23 @@ def test_a_token_that_others_may_read_is_refused(
     told = capsys.readouterr().err
     assert f"others may read the token {token} (mode 0644); chmod 600 it" in told
     assert "secret" not in told
+
+
+class FullAtFirst(io.StringIO):
+    """A disk that is full until something was to be written."""
+
+    has_room = False
+
+    def flush(self) -> None:
+        if not self.has_room:
+            self.has_room = True
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_server_starts_where_its_addresses_find_no_room() -> None:
+    with contextlib.redirect_stdout(FullAtFirst()) as out:
+        assert main(["serve", "--seconds", "0"]) == 0
+    assert "episodes" in out.getvalue()
 
 
 def test_all_addresses_are_told_and_no_token(
