@@ -182,17 +182,23 @@ def test_a_pool_whose_remote_actor_dies_waits_for_the_next_to_join() -> None:
             pool.close()
 
 
-def test_an_actor_and_the_one_that_waits_leave_at_one_time_and_the_next_takes_over(
-    tmp_path: Path,
-) -> None:
-    endpoint = f"ipc://{tmp_path}/bus"
-    first, spare, third = (Elsewhere(endpoint, name) for name in ("first", "spare", "third"))
+def envs_with_a_spare(endpoint: str, first: Elsewhere, spare: Elsewhere) -> BusVectorEnv:
+    """Return two envs, the second one at the actor `first`, while `spare` waits."""
     first.start()
     envs = BusVectorEnv([FAULTY] * 2, num_actors=2, remote_actors=1, bind=endpoint, **RESTART)
     envs.reset(seed=0)
     spare.start()
     while not spare.joined.is_set():
         envs.step(np.ones(2))
+    return envs
+
+
+def test_an_actor_and_the_one_that_waits_leave_at_one_time_and_the_next_takes_over(
+    tmp_path: Path,
+) -> None:
+    endpoint = f"ipc://{tmp_path}/bus"
+    first, spare, third = (Elsewhere(endpoint, name) for name in ("first", "spare", "third"))
+    envs = envs_with_a_spare(endpoint, first, spare)
     first.leave()
     spare.leave()  # the runner is away, and hears of both at one time
     third.start()
@@ -208,12 +214,7 @@ def test_an_actor_and_the_one_that_waits_leave_at_one_time_and_the_next_takes_ov
 def test_an_actor_that_waits_is_told_when_the_runner_ends(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/bus"
     first, spare = (Elsewhere(endpoint, name) for name in ("first", "spare"))
-    first.start()
-    envs = BusVectorEnv([FAULTY] * 2, num_actors=2, remote_actors=1, bind=endpoint, **RESTART)
-    envs.reset(seed=0)
-    spare.start()
-    while not spare.joined.is_set():
-        envs.step(np.ones(2))
+    envs = envs_with_a_spare(endpoint, first, spare)
     envs.close()
     try:
         spare.join(PATIENCE)

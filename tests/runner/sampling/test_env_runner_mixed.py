@@ -155,21 +155,22 @@ def make_pool(num_envs: int, length: int = 1000) -> ActorPool:
     return ActorPool(envs, num_actors=1, autoreset_mode="Disabled")
 
 
+def play_five_steps(client: ExternalEnvClient) -> None:
+    space = client.observation_space
+    episode = client.start_episode()
+    for _ in range(5):
+        client.get_action(episode, space.sample())
+    client.end_episode(episode, space.sample())
+
+
 @pytest.mark.parametrize("per_bridge", [1, 3])
 def test_a_bridge_and_a_pool_feed_one_runner(per_bridge: int) -> None:
     pool = make_pool(3)
     bridge = ExternalEnvBridge(pool.single_observation_space, pool.single_action_space)
 
-    def play(client: ExternalEnvClient) -> None:
-        space = client.observation_space
-        episode = client.start_episode()
-        for _ in range(5):
-            client.get_action(episode, space.sample())
-        client.end_episode(episode, space.sample())
-
     config = RunnerConfig(rollout_fragment_length=10, envs_per_bridge=per_bridge)
     with (
-        simulators(bridge.address, for_ever(play)),
+        simulators(bridge.address, for_ever(play_five_steps)),
         EnvRunner([bridge, pool], zeros, config) as runner,
     ):
         for _ in range(3):
@@ -201,16 +202,9 @@ def test_episodes_of_a_pool_go_on_where_a_simulator_beside_it_has_ended(
     pool = make_pool(1)
     bridge = ExternalEnvBridge(pool.single_observation_space, pool.single_action_space)
 
-    def play(client: ExternalEnvClient) -> None:
-        space = client.observation_space
-        episode = client.start_episode()
-        for _ in range(5):
-            client.get_action(episode, space.sample())
-        client.end_episode(episode, space.sample())
-
     times: list[int] = []
     with (
-        simulators(bridge.address, for_ever(play)),
+        simulators(bridge.address, for_ever(play_five_steps)),
         EnvRunner([bridge, pool], zeros, RunnerConfig(rollout_fragment_length=8)) as runner,
     ):
 
