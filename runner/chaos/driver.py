@@ -186,6 +186,8 @@ class Driver:
             noted[mask] = batch.infos["nonce"][mask]
         over = batch.terminations | batch.truncations
         self._journal.delivered(ids, observations, batch.incarnations, batch.rewards, over, noted)
+        for env_id in set(ids[self._pids[ids] != observations[:, 4]].tolist()) - self._broken:
+            self._tracker.recycled(env_id)
         self._pids[ids] = observations[:, 4]
         self._over[ids] = over
         self._env_steps += int(np.count_nonzero(observations[:, 3]))

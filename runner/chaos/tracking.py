@@ -75,6 +75,12 @@ class Tracker:
         if found is not None and found.kind is FaultKind.SLOW and not found.failed:
             self._is_over(env_id)
 
+    def recycled(self, env_id: int) -> None:
+        """A row of a fresh process came without a fault: what was done hit the one that left."""
+        found = self._open.get(env_id)
+        if found is not None and not found.failed:
+            self._is_over(env_id)
+
     def failed(self, env_id: int, cause: str, message: str, now: float) -> None:
         """A fault was reported."""
         self.faults += 1

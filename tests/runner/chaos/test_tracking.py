@@ -101,6 +101,14 @@ def test_what_had_to_fail_and_did_not_is_told(tracker: Tracker) -> None:
     assert tracker.unnoticed() == ["env 2: os._exit in step"]
 
 
+def test_what_hit_an_actor_that_left_to_be_recycled_need_not_be_told(tracker: Tracker) -> None:
+    tracker.injected(injection(FaultKind.STOP, env_id=2), [3], 1.0)
+    tracker.recycled(2)
+    tracker.recycled(3)
+    assert tracker.unnoticed() == []
+    assert tracker.is_free(2, 1.0)
+
+
 def test_what_could_not_be_done_is_counted(tracker: Tracker) -> None:
     tracker.passed_over(FaultKind.STOP)
     assert tracker.kinds["STOP"].passed_over == 1
