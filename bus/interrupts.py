@@ -45,7 +45,8 @@ _KEPT: Final = tuple(
 _TERMINATING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 #: Seconds after a signal that was kept after which the next one is not: something has got stuck.
-_PATIENCE: Final = 1.0
+#: What it breaks off may be anywhere, so it is longer than any wait that ends by itself.
+_PATIENCE: Final = 15.0
 
 #: Seconds for a thread that was told to end; it may have a socket to close, with bounded linger.
 _END_TIMEOUT: Final = 5.0
@@ -102,9 +103,9 @@ class _Keeper:
             self.kept[number] = frame
         elif time.monotonic() - self.kept_at <= _PATIENCE:
             self.kept.setdefault(number, frame)
-        else:
+        else:  # raised here; what its end does is not to be broken off by the next one
             self.kept[number] = frame
-            self.leave()
+            self.deliver()
 
     def open(self) -> None:
         """Let signals through from now on, also those that were kept."""

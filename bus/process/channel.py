@@ -19,7 +19,12 @@ from typing import Final, TypeAlias
 import msgspec
 
 from envbus.bus.errors import ClosedError, TransportError
-from envbus.bus.transport.unix_sockets import receive_with_descriptors, rights, wait_for
+from envbus.bus.transport.unix_sockets import (
+    receive_with_descriptors,
+    rights,
+    wait_for,
+    wait_for_answer,
+)
 
 __all__ = [
     "Attach",
@@ -210,7 +215,7 @@ class Channel:
         while not self._received:
             if self.ended:
                 raise ClosedError("the other side of the channel is gone")
-            if not wait_for(self._sock, select.POLLIN, deadline):
+            if not wait_for_answer(self._sock, deadline):
                 raise TransportError("no answer in time")
             self._take_in()
         return self._received.popleft()

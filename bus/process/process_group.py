@@ -55,7 +55,7 @@ from envbus.bus.process.server_process import (
 from envbus.bus.process.stacks import LEFT_TO_WRITERS, StackFile, describe_stacks, native_stacks
 from envbus.bus.process.threads import ThreadsPerProcess, thread_variables
 from envbus.bus.transport.local_link import usable_cores
-from envbus.bus.transport.unix_sockets import wait_for
+from envbus.bus.transport.unix_sockets import wait_for, wait_for_answer
 
 __all__ = ["DEFAULT_METHOD", "Child", "ExitStatus", "ProcessGroup"]
 
@@ -359,7 +359,7 @@ class ProcessGroup:
         server = self._server
         deadline = min(deadline, time.monotonic() + self._answer_timeout())
         if server is not None and server.served_after is None:
-            wait_for(self._connections.control, select.POLLIN, deadline)
+            wait_for_answer(self._connections.control, deadline)
 
     def _start_or_lose_server(self, name: str, message: Start, deadline: float) -> Child:
         try:

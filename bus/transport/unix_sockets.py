@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from envbus.bus.descriptors import opening
+from envbus.bus.interrupts import interruptible
 
-__all__ = ["Bell", "receive_with_descriptors", "rights", "wait_for"]
+__all__ = ["Bell", "receive_with_descriptors", "rights", "wait_for", "wait_for_answer"]
 
 #: Most descriptors that one `receive_with_descriptors` takes in; Linux sends up to 253 at once.
 _MAX_DESCRIPTORS: Final = 64
@@ -24,6 +25,8 @@ _RIGHTS_SPACE: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").ite
 _CLOEXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 #: Seconds of one wait: poll(2) takes milliseconds in a C int, some 24 days.
 _LONGEST_WAIT: Final = 1e6
+#: Seconds for an answer during which Ctrl-C is kept, also on a busy machine.
+_USUAL_ANSWER: Final = 1.0
 
 
 class _HasFileno(Protocol):
@@ -75,6 +78,19 @@ def wait_for(file: _HasFileno, events: int, deadline: float) -> int:
     left = min(max(deadline - time.monotonic(), 0.0), _LONGEST_WAIT)
     found = poller.poll(left * 1000)
     return found[0][1] if found else 0
+
+
+def wait_for_answer(file: _HasFileno, deadline: float) -> int:
+    """Wait for something to read, as `wait_for`; after a second Ctrl-C may break it off.
+
+    For answers that come at once, unless what is asked is still importing, stopped or stuck.
+    """
+    usual = min(deadline, time.monotonic() + _USUAL_ANSWER)
+    found = wait_for(file, select.POLLIN, usual)
+    if not found and usual < deadline:
+        with interruptible():
+            found = wait_for(file, select.POLLIN, deadline)
+    return found
 
 
 class Bell:

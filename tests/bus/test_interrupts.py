@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from envbus.bus import interrupts
 from envbus.bus.interrupts import (
     exit_on_termination,
     hand_out,
@@ -111,6 +112,28 @@ def test_what_broke_off_a_wait_at_its_border_opens_nothing_to_the_next_ctrl_c() 
             assert is_over
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert in_time > 1
+
+
+def test_what_breaks_off_a_call_that_got_stuck_opens_nothing_to_the_next_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interrupts, "_PATIENCE", 0.0)
+    done = []
+
+    def work() -> None:
+        with uninterrupted():
+            try:
+                ctrl_c()
+                ctrl_c()
+                pytest.fail("it went on")
+            except KeyboardInterrupt:
+                ctrl_c()
+                done.append("cleaned up")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["cleaned up"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_what_is_uninterrupted_within_a_users_code_is_so_there_too() -> None:

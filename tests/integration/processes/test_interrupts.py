@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.spaces import Box
+from psutil import Process
 
 from envbus.actors import ExternalEnv, ExternalEnvClient
 from envbus.actors.external.errors import SimulatorError
@@ -35,6 +36,7 @@ from envbus.bus.errors import PeerLostError, RemoteError
 from envbus.bus.gateway import GatewayConfig
 from envbus.bus.peer.client import Client
 from envbus.bus.process.process_group import ProcessGroup
+from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
 from envbus.runner import (
     ActorPool,
@@ -446,6 +448,49 @@ def test_send_and_recv_go_on_where_ctrl_c_broke_them_off(make_pool: Any) -> None
         number += 1
 
     assert at_every_line(step, after, every=3) > 100
+
+
+def test_a_step_goes_on_where_many_ctrl_c_came_while_a_slow_fork_server_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(1.5)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with closing(
+        BusVectorEnv(
+            [ENV] * 3,
+            num_actors=3,
+            timeouts=PATIENCE,
+            preload=["slow_to_import"],
+            restart=RestartPolicy(max_restarts=None, backoff=0.0, max_backoff=0.0),
+        )
+    ) as envs:
+        envs.reset(seed=1)
+        pids = envs.actor_pids()
+        os.kill(Process(pids[0]).ppid(), signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, pids)), "the end of the actors")
+        in_call = threading.Event()
+        main = threading.get_ident()
+
+        def interrupt() -> None:
+            for _ in range(4000):
+                pass_time(0.0005)
+                if in_call.is_set():
+                    signal.pthread_kill(main, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        result, is_asked = None, False
+        while result is None:
+            try:
+                in_call.set()
+                result = envs.step_wait() if is_asked else envs.step(np.zeros(3, np.int64))
+                in_call.clear()
+            except (KeyboardInterrupt, NoAsyncCallError) as exc:
+                in_call.clear()
+                is_asked = isinstance(exc, KeyboardInterrupt)
+        thread.join()
+        assert result[4]["_fault"].tolist() == [True] * 3
+        assert not envs.step(np.zeros(3, np.int64))[3].any()
 
 
 def test_envs_whose_result_ctrl_c_kept_back_wait_for_recv(make_pool: Any) -> None:
