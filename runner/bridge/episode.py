@@ -66,6 +66,7 @@ class Episode:
         "_flags",
         "_held_back",
         "_infos",
+        "_missed",
         "_queue",
         "_refused",
         "_rewards",
@@ -93,7 +94,8 @@ class Episode:
         self.over = False
         self.num_parts = 0
         self.known = False
-        self._unacted = False
+        #: Of the next record: as its fields of these names.
+        self._unacted = self._missed = False
         #: Requests for which there was no room, and that did not come again, in order. Who sends
         #: one again may give it a new id.
         self._refused: deque[_Missed] = deque()
@@ -225,7 +227,7 @@ class Episode:
             content["truncateds"],
         )
         self.log(rewards, infos, flags.get("terminateds", {}), flags.get("truncateds", {}))
-        self._unacted = True
+        self._unacted, self._missed = True, record.missed
         return waiting.size
 
     def give_back(self, request_id: int) -> bool:
@@ -246,7 +248,7 @@ class Episode:
         if request_id <= self.came:
             return False
         self.came = request_id  # told again, it is no news
-        self._unacted |= self.known
+        self._leave_gap()
         return True
 
     @property
@@ -281,7 +283,8 @@ class Episode:
         by_id = any(missed.holds(request_id, digest) for missed in again)
         until = request_id if by_id or not again else again[0].last
         is_next = bool(refused) and refused[0].digest == digest and until <= refused[0].last
-        self._unacted |= self.known and not is_next
+        if not is_next:
+            self._leave_gap()
         while refused and refused[0].last <= until:
             refused.popleft()
         if refused and refused[0].first <= until:
@@ -293,7 +296,12 @@ class Episode:
         for missed in list(self._refused):
             if missed.holds(request_id, digest):
                 self._refused.remove(missed)
-                self._unacted |= self.known
+                self._leave_gap()
+
+    def _leave_gap(self) -> None:
+        """An observation never arrived: no row leads from what was seen to what is seen next."""
+        if self.known:
+            self._unacted = self._missed = True
 
     def begin_anew(self) -> None:
         """The ids of what came so far will stand for other requests."""
@@ -354,6 +362,7 @@ class Episode:
             self.training_enabled,
             not self.known,
             self._unacted,
+            self._missed,
             last,
             off_policy,
             None,
@@ -363,7 +372,7 @@ class Episode:
         )
         self.num_bytes = 0
         self.known = True
-        self._unacted = False
+        self._unacted = self._missed = False
         self.answered = None
         self._queue.append(record)
         return record

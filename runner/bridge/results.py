@@ -46,6 +46,8 @@ class Record(msgspec.Struct, gc=False):
     first: bool = False
     #: Whether no action for the observation before has reached the simulator.
     unacted: bool = False
+    #: Whether an observation between that one and this never arrived; it is `unacted`, too.
+    missed: bool = False
     #: Whether the episode is over.
     last: bool = False
     #: Actions that the simulator has chosen for this observation; None: the runner does.
@@ -104,6 +106,9 @@ class BridgeResult(_ByEpisode):
             simulator: it timed out, the connection was lost, or the episode was ended meanwhile.
             What the policy chose for it did not happen; rewards in this record are not its own.
             That observation itself was real, and followed the action before it.
+        missed: Those of `unacted` in which an observation between that one and this record never
+            arrived, whichever agents it was for. What any agent did before is followed by nothing
+            that was seen.
         choices: By episode: which policy of the simulator's has chosen its `off_policy_actions`,
             if one has; these are on-policy then, for that version.
     """
@@ -113,6 +118,7 @@ class BridgeResult(_ByEpisode):
     ended: list[str]
     untrained: set[str]
     unacted: set[str]
+    missed: set[str]
     choices: dict[str, ClientChoice]
 
     @classmethod
@@ -120,7 +126,8 @@ class BridgeResult(_ByEpisode):
         """Return what the runner is shown of `records`."""
         result = cls({}, {}, {}, {}, {}, {})
         result.faults, result.started, result.ended = [], [], []
-        result.untrained, result.unacted, result.choices = set(), set(), {}
+        result.untrained, result.unacted, result.missed = set(), set(), set()
+        result.choices = {}
         observations, rewards, terminateds, truncateds, infos, off_policy_actions = result
         for record in records:
             episode_id, content = record.episode_id, record.content
@@ -144,4 +151,6 @@ class BridgeResult(_ByEpisode):
                 result.untrained.add(episode_id)
             if record.unacted:
                 result.unacted.add(episode_id)
+            if record.missed:
+                result.missed.add(episode_id)
         return result

@@ -287,7 +287,7 @@ class EpisodeRecorder:
         self._asked = ready
         return ready
 
-    def unact(self, agent_ids: Iterable[AgentID] | None = None) -> None:
+    def unact(self, agent_ids: Iterable[AgentID] | None = None, *, everybody: bool = False) -> None:
         """The actions that `reset` or `step` have asked for last did not happen.
 
         Whatever the env did instead, it is no transition: rewards that come before these agents'
@@ -295,8 +295,12 @@ class EpisodeRecorder:
 
         Args:
             agent_ids: Whose; None: of all that were asked.
+            everybody: Also of those who had acted before, and wait: an observation was lost, which
+                may have been theirs.
         """
         void = set(self._asked if agent_ids is None else agent_ids)
+        if everybody:
+            void |= {agent_id for agent_id, agent in self._agents.items() if agent.goes_on}
         for agent_id in void:
             self._agents[agent_id].break_off(self._constants)
         self._asked = [agent_id for agent_id in self._asked if agent_id not in void]

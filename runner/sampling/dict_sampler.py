@@ -175,7 +175,7 @@ class _Episodes:
                 slot.off_policy.clear()
                 if slot.phase is not Phase.RESETTING:
                     assert slot.episode is not None
-                    slot.episode.unact()
+                    slot.episode.unact(everybody=env_id in polled.missed)
             if slot.phase is Phase.RESETTING and not slot.is_rest:
                 self._prepare_start(slot, result.incarnations.get(env_id, 0))
             slot.choice = polled.choices.get(env_id)

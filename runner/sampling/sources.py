@@ -61,6 +61,8 @@ class Polled(NamedTuple):
     closed: Sequence[Slot] = ()
     #: Envs that were sent no action, or too late, for the observations before.
     unacted: Collection[int] = ()
+    #: Those of them in which an observation in between never arrived.
+    missed: Collection[int] = ()
     #: By env: which policy of its own a simulator has acted with.
     choices: Mapping[int, ClientChoice] = {}
 
@@ -298,6 +300,7 @@ class BridgeSource:
             opened=[(self._holder, slot) for slot in opened],
             closed=[self._slots[episode_id] for episode_id in result.ended],
             unacted={self._slots[i].env_id for i in result.unacted if i in result.observations},
+            missed={self._slots[i].env_id for i in result.missed if i in result.observations},
             choices={self._slots[i].env_id: choice for i, choice in result.choices.items()},
         )
         self._waiting |= result.observations.keys() - result.off_policy_actions.keys()

@@ -188,7 +188,7 @@ class Recording:
                     "recorded: its rows would be held until its end"
                 )
             if episode_id in result.unacted:
-                episode.unact()
+                episode.unact(everybody=episode_id in result.missed)
             ready = episode.step(
                 observations,
                 result.rewards[episode_id],

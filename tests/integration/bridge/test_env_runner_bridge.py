@@ -14,10 +14,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
+from envbus.actors.external.protocol import EndEpisode, GetAction, JoinBridge, StartEpisode
 from envbus.runner import EnvRunner, ExternalEnvBridge, PolicyWorkers, RunnerConfig
 from envbus.runner.bridge.vocabulary import EpisodeLimits
+from envbus.runner.diagnosis.address import Address
+from envbus.runner.diagnosis.talk import Talk, open_link
 from envbus.runner.policies import MlpPolicy, RandomPolicy
+from tests.integration.simulators import in_thread
 from tests.sources import ROOT
 
 PATIENCE = 90.0
@@ -109,6 +114,30 @@ def test_what_is_sampled_is_what_happened_though_simulators_are_killed() -> None
     assert faulty == {"1000.1002", "2000.2004", "3000.3006"}
     assert metrics["num_faulty_episodes"] == 3
     assert metrics["num_episodes"] > 8
+
+
+def test_of_agents_in_turns_no_row_leads_over_an_observation_that_never_came() -> None:
+    spaces = Box(-100, 100, (1,), np.float32), Discrete(3)
+    bridge = ExternalEnvBridge(*({"a": space, "b": space} for space in spaces))
+    config = RunnerConfig(batch_mode="complete_episodes", rollout_fragment_length=1)
+
+    def play() -> None:
+        talk = Talk(open_link(Address.parse(bridge.address)), PATIENCE)
+        talk.say_hello("turns")
+        talk.ask(JoinBridge(client="turns", plain=True))
+        talk.ask(StartEpisode(episode_id="e"))
+        for number in range(8):
+            # Before the fifth one a call of the client's was lost: it may have been of either.
+            lost = talk.next_id() if number == 4 else None
+            seen = {"ab"[number % 2]: [number]}
+            talk.ask(GetAction(episode_id="e", observation=seen, given_up=lost))
+        talk.ask(EndEpisode(episode_id="e", observation={"a": [8], "b": [9]}))
+        talk.close()
+
+    with EnvRunner(bridge, RandomPolicy(spaces[1], 0), config) as runner, in_thread(play):
+        rows = runner.sample(timeout=PATIENCE).single()
+    pairs = np.column_stack([rows["obs"], rows["next_obs"]]).tolist()
+    assert sorted(pairs) == [[0, 2], [1, 3], [4, 6], [5, 7], [6, 8], [7, 9]]
 
 
 @pytest.mark.slow

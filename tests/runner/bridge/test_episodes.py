@@ -61,7 +61,7 @@ def test_a_time_out_names_the_episode_and_its_late_action_goes_to_nobody() -> No
     again = scene.ask("e", "o1")
     assert scene.choose("e", "late") is None  # the runner has not seen o1 yet
     record = scene.take()["e"]
-    assert record.unacted
+    assert (record.unacted, record.missed) == (True, False)
     assert record.content["observations"] == {"agent0": "o1"}
     assert action_of(scene.choose("e", "right")) == (A, again, "right")
     counts = scene.episodes.statistics()
@@ -116,7 +116,8 @@ def test_no_row_goes_on_over_an_observation_that_never_came() -> None:
     scene.choose("e", 0)
     scene.do(LogReward(A, 13, "e", by_agent(1.0), {}, {}, {}, not_taken=12))
     scene.do(Observe(A, 14, "e", by_agent("o2"), timeout=10.0, not_taken=12))
-    assert scene.take()["e"].unacted
+    record = scene.take()["e"]
+    assert (record.unacted, record.missed) == (True, True)
     scene.choose("e", 2)
     scene.do(Observe(A, 15, "e", by_agent("o3"), timeout=10.0))
     assert not scene.take()["e"].unacted

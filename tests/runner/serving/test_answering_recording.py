@@ -26,6 +26,7 @@ def result(
     ends: str = "",
     off_policy: Any = None,
     unacted: bool = False,
+    missed: bool = False,
     untrained: bool = False,
 ) -> BridgeResult:
     """What a poll returns of one episode `e`."""
@@ -42,6 +43,8 @@ def result(
         made.ended.append("e")
     if unacted:
         made.unacted.add("e")
+    if missed:
+        made.missed.add("e")
     if untrained:
         made.untrained.add("e")
     return made
@@ -106,6 +109,15 @@ def test_an_action_that_reached_nobody_is_no_row() -> None:
     act(recording, 7)
     batch = only(recording.take(result({DUMMY_AGENT: 4}, ends="truncated"))).policy_batches["p"]
     assert batch["actions"].tolist() == [5, 7]
+
+
+def test_no_row_of_any_agent_leads_over_an_observation_that_never_came() -> None:
+    recording = Recording(TWO)
+    for number, agent in enumerate("xyxy"):
+        recording.take(result({agent: number}, unacted=number == 3, missed=number == 3))
+        act(recording, number, agents=(agent,))
+    ended = only(recording.take(result({"x": 8, "y": 9}, ends="truncated"))).policy_batches
+    assert {name: rows["actions"].tolist() for name, rows in ended.items()} == {"p": [0], "q": [3]}
 
 
 def test_a_policy_that_failed_leaves_a_gap_and_no_error() -> None:
