@@ -450,6 +450,7 @@ class ProcessGroup:
     def _on_exit(self, message: Message) -> tuple[Child, ExitStatus] | None:
         assert isinstance(message, Exited)
         child = self._children.pop(message.number, None)
+        self._killed.discard(message.number)
         if child is None:
             return None  # its start was given up
         child.stacks.close()
