@@ -542,7 +542,9 @@ class Engine:
             return None
         if type(tag.of) is CallTicket:
             self._tickets.discard(tag.of)
-            tag.of.event = event
+            # Without its tag, which holds the ticket: the garbage collection does not look into
+            # events, so that such a ring would stay for ever.
+            tag.of.event = msgspec.structs.replace(event, tag=None)
             return None
         if tag.of != self._round:
             return None

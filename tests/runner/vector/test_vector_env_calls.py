@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -88,6 +90,15 @@ def test_arguments_and_results_may_be_any_objects(make: Make) -> None:
     assert array.dtype == np.int8
     array[...] = 0
     assert type(envs.get_attr("engine")[1]).__name__ == "_Engine"
+
+
+@pytest.mark.parametrize("num_actors", [2, 0])
+def test_what_a_call_returned_is_let_go_of_at_the_next_one(make: Make, num_actors: int) -> None:
+    envs = make([_TalkingEnv] * 2, num_actors=num_actors)
+    returned = [weakref.ref(array) for (array,), _ in envs.call("echo", np.arange(3))]
+    envs.call("name", "x")
+    gc.collect()
+    assert [reference() for reference in returned] == [None, None]
 
 
 def test_a_dotted_name_reaches_into_attributes(make: Make) -> None:
