@@ -257,11 +257,18 @@ class ProcessGroup:
 
         When a child is reported, nothing that it started is left either. A fork server that gives
         no sign of life while an end is awaited is replaced, as one that died is.
+
+        Raises:
+            StartError: There is no descriptor for a new server's sockets. No end is lost.
         """
         self._check_usable()
         ended = [self._on_exit(message) for message, _ in self._connections.events.read()]
         if self._connections.events.ended or self._server_hangs():
-            self._lose_server()
+            try:
+                self._lose_server()
+            except StartError:
+                if not ended:  # else these are told first, and the next call raises it
+                    raise
             ended += [self._on_exit(message) for message, _ in self._connections.events.read()]
         return [child_and_status for child_and_status in ended if child_and_status is not None]
 

@@ -6,6 +6,7 @@ decided by `bus/process/supervision.py`, whose turn it is to be recycled by `rec
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
@@ -313,7 +314,8 @@ class Lifecycle(Generic[M]):
             left: Peers that have left, which is told next, and why.
         """
         # One that ended while the driver was away was not late.
-        self._exits += self._connections.process_group.exits()
+        with contextlib.suppress(StartError):  # which the next look raises; `late` would be lost
+            self._exits += self._connections.process_group.exits()
         ended, hanging = [], []
         for lost in late:
             actor = lost.actor

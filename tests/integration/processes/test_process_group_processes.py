@@ -18,6 +18,7 @@ import pytest
 
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
 from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
+from tests.descriptors import no_more_files
 from tests.integration.group_children import PATIENCE, is_alive, wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -448,6 +449,23 @@ def test_without_a_descriptor_for_a_new_server_ends_are_told_when_there_is_one(
     assert ended is child
     assert "fork server" in status.describe()
     start_up(process_group, "wait_for_the_driver")
+
+
+def test_ends_before_the_servers_are_told_without_a_descriptor_for_a_new_server(
+    process_group: ProcessGroup,
+) -> None:
+    first, second = (start_up(process_group, "wait_for_the_driver") for _ in range(2))
+    server = server_of(second)
+    os.kill(first.pid, signal.SIGKILL)
+    assert select.select([process_group], [], [], PATIENCE)[0]
+    server.kill()
+    wait_until(lambda: not is_alive(server.pid), "the server's end")
+    with no_more_files():
+        assert process_group.exits() == [(first, ExitStatus(signal=signal.SIGKILL))]
+        with pytest.raises(StartError, match="ulimit -n"):
+            process_group.exits()
+    ((ended, _),) = process_group.exits()
+    assert ended is second
 
 
 def test_an_epoll_sees_ends_also_after_the_server_was_replaced(process_group: ProcessGroup) -> None:

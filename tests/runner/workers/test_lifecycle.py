@@ -49,6 +49,8 @@ class Machine:
         self.broken_off: BaseException | None = None
 
     def exits(self) -> list[tuple[Any, ExitStatus]]:
+        if self.is_full:
+            raise StartError("no descriptor")
         ended, self.ended = self.ended, []
         return ended
 
@@ -252,6 +254,14 @@ def test_who_ended_while_the_driver_was_away_was_not_late() -> None:
     assert told[1].failed.message.startswith("late\nNo stack of actor-1")
     assert scene.lifecycle.take_exits() == [(child, KILLED)]
     assert scene.lifecycle.take_exits() == []
+
+
+def test_who_was_late_is_told_though_the_fork_server_is_gone_and_cannot_be_replaced() -> None:
+    scene = Scene()
+    scene.machine.is_full = True
+    late = Failed(code=FailureCode.TIMEOUT, message="late")
+    (told,) = scene.lifecycle.explain([Lost(scene.actor, "slow", late)], {})
+    assert told.tag == "slow"
 
 
 def test_a_remote_actor_that_has_left_was_not_late_either() -> None:
