@@ -6,6 +6,7 @@ end (`lifecycle.py`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import multiprocessing
@@ -264,6 +265,13 @@ class Connections(Generic[M]):
             for child in self.process_group.close(allowed):
                 if not terminate:
                     logger.warning("%s did not leave in %.3g s and was killed", child.name, allowed)
+            if terminate:  # nobody here can kill those elsewhere
+                with contextlib.suppress(ClosedError):  # a call that Ctrl-C broke off closed it
+                    for actor in self._actors:
+                        if actor.remote and actor.identity and actor.state is not ActorState.DOWN:
+                            self.broker.shut_down(actor.identity)
+                    for peer in self._spares:
+                        self.broker.shut_down(peer)
         finally:  # also after Ctrl-C
             for actor in self._actors:
                 if actor.child is not None:

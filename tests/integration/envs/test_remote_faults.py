@@ -211,14 +211,16 @@ def test_an_actor_and_the_one_that_waits_leave_at_one_time_and_the_next_takes_ov
     third.leave()
 
 
-def test_an_actor_that_waits_is_told_when_the_runner_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("terminate", [False, True])
+def test_remote_actors_are_told_when_the_runner_ends(tmp_path: Path, terminate: bool) -> None:
     endpoint = f"ipc://{tmp_path}/bus"
     first, spare = (Elsewhere(endpoint, name) for name in ("first", "spare"))
     envs = envs_with_a_spare(endpoint, first, spare)
-    envs.close()
+    envs.close(terminate=terminate)
     try:
-        spare.join(PATIENCE)
-        assert not spare.is_alive()
+        for actor in (first, spare):
+            actor.join(PATIENCE)
+            assert not actor.is_alive()
     finally:
         first.leave()
         spare.leave()
