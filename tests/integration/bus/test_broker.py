@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 
+import msgspec
 import pytest
 
 from envbus.bus.broker.core import BrokerCore
@@ -109,6 +111,19 @@ def test_what_a_message_makes_the_broker_raise_is_its_senders_trouble_only(
     assert broker.complaints.counts["message"] == 1000
     assert len(caplog.messages) < 5
     assert not any("\n" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(("kind", "ttl"), [(7, 1.0), (0, math.nan), (0, math.inf)])
+def test_a_request_whose_header_is_wrong_is_answered_by_its_id(kind: int, ttl: float) -> None:
+    network = MemoryNetwork()
+    broker = Broker(network.router(), BrokerCore(BrokerConfig()))
+    peer = network.peer(b"peer")
+    peer.send([msgspec.msgpack.encode([PROTOCOL_VERSION, kind, 26, "Ask", ttl]), b"\x80"])
+    broker.poll(0.0)
+    frames = peer.receive(0.0)
+    assert frames is not None
+    answered, failed = failure_of([bytes(frame) for frame in frames])
+    assert (answered.request_id, failed.code) == (26, FailureCode.PROTOCOL)
 
 
 def test_answers_to_who_does_not_read_are_logged_within_a_rate(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -475,6 +477,28 @@ def test_a_journal_that_the_disk_fails_to_read_is_left_as_it_is(tmp_path: Path) 
     assert [path for path in journal.parent.iterdir() if path.suffix != ".parquet"] == [journal]
     with pytest.raises(ConfigError, match=r"1-x\.arrows cannot be read"):
         list(read_episodes(tmp_path))
+
+
+def test_a_journal_stays_whose_shard_cannot_be_read_back(tmp_path: Path) -> None:
+    source = inspect.getfile(EpisodeWriter)
+
+    def damage(frame: FrameType, _event: str, _arg: object) -> Any:
+        if frame.f_code.co_filename != source:
+            return None
+        for shard in tmp_path.glob("*/.*.parquet"):
+            os.truncate(shard, shard.stat().st_size // 2)  # as a disk that lost a part of it
+        return damage
+
+    writer = EpisodeWriter(tmp_path)
+    writer.write(episode(1, 3))
+    before = sys.gettrace()
+    sys.settrace(damage)
+    try:
+        writer.close()
+    finally:
+        sys.settrace(before)
+    assert [path.suffix for path in tmp_path.glob("*/*")] == [".arrows"]
+    assert lengths(tmp_path) == {1: 3}
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no /proc")
