@@ -356,7 +356,12 @@ function openWeb(url, WebSocket, onMessage, onLost, signal) {
   socket.binaryType = "arraybuffer"
   signal.addEventListener("abort", () => { if (socket.readyState === 0) socket.close() })
   return new Promise((resolve, reject) => {
-    socket.onopen = () => resolve({ send: (data) => socket.send(data), close: () => socket.close() })
+    const close = () => {
+      socket.close()
+      // The package ws waits for 30 s for a server that does not close its side in turn.
+      setTimeout(() => socket.terminate?.(), LINGER).unref?.()
+    }
+    socket.onopen = () => resolve({ send: (data) => socket.send(data), close })
     // A text would be taken for an array's length.
     socket.onmessage = ({ data }) => onMessage(typeof data === "string" ? data : new Uint8Array(data))
     const gone = (why) => {

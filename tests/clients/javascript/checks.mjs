@@ -230,6 +230,20 @@ const checks = {
     }
     await assert.rejects(
       bus.Client.connect("ws://127.0.0.1:1", { timeout: 5000, WebSocket: Chat }), bus.RefusedError)
+
+    // As the package ws, with a server that does not take part in closing.
+    let terminated
+    const end = new Promise((resolve) => { terminated = resolve })
+    class Mute extends Chat {
+      send() {}
+      close() {}
+      terminate() { terminated() }
+    }
+    await assert.rejects(
+      bus.Client.connect("ws://127.0.0.1:1", { timeout: 200, WebSocket: Mute }), bus.ConnectionLostError)
+    const awake = setInterval(() => {}, 100)
+    await end
+    clearInterval(awake)
   },
 
   // Without NODE_EXTRA_CA_CERTS; nothing is waited for.
