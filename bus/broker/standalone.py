@@ -38,7 +38,7 @@ def serve_broker(
     """Run a broker until SIGINT or SIGTERM; peers find each other through it.
 
     Call it from the main thread, which gets its own signal handlers back at the end. Peers are
-    not told to leave: they join whoever is bound to the same endpoint next.
+    not told to leave: clients join whoever is bound to the same endpoint next, env actors leave.
 
     Args:
         bind: Endpoints, e.g. `"tcp://127.0.0.1:5555"`, `"ipc:///tmp/bus"`.
