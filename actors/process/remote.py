@@ -46,7 +46,7 @@ def serve_remote(
     keys: PathLike | None = None,
     server_key: PathLike | None = None,
     allow: Iterable[str] = (),
-) -> None:
+) -> bool:
     """Join the runner at `endpoint`, host the envs it asks for, and leave when it says so.
 
     Ctrl-C is raised once what the envs do for the runner now is done; the second one breaks it off.
@@ -60,6 +60,9 @@ def serve_remote(
         allow: Modules of which the runner may have classes and functions called to make envs,
             with all below them: `["my_sims"]`. Without any it makes the Gymnasium ids that are
             registered here, and nothing else.
+
+    Returns:
+        Whether the runner said so; else it was lost, as the log says.
 
     Raises:
         ConfigError: The endpoint is malformed, a key file cannot be used, or what is allowed is
@@ -106,7 +109,7 @@ def serve_remote(
         worker.join(timeout)
         heartbeats.start()
         with _ctrl_c_after_the_request(worker.stop):
-            worker.run()
+            return worker.run()
     finally:
         heartbeats.stop()
         transport.close()

@@ -215,13 +215,19 @@ class Worker:
                 raise session.refused
         return session.welcome
 
-    def run(self) -> None:
-        """Serve until `stop`, a `Shutdown`, or the loss of the transport; then say goodbye."""
+    def run(self) -> bool:
+        """Serve until `stop`, a `Shutdown`, or the loss of the broker; then say goodbye.
+
+        Returns:
+            Whether it was told to leave; else the log says how it has lost the broker.
+        """
+        told = True
         try:
             while not self._stopping:
                 frames = self._transport.receive(0.0 if self._unknown else IDLE_WAIT)
                 if self._unknown:
                     logger.error("%s leaves: the broker has given it up", self._hello.name)
+                    told = False
                     break
                 if frames is not None:
                     self._take(frames)
@@ -234,12 +240,14 @@ class Worker:
                         self._hello.name,
                         self._patience,
                     )
+                    told = False
                     break
             self._send(Kind.NOTICE, 0, Goodbye())
         except ClosedError:
             pass
         finally:
             self._transport.close()
+        return told
 
     def _take(self, frames: Frames) -> None:
         try:

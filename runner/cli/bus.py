@@ -127,7 +127,7 @@ def actor(
 
     log_to(open_console(stderr=True))
     try:
-        serve_remote(
+        told = serve_remote(
             endpoint_of(endpoint),
             name=name,
             timeout=timeout,
@@ -137,3 +137,5 @@ def actor(
         )
     except (RequestTimeoutError, ProtocolError) as exc:
         raise typer.Exit(refuse(str(exc), code=1)) from exc
+    if not told:
+        raise typer.Exit(1)
