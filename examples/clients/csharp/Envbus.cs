@@ -120,15 +120,17 @@ namespace Envbus
         /// <summary>Begin an episode and return its id. Without training: act, but do not learn from it.</summary>
         public string StartEpisode(string episodeId = null, bool trainingEnabled = true)
         {
-            return (string)Ask("StartEpisode", new Dictionary<string, object> {
-                { "episode_id", episodeId }, { "training_enabled", trainingEnabled } })["episode_id"];
+            var answer = Ask("StartEpisode", new Dictionary<string, object> {
+                { "episode_id", episodeId }, { "training_enabled", trainingEnabled } });
+            return Understood(() => (string)answer["episode_id"]);
         }
 
         /// <summary>Return the policy's action for an observation.</summary>
         public object GetAction(string episodeId, object observation, TimeSpan? timeout = null)
         {
-            return Ask("GetAction", new Dictionary<string, object> {
-                { "episode_id", episodeId }, { "observation", observation } }, timeout)["action"];
+            var answer = Ask("GetAction", new Dictionary<string, object> {
+                { "episode_id", episodeId }, { "observation", observation } }, timeout);
+            return Understood(() => answer["action"]);
         }
 
         /// <summary>Tell an action that was chosen elsewhere (off-policy).</summary>
