@@ -176,7 +176,7 @@ class RemoteError(RequestError):
         remote_type: str,
         remote_traceback: str,
     ) -> None:
-        text = f"{remote_type}: {message}"
+        text = f"{remote_type}: {message}" if remote_type else message
         if remote_traceback:
             text = f"{text}\n\nRemote traceback:\n{remote_traceback}"
         super().__init__(text, request_id=request_id, peer=peer)
