@@ -453,7 +453,7 @@ def test_send_and_recv_go_on_where_ctrl_c_broke_them_off(make_pool: Any) -> None
 def test_a_step_goes_on_where_many_ctrl_c_came_while_a_slow_fork_server_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(1.5)\n")
+    (tmp_path / "slow_to_import.py").write_text("import threading\nthreading.Event().wait(1.5)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with closing(
         BusVectorEnv(
