@@ -945,9 +945,9 @@ def test_a_client_whose_beginning_or_end_ctrl_c_broke_off_leaves_nothing(kind: A
             clients[0] = make()
 
         try:
-            at_every_line(close, after, every=3)
+            at_every_line(close, after, every=7)
             clients[0].close()
-            at_every_line(make, after, every=5)
+            at_every_line(make, after, every=11)
         finally:
             clients[0].close()
             over.set()
