@@ -134,6 +134,10 @@ PATCHED = {
         "tests/integration/envs/test_vector_env_deaths.py",
         "tempfile.tempdir",
     ): "as in `test_folders.py`",
+    (
+        "tests/integration/sampling/test_policy_worker_faults.py",
+        "ProcessGroup.start",
+    ): "a machine without memory",
     ("tests/runner/group/test_sample_memory.py", "Arena.create"): "a machine without memory",
     ("tests/runner/recordings/test_writer.py", "pq.write_table"): "Ctrl-C comes at that place",
     (

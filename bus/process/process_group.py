@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
@@ -123,6 +124,8 @@ class ProcessGroup:
         self._owner = os.getpid()
         self._children: dict[int, Child] = {}
         self._numbers = 0
+        #: Ends that nobody has taken.
+        self._ended: deque[tuple[Child, ExitStatus]] = deque()
         self._killed: set[int] = set()
         #: What is known of the ends of children, by number, besides their statuses.
         self._notes: dict[int, str] = {}
@@ -245,6 +248,8 @@ class ProcessGroup:
 
     def wake_at(self) -> float | None:
         """Return by when `exits` is due, also without an event, in seconds of `time.monotonic`."""
+        if self._ended:
+            return 0.0
         return None if self._liveness_probe is None else self._liveness_probe.wake_at()
 
     @property
@@ -252,25 +257,24 @@ class ProcessGroup:
         """Whether this interpreter ends, and all children with it."""
         return self._server is not None and self._server.stopped
 
-    def exits(self) -> list[tuple[Child, ExitStatus]]:
-        """Return the children that have ended since the last call, without waiting.
+    def exits(self) -> Iterator[tuple[Child, ExitStatus]]:
+        """Return the children that have ended, one after the other, without waiting.
 
         When a child is reported, nothing that it started is left either. A fork server that gives
         no sign of life while an end is awaited is replaced, as one that died is.
 
+        An end comes again with the next call until who takes it asks for the next one: an exception
+        before, here or there, loses none.
+
         Raises:
-            StartError: There is no descriptor for a new server's sockets. No end is lost.
+            StartError: There is no descriptor for a new server's sockets.
         """
         self._check_usable()
-        ended = [self._on_exit(message) for message, _ in self._connections.events.read()]
+        self._read_ends()
         if self._connections.events.ended or self._server_hangs():
-            try:
-                self._lose_server()
-            except StartError:
-                if not ended:  # else these are told first, and the next call raises it
-                    raise
-            ended += [self._on_exit(message) for message, _ in self._connections.events.read()]
-        return [child_and_status for child_and_status in ended if child_and_status is not None]
+            self._lose_server()
+            self._read_ends()
+        return self._taken_ends()
 
     def stacks(
         self, children: Sequence[Child], timeout: float = 0.3, *, native: bool = True
@@ -454,12 +458,23 @@ class ProcessGroup:
         assert self._server is not None
         return self._server.describe_end()
 
-    def _on_exit(self, message: Message) -> tuple[Child, ExitStatus] | None:
+    def _read_ends(self) -> None:
+        for message, _ in self._connections.events.read():
+            self._on_exit(message)
+
+    def _taken_ends(self) -> Iterator[tuple[Child, ExitStatus]]:
+        while self._ended:
+            end = self._ended[0]
+            yield end
+            if self._ended and self._ended[0] is end:  # not so where `close` came in between
+                self._ended.popleft()
+
+    def _on_exit(self, message: Message) -> None:
         assert isinstance(message, Exited)
         child = self._children.pop(message.number, None)
         self._killed.discard(message.number)
         if child is None:
-            return None  # its start was given up
+            return  # its start was given up
         child.stacks.close()
         by_signal = message.status < 0
         status = ExitStatus(
@@ -469,7 +484,7 @@ class ProcessGroup:
             stderr=last_words(message.stderr),
         )
         child.exit_status = status
-        return child, status
+        self._ended.append((child, status))
 
     def _server_hangs(self) -> bool:
         """Return whether the server gives no sign of life while the end of a child is awaited."""
@@ -505,7 +520,6 @@ class ProcessGroup:
             self._imported_in = self._server.served_after
         self._server.bury()
         wait_until_gone([child.pid for child in self._children.values()], _KILL_TIMEOUT)
-        self._server = self._liveness_probe = None
         if not stopped:
             logger.warning("%s; its children are killed", note)
         ends = [message for message, _ in self._connections.events.read()]
@@ -514,6 +528,7 @@ class ProcessGroup:
             self._notes[number] = note
             ends.append(Exited(number, -signal.SIGKILL))
         self._connections.renew(fresh, ends)
+        self._server = self._liveness_probe = None
 
     def _wait_for_ends(self, timeout: float) -> None:
         """Wait for children that were asked to end; tell of a longer wait."""

@@ -565,7 +565,7 @@ class PolicyProcesses:
     def _start_again(self, worker: PolicyWorkerHandle) -> None:
         try:
             worker.launch(self._weights(), time.monotonic())
-        except (EnvbusError, OSError) as exc:  # no process, no memory, no descriptor: it has failed
+        except Exception as exc:  # no process, no memory, no descriptor: it has failed
             if worker.child is not None:
                 worker.kill(f"it could not be told what to do: {exc}")
                 return

@@ -176,8 +176,6 @@ class Lifecycle(Generic[M]):
         #: By index, actors that were started again and have not said hello: by when they are to,
         #: and whether they were late already.
         self._silent: dict[int, tuple[float, bool]] = {}
-        #: Ends of children that are not acted upon yet.
-        self._exits: list[tuple[Child, ExitStatus]] = []
         #: What has broken off a start, until it is raised.
         self._broken_off: BaseException | None = None
         self.restarts = 0
@@ -202,11 +200,6 @@ class Lifecycle(Generic[M]):
         if actor.incarnation > 0:
             logger.info("%s runs again", actor.describe())
             self._events.append(Ready(actor))
-
-    def take_exits(self) -> list[tuple[Child, ExitStatus]]:
-        """Return the children that have ended since the last call."""
-        exits, self._exits = [*self._exits, *self._connections.process_group.exits()], []
-        return exits
 
     def on_exit(self, actor: M, reason: str, status: ExitStatus, now: float) -> None:
         """A process has ended and all that it sent was taken: start it again, or tell."""
@@ -314,8 +307,8 @@ class Lifecycle(Generic[M]):
             left: Peers that have left, which is told next, and why.
         """
         # One that ended while the driver was away was not late.
-        with contextlib.suppress(StartError):  # which the next look raises; `late` would be lost
-            self._exits += self._connections.process_group.exits()
+        with contextlib.suppress(StartError):  # the next look raises it; `late` would be lost
+            self._connections.process_group.exits()
         ended, hanging = [], []
         for lost in late:
             actor = lost.actor

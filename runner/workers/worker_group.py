@@ -538,7 +538,7 @@ class WorkerGroup(ABC, Generic[M]):
             self._lifecycle.on_end(actor, reason, outcome.reason, time.monotonic())
 
     def _look_after_children(self, now: float) -> None:
-        for child, status in self._lifecycle.take_exits():
+        for child, status in self._connections.process_group.exits():
             for actor in self.actors:
                 if actor.child is child:
                     self._on_exit(actor, status, now)

@@ -131,11 +131,12 @@ if not (pid := os.fork()):
     kept = use({method!r})
     sys.exit(3)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-assert process_group.exits() == []
+assert list(process_group.exits()) == []
 child.pipe.send_bytes(1, b"go")
 import select
 select.select([process_group], [], [], 60.0)
-print(process_group.exits()[0][1].describe())
+((_, status),) = process_group.exits()
+print(status.describe())
 process_group.close()
 """
     assert run(source, tmp_path) == (0, "ClosedError\nexit code 0\n", "")

@@ -884,7 +884,8 @@ def test_a_child_whose_start_ctrl_c_broke_off_leaves_no_descriptor() -> None:
             for child in children:
                 process_group.kill(child)
             wait_until(
-                lambda: not process_group.exits() and not process_group.children, "the child's end"
+                lambda: not list(process_group.exits()) and not process_group.children,
+                "the child's end",
             )
             for child in children:
                 child.pipe.close()

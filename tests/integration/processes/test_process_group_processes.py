@@ -54,7 +54,7 @@ def tell_to_exit(child: Child, code: object) -> None:
 
 def next_exits(process_group: ProcessGroup) -> list[tuple[Child, ExitStatus]]:
     assert select.select([process_group], [], [], PATIENCE)[0]
-    return process_group.exits()
+    return list(process_group.exits())
 
 
 # --- start ----------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_system_exit_gives_the_code_that_the_interpreter_would(
     status = ExitStatus(code=code, stderr="text" if told == "text" else "")
     assert next_exits(process_group) == [(child, status)]
     assert child.exit_status == status
-    assert process_group.exits() == []
+    assert list(process_group.exits()) == []
 
 
 @METHODS
@@ -451,7 +451,7 @@ def test_without_a_descriptor_for_a_new_server_ends_are_told_when_there_is_one(
     start_up(process_group, "wait_for_the_driver")
 
 
-def test_ends_before_the_servers_are_told_without_a_descriptor_for_a_new_server(
+def test_an_end_is_told_again_where_the_servers_cannot_be_or_who_takes_it_fails(
     process_group: ProcessGroup,
 ) -> None:
     first, second = (start_up(process_group, "wait_for_the_driver") for _ in range(2))
@@ -460,12 +460,13 @@ def test_ends_before_the_servers_are_told_without_a_descriptor_for_a_new_server(
     assert select.select([process_group], [], [], PATIENCE)[0]
     server.kill()
     wait_until(lambda: not is_alive(server.pid), "the server's end")
-    with no_more_files():
-        assert process_group.exits() == [(first, ExitStatus(signal=signal.SIGKILL))]
-        with pytest.raises(StartError, match="ulimit -n"):
-            process_group.exits()
-    ((ended, _),) = process_group.exits()
-    assert ended is second
+    with no_more_files(), pytest.raises(StartError, match="ulimit -n"):
+        process_group.exits()
+    assert next(process_group.exits())[0] is first  # whose taker fails
+    assert process_group.wake_at() == 0.0
+    assert [child for child, _ in process_group.exits()] == [first, second]
+    assert process_group.wake_at() is None
+    assert list(process_group.exits()) == []
 
 
 def test_an_epoll_sees_ends_also_after_the_server_was_replaced(process_group: ProcessGroup) -> None:
@@ -563,12 +564,12 @@ def test_a_server_that_is_stopped_is_replaced_when_the_end_of_a_child_is_awaited
     else:
         os.kill(child.pid, signal.SIGKILL)
         assert select.select([child.pipe], [], [], PATIENCE)[0]
-    exits = process_group.exits()
+    exits = list(process_group.exits())
     while not exits:
         wake_at = process_group.wake_at()
         assert wake_at is not None
         select.select([process_group], [], [], max(wake_at - time.monotonic(), 0.0))
-        exits = process_group.exits()
+        exits = list(process_group.exits())
     ((ended, status),) = exits
     assert (ended, status.signal) == (child, signal.SIGKILL)
     assert "does not answer" in status.describe()

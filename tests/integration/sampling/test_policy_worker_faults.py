@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from envbus.bus.errors import ClosedError, PeerLostError, RestartLimitError
+from envbus.bus.process.process_group import ProcessGroup
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
 from envbus.runner.inference.policy_protocol import OpenLocalLink
@@ -84,6 +85,25 @@ def test_a_worker_is_replaced_while_its_owner_does_something_else() -> None:
         os.kill(victim, signal.SIGKILL)
         # Nothing is asked of `workers` but this.
         wait_until(lambda: workers.pids() not in ([], [victim]), "a replacement")
+
+
+def test_a_worker_is_started_once_more_if_there_was_no_memory_for_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(*args: Any, **kwargs: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise MemoryError
+        return really_start(*args, **kwargs)
+
+    failed: list[bool] = []
+    really_start = ProcessGroup.start
+    with PolicyWorkers(make_probe, restart=OFTEN) as workers:
+        (victim,) = workers.pids()
+        monkeypatch.setattr(ProcessGroup, "start", start)
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: workers.pids() not in ([], [victim]), "a replacement")
+    assert failed
 
 
 class Failing(logging.Handler):

@@ -43,16 +43,13 @@ class Machine:
     def __init__(self) -> None:
         self.process_group = self.broker = self
         self.children: Sequence[Any] = ()
-        self.ended: list[tuple[Any, ExitStatus]] = []
         self.did: list[tuple[str, object]] = []
         self.is_full = False
         self.broken_off: BaseException | None = None
 
-    def exits(self) -> list[tuple[Any, ExitStatus]]:
+    def exits(self) -> None:
         if self.is_full:
             raise StartError("no descriptor")
-        ended, self.ended = self.ended, []
-        return ended
 
     def wake_at(self) -> float | None:
         return None
@@ -243,7 +240,6 @@ def test_who_ended_while_the_driver_was_away_was_not_late() -> None:
     scene = Scene()
     child: Any = Process(KILLED)
     scene.actor.child = child
-    scene.machine.ended = [(child, KILLED)]
     late = Failed(code=FailureCode.TIMEOUT, message="late")
     told = scene.lifecycle.explain(
         [Lost(scene.actors[1], "slow", late), Lost(scene.actor, "dead", late)], {}
@@ -252,8 +248,6 @@ def test_who_ended_while_the_driver_was_away_was_not_late() -> None:
     assert [lost.failed.code for lost in told] == [FailureCode.PEER_LOST, FailureCode.TIMEOUT]
     assert "signal SIGKILL" in told[0].failed.message
     assert told[1].failed.message.startswith("late\nNo stack of actor-1")
-    assert scene.lifecycle.take_exits() == [(child, KILLED)]
-    assert scene.lifecycle.take_exits() == []
 
 
 def test_who_was_late_is_told_though_the_fork_server_is_gone_and_cannot_be_replaced() -> None:
