@@ -280,7 +280,8 @@ class Rounds:
         self.connector_states = {name: one.get_state() for name, one in connectors.items()}
         #: Counts up with each change of them.
         self._connectors_version = 0
-        #: What was set last and not refused, and under which versions.
+        #: What was set last and not refused, and under which versions; not of policies that were
+        #: added and that no runner has any more.
         self.weights: dict[str, tuple[Weights, int]] = {}
         #: What a runner has taken over last, by which push.
         self._taken_over: dict[str, tuple[int, tuple[Weights, int]]] = {}
@@ -640,6 +641,11 @@ class Rounds:
         An answer to what was asked before the last weights were set says nothing of these.
         """
         self.states[actor.index].policy_ids = set(versions)
+        # Nobody has them, and no new life: one that is added later may have any name.
+        gone = self.weights.keys() - self.present_versions().keys() - self._first_versions.keys()
+        for policy_id in gone:
+            del self.weights[policy_id]
+            self._taken_over.pop(policy_id, None)
         if weights_version != self._weights_version:
             return
         for policy_id, version in versions.items():

@@ -336,6 +336,26 @@ def test_policies_that_a_runner_has_no_more_get_no_weights_and_are_not_told(
         group.get_weights(["c"])
 
 
+def test_weights_of_a_policy_that_was_removed_are_not_those_of_one_added_later(make: Make) -> None:
+    group = make(functools.partial(_general_pool, 1), {"a": Steps()}, policy_mapping_fn=_to_a)
+    new = {"number": np.array([7])}
+    group.foreach(_add_b)
+    group.set_weights({"b": new})
+    group.foreach(lambda runner: runner.remove_policy("b"), runners=[0])
+    group.set_weights({"a": new})
+    assert group.get_weights()["b"]["number"].tolist() == [7]  # runner 1 has it
+    group.foreach(lambda runner: runner.remove_policy("b"), runners=[1])
+    group.foreach(_add_b)
+    group.set_weights({"a": new})
+    numbers = group.foreach(lambda runner: int(runner.policies["b"].get_weights()["number"][0]))
+    assert numbers == {0: 0, 1: 0}
+    assert group.get_weights()["b"]["number"].tolist() == [0]
+
+
+def _add_b(runner: EnvRunner) -> None:
+    runner.add_policy("b", Steps())
+
+
 def _general_pool(num_envs: int, index: int) -> ActorPool:
     envs = [functools.partial(CountingEnv, 5)] * num_envs
     return ActorPool(envs, num_actors=0, autoreset_mode="Disabled")
