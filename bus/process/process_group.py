@@ -369,7 +369,7 @@ class ProcessGroup:
         """Wait until a new server answers, or has ended; Ctrl-C may come, as nothing is begun."""
         server = self._server
         deadline = min(deadline, time.monotonic() + self._answer_timeout())
-        if server is not None and server.served_after is None:
+        if server is not None and server.served_after is None and server.is_alive():
             wait_for_answer(self._connections.control, deadline)
 
     def _start_or_lose_server(self, name: str, message: Start, deadline: float) -> Child:

@@ -469,6 +469,29 @@ def test_an_end_is_told_again_where_the_servers_cannot_be_or_who_takes_it_fails(
     assert list(process_group.exits()) == []
 
 
+def test_a_server_that_died_importing_is_not_waited_for_though_its_sockets_are_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs_once.py").write_text(
+        "import pathlib, time\n"
+        "if not (begun := pathlib.Path(__file__).with_suffix('.begun')).exists():\n"
+        "    begun.touch()\n"
+        "    time.sleep(600)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = psutil.Process().children()
+    with ProcessGroup(("hangs_once",)) as process_group:
+        wait_until((tmp_path / "hangs_once.begun").exists, "the import")
+        (server,) = set(psutil.Process().children()) - set(before)
+        (watchdog,) = server.children()
+        watchdog.suspend()
+        server.kill()
+        wait_until(lambda: not is_alive(server.pid), "the server's end")
+        process_group.start("late", "group_children:wait_for_the_driver", timeout=PATIENCE)
+        assert not is_alive(watchdog.pid)
+        process_group.close(0.0)
+
+
 def test_an_epoll_sees_ends_also_after_the_server_was_replaced(process_group: ProcessGroup) -> None:
     with select.epoll() as poller:
         poller.register(process_group.fileno(), select.EPOLLIN)
