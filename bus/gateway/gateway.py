@@ -268,6 +268,7 @@ class Gateway:
                         if not isinstance(error, EnvbusError):
                             raise
                 case ChildGivenUp(_, how_often, cause):
+                    self._close_listeners()  # else clients would wait for somebody to take them in
                     raise RestartLimitError(f"the gateway's process {how_often}: {cause}")
 
     @uninterrupted_call  # or the process takes what comes next for what it needs first

@@ -433,6 +433,9 @@ def test_a_gateway_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
         os.kill(gateway.pid, signal.SIGKILL)
         with pytest.raises(RestartLimitError, match=r"after 1 restarts in a row.*: signal SIGKILL"):
             wait_until(gateway.check, "it is given up")
+        host, _, port = gateway.tcp[0].rpartition(":")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)), 5.0)
 
 
 def test_a_gateway_that_hangs_again_and_again_is_given_up(tmp_path: Path) -> None:
