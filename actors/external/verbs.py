@@ -23,6 +23,7 @@ from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.elements import to_wire
 from envbus.actors.external.errors import (
     ActionTimeoutError,
+    EpisodeFinishedError,
     EpisodeLostError,
     EpisodeNotFoundError,
     RequestIdUsedError,
@@ -473,7 +474,7 @@ class ClientState:
             self.give_up(payload, request_id)
         if isinstance(error, EpisodeNotFoundError):
             self.check_open(episode_id)  # it was asked before another bridge was joined
-        if isinstance(error, EpisodeLostError):
+        if isinstance(error, EpisodeLostError | EpisodeFinishedError):
             self._open.discard(episode_id)
             self._given_up.pop(episode_id, None)
         raise error from cause

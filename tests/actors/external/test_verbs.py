@@ -10,6 +10,7 @@ from envbus.actors.external.agreement import Agreement
 from envbus.actors.external.elements import to_wire
 from envbus.actors.external.errors import (
     ActionTimeoutError,
+    EpisodeFinishedError,
     EpisodeLostError,
     EpisodeNotFoundError,
     RequestIdUsedError,
@@ -38,6 +39,20 @@ def calls(state: ClientState, episode: str) -> list[Any]:
         EndEpisode(episode_id=episode, observation=[0.0]),
     ]
     return [state.prepared(request) for request in requests]
+
+
+def joins(*episodes: str) -> BridgeJoined:
+    observation_space, action_space = Agreement(Discrete(2), Discrete(2)).wire
+    return BridgeJoined(
+        observation_space=observation_space,
+        action_space=action_space,
+        multi_agent=False,
+        policy_ids=["p"],
+        lease=1.0,
+        session="s",
+        inference=[],
+        episodes=list(episodes),
+    )
 
 
 def test_calls_say_which_question_was_given_up_until_one_of_them_is_answered() -> None:
@@ -96,18 +111,7 @@ def test_a_question_whose_answer_is_forgotten_was_given_up() -> None:
 
 
 def test_what_another_bridge_does_not_know_of_what_was_asked_before_it_was_joined_is_lost() -> None:
-    state = ClientState(None, None, "sim")
-    observation_space, action_space = Agreement(Discrete(2), Discrete(2)).wire
-    joined = BridgeJoined(
-        observation_space=observation_space,
-        action_space=action_space,
-        multi_agent=False,
-        policy_ids=["p"],
-        lease=1.0,
-        session="s",
-        inference=[],
-        episodes=["e"],
-    )
+    state, joined = ClientState(None, None, "sim"), joins("e")
     state.on_joined(joined)
     asked = calls(state, "e") + calls(state, "unknown")
     state.on_joined(structs.replace(joined, episodes=[]))
@@ -116,3 +120,15 @@ def test_what_another_bridge_does_not_know_of_what_was_asked_before_it_was_joine
         error = EpisodeLostError if request.episode_id == "e" else EpisodeNotFoundError
         with pytest.raises(error):
             state.result(request, unknown, 5)
+
+
+def test_an_episode_that_has_ended_though_its_end_was_not_answered_in_time_is_not_lost() -> None:
+    state = ClientState(None, None, "sim")
+    state.on_joined(joins("e"))
+    end = calls(state, "e")[-1]
+    with pytest.raises(RequestTimeoutError):
+        state.result(end, Failed(code=FailureCode.TIMEOUT, message="late"), 5)
+    with pytest.raises(EpisodeFinishedError):
+        state.result(end, EpisodeFinishedError("it has completed").failed(), 6)
+    state.on_joined(joins())
+    state.check_open("e")
