@@ -189,6 +189,8 @@ class RunnerState:
         #: Which weights, and which merged states of connectors, it was sent last.
         self.weights_sent = 0
         self.connectors_sent = 0
+        #: By policy: what its present life has taken over last.
+        self.weights_held: dict[str, tuple[Weights, int]] = {}
         #: Whether it has not confirmed weights: then it is not sent newer ones but before a
         #: request, so that they do not pile up in front of one that is at work for long.
         self.is_pushing = False
@@ -205,6 +207,7 @@ class RunnerState:
         if self.part is None:
             self.owed = None
         self.weights_sent = self.connectors_sent = 0
+        self.weights_held.clear()
         self.is_pushing = False
         self.memory = None
         self.known_slots = []
@@ -478,13 +481,17 @@ class Rounds:
         if state.weights_sent == self._weights_version:
             return
         try:
-            pushing = _Pushing(self._weights_version, dict(self.weights))
-            self._worker_group.ask(
-                actor, PushWeights(weights=Tree(self.weights)), timeout=None, tag=pushing
-            )
+            # What it has already would undo what functions have set there since.
+            held, own = state.weights_held, self.weights
+            fresh = {name: pair for name, pair in own.items() if held.get(name) is not pair}
+            if fresh:
+                pushing = _Pushing(self._weights_version, fresh)
+                request = PushWeights(weights=Tree(fresh))
+                self._worker_group.ask(actor, request, timeout=None, tag=pushing)
+                state.is_pushing = True
         except NoPeerError:
             return
-        state.weights_sent, state.is_pushing = self._weights_version, True
+        state.weights_sent = self._weights_version
 
     def _ask(
         self,
@@ -573,6 +580,7 @@ class Rounds:
                 continue
             number, before = self._taken_over.get(policy_id, (0, None))
             if policy_id not in refused:
+                self.states[actor.index].weights_held[policy_id] = pair
                 if push.version >= number:
                     self._taken_over[policy_id] = push.version, pair
             elif self.weights.get(policy_id) is pair:  # and nobody has set others since
@@ -640,7 +648,10 @@ class Rounds:
 
         An answer to what was asked before the last weights were set says nothing of these.
         """
-        self.states[actor.index].policy_ids = set(versions)
+        state = self.states[actor.index]
+        state.policy_ids = set(versions)
+        for policy_id in state.weights_held.keys() - versions.keys():
+            del state.weights_held[policy_id]
         # Nobody has them, and no new life: one that is added later may have any name.
         gone = self.weights.keys() - self.present_versions().keys() - self._first_versions.keys()
         for policy_id in gone:

@@ -547,6 +547,23 @@ def test_weights_that_all_runners_refuse_are_told_once_and_each_sample_has_its_o
     assert state["weights"]["a"]["number"].tolist() == [2]
 
 
+def test_weights_of_one_policy_leave_alone_what_a_function_gave_another(make: Make) -> None:
+    def pool(index: int) -> ActorPool:
+        return ActorPool([CountingEnv] * 2, num_actors=1, autoreset_mode="Disabled")
+
+    def give(runner: EnvRunner) -> None:
+        runner.set_weights({"b": {"number": np.array([7])}}, 50)
+
+    group = make(pool, {"a": Picky(), "b": Picky()}, policy_mapping_fn=_by_turns)
+    group.set_weights({name: {"number": np.array([1])} for name in "ab"})
+    group.foreach(give)
+    group.set_weights({"a": {"number": np.array([2])}})
+    batches = group.sample(8, timeout=PATIENCE).policy_batches
+    assert set(batches["a"]["actions"].tolist()) == {2}
+    assert set(batches["b"]["actions"].tolist()) == {7}
+    assert set(batches["b"]["policy_version"].tolist()) == {50}
+
+
 def _by_turns(agent_id: Any, episode: Any) -> str:
     return "ab"[episode.env_id % 2]
 
