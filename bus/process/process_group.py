@@ -124,11 +124,10 @@ class ProcessGroup:
         self._owner = os.getpid()
         self._children: dict[int, Child] = {}
         self._numbers = 0
-        #: Ends that nobody has taken.
+        #: Ends as they were told, until they are noted; and those that nobody has taken.
+        self._told: deque[Message] = deque()
         self._ended: deque[tuple[Child, ExitStatus]] = deque()
         self._killed: set[int] = set()
-        #: What is known of the ends of children, by number, besides their statuses.
-        self._notes: dict[int, str] = {}
         self._closed = False
         #: While ends are awaited: whether the server is there to tell them.
         self._liveness_probe: LivenessProbe | None = None
@@ -248,7 +247,7 @@ class ProcessGroup:
 
     def wake_at(self) -> float | None:
         """Return by when `exits` is due, also without an event, in seconds of `time.monotonic`."""
-        if self._ended:
+        if self._told or self._ended:
             return 0.0
         return None if self._liveness_probe is None else self._liveness_probe.wake_at()
 
@@ -459,8 +458,10 @@ class ProcessGroup:
         return self._server.describe_end()
 
     def _read_ends(self) -> None:
-        for message, _ in self._connections.events.read():
-            self._on_exit(message)
+        self._told.extend(message for message, _ in self._connections.events.read())
+        while self._told:
+            self._on_exit(self._told[0])
+            self._told.popleft()
 
     def _taken_ends(self) -> Iterator[tuple[Child, ExitStatus]]:
         while self._ended:
@@ -471,8 +472,7 @@ class ProcessGroup:
 
     def _on_exit(self, message: Message) -> None:
         assert isinstance(message, Exited)
-        child = self._children.pop(message.number, None)
-        self._killed.discard(message.number)
+        child = self._children.get(message.number)
         if child is None:
             return  # its start was given up
         child.stacks.close()
@@ -480,11 +480,13 @@ class ProcessGroup:
         status = ExitStatus(
             code=None if by_signal else message.status,
             signal=-message.status if by_signal else None,
-            note=self._notes.pop(message.number, message.note),
+            note=message.note,
             stderr=last_words(message.stderr),
         )
         child.exit_status = status
         self._ended.append((child, status))
+        del self._children[message.number]
+        self._killed.discard(message.number)
 
     def _server_hangs(self) -> bool:
         """Return whether the server gives no sign of life while the end of a child is awaited."""
@@ -507,7 +509,7 @@ class ProcessGroup:
         return verdict is Verdict.HUNG
 
     def _lose_server(self) -> None:
-        """Take note that the server is gone; the ends of all children are then told.
+        """Take note that the server is gone, and of the ends of all children.
 
         Raises:
             StartError: There is no descriptor for new sockets. All is as before, for the next call.
@@ -522,12 +524,10 @@ class ProcessGroup:
         wait_until_gone([child.pid for child in self._children.values()], _KILL_TIMEOUT)
         if not stopped:
             logger.warning("%s; its children are killed", note)
-        ends = [message for message, _ in self._connections.events.read()]
-        reported = {end.number for end in ends if isinstance(end, Exited)}
-        for number in self._children.keys() - reported:
-            self._notes[number] = note
-            ends.append(Exited(number, -signal.SIGKILL))
-        self._connections.renew(fresh, ends)
+        self._read_ends()
+        for number in list(self._children):
+            self._on_exit(Exited(number, -signal.SIGKILL, note))
+        self._connections.renew(fresh)
         self._server = self._liveness_probe = None
 
     def _wait_for_ends(self, timeout: float) -> None:
@@ -625,13 +625,8 @@ class ProcessGroupConnections:
         """Return a descriptor, always the same, that is readable when there is an event."""
         return self.events.fileno() if self._watched is None else self._watched.fileno()
 
-    def renew(self, fresh: SocketPairs, events: Sequence[Message]) -> None:
-        """Replace both sockets.
-
-        Args:
-            fresh: By these.
-            events: What is to be read from the new socket first, as if the server had sent it.
-        """
+    def renew(self, fresh: SocketPairs) -> None:
+        """Replace both sockets. The new one is readable: who waits for it looks for ends."""
         self.control.close()
         self.drop_far_ends()
         (control, self._far_control), (near, self._far_events) = fresh
@@ -640,7 +635,7 @@ class ProcessGroupConnections:
             self._watched.unregister(self.events.fileno())
         self.events.replace(near)
         self._watch()
-        Channel(self._far_events).queue(*events)
+        Channel(self._far_events).queue(Exited(0, 0))  # of nobody: numbers begin at 1
 
     def far_ends(self) -> tuple[int, int]:
         """Return the descriptors that are the server's to be."""

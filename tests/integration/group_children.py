@@ -71,6 +71,13 @@ def exit_as_told(pipe: Pipe) -> None:
     sys.exit(json.loads(pipe.receive_bytes(1, 60.0)))
 
 
+def exit_with_many_words(pipe: Pipe) -> None:
+    pipe.send_bytes(1, b"up")
+    code = json.loads(pipe.receive_bytes(1, 60.0))
+    sys.stderr.write("many words\n" * 2000)
+    sys.exit(code)
+
+
 def exit_hard(pipe: Pipe) -> None:
     pipe.send_bytes(1, b"up")
     os._exit(9)

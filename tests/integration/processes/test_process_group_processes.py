@@ -7,6 +7,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
+from envbus.bus.process import process_group as process_group_module
 from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
 from tests.descriptors import no_more_files
 from tests.integration.group_children import PATIENCE, is_alive, wait_until
@@ -490,6 +492,44 @@ def test_a_server_that_died_importing_is_not_waited_for_though_its_sockets_are_h
         process_group.start("late", "group_children:wait_for_the_driver", timeout=PATIENCE)
         assert not is_alive(watchdog.pid)
         process_group.close(0.0)
+
+
+def test_all_ends_are_told_also_of_more_last_words_than_a_new_servers_socket_holds(
+    process_group: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = [start_up(process_group, "exit_with_many_words") for _ in range(4)]
+    server, events = server_of(children[0]), process_group._connections.events._sock
+    for child in children[1:]:
+        tell_to_exit(child, 0)
+    assert select.select([process_group], [], [], PATIENCE)[0]
+    wait_until(lambda: len(events.recv(1 << 20, socket.MSG_PEEK)) > 3 * 16_000, "their last words")
+    pairs = process_group_module._socket_pairs()
+    for end in pairs[1]:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    monkeypatch.setattr(process_group_module, "_socket_pairs", lambda: pairs)
+    server.kill()
+    wait_until(lambda: not is_alive(server.pid), "the server's end")
+    start_up(process_group, "wait_for_the_driver")
+    assert {child for child, _ in process_group.exits()} == set(children)
+
+
+def test_an_end_is_not_lost_where_there_is_no_memory_to_note_it(
+    process_group: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note(tail: bytes) -> str:
+        if not failed:
+            failed.append(tail)
+            raise MemoryError
+        return ""
+
+    failed: list[bytes] = []
+    child = start_up(process_group, "wait_for_the_driver")
+    monkeypatch.setattr(process_group_module, "last_words", note)
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(MemoryError):
+        next_exits(process_group)
+    assert process_group.wake_at() == 0.0
+    assert list(process_group.exits()) == [(child, ExitStatus(signal=signal.SIGKILL))]
 
 
 def test_an_epoll_sees_ends_also_after_the_server_was_replaced(process_group: ProcessGroup) -> None:
