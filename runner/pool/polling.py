@@ -11,7 +11,7 @@ import logging
 import math
 import multiprocessing
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -89,8 +89,9 @@ class DictSide:
                 self._core.reset(env_ids=new)
         wanted = min_envs or (1 if batch_wait is None else num_envs)
         late = self._core.wait_for("poll", wanted, timeout, batch_wait)
-        faults = self._faults.take()
-        result = self._result(self._states.receive(self._states.num_ready), faults, late)
+        seen = self._observations(self._states.ready)
+        self._states.receive(len(seen))
+        result = self._result(seen, self._faults.take(), late)
         self._core.engine.recycle()  # before the caller can reset those whose episodes have ended
         return result
 
@@ -130,9 +131,10 @@ class DictSide:
         for i in env_ids:
             if states[i] is EnvState.LOST:
                 raise faults.loss(i)
+        seen = self._observations(env_ids)
         for i in env_ids:
             states.take(i)
-        return self._result(env_ids, faults=[], late=[])
+        return self._result(seen, faults=[], late=[])
 
     @uninterrupted_call
     def try_restart(self, env_id: int | None) -> None:
@@ -180,19 +182,25 @@ class DictSide:
 
     # --- private -----------------------------------------------------------------------------
 
-    def _result(self, env_ids: Sequence[int], faults: list[Fault], late: list[int]) -> PollResult:
-        """Return what envs have brought."""
+    def _observations(self, env_ids: Iterable[int]) -> dict[int, Any]:
+        """Return what is the caller's to be, before it is taken: there may be no memory for it."""
+        return {env_id: self._results.observations.single(env_id) for env_id in env_ids}
+
+    def _result(self, seen: Mapping[int, Any], faults: list[Fault], late: list[int]) -> PollResult:
+        """Return what envs have brought, by env with its observation."""
         incarnations = self._faults.incarnations.numbers
         return PollResult.of(
-            {env_id: self._take_record(env_id) for env_id in env_ids},
+            {
+                env_id: self._take_record(env_id, observation)
+                for env_id, observation in seen.items()
+            },
             faults=faults,
             late=late,
-            incarnations={env_id: int(incarnations[env_id]) for env_id in env_ids},
+            incarnations={env_id: int(incarnations[env_id]) for env_id in seen},
         )
 
-    def _take_record(self, env_id: int) -> dict[str, Any]:
+    def _take_record(self, env_id: int, observation: Any) -> dict[str, Any]:
         info = self._results.take_info(env_id)
-        observation = self._results.observations.single(env_id)
         if not self._is_multi_agent:
             blocks = self._results.blocks
             terminated = bool(blocks.terminations[env_id])

@@ -396,6 +396,7 @@ class ActorPool(StaysHere):
         Raises:
             ConfigError: The pool resets its envs itself.
             NoAsyncCallError: Nothing is awaited: each env waits for `send_actions` or `try_reset`.
+            MemoryError: There is none for what they have; the next call returns it.
             Exception: What an env raised, or what became of its actor, as `recv` raises it.
         """
         side = self._by_agent()

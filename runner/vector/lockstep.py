@@ -55,9 +55,9 @@ class PendingVerb(enum.Enum):
     CALL = "call"
 
 
-#: A round's results that its caller did not get, and what they told: faults, and whose episodes
-#: the caller had known to be over before.
-_Kept: TypeAlias = tuple[PendingVerb, Any, list[Fault], Collection[int]]
+#: What returns a round's results that its caller did not get, and what they told: faults, and whose
+#: episodes the caller had known to be over before.
+_Kept: TypeAlias = tuple[PendingVerb, Callable[[], Any], list[Fault], Collection[int]]
 
 
 class Lockstep:
@@ -154,13 +154,15 @@ class Lockstep:
                 pending.value,
             )
 
-    def keep(self, pending: PendingVerb, results: Any, *, is_withheld: bool = False) -> None:
-        """Have the results of a round, which its caller did not get, be fetched.
+    def keep(
+        self, pending: PendingVerb, make: Callable[[], Any], *, is_withheld: bool = False
+    ) -> None:
+        """Have the results of a round, which its caller did not get and `make` returns, be fetched.
 
         The next round drops them; or, if they are withheld by Ctrl-C, they are waited for first, as
         if it had come before they were there.
         """
-        self._kept, self._is_withheld = (pending, results, *self._told), is_withheld
+        self._kept, self._is_withheld = (pending, make, *self._told), is_withheld
         self.is_quiet = False
 
     def forget(self) -> None:
@@ -289,7 +291,9 @@ class Lockstep:
     def hand_out(self, pending: PendingVerb, make: Callable[[], R]) -> R:
         """Return what `make` returns, which fetches a round; what Ctrl-C keeps is fetched again."""
         return hand_out(
-            make, lambda results: self.keep(pending, results, is_withheld=True), self._was_raised
+            make,
+            lambda results: self.keep(pending, lambda: results, is_withheld=True),
+            self._was_raised,
         )
 
     def _was_raised(self, error: BaseException) -> None:
@@ -319,9 +323,9 @@ class Lockstep:
             raise self._untold[1]
         kept = self._kept
         if kept is not None and kept[0] is pending and self.pending is PendingVerb.NOTHING:
+            results: R = kept[1]()
             self._kept = None
             self._told = kept[2:]
-            results: R = kept[1]
             return results
         self.check_open()
         if self.pending is not pending and self._fetchable is not pending:

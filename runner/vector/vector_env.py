@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeAlias, TypeVar
 
 import gymnasium
@@ -360,18 +360,20 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         )
 
     def _take(self, pending: PendingVerb, infos: Infos, make: Callable[[dict[str, Any]], R]) -> R:
-        """Return a round's results; where an info cannot be merged, the next call returns them."""
+        """Return a round's results; if that fails, or an info does not fit, the next call does."""
         engine = self._engine
         remote = engine.placement.remote_envs
         env_ids = range(self.num_envs)
         merged, misfit, strange = merge_infos(infos, self._add_info, env_ids, remote)
-        results = make(merged)
         if strange:
             engine.let_go(strange)
-        if misfit is not None:
-            self._lockstep.keep(pending, results)
-            raise misfit
-        return results
+        try:
+            if misfit is not None:
+                raise misfit
+            return make(merged)
+        except Exception:
+            self._lockstep.keep(pending, partial(make, merged))
+            raise
 
     # --- methods and attributes of the envs ----------------------------------------------------
 

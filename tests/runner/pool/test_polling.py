@@ -21,6 +21,7 @@ from gymnasium.vector import SyncVectorEnv
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, RestartLimitError
 from envbus.bus.process.restart import RestartPolicy
+from envbus.runner.engine.env_results import ObservationStore
 from envbus.runner.pool.agent_results import ASYNC_RESET, DUMMY_AGENT, PollResult
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.workers.config import Timeouts
@@ -135,6 +136,31 @@ def test_try_reset_that_takes_too_long_is_told_and_polled_later(make: Make, tmp_
         pool.try_reset(0, wait=True, timeout=0.05)
     (tmp_path / "gate").touch()
     assert list(pool.poll(PATIENCE).observations) == [0]
+
+
+def test_rows_for_which_there_was_no_memory_come_with_the_next_call(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def single(store: ObservationStore, env_id: int) -> Any:
+        if env_id == 1:
+            raise MemoryError
+        return really_single(store, env_id)
+
+    really_single = ObservationStore.single
+    pool = make(counting(2), num_actors=0)
+    poll_all(pool, [0, 1])
+    pool.send_actions(act([0, 1], 7))
+    with monkeypatch.context() as patch:
+        patch.setattr(ObservationStore, "single", single)
+        with pytest.raises(MemoryError):
+            pool.poll(min_envs=2)
+    result = pool.poll(min_envs=2)
+    assert [result.observations[i][DUMMY_AGENT].tolist() for i in (0, 1)] == [[1, 1, 7, -1]] * 2
+    with monkeypatch.context() as patch:
+        patch.setattr(ObservationStore, "single", single)
+        with pytest.raises(MemoryError):
+            pool.try_reset(wait=True)
+    assert poll_all(pool, [0, 1])[1]["observations"][DUMMY_AGENT].tolist() == [2, 0, 0, -1]
 
 
 def test_nothing_is_reset_before_the_first_poll(make: Make) -> None:

@@ -24,6 +24,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from envbus.actors.testing import CountingEnv, InfoEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner import BusVectorEnv, env_errors
+from envbus.runner.engine.env_results import ObservationStore
 from envbus.runner.testing import assert_same, assert_same_trajectory
 from envbus.runner.workers.config import Timeouts
 from tests.envs import FailingEnv, SpaceEnv
@@ -534,6 +535,23 @@ def test_an_info_that_contains_itself_is_told_and_costs_no_row(make: Make, num_a
     envs.reset(seed=0)
     with pytest.raises(ValueError, match="the info of env 1 cannot be merged"):
         envs.step([3, 4])
+    assert envs.step_wait()[0][:, 2].tolist() == [3, 4]
+
+
+def test_rows_for_which_there_was_no_memory_come_with_the_next_call(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def batch(store: ObservationStore, *, copy: bool) -> Any:
+        raise MemoryError
+
+    envs = make([CountingEnv] * 2, num_actors=1)
+    envs.reset(seed=0)
+    envs.step_async([3, 4])
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(ObservationStore, "batch", batch)
+            with pytest.raises(MemoryError):
+                envs.step_wait()
     assert envs.step_wait()[0][:, 2].tolist() == [3, 4]
 
 
