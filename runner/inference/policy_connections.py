@@ -28,6 +28,7 @@ from envbus.bus.errors import (
     NoPeerError,
     OverloadedError,
     RestartLimitError,
+    TransportError,
 )
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import hand_out, uninterrupted_call
@@ -345,6 +346,7 @@ class PolicyConnections:
         Raises:
             DecodeError: It is of another kind, or cannot be read.
             RequestError: There is none: time-out, lost worker, error in the policy, ...
+            TransportError: There was no memory or descriptor left to send it.
             RestartLimitError: No worker is left, nor will be.
             ClosedError: This, or the workers, were closed; or another process has asked.
         """
@@ -446,6 +448,9 @@ class PolicyConnections:
             )
         except NoPeerError:
             self._held.append(asking)
+            return
+        except TransportError as exc:  # no memory or descriptor for it; others go on
+            asking.end = exc
             return
         if self._broker.is_pending(asking.wire_id):
             asking.asks += 1

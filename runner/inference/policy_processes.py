@@ -258,15 +258,14 @@ class PolicyWorkerHandle:
         self.reason = f"{self.describe()} ended: {how}"
         assert self.child is not None
         self.child.pipe.close()
-        self.child = self._liveness_probe = None
+        self.hung_up, self._liveness_probe = True, None
         with contextlib.suppress(OSError):
             handover_path(self._directory, self.name, self.incarnation).unlink()
-        self.state = "lost"
         return how
 
-    def drop(self) -> None:
-        """All is closed: there is no process any more."""
-        self.child, self.state = None, "lost"
+    def drop(self, state: str = "lost") -> None:
+        """There is no process any more, and its end, if it is to be told, was acted upon."""
+        self.child, self.state = None, state
 
 
 class PolicyProcesses:
@@ -545,11 +544,11 @@ class PolicyProcesses:
         how = worker.on_exit(status)
         if self._started:  # else `start` raises it
             logger.warning("%s", worker.reason)
-        if worker.name in self._supervision:
-            worker.state = "down"
-            idle = (self._spec.hang_timeout or 0.0) if worker.exit is Exit.HANG else 0.0
-            name, life = worker.name, worker.incarnation
-            self._perform(self._supervision.on_exit(name, life, worker.exit, now, how, idle))
+        idle = (self._spec.hang_timeout or 0.0) if worker.exit is Exit.HANG else 0.0
+        name, life = worker.name, worker.incarnation
+        effects = self._supervision.on_exit(name, life, worker.exit, now, how, idle)
+        worker.drop("down" if name in self._supervision else "lost")
+        self._perform(effects)
 
     def _perform(self, effects: Sequence[SupervisionEffect]) -> None:
         for effect in effects:

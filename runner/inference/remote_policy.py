@@ -194,6 +194,7 @@ class RemotePolicy(TwoStepPolicy):
             RequestTimeoutError: There was no answer in time, or none that is new enough.
             PeerLostError: Several workers ended while they had this request.
             OverloadedError: Too many rows wait in the worker.
+            TransportError: There was no memory or descriptor left to send the request.
             RestartLimitError: No worker is left; says why.
             ClosedError: The workers were closed, or their owner has ended.
         """

@@ -14,10 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from envbus.bus.errors import ClosedError, PeerLostError, RestartLimitError
+from envbus.bus.errors import ClosedError, PeerLostError, RestartLimitError, TransportError
 from envbus.bus.process.process_group import ProcessGroup
 from envbus.bus.process.restart import RestartPolicy
-from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
+from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd
 from envbus.runner.inference.policy_protocol import OpenLocalLink
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.inference.remote_policy import PolicyHandle
@@ -107,14 +107,15 @@ def test_a_worker_is_started_once_more_if_there_was_no_memory_for_its_start(
 
 
 class Failing(logging.Handler):
-    """Fails when a worker is said to run again: an error in who looks after the workers."""
+    """Fails once, when this is said of a worker: an error in who looks after the workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.failed = threading.Event()
+        self._text = text
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "runs again" in record.getMessage():
+        if self._text in record.getMessage() and not self.failed.is_set():
             self.failed.set()
             raise ZeroDivisionError("a defect")
 
@@ -124,7 +125,7 @@ def test_who_has_failed_to_look_after_the_workers_pauses_and_hinders_nobody(
 ) -> None:
     monkeypatch.setattr("envbus.runner.inference.policy_processes._FAILED_PAUSE", 200.0)
     caplog.set_level(logging.INFO, "envbus.runner.inference.policy_workers")
-    handler, logger = Failing(), logging.getLogger("envbus.runner.inference.policy_workers")
+    logger, handler = logging.getLogger("envbus.runner.inference.policy_workers"), Failing("again")
     with PolicyWorkers(make_probe, 2, restart=OFTEN) as workers:
         logger.addHandler(handler)
         try:
@@ -136,6 +137,41 @@ def test_who_has_failed_to_look_after_the_workers_pauses_and_hinders_nobody(
         workers.set_weights({"offset": 3.0})  # both wait for the lock
         assert workers.policy().compute_actions(rows(0), None).actions.tolist() == [3.0]
     # And closing waits for no pause.
+
+
+def test_a_worker_is_replaced_whose_end_was_not_taken_note_of_at_first() -> None:
+    logger, handler = logging.getLogger("envbus.runner.inference.policy_workers"), Failing("ended:")
+    with PolicyWorkers(make_probe, restart=OFTEN) as workers:
+        logger.addHandler(handler)
+        try:
+            (victim,) = workers.pids()
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda: workers.pids() not in ([], [victim]), "a replacement")
+        finally:
+            logger.removeHandler(handler)
+    assert handler.failed.is_set()
+
+
+def test_a_request_that_cannot_be_sent_again_takes_no_other_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def write(end: LocalLinkEnd, packet: bytes) -> bool:
+        if failures and b"ChooseActions" in packet:
+            raise failures.pop()
+        return really_write(end, packet)
+
+    failures: list[TransportError] = []
+    really_write = LocalLinkEnd.write
+    monkeypatch.setattr(LocalLinkEnd, "write", write)
+    with PolicyWorkers(make_probe, restart=OFTEN) as workers:
+        policy = workers.policy()
+        tickets = [policy.submit_actions(hold(i, 0.2), None) for i in range(3)]
+        failures.append(TransportError("no descriptor"))
+        os.kill(workers.pids()[0], signal.SIGKILL)
+        with pytest.raises(TransportError, match="no descriptor"):
+            policy.collect_actions(tickets[0])
+        found = [policy.collect_actions(ticket).actions.tolist() for ticket in tickets[1:]]
+        assert found == [[1], [2]]
 
 
 def test_requests_survive_the_end_of_all_workers() -> None:

@@ -137,6 +137,7 @@ def test_why_it_did_not_come_up_is_how_it_ended(
     worker.take_reports(0.0)
     assert worker.hung_up
     assert worker.on_exit(ExitStatus(code=1)) == "ImportError: no torch"
+    worker.drop()
     assert worker.state == "lost"
     assert worker.reason == ("policy-worker-2 (pid 77, incarnation 0) ended: ImportError: no torch")
     assert worker.entry().reason == worker.reason
