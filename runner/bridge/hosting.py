@@ -378,10 +378,15 @@ class Hosts:
         if self._process_group is None:
             self._process_group = ProcessGroup(_PRELOAD)
             self._watch(self._process_group.fileno())
-        child = simulator.child = self._process_group.start(simulator.name, ENTRY)
+        child = self._process_group.start(simulator.name, ENTRY)
+        try:
+            with contextlib.suppress(ClosedError):  # it is dead already, which will be heard
+                child.pipe.send(simulator.parcel)
+        except BaseException:  # it would wait for that
+            self._process_group.kill(child)
+            raise
+        simulator.child = child
         simulator.begin(time.monotonic())
-        with contextlib.suppress(EnvbusError):  # it is dead already, which will be heard
-            child.pipe.send(simulator.parcel)
 
     def _start_again(self, simulator: _Simulator, now: float) -> None:
         self.restarts += 1
@@ -444,7 +449,7 @@ class Hosts:
         with self._ringing:
             self._bell.silence()
         while self._ended:
-            thread = self._ended.popleft()
+            thread = self._ended[0]
             assert thread.outcome is not None
             returned = thread.outcome.__cause__ is None
             cause = FaultCause.LOST if returned else FaultCause.ERROR
@@ -454,6 +459,7 @@ class Hosts:
                     why = Exit.NORMAL if returned else Exit.CRASH
                     self._supervise(simulator, why, thread.outcome, now)
                     break
+            self._ended.popleft()  # it comes again until here
 
     def _take_processes(self, now: float) -> None:
         if self._process_group is None:
@@ -477,7 +483,6 @@ class Hosts:
         if simulator.identity:
             self._on_gone(simulator.identity, cause, str(end))
         child.pipe.close()
-        simulator.child = None
         self._supervise(simulator, why, end, now)
 
     def _supervise(
@@ -494,6 +499,7 @@ class Hosts:
         life = supervision.incarnation(key)
         idle = self._lease if why is Exit.HANG else 0.0
         effects = supervision.on_exit(key, life, why, now, str(end), idle, began=began)
+        simulator.child = None  # its end comes again until here
         if supervision.state(key) is ChildState.STOPPED:
             self._forget(simulator, end)
         else:
