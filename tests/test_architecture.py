@@ -124,6 +124,14 @@ PATCHED = {
     ): "another user",
     (
         "tests/integration/processes/test_process_group_processes.py",
+        "process_group_module._socket_pairs",
+    ): "sockets that hold little",
+    (
+        "tests/integration/processes/test_process_group_processes.py",
+        "process_group_module.last_words",
+    ): "a machine without memory",
+    (
+        "tests/integration/processes/test_process_group_processes.py",
         "sys.argv",
     ): "the interpreter's state is the subject",
     (
@@ -136,10 +144,28 @@ PATCHED = {
     ): "as in `test_folders.py`",
     (
         "tests/integration/sampling/test_policy_worker_faults.py",
+        "LocalLinkEnd.write",
+    ): "a program without descriptors",
+    (
+        "tests/integration/sampling/test_policy_worker_faults.py",
         "ProcessGroup.start",
     ): "a machine without memory",
+    ("tests/runner/bridge/test_hosting.py", "hosting.run_env"): "there is no bridge",
+    ("tests/runner/group/test_env_runner_group.py", "Rounds.ready"): "all are started again",
+    (
+        "tests/runner/group/test_env_runner_group.py",
+        "Rounds.take_events",
+    ): "Ctrl-C comes at that place",
     ("tests/runner/group/test_sample_memory.py", "Arena.create"): "a machine without memory",
+    (
+        "tests/runner/pool/test_polling.py",
+        "ObservationStore.single",
+    ): "a machine without memory",
     ("tests/runner/recordings/test_writer.py", "pq.write_table"): "Ctrl-C comes at that place",
+    (
+        "tests/runner/vector/test_vector_env.py",
+        "ObservationStore.batch",
+    ): "a machine without memory",
     (
         "tests/runner/vector/test_vector_env.py",
         "gymnasium.vector.AsyncVectorEnv",

@@ -332,6 +332,7 @@ class EnvRunnerGroup(StaysHere):
 
     # --- weights and functions ---------------------------------------------------------------
 
+    @uninterrupted_call
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, Weights]:
         """Return weights by policy id: those that were set last, else a runner's.
 
@@ -532,6 +533,7 @@ class EnvRunnerGroup(StaysHere):
         if actor.pid is not None:
             self._worker_group.kill(actor, FaultCause.REQUEST, reason)
 
+    @uninterrupted_call
     def get_state(self) -> dict[str, Any]:
         """Return weights, their versions, connectors' merged states and counts of a lifetime.
 

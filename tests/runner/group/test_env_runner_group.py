@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, EncodeError, RemoteError
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
+from envbus.runner.group.rounds import Rounds, RunnerProcess
 from envbus.runner.policies.connectors import Normalize, Pipeline
 from envbus.runner.policies.policy import Policy, PolicyOutput
 from envbus.runner.pool.pool import ActorPool
@@ -104,6 +106,27 @@ def test_a_group_samples_the_rows_that_one_runner_over_all_its_envs_samples(make
         assert told["mean_env_wait_ms"] > 0.0
         assert group.get_metrics()["num_episodes"] == 0
         assert group.get_spaces() == one.get_spaces()
+
+
+@pytest.mark.parametrize("verb", ["get_weights", "get_state"])
+def test_ctrl_c_takes_nothing_out_of_what_has_come_while_weights_are_waited_for(
+    shared: EnvRunnerGroup, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    def ready(rounds: Rounds) -> list[RunnerProcess]:
+        return really_ready(rounds) if taken else []
+
+    def take_events(rounds: Rounds, timeout: float) -> None:
+        signal.raise_signal(signal.SIGINT)
+        taken.append(timeout)
+        really_take(rounds, timeout)
+
+    taken: list[float] = []
+    really_ready, really_take = Rounds.ready, Rounds.take_events
+    monkeypatch.setattr(Rounds, "ready", ready)
+    monkeypatch.setattr(Rounds, "take_events", take_events)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(shared, verb)()
+    assert taken
 
 
 def test_numbers_are_shared_out_and_met_exactly(shared: EnvRunnerGroup) -> None:

@@ -150,16 +150,16 @@ def test_rows_for_which_there_was_no_memory_come_with_the_next_call(
     pool = make(counting(2), num_actors=0)
     poll_all(pool, [0, 1])
     pool.send_actions(act([0, 1], 7))
-    with monkeypatch.context() as patch:
-        patch.setattr(ObservationStore, "single", single)
-        with pytest.raises(MemoryError):
-            pool.poll(min_envs=2)
+    monkeypatch.setattr(ObservationStore, "single", single)
+    with pytest.raises(MemoryError):
+        pool.poll(min_envs=2)
+    monkeypatch.undo()
     result = pool.poll(min_envs=2)
     assert [result.observations[i][DUMMY_AGENT].tolist() for i in (0, 1)] == [[1, 1, 7, -1]] * 2
-    with monkeypatch.context() as patch:
-        patch.setattr(ObservationStore, "single", single)
-        with pytest.raises(MemoryError):
-            pool.try_reset(wait=True)
+    monkeypatch.setattr(ObservationStore, "single", single)
+    with pytest.raises(MemoryError):
+        pool.try_reset(wait=True)
+    monkeypatch.undo()
     assert poll_all(pool, [0, 1])[1]["observations"][DUMMY_AGENT].tolist() == [2, 0, 0, -1]
 
 

@@ -548,10 +548,10 @@ def test_rows_for_which_there_was_no_memory_come_with_the_next_call(
     envs.reset(seed=0)
     envs.step_async([3, 4])
     for _ in range(2):
-        with monkeypatch.context() as patch:
-            patch.setattr(ObservationStore, "batch", batch)
-            with pytest.raises(MemoryError):
-                envs.step_wait()
+        monkeypatch.setattr(ObservationStore, "batch", batch)
+        with pytest.raises(MemoryError):
+            envs.step_wait()
+        monkeypatch.undo()
     assert envs.step_wait()[0][:, 2].tolist() == [3, 4]
 
 
