@@ -215,10 +215,11 @@ class Lifecycle(Generic[M]):
         actor.state = ActorState.DOWN if is_supervised else ActorState.LOST
         if self.recycling is not None:
             self.recycling.end(actor.index)
+        if is_supervised:  # before it is told: where a handler raises, the end comes again
+            logger.warning("%s", reason)
         gone = Gone(actor, reason, actor.cause, actor.incarnation)
         self._events.append(gone)
         if is_supervised:
-            logger.warning("%s", reason)
             why, idle = Exit.CRASH, 0.0
             if actor.cause is FaultCause.TIMEOUT:
                 # Which deadline it passed is not known here; the longest takes no work for granted.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
@@ -108,6 +109,24 @@ def test_with_restart_it_starts_again_and_is_told_when_it_runs() -> None:
     scene.lifecycle.on_ready(scene.actor)
     assert scene.events[1:] == [Ready(scene.actor)]
     assert scene.lifecycle.restarts == 1
+
+
+def test_an_end_that_comes_again_as_a_log_handler_has_raised_is_told_once() -> None:
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ZeroDivisionError
+
+    scene, handler = Scene(restart=ONCE), Failing()
+    logger = logging.getLogger("envbus.runner.workers.fleet")
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            scene.end("it died")
+    finally:
+        logger.removeHandler(handler)
+    scene.end("it died")
+    assert scene.machine.did == [("start", 1)]
+    assert scene.events == [Gone(scene.actor, "it died", FaultCause.CRASH, 0)]
 
 
 def test_its_last_end_is_told_once_with_the_number_of_restarts() -> None:
