@@ -147,6 +147,7 @@ class Broker:
         Raises:
             OverloadedError: A limit of requests in flight is reached. Nothing was sent.
             NoPeerError: No ready peer has that name or offers that service.
+            TransportError: There is no memory or descriptor left to send it.
         """
         if not timeout > 0:
             raise ConfigError(f"timeout must be positive, not {timeout}")
@@ -334,7 +335,7 @@ class Broker:
             if type(effect) is Complete or type(effect) is Notify:  # most of all
                 self._outcomes.append(effect)
             elif isinstance(effect, Send):
-                self._send(effect)
+                self._send(effect, event)
             elif isinstance(effect, Accepted):
                 self._accepted = effect.wire_id
             elif isinstance(effect, Refused):
@@ -355,7 +356,7 @@ class Broker:
             return False
         return True
 
-    def _send(self, effect: Send) -> None:
+    def _send(self, effect: Send, event: Event) -> None:
         try:
             self._transport.send(effect.peer, [encode_header(effect.header), *effect.frames])
         except UnknownPeerError as exc:
@@ -363,6 +364,14 @@ class Broker:
         except QueueFullError as exc:
             self._unread += 1
             code, message = FailureCode.OVERLOADED, str(exc)
+        except TransportError as exc:  # no memory or descriptor for it
+            self._handle(Cancel(effect.wire_id))
+            if isinstance(event, Ask) or not effect.wire_id or self.is_pending(effect.wire_id):
+                raise
+            name = self._core.peer_name(effect.peer) or ""
+            failed = Failed(code=FailureCode.OVERLOADED, message=str(exc), peer=name)
+            self._outcomes.append(FailLocal(effect.wire_id, failed))  # and others are sent
+            return
         else:
             return
         self._handle(Unsendable(effect.peer, effect.wire_id, code, message))

@@ -3,9 +3,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
+
 from envbus.bus.broker.core import BrokerCore
-from envbus.bus.broker.events import BrokerConfig
+from envbus.bus.broker.events import BrokerConfig, FailLocal
 from envbus.bus.broker.loop import Broker
+from envbus.bus.errors import TransportError
 from envbus.bus.wire.codec import encode, encode_header
 from envbus.bus.wire.messages import PROTOCOL_VERSION, FailureCode, Header, Hello, Kind
 from tests.bus.memory_transport import MemoryNetwork
@@ -84,6 +87,56 @@ def test_an_owner_that_was_away_while_nothing_was_asked_judges_in_time() -> None
         (request_id, FailureCode.TIMEOUT)
     ]
     assert silence.now - asked_at < 1.1
+
+
+class Narrow:
+    """A transport by which peers say hello, and some messages cannot be sent."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.sent: list[bytes] = []
+        self.hellos: list[bytes] = []
+
+    def receive(self) -> tuple[bytes, list[Any]] | None:
+        if not self.hellos:
+            return None
+        peer = self.hellos.pop()
+        hello = Hello(name=peer.decode(), services=["env"], capacity=8, pid=1)
+        header = Header(PROTOCOL_VERSION, Kind.REQUEST, 1, "Hello")
+        return peer, [encode_header(header), *encode(hello)]
+
+    def send(self, peer: bytes, frames: Any) -> None:
+        assert frames
+        if self.failures:
+            self.failures -= 1
+            raise TransportError("no descriptor")
+        self.sent.append(peer)
+
+    def user_of(self, frames: Any) -> str:
+        assert frames
+        return ""
+
+
+def test_a_request_that_cannot_be_sent_again_fails_and_takes_no_other_along() -> None:
+    narrow: Any = Narrow()
+    broker = Broker(narrow, BrokerCore(BrokerConfig()), lambda: 0.0)
+    for peer in (b"first", b"second"):
+        broker.expect(peer, peer.decode(), 0)
+    narrow.hellos = [b"first"]
+    broker.poll(0.0)
+    asked = [broker.ask("env", "Choose", [b""], timeout=1.0, idempotent=True) for _ in range(3)]
+    narrow.hellos, narrow.sent, narrow.failures = [b"second"], [], 0
+    broker.poll(0.0)
+    narrow.failures = 1
+    broker.peer_gone(b"first", "it ended")
+    ends = [end for end in broker.poll(0.0) if isinstance(end, FailLocal)]
+    assert [end.failed.code for end in ends] == [FailureCode.OVERLOADED]
+    assert [broker.is_pending(number) for number in asked].count(True) == 2
+    assert narrow.sent == [b"second"] * 3  # with its welcome
+    narrow.failures = 1
+    with pytest.raises(TransportError, match="no descriptor"):
+        broker.ask("env", "Choose", [b""], timeout=1.0)
+    assert not broker.is_pending(asked[-1] + 1)
 
 
 def test_with_closes_a_broker() -> None:
