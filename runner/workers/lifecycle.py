@@ -198,8 +198,8 @@ class Lifecycle(Generic[M]):
             self.recycling.begin(actor.index, time.monotonic())
         self._supervision.on_ready(actor.name, actor.incarnation, time.monotonic())
         if actor.incarnation > 0:
-            logger.info("%s runs again", actor.describe())
             self._events.append(Ready(actor))
+            logger.info("%s runs again", actor.describe())
 
     def on_exit(self, actor: M, reason: str, status: ExitStatus, now: float) -> None:
         """A process has ended and all that it sent was taken: start it again, or tell."""
