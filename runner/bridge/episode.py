@@ -71,6 +71,7 @@ class Episode:
         "_refused",
         "_rewards",
         "_unacted",
+        "_void",
         "answered",
         "came",
         "episode_id",
@@ -96,6 +97,8 @@ class Episode:
         self.known = False
         #: Of the next record: as its fields of these names.
         self._unacted = self._missed = False
+        #: Agents that were observed since anybody has acted last, and got no action.
+        self._void: set[Any] = set()
         #: Requests for which there was no room, and that did not come again, in order. Who sends
         #: one again may give it a new id.
         self._refused: deque[_Missed] = deque()
@@ -200,17 +203,20 @@ class Episode:
     def withdraw(self) -> int:
         """The action for the last observation will not reach the simulator.
 
-        The next record says so, and the row before ends here. If that is told already, by a record
-        that the runner was not shown, this one is taken back: what was logged before it waits for
-        the next one, which is behind the gap as well. So however often a client gives up waiting,
-        it leaves one record.
+        The next record says so, and the row before ends here. If that is told already of all of its
+        agents, and the runner was not shown this record, it is taken back: what was logged before
+        it waits for the next one, which is behind the gap as well. So however often a client gives
+        up waiting, it leaves at most one record per agent.
 
         Returns:
             Bytes of the message that nothing is kept of any more.
         """
         waiting, self.waiting = self.waiting, None
         assert waiting is not None, f"nobody waits in episode {self.episode_id}"
-        if waiting.shown or self.over or not waiting.record.unacted:
+        agents = waiting.record.content["observations"].keys()
+        is_told = waiting.record.unacted and self._void >= agents
+        if waiting.shown or self.over or not is_told:
+            self._void |= agents
             self._unacted = True
             return 0
         record = self._queue.pop()
@@ -372,6 +378,8 @@ class Episode:
         )
         self.num_bytes = 0
         self.known = True
+        if not self._unacted:
+            self._void.clear()
         self._unacted = self._missed = False
         self.answered = None
         self._queue.append(record)

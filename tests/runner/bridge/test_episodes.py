@@ -164,6 +164,23 @@ def test_of_observations_that_timed_out_unseen_the_first_is_shown() -> None:
     assert scene.take() == {}
 
 
+def test_of_each_agents_observations_that_timed_out_unseen_the_first_is_shown() -> None:
+    """Who had acted before the gap has a row that ends there, and none that leads over it."""
+    scene = Scene()
+    scene.start("e")
+    scene.ask("e", {"x": 0})
+    scene.take()
+    scene.choose("e", 0)
+    for number, agent in enumerate("yxyxx", start=1):
+        scene.ask("e", {agent: number}, timeout=1.0)
+        scene.tick(1.0)
+    scene.ask("e", {"x": 6})
+    records = [scene.take()["e"] for _ in range(3)]
+    assert [record.content["observations"] for record in records] == [{"y": 1}, {"x": 2}, {"x": 6}]
+    assert [record.unacted for record in records] == [False, True, True]
+    assert scene.take() == {}
+
+
 def test_rewards_behind_a_first_observation_that_timed_out_belong_to_no_action() -> None:
     scene = Scene()
     scene.start("e")
