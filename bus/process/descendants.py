@@ -23,6 +23,7 @@ __all__ = [
     "die_with_parent",
     "kill_marked",
     "orphans",
+    "outlive_parent",
     "process_state",
     "wait_until_gone",
 ]
@@ -65,6 +66,12 @@ def die_with_parent(parent: int) -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def outlive_parent() -> None:
+    """Undo `die_with_parent`."""
+    if _LINUX:
+        _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def orphans(known: Collection[int], mark: bytes) -> list[Orphan]:

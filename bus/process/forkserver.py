@@ -50,8 +50,10 @@ from envbus.bus.process.descendants import (
     MARK_VARIABLE,
     Orphan,
     adopt_orphans,
+    die_with_parent,
     kill_marked,
     orphans,
+    outlive_parent,
 )
 from envbus.bus.process.exit_report import KillExplainer
 from envbus.bus.process.stacks import STACK_SIGNAL
@@ -545,9 +547,10 @@ def _watchdog(watched: Mapping[int, int], act: Callable[[], object]) -> Iterator
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
-        pid = os.fork()
+        parent, pid = os.getpid(), os.fork()
         if pid == 0:
             try:
+                die_with_parent(parent)  # else its copies of the sockets would hide the end
                 ours.close()
                 _look_out(watched, theirs.fileno(), act)
             except BaseException:  # nothing may return into what this process was forked from
@@ -571,6 +574,7 @@ def _look_out(watched: Mapping[int, int], over_fd: int, act: Callable[[], object
         poller.register(fd, events)
     seen = {fd for fd, _ in poller.poll()}
     if over_fd not in seen:
+        outlive_parent()
         act()
 
 

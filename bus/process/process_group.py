@@ -78,6 +78,9 @@ _KILL_TIMEOUT: Final = 2.2
 _DIRECT_KILL_TIMEOUT: Final = 0.5
 #: Characters of their names.
 _LONGEST_LIST: Final = 500
+#: Seconds between looks whether a server that is waited for lives: others may have copies of its
+#: sockets, which then tell nothing.
+_LOOK_INTERVAL: Final = PROGRESS_AFTER
 #: Seconds for a server that is not importing to take a message, and to answer one.
 _ANSWER_TIMEOUT: Final = 10.0
 #: As many times as long as its predecessor, a server in its place may import.
@@ -366,10 +369,18 @@ class ProcessGroup:
 
     def _wait_for_imports(self, deadline: float) -> None:
         """Wait until a new server answers, or has ended; Ctrl-C may come, as nothing is begun."""
-        server = self._server
-        deadline = min(deadline, time.monotonic() + self._answer_timeout())
-        if server is not None and server.served_after is None and server.is_alive():
-            wait_for_answer(self._connections.control, deadline)
+        server, begun = self._server, time.monotonic()
+        deadline = min(deadline, begun + self._answer_timeout())
+        if server is None or server.served_after is not None:
+            return
+        look_at = begun
+        while server.is_alive() and look_at < deadline:
+            look_at = min(deadline, look_at + _LOOK_INTERVAL)
+            if wait_for_answer(self._connections.control, look_at):
+                return
+            if look_at == begun + _LOOK_INTERVAL:
+                names = ", ".join(self._preload)
+                logger.info("waiting for what a fork server imports: %s", cut(names, _LONGEST_LIST))
 
     def _start_or_lose_server(self, name: str, message: Start, deadline: float) -> Child:
         try:
@@ -437,7 +448,7 @@ class ProcessGroup:
     def _wait_for_start(self, number: int, deadline: float) -> Started:
         while True:
             try:
-                message, _ = self._connections.control.receive(deadline)
+                message = self._receive(deadline)
             except EnvbusError as error:
                 raise StartError(f"{error}: {self._describe_server()}") from error
             match message:
@@ -452,6 +463,19 @@ class ProcessGroup:
                         logger.warning("the fork server could not import %s", failure)
                 case _:
                     pass  # the answer to a start that was given up
+
+    def _receive(self, deadline: float) -> Message:
+        """Return the server's next answer; raises as `Channel.receive`, also where it has ended."""
+        assert self._server is not None
+        while True:
+            look_at = min(deadline, time.monotonic() + _LOOK_INTERVAL)
+            try:
+                return self._connections.control.receive(look_at)[0]
+            except TransportError:
+                if self._connections.control.ended or look_at == deadline:
+                    raise
+                if not self._server.is_alive():
+                    raise
 
     def _describe_server(self) -> str:
         assert self._server is not None

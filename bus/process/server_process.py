@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Final
 
+from envbus.bus.brief import cut
 from envbus.bus.descriptors import opening
 from envbus.bus.errors import ConfigError, EnvbusError, StartError
 from envbus.bus.forking import disown_in_forks
@@ -37,6 +38,8 @@ _SEND_TIMEOUT: Final = 10.0
 _STOP_TIMEOUT: Final = 4.0
 #: Seconds for killed processes to be gone.
 _KILL_TIMEOUT: Final = 2.0
+#: Characters of the modules' names that an error shows.
+_LONGEST_LIST: Final = 200
 #: Characters of the server's stderr that an error shows.
 _TAIL_CHARACTERS: Final = 4000
 
@@ -76,6 +79,10 @@ class ServerProcess:
         self.retired = self.stopped = False
         self.served_after: float | None = None
         self._began = time.monotonic()
+        modules = ", ".join(preload) or "what it needs"
+        self._importing = (
+            f"still imports {cut(modules, _LONGEST_LIST)}: allow a longer start if it needs that"
+        )
         #: What the server writes itself, most of it while importing; children write to the
         #: driver's own streams.
         #: Without a name, even for a moment: who is killed in it would leave a file.
@@ -118,7 +125,7 @@ class ServerProcess:
             code: int | None = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             code = None
-        what = "does not answer"
+        what = "does not answer" if self.served_after is not None else self._importing
         if code is not None:
             what = f"ended with exit code {code}" if code >= 0 else f"ended with signal {-code}"
         tail = self._read_log()

@@ -170,7 +170,9 @@ class PolicyWorkerHandle:
         self.hung_up, self._liveness_probe, self.exit = False, None, Exit.CRASH
         self._was_asked_to_listen = False
         self.pushes = Pushes()
-        self.child = self._process_group.start(self.name, ENTRY, method=spec.method)
+        self.child = self._process_group.start(
+            self.name, ENTRY, method=spec.method, timeout=spec.start_timeout
+        )
         self._liveness_probe = LivenessProbe(spec.start_timeout, now)
         bootstrap = PolicyBootstrap(
             name=self.name,

@@ -55,7 +55,8 @@ class Timeouts:
     Starting and resetting may load a simulator, so that theirs are far larger than a step's.
     """
 
-    #: From the start of an actor's process until its envs are built.
+    #: From the start of an actor's process until its envs are built. Before the first start, the
+    #: imports of `preload` have as long for themselves.
     start: float | None = 300.0
     reset: float | None = 300.0
     step: float | None = 60.0

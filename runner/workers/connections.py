@@ -19,6 +19,7 @@ import msgspec
 from envbus.actors.process.joining import Bootstrap
 from envbus.actors.protocol import StepResult
 from envbus.bus.broker.core import BrokerCore
+from envbus.bus.broker.deadlines import NO_DEADLINE
 from envbus.bus.broker.events import MAX_HEARTBEAT, BrokerConfig
 from envbus.bus.broker.loop import Broker
 from envbus.bus.complaints import Lines
@@ -66,6 +67,8 @@ class Connections(Generic[M]):
         self._entry = entry
         self._method = choose_start_method(config.context)
         self._num_local = len(actors) - config.remote_actors
+        timeout = config.timeouts.start
+        self._start_timeout = NO_DEADLINE if timeout is None else timeout
         self._wait = config.wait
         self._by_identity: dict[bytes, M] = {}
         #: Remote actors that joined and have no envs: routing id and name.
@@ -132,7 +135,9 @@ class Connections(Generic[M]):
         self.broker.expect(actor.identity, actor.name, actor.incarnation)
         if actor.child is not None:
             actor.child.pipe.close()  # all that it sent was taken
-        actor.child = self.process_group.start(actor.name, self._entry, method=self._method)
+        actor.child = self.process_group.start(
+            actor.name, self._entry, method=self._method, timeout=self._start_timeout
+        )
         actor.codec = PipeCodec(actor.child.pipe, lenient=(StepResult,), writable=True)
         self._by_identity[actor.identity] = actor
         bootstrap = Bootstrap(

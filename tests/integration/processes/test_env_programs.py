@@ -428,6 +428,15 @@ def test_a_constructor_that_hangs_is_named_when_its_time_is_over(tmp_path: Path)
     assert still_alive(tmp_path) == []
 
 
+def test_what_is_imported_beforehand_has_the_time_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endless_simulator.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StartError, match=r"still imports .*endless_simulator"):
+        BusVectorEnv([CountingEnv], preload=["endless_simulator"], timeouts=Timeouts(start=1.0))
+
+
 def test_what_is_no_env_is_named() -> None:
     with pytest.raises(TypeError, match=r"expected a gymnasium\.Env.*got builtins\.int") as caught:
         BusVectorEnv([CountingEnv, lambda: 3], num_actors=1)

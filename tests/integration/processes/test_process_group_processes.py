@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,7 +149,7 @@ def test_a_server_that_imports_for_ever_is_waited_for_within_the_time_out(
     monkeypatch.syspath_prepend(str(tmp_path))
     with (
         ProcessGroup(preload=("endless_import",)) as process_group,
-        pytest.raises(StartError, match="does not answer"),
+        pytest.raises(StartError, match=r"still imports endless_import"),
     ):
         process_group.start("child", "group_children:wait_for_the_driver", timeout=0.2)
 
@@ -471,27 +472,60 @@ def test_an_end_is_told_again_where_the_servers_cannot_be_or_who_takes_it_fails(
     assert list(process_group.exits()) == []
 
 
+@pytest.mark.parametrize("when", ["before", "while"])
 def test_a_server_that_died_importing_is_not_waited_for_though_its_sockets_are_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "hangs_once.py").write_text(
-        "import pathlib, time\n"
+    name = f"hangs_once_{when}"
+    (tmp_path / f"{name}.py").write_text(
+        "import os, pathlib, time\n"
         "if not (begun := pathlib.Path(__file__).with_suffix('.begun')).exists():\n"
-        "    begun.touch()\n"
+        "    if (pid := os.fork()):\n"
+        "        begun.with_suffix('.pid').write_text(str(pid))\n"
+        "        begun.touch()\n"
         "    time.sleep(600)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     before = psutil.Process().children()
-    with ProcessGroup(("hangs_once",)) as process_group:
-        wait_until((tmp_path / "hangs_once.begun").exists, "the import")
+    with ProcessGroup((name,)) as process_group:
+        wait_until((tmp_path / f"{name}.begun").exists, "the import")
+        holder = int((tmp_path / f"{name}.pid").read_text())
         (server,) = set(psutil.Process().children()) - set(before)
+
+        def kill() -> None:
+            if when == "while":
+                wait_until(lambda: waits_in("_wait_for_imports"), "the start")
+            server.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        if when == "before":
+            wait_until(lambda: not is_alive(server.pid), "the server's end")
+        process_group.start("late", "group_children:wait_for_the_driver", timeout=PATIENCE)
+        killer.join()
+        assert not is_alive(holder)
+        process_group.close(0.0)
+
+
+def waits_in(function: str) -> bool:
+    """Return whether the main thread is in a function."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    return any(entry.name == function for entry in traceback.extract_stack(frame))
+
+
+def test_a_stopped_watchdog_ends_with_the_server_that_it_watches_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "long_import.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = psutil.Process().children()
+    with ProcessGroup(("long_import",)):
+        (server,) = set(psutil.Process().children()) - set(before)
+        wait_until(lambda: bool(server.children()), "the watchdog")
         (watchdog,) = server.children()
         watchdog.suspend()
         server.kill()
-        wait_until(lambda: not is_alive(server.pid), "the server's end")
-        process_group.start("late", "group_children:wait_for_the_driver", timeout=PATIENCE)
-        assert not is_alive(watchdog.pid)
-        process_group.close(0.0)
+        wait_until(lambda: not is_alive(watchdog.pid), "the watchdog's end")
 
 
 def test_all_ends_are_told_also_of_more_last_words_than_a_new_servers_socket_holds(
