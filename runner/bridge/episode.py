@@ -306,8 +306,7 @@ class Episode:
 
     def _leave_gap(self) -> None:
         """An observation never arrived: no row leads from what was seen to what is seen next."""
-        if self.known:
-            self._unacted = self._missed = True
+        self._missed, self._unacted = True, self.known
 
     def begin_anew(self) -> None:
         """The ids of what came so far will stand for other requests."""

@@ -46,7 +46,8 @@ class Record(msgspec.Struct, gc=False):
     first: bool = False
     #: Whether no action for the observation before has reached the simulator.
     unacted: bool = False
-    #: Whether an observation between that one and this never arrived; it is `unacted`, too.
+    #: Whether an observation between that one and this never arrived; it is `unacted`, too, but for
+    #: the first.
     missed: bool = False
     #: Whether the episode is over.
     last: bool = False
@@ -108,7 +109,8 @@ class BridgeResult(_ByEpisode):
             That observation itself was real, and followed the action before it.
         missed: Those of `unacted` in which an observation between that one and this record never
             arrived, whichever agents it was for. What any agent did before is followed by nothing
-            that was seen.
+            that was seen. Also those of `started` of which an earlier observation never arrived:
+            their rewards are of what followed that one.
         choices: By episode: which policy of the simulator's has chosen its `off_policy_actions`,
             if one has; these are on-policy then, for that version.
     """

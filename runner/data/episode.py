@@ -187,11 +187,23 @@ class EpisodeRecorder:
         observations: Mapping[Any, Tree],
         infos: Mapping[Any, Mapping[str, Any]] | None = None,
         rewards: Mapping[Any, float] | None = None,
+        *,
+        void: bool = False,
     ) -> list[AgentID]:
-        """Take the first observations; return the agents to ask for actions."""
+        """Take the first observations; return the agents to ask for actions.
+
+        Args:
+            observations: By agent.
+            infos: By agent.
+            rewards: By agent, of what came before.
+            void: These rewards followed an observation that was lost: they count for the episode,
+                and are in no row.
+        """
         self._check_ids(observations)
         for agent_id, reward in (rewards or {}).items():
             self._add_reward(agent_id, reward)
+        if void:
+            self._unrecorded_reward += sum(agent.forget_reward() for agent in self._agents.values())
         self.last_infos.update(infos or {})
         for agent_id, observation in observations.items():
             self._begin(agent_id, observation)

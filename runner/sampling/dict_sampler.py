@@ -184,7 +184,7 @@ class _Episodes:
         for env_id in env_ids:
             slot = self._slot(env_id)
             if slot.phase is Phase.RESETTING:
-                self._start(slot, seen[env_id], result)
+                self._start(slot, seen[env_id], result, missed=env_id in polled.missed)
             else:
                 self._step(slot, seen[env_id], result)
         for fault in result.faults:
@@ -212,12 +212,14 @@ class _Episodes:
     def _slot(self, env_id: int) -> Slot:
         return self._holder_of[env_id].slots[env_id]
 
-    def _start(self, slot: Slot, seen: dict[AgentID, Tree], result: PollResult) -> None:
+    def _start(
+        self, slot: Slot, seen: dict[AgentID, Tree], result: PollResult, *, missed: bool
+    ) -> None:
         episode, env_id = slot.episode, slot.env_id
         assert episode is not None
         is_open = isinstance(self._holder_of[env_id], BridgeQuotaHolder)
         rewards = result.rewards[env_id] if is_open else None  # a pool's may be of the last episode
-        ready = episode.reset(seen, result.infos[env_id], rewards)
+        ready = episode.reset(seen, result.infos[env_id], rewards, void=missed)
         slot.take(self._asked(slot, ready, result), seen)
         if not slot.is_rest:
             with naming("on_episode_start"):

@@ -16,7 +16,13 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from envbus.actors.external.protocol import EndEpisode, GetAction, JoinBridge, StartEpisode
+from envbus.actors.external.protocol import (
+    EndEpisode,
+    GetAction,
+    JoinBridge,
+    LogReturns,
+    StartEpisode,
+)
 from envbus.runner import EnvRunner, ExternalEnvBridge, PolicyWorkers, RunnerConfig
 from envbus.runner.bridge.vocabulary import EpisodeLimits
 from envbus.runner.diagnosis.address import Address
@@ -138,6 +144,31 @@ def test_of_agents_in_turns_no_row_leads_over_an_observation_that_never_came() -
         rows = runner.sample(timeout=PATIENCE).single()
     pairs = np.column_stack([rows["obs"], rows["next_obs"]]).tolist()
     assert sorted(pairs) == [[0, 2], [1, 3], [4, 6], [5, 7], [6, 8], [7, 9]]
+
+
+def test_rewards_behind_a_first_observation_that_never_came_are_in_no_row() -> None:
+    bridge = ExternalEnvBridge(Box(-100, 100, (1,), np.float32), Discrete(3))
+    config = RunnerConfig(batch_mode="complete_episodes", rollout_fragment_length=1)
+
+    def play() -> None:
+        talk = Talk(open_link(Address.parse(bridge.address)), PATIENCE)
+        talk.say_hello("lost")
+        talk.ask(JoinBridge(client="lost", plain=True))
+        talk.ask(StartEpisode(episode_id="e"))
+        lost = talk.next_id()
+        talk.ask(LogReturns(episode_id="e", reward=5.0, given_up=lost))
+        for number in range(2):
+            talk.ask(GetAction(episode_id="e", observation=[number], given_up=lost))
+            talk.ask(LogReturns(episode_id="e", reward=1.0))
+        talk.ask(EndEpisode(episode_id="e", observation=[2]))
+        talk.close()
+
+    policy = RandomPolicy(Discrete(3), 0)
+    with EnvRunner(bridge, policy, config) as runner, in_thread(play):
+        sample = runner.sample(timeout=PATIENCE)
+    assert sample.single()["rewards"].tolist() == [1.0, 1.0]
+    (episode,) = sample.episodes
+    assert (episode.episode_return, episode.unrecorded_reward) == (7.0, 5.0)
 
 
 @pytest.mark.slow

@@ -112,7 +112,8 @@ def test_no_row_goes_on_over_an_observation_that_never_came() -> None:
     scene.start("e")
     scene.do(LogReward(A, 10, "e", by_agent(1.0), {}, {}, {}, not_taken=9))
     scene.do(Observe(A, 11, "e", by_agent("o0"), timeout=10.0))
-    assert not scene.take()["e"].unacted  # the first: there is no row before it
+    record = scene.take()["e"]
+    assert (record.unacted, record.missed) == (False, True)  # the first: no row before it
     scene.choose("e", 0)
     scene.do(LogReward(A, 13, "e", by_agent(1.0), {}, {}, {}, not_taken=12))
     scene.do(Observe(A, 14, "e", by_agent("o2"), timeout=10.0, not_taken=12))
