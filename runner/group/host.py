@@ -148,7 +148,7 @@ class HostedRunner:
         for name, update in request.updates.items():
             connectors[name].update = update
         runner.go_on_from(*request.ids)
-        self._memory.enter(request.slot)
+        self._memory.enter(request.slot, request.held)
         sample = runner.sample(
             request.num_env_steps,
             request.num_episodes,

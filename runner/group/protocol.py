@@ -171,6 +171,8 @@ class TakeSample(Request[Taken], frozen=True, kw_only=True):
     updates: dict[str, bool]
     #: Where large columns are to be made; None: anywhere.
     slot: SharedSlot | None = None
+    #: Number of the last parcel with the runner's own memory that was taken; 0: none was.
+    held: int = 0
     #: For `EnvRunner.go_on_from`: what was reached in a state that the group took over.
     ids: tuple[int, int] = (0, 0)
 

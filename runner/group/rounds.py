@@ -178,8 +178,9 @@ class RunnerState:
         self.asked_at = 0.0
         #: What it has sampled and nobody has taken.
         self.part: RunnerPart | None = None
-        #: Where its present life places large columns.
+        #: Where its present life places large columns, and the number of the parcel with that.
         self.memory: Arena | None = None
+        self.parcel = 0
         #: Memories with slots that its present life knows, and the slot of the sample it is asked
         #: for: number of the memory, 0 for none.
         self.known_slots: list[int] = []
@@ -209,7 +210,7 @@ class RunnerState:
         self.weights_sent = self.connectors_sent = 0
         self.weights_held.clear()
         self.is_pushing = False
-        self.memory = None
+        self.memory, self.parcel = None, 0
         self.known_slots = []
         self.policy_ids = None
 
@@ -361,6 +362,7 @@ class Rounds:
             connectors=states,
             updates={name: one.update for name, one in self._given.items()},
             slot=slot,
+            held=state.parcel,
             ids=self._first_ids,
         )
         patience = self._sample_timeout
@@ -552,7 +554,7 @@ class Rounds:
         if taken.parcel:
             assert actor.child is not None
             fd = actor.child.pipe.receive_fd(taken.parcel, _PARCEL_TIMEOUT)
-            state.memory = Arena.attach(fd, taken.size)
+            state.memory, state.parcel = Arena.attach(fd, taken.size), taken.parcel
         view = functools.partial(self.joint.view, slot)
         rows = fetch(taken.rows.value, taken.locations, state.memory, view)
         state.part = RunnerPart(
@@ -617,6 +619,7 @@ class Rounds:
             state.owed = None
             state.former_slots.append(state.slot)
             state.slot = 0
+            state.known_slots.clear()  # it may have failed before it had taken the last one in
             self.errors.append(error)
             return
         self.errors.append(error)

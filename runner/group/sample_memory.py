@@ -85,7 +85,7 @@ class Placed(msgspec.Struct, frozen=True):
 
     tree: Tree
     locations: list[ArrayLocation]
-    #: Number of the parcel with the descriptor of other memory than before; 0: it is the same.
+    #: Number of the parcel with the descriptor of the memory; 0: the group has it.
     parcel: int = 0
     #: Of that memory, in bytes.
     size: int = 0
@@ -105,6 +105,8 @@ class SampleMemory:
         self._send_fd = send_fd
         self._receive_fd = receive_fd
         self._arena: Arena | None = None
+        #: Number of the parcel with its descriptor; 0: the group is not known to have it.
+        self._parcel = 0
         self._slots: dict[int, Arena] = {}
         #: The slot of the present sample: its memory, and where nothing was made yet.
         self._buffer: Any = None
@@ -112,14 +114,23 @@ class SampleMemory:
         #: What was made there.
         self._made: list[tuple[npt.NDArray[Any], ArrayLocation]] = []
 
-    def enter(self, slot: SharedSlot | None) -> None:
-        """A sample begins, with that slot for it; `place` ends it."""
+    def enter(self, slot: SharedSlot | None, held: int) -> None:
+        """A sample begins, with that slot for it; `place` ends it.
+
+        Args:
+            slot: None: there is none.
+            held: Number of the last parcel that the group has taken. It is not what was sent last
+                where the message that named that was lost, as something in it could not be sent.
+        """
         self._leave()
+        if held != self._parcel:
+            self._parcel = 0
         if slot is None:
             return
         if slot.parcel:
             assert self._receive_fd is not None
             arena = Arena.attach(self._receive_fd(slot.parcel), slot.size)
+            self._slots.pop(slot.number, None)  # which may have been announced before
             self._slots[slot.number] = arena
             while len(self._slots) > MOST_SLOTS:
                 self._slots.pop(next(iter(self._slots))).close()
@@ -166,7 +177,8 @@ class SampleMemory:
                 self._arena = Arena.create(int(offsets[-1] * _SLACK))
             except ConfigError:  # too little memory: the messages' way needs less for longer
                 return Placed(tree, [])
-            parcel = self._send_fd(self._arena.fd)
+        if not self._parcel:
+            parcel = self._parcel = self._send_fd(self._arena.fd)
         begins = iter(offsets)
         found = []
         for array, location in zip(arrays, locations, strict=True):
@@ -204,6 +216,7 @@ class SampleMemory:
         if self._arena is not None:
             self._arena.close()
             self._arena = None
+        self._parcel = 0
 
 
 def fetch(

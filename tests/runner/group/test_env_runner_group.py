@@ -16,7 +16,7 @@ import pytest
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
 from envbus.actors.testing import CountingEnv
-from envbus.bus.errors import ConfigError, EncodeError, RemoteError
+from envbus.bus.errors import ConfigError, EncodeError, EnvbusError, RemoteError
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
 from envbus.runner.group.rounds import Rounds, RunnerProcess
 from envbus.runner.policies.connectors import Normalize, Pipeline
@@ -523,6 +523,42 @@ def test_an_exception_in_one_runner_is_raised_and_the_others_rows_come_next(
         group.sample(8, timeout=PATIENCE)
     group.foreach(EnvRunner.set_weights, {"default_policy": {"number": [2]}}, runners=[1])
     assert group.sample(8, timeout=PATIENCE).env_steps == 8
+
+
+class _LocksAt60(gym.Env[Any, Any]):
+    """Its observations are the number of the step; what it says of one of these cannot be sent."""
+
+    observation_space = gym.spaces.Box(0.0, np.inf, (2000,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        infos = {"lock": threading.Lock()} if self.steps == 60 else {}
+        return self._seen(), 0.0, False, False, infos
+
+    def _seen(self) -> Any:
+        return np.full(2000, self.steps, np.float32)
+
+
+def test_after_a_sample_that_cannot_be_sent_others_have_their_own_rows(make: Make) -> None:
+    def pool(index: int) -> ActorPool:
+        return ActorPool([_LocksAt60], num_actors=0, autoreset_mode="Disabled")
+
+    group = make(pool, runners=1, infos=True)
+    first = 0
+    for number in (10, 100, 10, 20, 100):
+        if number == 100 and first == 10:
+            with pytest.raises(EnvbusError, match="cannot be pickled"):
+                group.sample(number, timeout=PATIENCE)
+        else:
+            batch = group.sample(number, timeout=PATIENCE).single()
+            assert batch["obs"][:, 0].tolist() == list(range(first, first + number))
+            assert np.array_equal(batch["obs"][:, 0], batch["t"])
+        first += number
 
 
 class Picky(Steps):

@@ -43,6 +43,7 @@ class Side:
         self.fds: list[int] = []
         self.memories = {i: SampleMemory(self.send, self.receive) for i in ROWS}
         self.arenas: dict[int, Arena] = {}
+        self.held = dict.fromkeys(ROWS, 0)
         self.known: dict[int, list[int]] = {i: [] for i in ROWS}
 
     def send(self, fd: int) -> int:
@@ -71,7 +72,7 @@ class Side:
         locations = {}
         for runner, memory in self.memories.items():
             slot = self.announce(runner, slots.get(runner))
-            memory.enter(slot)
+            memory.enter(slot, self.held[runner])
             tree = columns(runner, number)
             if made:
                 for name in ("obs",):
@@ -93,6 +94,7 @@ class Side:
 
     def fetched(self, runner: int, slot: SharedSlot | None, placed: Placed) -> Any:
         if placed.parcel:
+            self.held[runner] = placed.parcel
             self.arenas[runner] = Arena.attach(self.fds[placed.parcel - 1], placed.size)
         return fetch(
             placed.tree,
@@ -252,6 +254,27 @@ def test_memory_stays_and_grows_where_a_sample_needs_more(side: Side) -> None:
     placed = side.memories[0].place({"a": larger, "b": LARGE})
     assert placed.parcel == 2
     assert_same(fetched(side, placed), {"a": larger, "b": LARGE})
+
+
+def test_memory_of_which_the_message_was_lost_is_sent_again(side: Side) -> None:
+    memory = side.memories[0]
+    for number, rows, is_lost in ((0, 1, False), (1, 3, True), (2, 1, False), (3, 3, False)):
+        array = np.concatenate([LARGE + number] * rows)
+        memory.enter(None, side.held[0])
+        placed = memory.place({"a": array})
+        if not is_lost:
+            assert_same(fetched(side, placed), {"a": array})
+    assert len(side.fds) == 3
+
+
+def test_a_slot_that_is_announced_again_is_taken_again(side: Side) -> None:
+    for number in range(3):
+        side.sample(number)
+    side.known[0].clear()  # as after a failure, before which it may not have been taken
+    for number in range(6):
+        joined, in_slots = side.sample(number)
+        assert in_slots == 4
+        assert np.array_equal(joined["obs"], expected(number))
 
 
 def test_nothing_large_needs_no_memory(side: Side) -> None:
