@@ -437,4 +437,7 @@ def poll_any(sources: Sequence[Source], deadline: float | None, min_envs: int, t
         if left <= 0.0:
             polled.result.late[:] = late
             return polled
-        select.select([source.fileno() for source in sources], [], [], min(left, _LONGEST_WAIT))
+        poller = select.poll()  # not `select`, which takes no descriptor from 1024 on
+        for source in sources:
+            poller.register(source, select.POLLIN)
+        poller.poll(min(left, _LONGEST_WAIT) * 1e3)

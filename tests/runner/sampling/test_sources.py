@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +11,9 @@ import pytest
 
 from envbus.runner.pool.agent_results import PollResult
 from envbus.runner.sampling.sources import EnvNumbers, Polled, poll_any
+
+#: No number of a descriptor that select(2) takes is so high.
+_FD_SETSIZE = 1024
 
 
 class Fake:
@@ -65,6 +71,19 @@ def test_nobody_else_is_late_when_somebody_comes(fakes: Any) -> None:
 def test_at_the_deadline_all_are_late(fakes: Any) -> None:
     assert poll_any(fakes, 0.0, 1, 0).result.late == [0, 1]
     assert [fake.looks for fake in fakes] == [1, 1]
+
+
+def test_sources_with_descriptors_of_high_numbers_are_waited_for(fakes: Any) -> None:
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, _FD_SETSIZE + 64), most))
+    try:
+        for fake in fakes:
+            low, fake.ear = fake.ear, fcntl.fcntl(fake.ear, fcntl.F_DUPFD_CLOEXEC, _FD_SETSIZE)
+            os.close(low)
+        polled = poll_any(fakes, time.monotonic() + 0.01, 1, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    assert polled.result.late == [0, 1]
 
 
 def test_numbers_of_envs_are_the_lowest_that_are_free() -> None:
