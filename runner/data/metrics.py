@@ -17,6 +17,7 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.data.trajectory import AgentID
 
 __all__ = [
+    "MOST_RESULTS",
     "PERF_TIMERS",
     "EpisodeResult",
     "MetricsDelta",
@@ -46,7 +47,7 @@ _COUNTS = (
     "num_untrained_env_steps",
 )
 #: Episodes that are remembered until they are read, the latest: some 90 MB of those with one agent.
-_MAX_RESULTS: Final = 100_000
+MOST_RESULTS: Final = 100_000
 #: Counted per policy, under its name and the policy's id behind a slash.
 _MODULE_STEPS = "num_module_steps_sampled"
 _SPREAD = ("mean", "min", "max")
@@ -145,7 +146,7 @@ class SampleMetrics:
     """
 
     def __init__(self) -> None:
-        self._results: deque[EpisodeResult] = deque(maxlen=_MAX_RESULTS)
+        self._results: deque[EpisodeResult] = deque(maxlen=MOST_RESULTS)
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._lifetime = dict.fromkeys(_COUNTS, 0)
 

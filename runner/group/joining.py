@@ -79,7 +79,7 @@ class RunnerPart:
     def episodes(self) -> list[EpisodeResult]:
         """Return the results of the episodes that ended in this sample."""
         results = self.report.metrics.results
-        return results[len(results) - self.report.num_episodes :]
+        return results[max(len(results) - self.report.num_episodes, 0) :]
 
     def batches(self) -> MultiAgentBatch:
         """Return its rows, under the group's env ids."""

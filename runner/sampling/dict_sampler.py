@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
@@ -22,7 +23,7 @@ from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.bus.interrupts import uninterrupted
 from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.data.episode import EpisodeIds, EpisodeRecorder
-from envbus.runner.data.metrics import EpisodeResult, PerfTimers, SampleMetrics
+from envbus.runner.data.metrics import MOST_RESULTS, EpisodeResult, PerfTimers, SampleMetrics
 from envbus.runner.data.nested import Tree, row_of
 from envbus.runner.data.trajectory import AgentID
 from envbus.runner.policies.policy_map import PolicyMap
@@ -82,18 +83,22 @@ class _Episodes:
         self._opened: set[int] = set()
         self.ids = EpisodeIds(config.unique(0), len(holders))
         self.policy_mapping_fn = config.policy_mapping_fn
-        self._faults: list[Fault] = []
-        self._results: list[EpisodeResult] = []
+        # As many as metrics have, which are the same ones: no sample may be taken for long.
+        self._faults: deque[Fault] = deque(maxlen=MOST_RESULTS)
+        self._results: deque[EpisodeResult] = deque(maxlen=MOST_RESULTS)
 
     def take_events(self) -> tuple[tuple[Fault, ...], tuple[EpisodeResult, ...]]:
-        """Return the faults and the ends of episodes since the last call."""
+        """Return the faults and the ends of episodes since the last call, the latest of many."""
         taken = tuple(self._faults), tuple(self._results)
-        self._faults, self._results = [], []
+        self._faults.clear()
+        self._results.clear()
         return taken
 
     def forget_results(self, env_ids: Collection[int]) -> None:
         """Tell nothing of episodes of these envs that have ended: their rows do not leave."""
-        self._results = [one for one in self._results if one.env_id not in env_ids]
+        kept = [one for one in self._results if one.env_id not in env_ids]
+        self._results.clear()
+        self._results += kept
 
     def create(self, slot: Slot) -> None:
         """Begin an episode whose first observations are awaited."""

@@ -84,7 +84,7 @@ def test_reading_clears_all_but_the_lifetime() -> None:
 def test_of_episodes_that_nobody_reads_the_latest_are_kept_and_all_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("envbus.runner.data.metrics._MAX_RESULTS", 3)
+    monkeypatch.setattr("envbus.runner.data.metrics.MOST_RESULTS", 3)
     metrics, other = SampleMetrics(), SampleMetrics()
     for number in range(10):
         metrics.add_episode(result(eps_id=number, length=number, faulty=number > 8, fragments=1))

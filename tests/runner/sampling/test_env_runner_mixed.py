@@ -365,6 +365,26 @@ def test_what_serving_collects_is_bounded() -> None:
         assert runner.get_metrics()["num_dropped_rows"] == 30
 
 
+def test_of_many_episodes_that_have_ended_the_latest_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("envbus.runner.sampling.dict_sampler.MOST_RESULTS", 3)
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS)
+    ended = threading.Event()
+
+    def play(client: ExternalEnvClient) -> None:
+        for length in range(1, 6):
+            play_episode(client, length, training_enabled=False)
+        ended.set()
+
+    with simulators(bridge.address, play), EnvRunner(bridge, zeros) as runner:
+        while not ended.is_set():
+            runner.serve(0.1)
+        sample = runner.sample(timeout=0.2)
+        assert [one.length for one in sample.episodes] == [3, 4, 5]
+        assert runner.sample(timeout=0.0).episodes == ()
+
+
 def test_an_episode_without_end_is_given_up_where_whole_ones_are_awaited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
