@@ -223,8 +223,9 @@ class PolicyWorkers(StaysHere):
             max_version_lag=max_version_lag,
             share_from=share_from,
         )
-        #: Those of this process, which are told what is pushed.
-        self._policies: weakref.WeakSet[RemotePolicy] = weakref.WeakSet()
+        #: Those of this process, which are told what is pushed. No `WeakSet`: one that is listed
+        #: while another thread adds to it raises.
+        self._policies: set[weakref.ref[RemotePolicy]] = set()
         # The thread that watches the processes must not keep this object alive, nor outlive it.
         self._finalizer = weakref.finalize(self, without_interrupts()(self._processes.close), 0.0)
         try:
@@ -242,7 +243,7 @@ class PolicyWorkers(StaysHere):
         name = self._handle.checked_id(policy_id)
         policy = RemotePolicy(self._handle, name, self._processes.push)
         policy.note_push(*self._processes.latest(name))
-        self._policies.add(policy)
+        self._policies.add(weakref.ref(policy, self._policies.discard))
         return policy
 
     def handle(self) -> PolicyHandle:
@@ -273,7 +274,7 @@ class PolicyWorkers(StaysHere):
         check_kind("weights", weights, Mapping, example="policy.get_weights()")
         name = self._handle.checked_id(policy_id)
         push, version = self._processes.push(name, weights, version)
-        for policy in list(self._policies):
+        for policy in self._living():
             if policy.policy_id == name:
                 policy.note_push(push, version)
         return version
@@ -305,7 +306,7 @@ class PolicyWorkers(StaysHere):
 
         What is in flight fails with `ClosedError`.
         """
-        for policy in list(self._policies):
+        for policy in self._living():
             policy.close()
         self._finalizer.detach()
         self._processes.close(self._close_timeout)
@@ -319,6 +320,10 @@ class PolicyWorkers(StaysHere):
     def __repr__(self) -> str:
         ids = ", ".join(self._handle.policy_ids)
         return f"<PolicyWorkers {ids}: {len(self._processes.up())} of {self._num_workers} ready>"
+
+    def _living(self) -> list[RemotePolicy]:
+        """Return the policies of this process that somebody has; other threads may make some."""
+        return [policy for one in list(self._policies) if (policy := one()) is not None]
 
     def _counts(self) -> tuple[dict[str, PolicyWorkerCounts], list[str]]:
         """Ask all workers; return their counts by name, and who said nothing."""

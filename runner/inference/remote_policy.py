@@ -270,8 +270,9 @@ class RemotePolicy(TwoStepPolicy):
         self._newest_push, self.policy_version = self._push(self.policy_id, weights, version)
 
     def note_push(self, push: int, version: int) -> None:
-        """The workers were sent weights."""
-        self._newest_push, self.policy_version = push, version
+        """The workers were sent weights; threads that send some may tell in another order."""
+        if push >= self._newest_push:
+            self._newest_push, self.policy_version = push, version
 
     def close(self) -> None:
         """Let go of the local links to the workers, which go on. Idempotent."""

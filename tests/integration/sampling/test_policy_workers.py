@@ -6,6 +6,7 @@ import functools
 import os
 import pickle
 import resource
+import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -266,6 +267,27 @@ def test_weights_that_were_pushed_are_those_that_are_got() -> None:
         for number in range(MAX_UNDER_WAY):  # more may wait until a worker has looked at some
             workers.set_weights({"offset": float(number)})
             assert policy.get_weights()["offset"] == number
+
+
+def test_weights_are_pushed_while_another_thread_makes_policies() -> None:
+    over, usual = threading.Event(), sys.getswitchinterval()
+    with PolicyWorkers(make_probe) as workers:
+        kept = [workers.policy() for _ in range(2000)]
+
+        def make() -> None:
+            while not over.is_set():
+                workers.policy()
+
+        maker = threading.Thread(target=make)
+        sys.setswitchinterval(1e-6)
+        maker.start()
+        try:
+            versions = [workers.set_weights({"offset": 1.0}) for _ in range(100)]
+        finally:
+            over.set()
+            sys.setswitchinterval(usual)
+            maker.join()
+        assert {policy.policy_version for policy in kept} == {versions[-1]}
 
 
 def test_a_state_pairs_weights_with_their_version_after_many_pushes_and_refused_ones() -> None:
