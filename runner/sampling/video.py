@@ -209,7 +209,10 @@ class VideoRecorder(Callbacks):
         if env_id in self._open:
             film = self._open.pop(env_id)
             try:
+                ffmpeg = _ffmpeg_of(film.writer)
                 film.writer.close()
+                if ffmpeg is not None and (code := ffmpeg.poll()):
+                    raise OSError(f"ffmpeg has ended with {code}: it could not write all of it")
                 if film.has_frames:
                     film.unfinished.replace(film.path)
             except Exception as exc:  # as above
@@ -219,6 +222,16 @@ class VideoRecorder(Callbacks):
         logger.error("the film %s is given up: %s: %s", film.path, type(exc).__name__, exc)
         with contextlib.suppress(OSError):
             film.unfinished.unlink(missing_ok=True)
+
+
+def _ffmpeg_of(writer: Any) -> Any:
+    """Return the process that writes a film; None: there is none.
+
+    Short films are written when they end, and imageio does not say how its ffmpeg has ended. The
+    process is known to its generator only.
+    """
+    frame = getattr(getattr(writer, "_write_gen", None), "gi_frame", None)
+    return None if frame is None else frame.f_locals.get("p")
 
 
 def _import_imageio(suffix: str) -> Any:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -182,6 +183,22 @@ def test_a_film_that_cannot_be_written_is_given_up_and_the_sample_goes_on(
     shutil.rmtree(tmp_path / "films")
     runner.stop()
     assert runner.envs.closed
+
+
+def test_a_film_whose_end_finds_no_room_is_given_up(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = make([drawn(3)], episodes=1, suffix=".mp4")
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+    try:
+        assert len(runner.sample(num_episodes=1).single()) == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert "env-0-eps-0.mp4 is given up: OSError: ffmpeg has ended with " in caplog.text
+    assert not list((tmp_path / "films").glob("*eps-0.mp4"))
+    runner.sample(num_episodes=1)
+    assert len(films(tmp_path)["env-0-eps-1.mp4"]) == 4
 
 
 class OddlyDrawnEnv(DrawnEnv):
