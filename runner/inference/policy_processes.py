@@ -300,6 +300,8 @@ class PolicyProcesses:
         self._started = self._closed = False
         #: When the folder is looked at.
         self._look_at = 0.0
+        #: Whether the status file there says how things are: not if it found no room, for example.
+        self._told = False
         self._complaints = Complaints(logger, every=_COMPLAINT_INTERVAL)
         self._owner = os.getpid()
         self._bell = Bell()
@@ -498,7 +500,7 @@ class PolicyProcesses:
 
     def _keep_folder(self) -> None:
         """Have made again what was removed, or nobody who comes later would find the workers."""
-        if not status_exists(self.directory):
+        if not self._told or not status_exists(self.directory):
             self._tell()
         for worker in self._workers:
             worker.keep_socket()
@@ -580,11 +582,13 @@ class PolicyProcesses:
     def _tell(self) -> None:
         """Write in the status file, and wake who waits for a change."""
         status = StatusFile(workers=[each.entry() for each in self._workers])
+        self._told = False
         try:
             if not make_folder(self.directory):
                 self._sign.hide()  # who comes later is told at once, and does not wait
                 raise FileNotFoundError(f"{self.directory} was removed, and cannot be made again")
             write_status(self.directory, status)
+            self._told = True
             if not self._closed:
                 self._sign.show()
         except (OSError, TransportError) as exc:  # those who know the workers go on

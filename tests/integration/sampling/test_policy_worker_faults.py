@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -18,10 +19,11 @@ from envbus.bus.errors import ClosedError, PeerLostError, RestartLimitError, Tra
 from envbus.bus.process.process_group import ProcessGroup
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd
+from envbus.runner.inference import policy_processes
 from envbus.runner.inference.policy_protocol import OpenLocalLink
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.inference.remote_policy import PolicyHandle
-from envbus.runner.inference.worker_discovery import hand_over, handover_path
+from envbus.runner.inference.worker_discovery import StatusFile, hand_over, handover_path
 from tests.integration.group_children import PATIENCE, Driver, is_alive, traced, wait_until
 from tests.integration.policies_under_test import Picky, Probe, hold, kill, make_probe, rows
 
@@ -104,6 +106,25 @@ def test_a_worker_is_started_once_more_if_there_was_no_memory_for_its_start(
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: workers.pids() not in ([], [victim]), "a replacement")
     assert failed
+
+
+def test_a_worker_that_was_replaced_while_the_disk_was_full_is_found_once_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write_status(_folder: Path, status: StatusFile) -> None:
+        refused.extend((worker.incarnation, worker.state) for worker in status.workers)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    refused: list[tuple[int, str]] = []
+    with PolicyWorkers(make_probe, restart=OFTEN, timeout=20.0) as workers:
+        policy = workers.policy()
+        (victim,) = workers.pids()
+        with monkeypatch.context() as full:
+            full.setattr(policy_processes, "write_status", write_status)
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda: (1, "up") in refused, "a replacement")
+            assert "nobody new can find the policy workers: [Errno 28]" in caplog.text
+        assert policy.compute_actions(rows(3), None).actions.tolist() == [3]
 
 
 class Failing(logging.Handler):
