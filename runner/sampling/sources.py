@@ -252,6 +252,8 @@ class BridgeSource:
         self._env_ids: dict[int, str] = {}
         #: Episodes that are over: their numbers are free when nobody speaks of them any more.
         self._closed: list[Slot] = []
+        #: What the bridge has brought, until all of it was taken in.
+        self._brought: BridgeResult | None = None
         #: Episodes in which somebody waits for an action.
         self._waiting: set[str] = set()
         #: Episodes whose clients wait to be told that they are over.
@@ -283,15 +285,23 @@ class BridgeSource:
     def poll(self, timeout: float | None, min_envs: int) -> Polled:
         """Wait for episodes; `min_envs` is the bridge's own number.
 
-        Who waits for an action is known then, also if Ctrl-C keeps what came from the caller.
+        Who waits for an action is known then, also if Ctrl-C keeps what came from the caller, or
+        where memory runs out on the way: the next call returns it then.
         """
         del min_envs
         closed, self._closed = self._closed, []
         for slot in closed:
             del self._env_ids[slot.env_id]
             self._numbers.give_back(slot.env_id)
-        wait = _PATIENCE if timeout is None else min(timeout, _PATIENCE)
-        result = self._bridge.poll(wait, min_envs=self._min_envs)
+        if self._brought is None:
+            wait = _PATIENCE if timeout is None else min(timeout, _PATIENCE)
+            self._brought = self._bridge.poll(wait, min_envs=self._min_envs)
+        result = self._brought
+        # First of all: what fails below is told to them.
+        self._waiting |= result.observations.keys() - result.off_policy_actions.keys()
+        self._waiting -= set(result.ended)
+        if self._bridge.confirm_ends:
+            self._unconfirmed += result.ended
         told_of = [*result.observations, *(fault.episode_id for fault in result.faults)]
         opened = [self._open(i, result) for i in told_of if i not in self._slots]
         over = timeout is not None and timeout <= _PATIENCE
@@ -303,11 +313,8 @@ class BridgeSource:
             missed={self._slots[i].env_id for i in result.missed if i in result.observations},
             choices={self._slots[i].env_id: choice for i, choice in result.choices.items()},
         )
-        self._waiting |= result.observations.keys() - result.off_policy_actions.keys()
         self._closed = [self._slots.pop(episode_id) for episode_id in result.ended]
-        self._waiting -= set(result.ended)
-        if self._bridge.confirm_ends:
-            self._unconfirmed += result.ended
+        self._brought = None
         self._tell_of_silence(polled)
         return polled
 
@@ -329,8 +336,8 @@ class BridgeSource:
                 some = by_version.setdefault(slot.policy_version, {})
                 some[slot.episode_id] = own if clip is None else clip(own)
         for version, some in by_version.items():
-            self._waiting -= some.keys()
             self._bridge.send_actions(some, policy_version=version)
+            self._waiting -= some.keys()  # not before: who got nothing is told what was raised
 
     def reset(self, env_ids: Sequence[int]) -> None:
         """Never called: episodes begin by themselves."""

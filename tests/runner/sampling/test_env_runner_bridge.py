@@ -25,6 +25,7 @@ from envbus.runner.policies.policy import PolicyOutput
 from envbus.runner.sampling.callbacks import CallbackError, Callbacks
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
+from envbus.runner.sampling.sources import BridgeSource
 from envbus.runner.workers.faults import FaultCause
 from tests.runner.sampling_scenes import Log, zeros
 from tests.runner.simulators import (
@@ -380,6 +381,50 @@ def test_who_waits_is_told_of_ctrl_c_that_comes_as_soon_as_the_bridge_has_told_o
     assert len(told) == 1
     assert "KeyboardInterrupt" in told[0]
     assert batch["t"].tolist() == [*range(3)] * 2
+
+
+@pytest.mark.parametrize("place", ["_open", "_by_env", "_by_env at the end", "send_actions"])
+def test_who_waits_is_told_where_memory_runs_out_on_the_way_to_the_policy_or_back(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, _, at_end = place.partition(" ")
+    owner = ExternalEnvBridge if name == "send_actions" else BridgeSource
+    real, failed = getattr(owner, name), False
+    told: list[int] = []
+
+    def short(*args: Any, **kwargs: Any) -> Any:
+        nonlocal failed
+        if name == "_by_env":
+            is_due = bool(args[1].ended if at_end else args[1].observations)
+        else:
+            is_due = True
+        if is_due and not failed:
+            failed = True
+            raise MemoryError
+        return real(*args, **kwargs)
+
+    def play(client: ExternalEnvClient) -> None:
+        episode = client.start_episode()
+        for t in range(3):
+            try:
+                client.get_action(episode, obs(t))
+            except MemoryError:
+                told.append(t)
+        try:
+            client.end_episode(episode, obs(3))
+        except MemoryError:
+            told.append(3)
+
+    monkeypatch.setattr(owner, name, short)
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS, confirm_ends=True)
+    runner = EnvRunner(bridge, zeros)
+    with simulators(address(runner), for_ever(play)), runner:
+        with pytest.raises(MemoryError):
+            runner.sample(num_episodes=2, timeout=PATIENCE)
+        sample = runner.sample(num_episodes=2, timeout=PATIENCE)
+    assert told == [3 if at_end else 0]
+    assert sample.single()["t"].tolist()[-3:] == [*range(3)]
+    assert set(sample.single()["env_id"]) == {0}  # of what was over nothing is kept
 
 
 @pytest.mark.parametrize("fails", [False, True])
