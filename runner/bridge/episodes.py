@@ -195,16 +195,21 @@ class Episodes:
         effects: list[Effect] = []
         ready = iter(self._table.ready.items())
         again: dict[str, Episode] = {}
-        for episode_id, episode in itertools.islice(ready, most):
-            record = episode.take()
-            records.append(record)
-            session = self._table.sessions.by_secret(episode.session)
-            if session is not None:
-                session.num_bytes -= record.size
-            if record.held:
-                effects += self._table.resolve(record.held)
-            if episode.num_queued:
-                again[episode_id] = episode
+        try:
+            for episode_id, episode in itertools.islice(ready, most):
+                record = episode.take()
+                records.append(record)
+                session = self._table.sessions.by_secret(episode.session)
+                if session is not None:
+                    session.num_bytes -= record.size
+                if record.held:
+                    effects += self._table.resolve(record.held)
+                if episode.num_queued:
+                    again[episode_id] = episode
+        except BaseException:  # memory ran out: none stays ready of which all was taken
+            table = self._table
+            table.ready = {i: episode for i, episode in table.ready.items() if episode.num_queued}
+            raise
         self._table.ready = {**dict(ready), **again}
         return records, effects
 

@@ -474,6 +474,28 @@ def test_a_client_that_logs_faster_than_the_runner_takes_has_to_wait() -> None:
     assert answered[0] == SendReply(A, number, Logged())
 
 
+def test_what_others_have_can_be_taken_where_memory_ran_out_as_something_was_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(max_queued=1)
+    for episode in ("e", "f"):
+        scene.start(episode)
+    scene.log("e", 0, 0)
+    assert scene.log("e", 1, 0) is None  # it is held
+    scene.take()
+    scene.ask("f", 0)
+
+    def short(*_: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.episodes._table, "resolve", short)
+        with pytest.raises(MemoryError):
+            scene.episodes.collect()
+    records, _ = scene.episodes.collect()
+    assert [record.episode_id for record in records] == ["f"]
+
+
 @pytest.mark.parametrize("kind", ["LogStep", "ClientFragment", "End"])
 def test_whoever_waits_is_told_once_when_its_time_is_over_and_what_it_sent_counts(
     kind: str,
