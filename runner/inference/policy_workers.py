@@ -304,12 +304,13 @@ class PolicyWorkers(StaysHere):
     def close(self) -> None:
         """End all workers; those that do not leave within `close_timeout` are killed. Idempotent.
 
-        What is in flight fails with `ClosedError`.
+        What they have not answered by then fails with `ClosedError`.
         """
-        for policy in self._living():
-            policy.close()
         self._finalizer.detach()
         self._processes.close(self._close_timeout)
+        # Last: a thread that waits for an answer is told of its worker's end, and not of this.
+        for policy in self._living():
+            policy.close()
 
     def __enter__(self) -> PolicyWorkers:
         return self
