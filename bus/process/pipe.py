@@ -498,6 +498,18 @@ class PipeCodec:
         outbox.flush()
         return frames
 
+    def check(self, payload: Payload) -> None:
+        """See that a payload could be sent; nothing is.
+
+        Raises:
+            EncodeError: Something in it cannot be pickled, or a limit is exceeded.
+        """
+        self._outbox.lenient = isinstance(payload, self._lenient)
+        try:
+            encode(payload, self._outbox)
+        finally:
+            self._outbox.discard()
+
     def decode(self, payload_type: type[P], frames: Frames) -> P:
         """Return the payload, its objects fetched from the pipe.
 

@@ -395,6 +395,7 @@ class EnvRunnerGroup(StaysHere):
 
         Raises:
             ConfigError: There is no such policy, or it is in policy workers. Nothing was sent.
+            EncodeError: They cannot be pickled, or are larger than a message. Nothing was sent.
         """
         self._assert_open()
         check_weights(weights, version)
@@ -567,7 +568,7 @@ class EnvRunnerGroup(StaysHere):
             ConfigError: It has a policy that is not here, or is in policy workers, or lacks a
                 connector that is here. Nothing was set.
             Exception: What a connector, or the metrics, raise that do not take their part, or what
-                weights raise that cannot be copied. Nothing was set.
+                weights raise that cannot be copied, or sent. Nothing was set.
         """
         self._assert_open()
         check_state(state, "weights", "policy_versions", "connectors", "metrics")
@@ -585,6 +586,7 @@ class EnvRunnerGroup(StaysHere):
         ids = checked_ids(state)
         rounds.check_connectors(connectors)
         weights = copy.deepcopy(dict(weights))
+        rounds.check_weights(weights)
         connectors = copy.deepcopy({name: connectors[name] for name in rounds.connector_states})
         self.metrics.set_state(state["metrics"])  # all of it or nothing
         rounds.go_on_from(*ids)

@@ -123,6 +123,12 @@ class RunnerWorkerGroup(WorkerGroup[RunnerProcess]):
         assert self._made is not None
         return self._made.elsewhere
 
+    def check(self, request: Request[Any]) -> None:
+        """Raise EncodeError for a request that cannot be sent."""
+        codec = self.actors[0].codec  # of whichever, in whichever life
+        assert isinstance(codec, PipeCodec)
+        codec.check(request)
+
     # --- how a runner comes up: its envs are made, then, when it is known which, itself ---------
 
     def _start(self, actor: RunnerProcess) -> None:
@@ -394,9 +400,11 @@ class Rounds:
 
         Raises:
             ConfigError: There is no such policy. Nothing was sent.
+            EncodeError: Some cannot be sent. Nothing was.
         """
         check_known(weights, self.versions)
         copies = {policy_id: copy.deepcopy(values) for policy_id, values in weights.items()}
+        self.check_weights(copies)
         for policy_id, values in copies.items():
             if isinstance(version, Mapping):
                 fresh = version[policy_id]
@@ -409,6 +417,15 @@ class Rounds:
         for actor in self.ready():
             if not self.states[actor.index].is_pushing:
                 self._push(actor)
+
+    def check_weights(self, weights: Mapping[str, Weights]) -> None:
+        """See that weights can be sent: else whatever is asked later would fail, as they go first.
+
+        Raises:
+            EncodeError: Some cannot.
+        """
+        pairs = {policy_id: (values, 0) for policy_id, values in weights.items()}
+        self._worker_group.check(PushWeights(weights=Tree(pairs)))
 
     def check_connectors(self, states: Mapping[str, Any]) -> None:
         """Look whether runners' connectors will take these states over.

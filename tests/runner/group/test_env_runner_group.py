@@ -606,6 +606,32 @@ def test_weights_that_all_runners_refuse_are_told_once_and_each_sample_has_its_o
     assert state["weights"]["a"]["number"].tolist() == [2]
 
 
+class _Stays:
+    """Can be copied, and not sent."""
+
+    def __deepcopy__(self, memo: Any) -> _Stays:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it stays here")
+
+
+def test_weights_that_cannot_be_sent_are_refused_at_once_and_all_goes_on(make: Make) -> None:
+    group = make()
+    state = group.get_state()
+    group.sample_async()
+    group.set_weights({"default_policy": {"number": np.array([1])}})  # those after it have to wait
+    stays = {"default_policy": {"number": _Stays()}}
+    with pytest.raises(EncodeError, match="it stays here"):
+        group.set_weights(stays)
+    with pytest.raises(EncodeError, match="it stays here"):
+        group.set_state({**state, "weights": stays})
+    group.collect(2, timeout=PATIENCE)
+    batch = group.sample(40, timeout=PATIENCE).single()
+    assert set(batch["actions"].tolist()) == set(batch["policy_version"].tolist()) == {1}
+    assert group.policy_versions == {"default_policy": 1}
+
+
 def test_weights_of_one_policy_leave_alone_what_a_function_gave_another(make: Make) -> None:
     def pool(index: int) -> ActorPool:
         return ActorPool([CountingEnv] * 2, num_actors=1, autoreset_mode="Disabled")
