@@ -150,7 +150,15 @@ class EpisodeWriter:
             episodes |= set(rows["eps_id"].tolist())
         if len(self._ids) >= _MAX_IDS or not self._ids.isdisjoint(episodes):
             self._rename()
-        self._append(tables)
+        try:
+            self._append(tables)
+        except OSError as exc:
+            full = [key for key in tables if key in self._shards]
+            if exc.errno != errno.EFBIG or not full:
+                raise
+            for key in full:  # no file may be larger here: the rows go to another one
+                self._retire(key)
+            self._append(tables)
         self._ids |= episodes
         self.num_rows += sum(len(rows) for rows in parts.values())
         self.num_episodes += len(episodes)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import os
 import platform
+import resource
 import shutil
 import signal
 import subprocess
@@ -261,7 +262,8 @@ def room_for(size):
     if how == "limit":
         largest = max([path.stat().st_size for path in Path(folder).glob("*/*.arrows")], default=0)
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest + size, hard))
+        # Where an open file may grow by a part of the rows only, another one takes them.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + largest * (size >= 5000), hard))
         try:
             yield
         finally:
@@ -519,6 +521,25 @@ def test_shards_that_cannot_be_completed_cost_no_descriptors(tmp_path: Path) -> 
         writer.write(episode(20, 4))
         assert not list(tmp_path.glob("*/*.arrows"))
     assert lengths(tmp_path) == {0: 2} | dict.fromkeys(range(1, 21), 4)
+
+
+def test_where_a_file_may_not_be_larger_rows_go_to_another_one(tmp_path: Path) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    with EpisodeWriter(tmp_path) as writer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+        try:
+            for eps_id in range(10):
+                rows = {"a": episode(eps_id, 9, width=500), "b": episode(eps_id, 2)}
+                writer.write(MultiAgentBatch(rows, 9))
+            with pytest.raises(OSError, match="File too large"):
+                writer.write(episode(10, 9, width=5000))  # no file takes so much
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    found = {
+        int(one["a"]["eps_id"][0]): (len(one["a"]), len(one["b"]))
+        for one in read_episodes(tmp_path)
+    }
+    assert found == dict.fromkeys(range(10), (9, 2))
 
 
 def test_an_episode_that_cannot_be_written_is_refused_whole_and_the_writer_goes_on(
