@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import os
@@ -633,6 +634,8 @@ _CHUNK: Final = 64 * 1024
 _TAIL_BYTES: Final = 16 * 1024
 #: What a pipe that has any room takes without blocking (PIPE_BUF).
 _WRITE: Final = 4096
+#: What a file may have room for later says: a full disk, a quota, a log that is cut off when large.
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Bytes taken at a child's end: what a pipe holds at most, unless somebody goes on writing.
 _LAST_CHUNK: Final = 1024 * 1024
 
@@ -736,8 +739,8 @@ class StderrRelay:
                 del self._waiting[: os.write(self._target, self._waiting[:_WRITE])]
             except BlockingIOError:  # others write there, too, and were faster
                 return
-            except OSError:  # a terminal that was closed, a pipe without a reader, a full disk
-                self._target_gone = True
+            except OSError as exc:  # a terminal that was closed, a pipe without a reader
+                self._target_gone = exc.errno not in _NO_ROOM
                 self._waiting.clear()
 
     def _hang_up(self) -> None:

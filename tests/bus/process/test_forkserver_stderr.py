@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import time
 from collections.abc import Iterator
@@ -145,3 +146,20 @@ def test_a_file_that_is_written_to_by_others_is_not_overwritten(tmp_path: Path) 
         finally:
             relay.close()
     assert (tmp_path / "log").read_bytes() == b"one\nother\ntwo\nother\n"
+
+
+def test_a_log_without_room_is_written_to_again_once_there_is(tmp_path: Path) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    with (tmp_path / "log").open("wb") as log:
+        relay = StderrRelay(log.fileno())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            os.write(relay.child_fd, b"lost\n")
+            relay.pump()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        os.write(relay.child_fd, b"a warning\n")
+        relay.pump()
+        relay.close()
+    assert (tmp_path / "log").read_bytes() == b"a warning\n"
+    assert bytes(relay.tail) == b"lost\na warning\n"
