@@ -7,6 +7,7 @@ process (`process/pipe.py`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -64,7 +65,8 @@ class Arena:
                 os.close(fd)
                 raise
         except OSError as error:
-            raise ConfigError(_too_little(size, str(error.strerror))) from error
+            limit = " (ulimit -f counts memory, too)" if error.errno == errno.EFBIG else ""
+            raise ConfigError(_too_little(size, f"{error.strerror}{limit}")) from error
 
     @classmethod
     def attach(cls, fd: int, size: int) -> Arena:

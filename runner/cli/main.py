@@ -141,7 +141,7 @@ def _report(exc: Exception) -> int:
         )
     elif isinstance(exc, EnvbusError):
         text = str(exc)
-    elif isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+    elif isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         # What could not be printed is not tried again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         text = f"nothing more can be written: {exc}"
