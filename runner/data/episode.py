@@ -160,6 +160,8 @@ class EpisodeRecorder:
         self._asked: list[AgentID] = []
         self._returns: dict[AgentID, float] = {}
         self._unrecorded_reward = 0.0
+        #: An observation was lost, which may have been the first one of any agent.
+        self._misses_some = False
 
     @property
     def done(self) -> bool:
@@ -197,13 +199,12 @@ class EpisodeRecorder:
             infos: By agent.
             rewards: By agent, of what came before.
             void: These rewards followed an observation that was lost: they count for the episode,
-                and are in no row.
+                and are in no row, as those of agents that are not observed yet.
         """
         self._check_ids(observations)
         for agent_id, reward in (rewards or {}).items():
             self._add_reward(agent_id, reward)
-        if void:
-            self._unrecorded_reward += sum(agent.forget_reward() for agent in self._agents.values())
+        self._misses_some = void
         self.last_infos.update(infos or {})
         for agent_id, observation in observations.items():
             self._begin(agent_id, observation)
@@ -308,8 +309,10 @@ class EpisodeRecorder:
         Args:
             agent_ids: Whose; None: of all that were asked.
             everybody: Also of those who had acted before, and wait: an observation was lost, which
-                may have been theirs.
+                may have been theirs. Rewards of those that come later are in no row, either, before
+                they are observed.
         """
+        self._misses_some |= everybody
         void = set(self._asked if agent_ids is None else agent_ids)
         if everybody:
             void |= {agent_id for agent_id, agent in self._agents.items() if agent.goes_on}
@@ -443,9 +446,9 @@ class EpisodeRecorder:
     def _begin(self, agent_id: AgentID, observation: Tree) -> None:
         agent, choose = self._agent(agent_id), self._policy_mapping_fn
         policy_id = agent.policy_id
-        if policy_id is not None:  # it was broken off
+        if policy_id is not None or self._misses_some:  # it was broken off, maybe unseen
             self._unrecorded_reward += agent.forget_reward()
-        else:
+        if policy_id is None:
             policy_id = DEFAULT_POLICY_ID if choose is None else choose(agent_id, self)
         # Not before: of some agents it is known once they have observed.
         ragged = self._is_ragged is not None and self._is_ragged(agent_id)

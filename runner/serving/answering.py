@@ -210,7 +210,8 @@ class Recording:
             episode_id=episode_id,
             training_enabled=episode_id not in result.untrained,
         )
-        ready = episode.reset(observations, None, result.rewards[episode_id])
+        is_void = episode_id in result.missed
+        ready = episode.reset(observations, None, result.rewards[episode_id], void=is_void)
         terminated = bool(result.terminateds[episode_id][ALL])
         truncated = bool(result.truncateds[episode_id][ALL])
         if terminated or truncated:

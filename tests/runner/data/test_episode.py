@@ -627,6 +627,20 @@ def test_a_first_action_that_did_not_happen_leaves_nothing(acted: bool) -> None:
     assert recorder.result().unrecorded_reward == 4
 
 
+@pytest.mark.parametrize("at_first", [True, False])
+def test_rewards_of_an_agent_whose_first_observation_may_have_been_lost_are_in_no_row(
+    at_first: bool,
+) -> None:
+    recorder = EpisodeRecorder(1, 0)
+    act_all(recorder, recorder.reset({"a": obs(0)}, rewards={"a": 1.0}, void=at_first))
+    if not at_first:
+        recorder.unact(everybody=True)
+    act_all(recorder, recorder.step({"a": obs(1), "b": obs(1)}, {"b": 10.0}, GO_ON, GO_ON))
+    recorder.step({"a": obs(2), "b": obs(2)}, {"a": 100.0, "b": 100.0}, END, GO_ON)
+    assert rows(recorder)["rewards"].tolist() == ([0.0, 100.0, 100.0] if at_first else [100.0] * 2)
+    assert recorder.result().unrecorded_reward == 11.0
+
+
 def test_what_was_broken_off_is_dropped_with_a_faulty_episode() -> None:
     recorder = EpisodeRecorder(1, 0)
     act_all(recorder, recorder.reset({"a": obs(0)}))

@@ -120,6 +120,14 @@ def test_no_row_of_any_agent_leads_over_an_observation_that_never_came() -> None
     assert {name: rows["actions"].tolist() for name, rows in ended.items()} == {"p": [0], "q": [3]}
 
 
+def test_rewards_behind_a_first_observation_that_never_came_are_in_no_row() -> None:
+    recording = Recording(ONE)
+    recording.take(result({DUMMY_AGENT: 1}, 5.0, missed=True))
+    act(recording, 7)
+    ended = recording.take(result({DUMMY_AGENT: 2}, 1.0, ends="truncated"))
+    assert only(ended).policy_batches["p"]["rewards"].tolist() == [1.0]
+
+
 def test_a_policy_that_failed_leaves_a_gap_and_no_error() -> None:
     recording = Recording(ONE)
     recording.take(result({DUMMY_AGENT: 1}))  # nobody acts
