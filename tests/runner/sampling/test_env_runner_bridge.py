@@ -25,7 +25,6 @@ from envbus.runner.policies.policy import PolicyOutput
 from envbus.runner.sampling.callbacks import CallbackError, Callbacks
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
-from envbus.runner.sampling.sources import BridgeSource
 from envbus.runner.workers.faults import FaultCause
 from tests.runner.sampling_scenes import Log, zeros
 from tests.runner.simulators import (
@@ -383,25 +382,43 @@ def test_who_waits_is_told_of_ctrl_c_that_comes_as_soon_as_the_bridge_has_told_o
     assert batch["t"].tolist() == [*range(3)] * 2
 
 
-@pytest.mark.parametrize("place", ["_open", "_by_env", "_by_env at the end", "send_actions"])
-def test_who_waits_is_told_where_memory_runs_out_on_the_way_to_the_policy_or_back(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, _, at_end = place.partition(" ")
-    owner = ExternalEnvBridge if name == "send_actions" else BridgeSource
-    real, failed = getattr(owner, name), False
-    told: list[int] = []
+class Unreadable(dict[Any, Any]):
+    """There is no memory to look through it, the first time."""
 
-    def short(*args: Any, **kwargs: Any) -> Any:
-        nonlocal failed
-        if name == "_by_env":
-            is_due = bool(args[1].ended if at_end else args[1].observations)
-        else:
-            is_due = True
-        if is_due and not failed:
-            failed = True
+    is_read = False
+
+    def items(self) -> Any:
+        if not self.is_read:
+            self.is_read = True
             raise MemoryError
-        return real(*args, **kwargs)
+        return super().items()
+
+
+class ShortOfMemory(ExternalEnvBridge):
+    """Memory runs out once: when its owner takes in an observation or an end, or sends actions."""
+
+    place = ""
+
+    def poll(self, timeout: float | None = None, **numbers: Any) -> BridgeResult:
+        result = super().poll(timeout, **numbers)
+        due = {"observation": result.observations, "end": result.ended}
+        if due.get(self.place):
+            self.place = ""
+            result.choices = Unreadable()
+        return result
+
+    def send_actions(self, actions: Any, **settings: Any) -> None:
+        if self.place == "send":
+            self.place = ""
+            raise MemoryError
+        super().send_actions(actions, **settings)
+
+
+@pytest.mark.parametrize("place", ["observation", "end", "send"])
+def test_who_waits_is_told_where_memory_runs_out_on_the_way_to_the_policy_or_back(
+    place: str,
+) -> None:
+    told: list[int] = []
 
     def play(client: ExternalEnvClient) -> None:
         episode = client.start_episode()
@@ -415,14 +432,14 @@ def test_who_waits_is_told_where_memory_runs_out_on_the_way_to_the_policy_or_bac
         except MemoryError:
             told.append(3)
 
-    monkeypatch.setattr(owner, name, short)
-    bridge = ExternalEnvBridge(COUNTS, ACTIONS, confirm_ends=True)
+    bridge = ShortOfMemory(COUNTS, ACTIONS, confirm_ends=True)
+    bridge.place = place
     runner = EnvRunner(bridge, zeros)
     with simulators(address(runner), for_ever(play)), runner:
         with pytest.raises(MemoryError):
             runner.sample(num_episodes=2, timeout=PATIENCE)
         sample = runner.sample(num_episodes=2, timeout=PATIENCE)
-    assert told == [3 if at_end else 0]
+    assert told == [3 if place == "end" else 0]
     assert sample.single()["t"].tolist()[-3:] == [*range(3)]
     assert set(sample.single()["env_id"]) == {0}  # of what was over nothing is kept
 
