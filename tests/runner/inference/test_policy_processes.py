@@ -50,8 +50,8 @@ class NoProcessGroup:
         self.children: list[NoProcess] = []
         self.killed: list[Any] = []
 
-    def start(self, name: str, entry: str, *, method: str | None) -> NoProcess:
-        del name, entry, method
+    def start(self, name: str, entry: str, *, method: str | None, timeout: float) -> NoProcess:
+        del name, entry, method, timeout
         self.children.append(NoProcess())
         return self.children[-1]
 
