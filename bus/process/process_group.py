@@ -19,7 +19,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -311,12 +311,19 @@ class ProcessGroup:
                 self._connections.control.send(Kill(child.number), timeout=_ANSWER_TIMEOUT)
 
     @uninterrupted_call
-    def close(self, timeout: float = 5.0) -> list[Child]:
+    def close(
+        self, timeout: float = 5.0, wait: Callable[[float], bool] | None = None
+    ) -> list[Child]:
         """Wait until all children have ended, kill those that have not. Idempotent.
 
         Whoever wants them to end by themselves asks them before. Returns within `timeout` and
         three more seconds, also if the fork server is stopped or stuck. After two seconds the log
         says who is waited for, and until when.
+
+        Args:
+            timeout: Seconds that they have.
+            wait: Waits until `fileno` is readable, or a time of `time.monotonic`, and returns
+                whether it is: for who has something else to do meanwhile.
 
         Returns:
             Those that had to be killed.
@@ -325,7 +332,7 @@ class ProcessGroup:
             return []
         late: list[Child] = []
         try:
-            self._wait_for_ends(timeout)
+            self._wait_for_ends(timeout, wait or self._wait)
             late = list(self._children.values())
             if late:
                 self._have_killed(late)
@@ -554,10 +561,10 @@ class ProcessGroup:
         self._connections.renew(fresh)
         self._server = self._liveness_probe = None
 
-    def _wait_for_ends(self, timeout: float) -> None:
+    def _wait_for_ends(self, timeout: float, wait: Callable[[float], bool]) -> None:
         """Wait for children that were asked to end; tell of a longer wait."""
         begun = time.monotonic()
-        self._wait_for_exits(begun + min(timeout, PROGRESS_AFTER))
+        self._wait_for_exits(begun + min(timeout, PROGRESS_AFTER), wait)
         if self._children and timeout > PROGRESS_AFTER:
             late = ", ".join(f"{child.name} (pid {child.pid})" for child in self.children)
             logger.warning(
@@ -566,16 +573,16 @@ class ProcessGroup:
                 timeout - PROGRESS_AFTER,
                 cut(late, _LONGEST_LIST),
             )
-            self._wait_for_exits(begun + timeout)
+            self._wait_for_exits(begun + timeout, wait)
 
-    def _wait_for_exits(self, deadline: float) -> None:
-        while self._children:
-            with interruptible():
-                found = wait_for(self._connections.events, select.POLLIN, deadline)
-            if not found:
-                return
+    def _wait_for_exits(self, deadline: float, wait: Callable[[float], bool]) -> None:
+        while self._children and wait(deadline):
             for child, _ in self.exits():
                 child.pipe.close()
+
+    def _wait(self, deadline: float) -> bool:
+        with interruptible():
+            return bool(wait_for(self._connections.events, select.POLLIN, deadline))
 
     def _have_killed(self, children: Sequence[Child]) -> None:
         """Have the server kill children, and wait for their ends for a while."""
@@ -585,7 +592,7 @@ class ProcessGroup:
         with contextlib.suppress(EnvbusError):  # dead, and so are its children; or stuck
             for message in messages:
                 self._connections.control.send(message, timeout=deadline - time.monotonic())
-        self._wait_for_exits(deadline)
+        self._wait_for_exits(deadline, self._wait)
 
     def _kill_directly(self) -> None:
         """Kill the children that are left without the server, which is stuck or overloaded."""
@@ -594,7 +601,7 @@ class ProcessGroup:
             logger.warning("%s does not answer and gets no new children", self._server)
             self._server.retired = True
         kill_marked([child.mark for child in self.children], _DIRECT_KILL_TIMEOUT)
-        self._wait_for_exits(0.0)  # it may have answered after all
+        self._wait_for_exits(0.0, self._wait)  # it may have answered after all
         for child in self.children:
             if wait_until_gone([child.pid], 0.0):
                 self._on_exit(Exited(child.number, -signal.SIGKILL))

@@ -11,6 +11,8 @@ import logging
 import math
 import multiprocessing
 import secrets
+import select
+import time
 from collections.abc import Sequence
 from typing import Generic
 
@@ -23,7 +25,7 @@ from envbus.bus.broker.deadlines import NO_DEADLINE
 from envbus.bus.broker.events import MAX_HEARTBEAT, BrokerConfig
 from envbus.bus.broker.loop import Broker
 from envbus.bus.complaints import Lines
-from envbus.bus.errors import ClosedError, StartError, TransportError
+from envbus.bus.errors import ClosedError, EnvbusError, StartError, TransportError
 from envbus.bus.folders import keep_endpoint, name_folder
 from envbus.bus.peer.worker import PlainCodec
 from envbus.bus.process.pipe import Pipe, PipeCodec
@@ -32,6 +34,7 @@ from envbus.bus.transport.curve_keys import BrokerKeys
 from envbus.bus.transport.interface import RouterTransport
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd, usable_cores
 from envbus.bus.transport.local_router import LocalRouter
+from envbus.bus.transport.unix_sockets import wait_for
 from envbus.bus.transport.zmq_sockets import ZmqRouter
 from envbus.runner.workers.config import FleetConfig, choose_start_method
 from envbus.runner.workers.faults import FaultCause
@@ -254,8 +257,14 @@ class Connections(Generic[M]):
         if self._local_links is not None:
             self._local_links.drop_local_link(actor.identity)
 
-    def close(self, allowed: float, *, terminate: bool) -> None:
-        """Ask all actors to leave within `allowed` seconds and kill the others, or kill all."""
+    def close(self, allowed: float, *, terminate: bool, hears: bool = False) -> None:
+        """Ask all actors to leave within `allowed` seconds and kill the others, or kill all.
+
+        Args:
+            allowed: Seconds.
+            terminate: Do not ask, kill.
+            hears: Take what they still say meanwhile. Not where the broker is in use.
+        """
         try:
             if not terminate:
                 for actor in self._actors:
@@ -267,7 +276,8 @@ class Connections(Generic[M]):
                         self.broker.shut_down(actor.identity)
                 for peer in self._spares:
                     self.broker.shut_down(peer)
-            for child in self.process_group.close(allowed):
+            wait = self._hear_out if hears and not terminate else None
+            for child in self.process_group.close(allowed, wait):
                 if not terminate:
                     logger.warning("%s did not leave in %.3g s and was killed", child.name, allowed)
             if terminate:  # nobody here can kill those elsewhere
@@ -282,6 +292,27 @@ class Connections(Generic[M]):
                 if actor.child is not None:
                     actor.child.pipe.close()
             self.broker.close()
+
+    def _hear_out(self, deadline: float) -> bool:
+        """Wait for processes to end; return whether one may have.
+
+        Answers are taken and dropped, and what waits for room is sent: an actor that waits for room
+        itself, or that has not been told to leave, would never leave.
+        """
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                self.broker.poll(left)
+            except (EnvbusError, MemoryError):  # then without
+                return bool(wait_for(self.process_group, select.POLLIN, deadline))
+            for actor in self._actors:
+                if actor.child is not None:
+                    with contextlib.suppress(EnvbusError):  # it has ended
+                        actor.child.pipe.drain()
+            if wait_for(self.process_group, select.POLLIN, 0.0):
+                return True
+            if not left:
+                return False
 
     def _make_router(self, config: FleetConfig) -> RouterTransport:
         with_local_links = config.local_links and LOCAL_LINKS_EXIST

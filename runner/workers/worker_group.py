@@ -448,7 +448,8 @@ class WorkerGroup(ABC, Generic[M]):
         if not terminate:
             allowed = self.config.timeouts.close if timeout is None else max(timeout, 0.0)
         try:
-            self._connections.close(allowed, terminate=terminate)
+            hears = self._polled_by is None  # not so in a signal's handler, or another thread
+            self._connections.close(allowed, terminate=terminate, hears=hears)
         finally:  # also after Ctrl-C
             self._let_go()
         self._finished = True

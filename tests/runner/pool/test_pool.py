@@ -949,6 +949,27 @@ def test_close_lets_the_envs_close(make: Make, tmp_path: Path) -> None:
     assert (tmp_path / "closed").exists()
 
 
+class _WideEnv(TouchingEnv):
+    """What it returns fills a socket after some steps."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3500,), np.float64)
+
+    def _observe(self, action: int) -> Any:
+        return np.zeros(3500)
+
+
+def test_close_lets_envs_close_whose_answers_nobody_takes(make: Make, tmp_path: Path) -> None:
+    paths = [tmp_path / str(number) for number in range(16)]
+    envs = [partial(_WideEnv, path) for path in paths]
+    pool = make(envs, num_actors=1, shared_memory=False)
+    pool.reset(seed=0)
+    receive_all(pool, range(16))
+    for env_id in range(16):  # of one after the other, each has an answer of its own
+        pool.send([1], [env_id])
+    pool.close(timeout=PATIENCE)
+    assert all(path.exists() for path in paths)
+
+
 def test_an_exception_in_the_with_block_kills_at_once_and_comes_through() -> None:
     pids: list[int] = []
 
