@@ -5,6 +5,7 @@ Leaves out what it answers: env actors (`host.py`), runners and others hand that
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -101,7 +102,8 @@ def host(
         ),
         hosted.handlers,
         incarnation=bootstrap.incarnation,
-        codec=PipeCodec(pipe, lenient=lenient),
+        # Its owner may be away for as long as it likes; where that ends, so does the wait.
+        codec=PipeCodec(pipe, lenient=lenient, timeout=math.inf),
         amend=hosted.amend,
         beside=None if on_word is None else beside,
     )

@@ -342,14 +342,19 @@ class PipeOutbox:
     One outbox serves one message after the other: `add` while it is encoded, then `flush`
     before it is sent (or `discard` if it is not), so that the parcel is there first.
 
+    Args:
+        pipe: This side's end.
+        timeout: Seconds that `flush` may wait for room.
+
     Attributes:
         lenient: A `Placeholder` stands for what cannot be pickled, with one warning.
     """
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Pipe, *, timeout: float = SEND_TIMEOUT) -> None:
         self.lenient = False
         self._warned = False
         self._pipe = pipe
+        self._timeout = timeout
         self._pickles: list[bytes] = []
         self._number = 0
 
@@ -388,7 +393,7 @@ class PipeOutbox:
             return
         number, pickles = self.number, self._pickles
         self.discard()
-        self._pipe.send_bytes(number, pickle.dumps(pickles))
+        self._pipe.send_bytes(number, pickle.dumps(pickles), self._timeout)
 
     def discard(self) -> None:
         """Forget what was added; its message is not sent."""
@@ -470,13 +475,19 @@ class PipeCodec:
         lenient: Payload types in which an object that cannot be pickled, or not be rebuilt here, is
             replaced by a `Placeholder`, with one warning, instead of failing the payload.
         writable: Decoded arrays are copies of the caller's own, not read-only views.
+        timeout: Seconds that `encode` may wait for the other side to read.
     """
 
     def __init__(
-        self, pipe: Pipe, *, lenient: tuple[type[Payload], ...] = (), writable: bool = False
+        self,
+        pipe: Pipe,
+        *,
+        lenient: tuple[type[Payload], ...] = (),
+        writable: bool = False,
+        timeout: float = SEND_TIMEOUT,
     ) -> None:
         _take_main_along()
-        self._outbox = PipeOutbox(pipe)
+        self._outbox = PipeOutbox(pipe, timeout=timeout)
         self._inbox = PipeInbox(pipe)
         self._lenient = lenient
         self._writable = writable

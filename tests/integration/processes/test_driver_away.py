@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from envbus.actors.testing import CountingEnv
 from envbus.runner import ActorPool, BusVectorEnv, Timeouts
 from tests.waiting import pass_time
 
@@ -60,6 +63,29 @@ def test_an_actor_of_a_vector_env_that_died_meanwhile_crashed_and_was_not_late()
         _, _, _, truncations, infos = envs.step_wait()
         assert truncations.tolist() == [True, True, False, False]
         assert [infos["fault"]["cause"][i] for i in (0, 1)] == ["crash", "crash"]
+
+
+class _ObjectEnv(CountingEnv):
+    """Its infos hold what goes over its actor's pipe."""
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"path": Path("seen")}
+
+
+@pytest.mark.slow
+def test_no_answer_is_lost_for_which_the_pipe_has_no_room_meanwhile() -> None:
+    with ActorPool([_ObjectEnv] * 350, num_actors=1) as pool:
+        pool.reset(seed=0)
+        pool.recv(min_envs=350)
+        for env_id in range(350):
+            pool.send([1], [env_id])
+        pass_time(10.5)  # longer than others wait for room
+        received: list[int] = []
+        while len(received) < 350:
+            batch = pool.recv(timeout=20.0)
+            assert not batch.late
+            received += batch.env_ids.tolist()
+        assert sorted(received) == list(range(350))
 
 
 STEPS = """
