@@ -15,8 +15,10 @@ import pytest
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.actors.external import link
+from envbus.actors.external.protocol import Logged, LogReturns
 from envbus.bus.complaints import PROGRESS_AFTER
 from envbus.bus.errors import ClosedError, ConfigError, RequestTimeoutError
+from envbus.bus.wire.codec import encode
 from envbus.runner import ExternalEnvBridge
 from tests.integration.bus_programs import free_port
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
@@ -105,6 +107,61 @@ def test_a_client_to_nobody_says_so_after_a_while(caplog: pytest.LogCaptureFixtu
         ExternalEnvClient(nobody, timeouts=ClientTimeouts(connect=PROGRESS_AFTER + 0.3))
     (text,) = [text for text in caplog.messages if "is waited for" in text]
     assert nobody in text
+
+
+class Expired:
+    """A lock whose first wait is over at once, as after a stop for longer than it may take."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.release = lock.release
+        self._lock = lock
+        self.was_stopped = False
+
+    def acquire(self, *, timeout: float = -1.0) -> bool:
+        if timeout >= 0.0 and not self.was_stopped:
+            self.was_stopped = True
+            return False
+        return self._lock.acquire(timeout=timeout)
+
+
+class StoppedWaiter(link.Waiter):
+    """Waits for others by such locks."""
+
+    own: Any = None
+
+    @property
+    def bell(self) -> Any:
+        return self.own
+
+    @bell.setter
+    def bell(self, lock: threading.Lock | None) -> None:
+        self.own = None if lock is None else Expired(lock)
+
+
+def test_a_program_that_was_stopped_for_long_looks_at_the_clock_before_it_gives_up(
+    address: str,
+) -> None:
+    over = threading.Event()
+    with ExternalEnvClient(address) as client:
+
+        def beside() -> None:
+            client.start_episode("beside")
+            while not over.is_set():
+                client.log_returns("beside", 1.0)
+
+        def was_stopped() -> bool:
+            payload, waiter = LogReturns(episode_id="e", reward=1.0), StoppedWaiter()
+            outcome, _ = client._link.request(payload, encode(payload), 30.0, waiter)
+            assert outcome == Logged()
+            return waiter.own is not None and waiter.own.was_stopped
+
+        with in_thread(beside):
+            client.start_episode("e")
+            try:
+                while not was_stopped():
+                    pass
+            finally:
+                over.set()
 
 
 class Raced:
