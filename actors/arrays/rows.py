@@ -7,14 +7,23 @@ fixed size, so that the loop over envs is the same for all.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from envbus.actors.arrays.spaces import Element, Leaf, Space, leaves
+from envbus.bus.brief import brief
 
 __all__ = ["Cell", "ObservationRows", "as_array"]
+
+
+_NESTED = (spaces.Dict, spaces.Tuple)
+#: Spaces whose elements are batched as they are.
+_UNSTACKED = (spaces.Text, spaces.Sequence, spaces.Graph)
 
 
 class Cell:
@@ -77,6 +86,9 @@ class ObservationRows:
         self.is_ragged = arrays is None
         if arrays is None:
             self.rows = [Cell() for _ in range(num_slots)]
+            self._space = space
+            #: Of spaces with parts: where each is.
+            self._parts = list(_parts(space)) if isinstance(space, _NESTED) else []
             return
         self._leaves = leaves(space)
         #: What `convert` reads per leaf and step, unpacked once.
@@ -101,6 +113,8 @@ class ObservationRows:
                 expected.
         """
         if self._leaves is None:
+            if self._parts and not self._surely_stacks(observation):
+                self._check_stacks(slot, observation)
             return observation
         if self.dtype is not None:
             return self._fit(slot, self._leaves[0], observation)
@@ -118,12 +132,59 @@ class ObservationRows:
             values.append(value)
         return values
 
+    def _surely_stacks(self, observation: Element) -> bool:
+        """Return whether an observation has what usual ones have, which is soon looked up."""
+        try:
+            for path, part in self._parts:
+                value = observation
+                for key in path:
+                    value = value[key]
+                if isinstance(part, spaces.Box):
+                    if type(value) is not np.ndarray or value.dtype is not part.dtype:
+                        return False
+                    if value.shape != part.shape:
+                        return False
+                elif not isinstance(part, _UNSTACKED):
+                    return False
+        except (KeyError, IndexError, TypeError):
+            return False
+        return True
+
+    def _check_stacks(self, slot: int, observation: Element) -> None:
+        """See that an observation can be batched: who does so has those of all envs.
+
+        Raises:
+            ValueError: It cannot.
+        """
+        out: Any = create_empty_array(self._space, 1)
+        try:
+            concatenate(self._space, [observation], out)
+        except Exception as error:  # a different one for each kind of misfit
+            raise ValueError(
+                f"env {self._first_env_id + slot}: observation is {brief(observation)}, which does "
+                f"not fit its observation space {self._space}: {error}"
+            ) from error
+
     def _fit(self, slot: int, leaf: Leaf, value: Element) -> Element:
         kind = type(value)
         # Numbers of Discrete spaces, which need no array in between.
         if not leaf.shape and (kind is leaf.dtype.type or (kind is int and leaf.dtype == np.int64)):
             return value
         return as_array(value, leaf.dtype, leaf.shape, f"env {self._first_env_id + slot}", leaf)
+
+
+def _parts(
+    space: Space, path: tuple[Hashable, ...] = ()
+) -> Iterator[tuple[tuple[Hashable, ...], Space]]:
+    """Yield where in an element each part without parts is, and its space."""
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            yield from _parts(part, (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            yield from _parts(part, (*path, index))
+    else:
+        yield path, space
 
 
 class _Missing:

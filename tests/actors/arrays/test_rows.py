@@ -114,6 +114,26 @@ def test_observations_without_a_fixed_size_are_kept_as_they_are() -> None:
     assert rows.rows[0].value is None
 
 
+@pytest.mark.parametrize(
+    "observation",
+    [
+        {"box": np.zeros(3), "text": "a"},
+        {"box": np.zeros(2, complex), "text": "a"},
+        {"text": "a"},
+        None,
+    ],
+)
+def test_what_could_not_be_batched_beside_others_is_refused(observation: Anything) -> None:
+    space = spaces.Dict(box=spaces.Box(-1, 1, (2,), np.float32), text=spaces.Text(3))
+    rows = ObservationRows(space, None, 2, first_env_id=10)
+    fits = {"box": [0.5, 1], "text": "a"}
+    write(rows, 1, fits)
+    assert rows.rows[1].value is fits
+    with pytest.raises(ValueError, match=r"env 11: observation is .* does not fit"):
+        write(rows, 1, observation)
+    assert rows.rows[1].value is fits
+
+
 def test_big_endian_arrays_are_written() -> None:
     rows, arrays = prepared(spaces.Box(0, 9, (2,), np.float32))
     write(rows, 0, np.array([1, 2], ">f4"))

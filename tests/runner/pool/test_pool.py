@@ -949,6 +949,34 @@ def test_close_lets_the_envs_close(make: Make, tmp_path: Path) -> None:
     assert (tmp_path / "closed").exists()
 
 
+class _MisshapenEnv(CountingEnv):
+    """Its second step returns another shape than the others, of which each has its own length."""
+
+    observation_space = gymnasium.spaces.Dict(
+        box=gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float64), text=gymnasium.spaces.Text(9)
+    )
+
+    def _observe(self, action: int) -> Any:
+        return {"box": np.zeros(3 if self.count == 2 else 2), "text": "a" * (1 + self.count)}
+
+
+class _TextEnv(_MisshapenEnv):
+    def _observe(self, action: int) -> Any:
+        return {"box": np.zeros(2), "text": "a"}
+
+
+def test_an_observation_that_cannot_be_batched_is_its_envs_error(make: Make) -> None:
+    pool = make([_TextEnv, _MisshapenEnv], num_actors=1)
+    pool.reset(seed=0)
+    for _ in range(2):
+        assert pool.recv(min_envs=2, timeout=PATIENCE).env_ids.tolist() == [0, 1]
+        pool.send([1, 1])
+    with pytest.raises(ValueError, match=r"env 1: observation is .* does not fit"):
+        pool.recv(min_envs=2, timeout=PATIENCE)
+    others = pool.recv(timeout=PATIENCE)
+    assert (others.env_ids.tolist(), others.rewards.tolist()) == ([0], [12.0])
+
+
 class _WideEnv(TouchingEnv):
     """What it returns fills a socket after some steps."""
 
