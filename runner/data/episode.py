@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envbus.actors.env.agents import ALL
+from envbus.bus.brief import brief
 from envbus.runner.data.batch import SampleBatch
 from envbus.runner.data.metrics import EpisodeResult
 from envbus.runner.data.nested import Tree
@@ -380,6 +381,20 @@ class EpisodeRecorder:
         fragments = self.num_fragments
         self.cut()
         self.num_fragments = fragments
+
+    def check_metrics(self) -> None:
+        """See that what callbacks have measured are numbers, which they become.
+
+        Raises:
+            TypeError: One is none: it could not be averaged, ever.
+        """
+        for name, value in self.custom_metrics.items():
+            try:
+                self.custom_metrics[name] = float(value)
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"custom_metrics[{name!r}] is {brief(value)}; they are numbers"
+                ) from None
 
     def result(self) -> EpisodeResult:
         """Return the episode's summary so far."""

@@ -354,6 +354,7 @@ class _Episodes:
         if not slot.is_rest:
             with naming("on_episode_end"):
                 self._config.callbacks.on_episode_end(episode=episode, fault=fault)
+                episode.check_metrics()
             if slot.is_kept:
                 holder.collect(episode.cut(), faulty=episode.faulty)
             result = episode.result()

@@ -23,7 +23,7 @@ from envbus.runner.policies.connectors import (
 from envbus.runner.policies.mlp import MlpPolicy
 from envbus.runner.policies.policy import Policy, PolicyOutput
 from envbus.runner.pool.pool import ActorPool
-from envbus.runner.sampling.callbacks import CallbackError
+from envbus.runner.sampling.callbacks import CallbackError, Callbacks
 from envbus.runner.sampling.config import RunnerConfig, Sample
 from envbus.runner.sampling.env_runner import EnvRunner
 from envbus.runner.testing import assert_same
@@ -366,6 +366,22 @@ def test_a_callback_that_raises_is_named_and_nothing_half_recorded_stays(
     log.failing = ""
     batch = runner.sample().single()
     assert batch["t"].tolist() == [0, 1, 2] * 4
+
+
+def test_a_metric_that_is_no_number_is_named_and_does_not_stay(make: Make) -> None:
+    class Goals(Callbacks):
+        goal: Any = "left"
+
+        def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
+            episode.custom_metrics["goal"] = self.goal
+
+    goals = Goals()
+    runner = make(counting(1, 3), callbacks=goals, rollout_fragment_length=3)
+    with pytest.raises(CallbackError, match=r"on_episode_end .*\['goal'\] is 'left'; they are num"):
+        runner.sample()
+    goals.goal = np.float32(2.0)
+    runner.sample()
+    assert runner.get_metrics()["custom_metrics"]["goal_mean"] == 2.0
 
 
 @BOTH
