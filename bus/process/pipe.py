@@ -11,6 +11,7 @@ messages whose objects the bus cannot express take it.
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import pickle
@@ -18,6 +19,7 @@ import select
 import socket
 import struct
 import sys
+import termios
 import time
 from typing import Final, TypeVar
 
@@ -189,15 +191,26 @@ class Pipe:
             raise ClosedError(f"the other side of the pipe left before parcel {number} came")
         return number in self._stash
 
-    def drain(self) -> None:
+    def drain(self, most: int = sys.maxsize, keep: int = MAX_UNDELIVERED) -> None:
         """Take in what has come, without waiting, so that the other side never has to.
 
-        Keeps the newest `MAX_UNDELIVERED` parcels. A hang-up is not an error here: the next
-        `receive_bytes` tells.
+        A hang-up is not an error here: the next `receive_bytes` tells.
+
+        Args:
+            most: Parcels to take.
+            keep: How many are kept, of `MAX_UNDELIVERED`: the newest.
         """
         self._check_open()
-        while self._read_one():
-            pass
+        while most > 0 and self._read_one():
+            most -= 1
+        while len(self._stash) > keep:
+            self._drop(next(iter(self._stash)))
+
+    def is_filling_up(self) -> bool:
+        """Return whether dozens of parcels wait to be taken in: a socket holds some 250."""
+        self._check_open()
+        waiting = fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4))
+        return int.from_bytes(waiting, sys.byteorder) > MAX_UNDELIVERED * _HEADER.size
 
     def close(self) -> None:
         """Close this end; the other side sees a hang-up. Idempotent."""

@@ -46,6 +46,8 @@ logger = logging.getLogger("envbus.runner.workers.fleet")
 
 #: Requests that one actor may have in flight: one per slot in the pool, and some for calls.
 _IN_FLIGHT_PER_ACTOR = 4096
+#: Parcels that are taken out of a pipe at one look; twice as many are kept, each a descriptor.
+_DRAINED = 8
 
 
 class Connections(Generic[M]):
@@ -228,6 +230,22 @@ class Connections(Generic[M]):
             return None
         del self._by_identity[peer]
         return actor
+
+    def drain_pipes(self, *, everyone: bool) -> None:
+        """Take what answers that were given up have left in the pipes.
+
+        Else they fill up, and actors wait for room. To be called when all messages that had come
+        were taken: what belongs to those that come meanwhile is among what is kept.
+
+        Args:
+            everyone: Also of actors that have answered all that was given up.
+        """
+        for actor in self._actors:
+            if (everyone or actor.is_behind) and actor.child is not None:
+                pipe = actor.child.pipe
+                with contextlib.suppress(EnvbusError):  # who is told what belongs to it says so
+                    if pipe.is_filling_up():
+                        pipe.drain(_DRAINED, 2 * _DRAINED)
 
     # --- end ---------------------------------------------------------------------------------
 

@@ -365,6 +365,7 @@ class WorkerGroup(ABC, Generic[M]):
             if not taken or now >= self._next_exit_check:
                 self._next_exit_check = now + _EXIT_CHECK_INTERVAL
                 self._look_after_children(now)
+                self._connections.drain_pipes(everyone=not taken)
             self._lifecycle.look_at_memory(now)
             return taken_from(self._events)
         finally:

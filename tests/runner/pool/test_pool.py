@@ -977,6 +977,24 @@ def test_an_observation_that_cannot_be_batched_is_its_envs_error(make: Make) -> 
     assert (others.env_ids.tolist(), others.rewards.tolist()) == ([0], [12.0])
 
 
+class _PathEnv(CountingEnv):
+    """Its infos hold what goes over its actor's pipe."""
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"path": Path("seen")}
+
+
+def test_answers_that_are_given_up_leave_room_for_others(make: Make) -> None:
+    pool = make([_PathEnv] * 100, num_actors=1)
+    pool.reset(seed=0)
+    pool.recv(min_envs=100)
+    for _ in range(5):  # a pipe has room for less than 300
+        for env_id in range(100):
+            pool.send([1], [env_id])
+        pool.reset()
+        assert len(pool.recv(min_envs=100, timeout=PATIENCE).env_ids) == 100
+
+
 class _WideEnv(TouchingEnv):
     """What it returns fills a socket after some steps."""
 
