@@ -95,6 +95,8 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         self._derive_all = derive_all
         self.metadata = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)
+        #: By agent, shapes of the rewards of this episode that are arrays.
+        self._reward_shapes: dict[AgentID, tuple[int, ...]] = {}
         agents = _possible_agents(env)
         self.observation_space = RecordSpace({a: space_of(env, a, "observation") for a in agents})
         self.action_space = AgentSpaces({a: space_of(env, a, "action") for a in agents})
@@ -110,6 +112,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         given = {"seed": seed, "options": options}
         result = self.inner.reset(**{k: v for k, v in given.items() if v is not None})
         observations, infos = self._dicts("reset", result, ["observations", "infos"])
+        self._reward_shapes.clear()
         record = {
             "observations": observations,
             "rewards": dict.fromkeys(observations, 0.0),
@@ -126,7 +129,8 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         Raises:
             TypeError: The env returned something else than five dicts, or a reward that cannot be
                 added to others.
-            ValueError: "__all__" is missing from its flags, or stands where agents stand.
+            ValueError: "__all__" is missing from its flags, or stands where agents stand; or an
+                agent's rewards are arrays of different shapes.
         """
         names = ["observations", "rewards", "terminateds", "truncateds", "infos"]
         result = self.inner.step(action)
@@ -204,6 +208,13 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
                     f"{self}: step returned the reward {brief(reward)} for agent {brief(agent)}; "
                     "rewards are numbers"
                 ) from None
+            if shape := getattr(reward, "shape", ()):
+                known = self._reward_shapes.setdefault(agent, shape)
+                if shape != known:
+                    raise ValueError(
+                        f"{self}: step returned a reward of shape {shape} for agent "
+                        f"{brief(agent)}; earlier ones had {known}"
+                    )
 
     def _dicts(self, verb: str, result: object, names: list[str]) -> list[dict[Any, Any]]:
         """Return plain dicts of what `verb` returned: a defaultdict would not cross a socket."""

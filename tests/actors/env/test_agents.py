@@ -166,6 +166,16 @@ def test_flags_are_booleans_whatever_an_env_makes_of_them() -> None:
     assert {type(flag) for flag in flags} == {bool}
 
 
+def test_rewards_of_several_goals_have_one_shape_in_an_episode() -> None:
+    steps = [({"a": 0}, {"b": np.ones(size)}, NOT_OVER, NOT_OVER, {}) for size in (2, 2, 3)]
+    env = wrap(DictEnv(steps))
+    env.reset()
+    env.step({})
+    env.step({})
+    with pytest.raises(ValueError, match=r"of shape \(3,\) for agent 'b'; earlier ones had \(2,\)"):
+        env.step({})
+
+
 @pytest.mark.parametrize("reward", [None, "1", [1.0], {}])
 def test_a_reward_that_cannot_be_added_fails_its_own_step_and_is_named(reward: Any) -> None:
     env = wrap(DictEnv([({"a": 0}, {"a": 1, "b": reward}, NOT_OVER, NOT_OVER, {})]))
