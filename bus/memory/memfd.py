@@ -10,7 +10,6 @@ import os
 import tempfile
 
 from envbus.bus.errors import TransportError
-from envbus.bus.interrupts import uninterrupted_call
 
 __all__ = ["content_of", "create_memfd", "file_of"]
 
@@ -40,9 +39,10 @@ def create_memfd(label: str) -> int:
         return os.dup(file.fileno())
 
 
-@uninterrupted_call  # or the descriptor stays
 def file_of(data: bytes | bytearray | memoryview, label: str) -> int:
     """Return the descriptor of a new file without a name that holds `data`; the caller closes it.
+
+    To be called where Ctrl-C is kept, from here to the close, or the descriptor stays.
 
     Raises:
         TransportError: There is no memory or descriptor left for it.

@@ -32,6 +32,7 @@ from envbus.bus.errors import (
     QueueFullError,
     TransportError,
 )
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.memory.memfd import content_of, file_of
 from envbus.bus.process.pickling import pickled
 from envbus.bus.transport.unix_sockets import receive_with_descriptors, rights, wait_for
@@ -134,11 +135,7 @@ class Pipe:
         if len(few := bytes(data[: _FEW + 1])) <= _FEW:
             self._send(number, _FEW_BYTES, None, timeout, few)
             return
-        fd = file_of(data, "envbus-parcel")
-        try:
-            self._send(number, _BYTES, fd, timeout)
-        finally:
-            os.close(fd)
+        self._send_file(number, data, timeout)
 
     def send_fd(self, number: int, fd: int) -> None:
         """Send a duplicate of the descriptor `fd`, e.g. an arena's; the caller keeps its own.
@@ -242,6 +239,14 @@ class Pipe:
     def _check_open(self) -> None:
         if self._sock.fileno() < 0:
             raise ClosedError("this pipe was closed")
+
+    @uninterrupted_call  # or the descriptor stays, and with it all that it holds
+    def _send_file(self, number: int, data: bytes | bytearray | memoryview, timeout: float) -> None:
+        fd = file_of(data, "envbus-parcel")
+        try:
+            self._send(number, _BYTES, fd, timeout)
+        finally:
+            os.close(fd)
 
     def _send(
         self,

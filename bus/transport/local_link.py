@@ -19,6 +19,7 @@ from typing import Final
 
 from envbus.bus.errors import ClosedError, QueueFullError, TransportError
 from envbus.bus.forking import disown_in_forks
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.memory.memfd import content_of, file_of
 from envbus.bus.transport.spinning import CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.transport.unix_sockets import receive_with_descriptors, rights
@@ -172,6 +173,7 @@ class LocalLinkEnd:
     #: In a forked copy, which the owner does not notice.
     disown = close
 
+    @uninterrupted_call  # or the descriptor stays, and with it all that it holds
     def _write_file(self, packet: bytes) -> None:
         fd = file_of(packet, "envbus-parcel")
         try:

@@ -35,6 +35,7 @@ from envbus.bus import interrupts
 from envbus.bus.errors import PeerLostError, RemoteError
 from envbus.bus.gateway import GatewayConfig
 from envbus.bus.peer.client import Client
+from envbus.bus.process.pipe import Pipe
 from envbus.bus.process.process_group import ProcessGroup
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
@@ -55,6 +56,7 @@ from envbus.runner.policies import MlpPolicy, policy_from_weights
 from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.testing import assert_same
 from envbus.runner.workers.faults import EnvError
+from tests.descriptors import open_descriptors
 from tests.integration.group_children import is_alive, wait_until
 from tests.integration.policies_under_test import hold, make_probe, rows
 from tests.integration.row_model import RAISE, LifeEnv
@@ -899,6 +901,17 @@ def test_a_child_whose_start_ctrl_c_broke_off_leaves_no_descriptor() -> None:
         before = descriptors()
         assert at_every_line(lambda: process_group.start("child", entry), after, every=3) > 50
         assert descriptors() <= before  # what earlier tests have left may go meanwhile
+
+
+def test_a_parcel_whose_way_ctrl_c_broke_off_leaves_no_descriptor() -> None:
+    one, other = Pipe.pair()
+    with one, other:
+        before = open_descriptors()
+
+        def after(_: object) -> None:
+            assert open_descriptors() == before
+
+        assert at_every_line(lambda: one.send(bytes(4096)), after) > 10
 
 
 @pytest.mark.slow
