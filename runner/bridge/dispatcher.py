@@ -45,6 +45,7 @@ from envbus.runner.bridge.vocabulary import (
     Refuse,
     SendReply,
     Tick,
+    Unsent,
 )
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 from envbus.runner.workers.faults import FaultCause
@@ -170,8 +171,12 @@ class EpisodeDispatcher:
                 self.handle(event)
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        """Send what was decided."""
+        """Send what was decided. For whom there is no room the rules are told what was not sent."""
+        full: set[bytes] = set()
         for effect in effects:
+            if effect.peer in full:
+                self.handle(Unsent(effect.peer, effect.request_id))
+                continue
             if isinstance(effect, Act):
                 agreement = self.agreement
                 assert agreement is not None
@@ -188,7 +193,9 @@ class EpisodeDispatcher:
                 reply = effect.failed
             else:
                 reply = self._welcome(effect)
-            self._answer(effect.peer, effect.request_id, reply)
+            if not self._answer(effect.peer, effect.request_id, reply):
+                full.add(effect.peer)
+                self.handle(Unsent(effect.peer, effect.request_id))
 
     def collect(self, most: int | None = None) -> BridgeResult:
         """Return what the episodes have for the runner: a record of each, or of so many."""
@@ -339,12 +346,12 @@ class EpisodeDispatcher:
             episodes=effect.episodes,
         )
 
-    def _answer(self, peer: bytes, request_id: int, answer: Reply | Failed) -> None:
+    def _answer(self, peer: bytes, request_id: int, answer: Reply | Failed) -> bool:
         if type(answer) is Failed and len(answer.message) > _LONGEST:
             answer = structs.replace(answer, message=cut(answer.message, _LONGEST))
         try:
-            self._broker.answer(peer, request_id, answer)
+            return self._broker.answer(peer, request_id, answer)
         except EncodeError as error:
             text = cut(str(error), _LONGEST)
             failed = Failed(code=FailureCode.PROTOCOL, message=text, peer=BRIDGE)
-            self._broker.answer(peer, request_id, failed)
+            return self._broker.answer(peer, request_id, failed)

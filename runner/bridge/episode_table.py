@@ -5,6 +5,7 @@ Which event leads to which step is decided in `episodes.py`. Pure.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
@@ -51,6 +52,10 @@ NOT_JOINED = Failed(
 
 #: Bytes of actions among the answers of one session that are remembered, beside the newest answer.
 _MAX_ANSWER_BYTES = 1 << 24
+#: Seconds until answers for which there was no room are sent again: at first, and at most.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+#: Of one session so many at one go.
+_MOST_AGAIN = 256
 
 
 class ClientSession(msgspec.Struct, eq=False):
@@ -86,6 +91,12 @@ class ClientSession(msgspec.Struct, eq=False):
     highest: int = -1
     #: Bytes of its messages that wait for the runner.
     num_bytes: int = 0
+    #: Requests in `answers` whose answer could not be sent, in the order in which that is tried.
+    unsent: OrderedDict[int, None] = msgspec.field(default_factory=OrderedDict)
+    #: When it is tried again, how long after the last time, and which came first then.
+    try_at: float = 0.0
+    pause: float = _SHORTEST_PAUSE
+    tried: int = -1
 
 
 class Sessions:
@@ -99,6 +110,9 @@ class Sessions:
         self._by_peer: dict[bytes, ClientSession] = {}
         #: Those without a connection, by the one they had; that which expires first comes first.
         self._lost: dict[bytes, ClientSession] = {}
+        #: By peer, those that have unsent answers; and when one of them is tried again.
+        self._full: dict[bytes, ClientSession] = {}
+        self.next_try: float | None = None
         #: Look-ups by peer and by secret, without the cost of a method.
         self.find = self._by_peer.get
         self.by_secret = self._by_secret.get
@@ -156,6 +170,7 @@ class Sessions:
             del self._by_peer[session.peer]
         else:
             del self._lost[session.left]
+        self._forget_unsent(session)
         session.peer = peer
         self._by_peer[peer] = session
         if request_id <= session.highest:
@@ -170,6 +185,7 @@ class Sessions:
         session = self._by_peer.pop(peer, None)
         if session is None:
             return
+        self._forget_unsent(session)
         session.peer, session.left = b"", peer
         session.expires_at = now + self._lease
         self._lost[peer] = session
@@ -181,6 +197,7 @@ class Sessions:
         """
         session = self._by_peer.pop(peer, None) or self._lost.pop(peer, None)
         if session is not None:
+            self._forget_unsent(session)
             del self._by_secret[session.secret]
         return session
 
@@ -227,7 +244,51 @@ class Sessions:
             oldest, forgotten = answers.popitem(last=False)
             session.answer_bytes -= _num_bytes(forgotten)
             del session.digests[oldest]
+            session.unsent.pop(oldest, None)
             session.forgotten = max(session.forgotten, oldest)
+
+    def keep_back(self, peer: bytes, request_id: int, now: float) -> None:
+        """There was no room for an answer: if it is remembered, it is sent again."""
+        session = self.find(peer)
+        if session is None or request_id not in session.answers:
+            return
+        if request_id == session.tried:  # there is none still
+            session.pause = min(2 * session.pause, _LONGEST_PAUSE)
+            session.try_at = now + session.pause
+        elif not session.unsent:
+            session.try_at = now + session.pause
+        session.unsent[request_id] = None
+        self._full[peer] = session
+        self.next_try = min(session.try_at, self.next_try or session.try_at)
+
+    def kept_back(self, now: float) -> list[Effect]:
+        """Return the answers that are to be sent again now."""
+        if self.next_try is None or now < self.next_try:
+            return []
+        again: list[Effect] = []
+        for peer, session in list(self._full.items()):
+            if session.try_at > now:
+                continue
+            if session.tried not in session.unsent:  # there was room meanwhile
+                session.pause = _SHORTEST_PAUSE
+            session.try_at = now + session.pause
+            for number in list(itertools.islice(session.unsent, _MOST_AGAIN)):
+                if not again or again[-1].peer != peer:
+                    session.tried = number
+                del session.unsent[number]
+                answer = session.answers[number]
+                again.append(
+                    answer if answer.peer == peer else msgspec.structs.replace(answer, peer=peer)
+                )
+            if not session.unsent:
+                del self._full[peer]
+        self.next_try = min((session.try_at for session in self._full.values()), default=None)
+        return again
+
+    def _forget_unsent(self, session: ClientSession) -> None:
+        """Its connection is another one soon, by which the client asks again."""
+        self._full.pop(session.peer, None)
+        session.unsent.clear()
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the indices disagree."""
@@ -247,6 +308,10 @@ class Sessions:
             assert session.answers.keys() == session.digests.keys(), "an answer has no digest"
             size = sum(map(_num_bytes, session.answers.values()))
             assert size == session.answer_bytes, "the bytes of the answers are others"
+            assert session.unsent.keys() <= session.answers.keys(), "what is unsent is forgotten"
+            is_full = self._full.get(session.peer) is session
+            assert is_full or not session.unsent, "what is unsent stays so"
+        assert self._full.keys() <= self._by_peer.keys(), "a connection that is gone is full"
 
 
 def _num_bytes(answer: SendReply | Act | Refuse) -> int:

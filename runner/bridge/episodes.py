@@ -15,7 +15,8 @@ Rules:
 - Behind a call for which there was no room, only the same one goes on where the episode was. Any
   other leaves a gap, over which there is no row; what is missing is not taken later.
 - What was logged reaches the runner in its order, also when the episode has ended meanwhile.
-- A request that comes again is answered again, and not done again.
+- A request that comes again is answered again, and not done again. An answer for which there was no
+  room is sent again, as long as it is remembered.
 - Where ends are to be confirmed, a client is told of an episode's end when the runner says so.
 - Whatever waits is answered once, by its deadline at the latest. What was done stays done.
 """
@@ -73,6 +74,7 @@ from envbus.runner.bridge.vocabulary import (
     Refuse,
     StartCall,
     Tick,
+    Unsent,
 )
 from envbus.runner.data.latency import LatencyHistogram
 from envbus.runner.workers.faults import FaultCause
@@ -140,6 +142,7 @@ class Episodes:
             **dict.fromkeys((StartCall, *self._verbs), self._on_call),
             Join: self._on_join,
             ClientLost: self._on_client_lost,
+            Unsent: self._on_unsent,
             Chosen: self._on_chosen,
             GiveUp: self._on_give_up,
             Confirm: self._on_confirm,
@@ -158,7 +161,10 @@ class Episodes:
 
     def wake_at(self) -> float | None:
         """Return by when a `Tick` is due, or None if nothing will be."""
-        deadline, expiry = self._table.pending.next_deadline(), self._table.sessions.next_expiry()
+        sessions = self._table.sessions
+        deadline, expiry = self._table.pending.next_deadline(), sessions.next_expiry()
+        if sessions.next_try is not None:
+            deadline = sessions.next_try if deadline is None else min(deadline, sessions.next_try)
         if deadline is None or expiry is None:
             return expiry if deadline is None else deadline
         return min(deadline, expiry)
@@ -299,6 +305,10 @@ class Episodes:
         session = self._table.sessions.end(event.peer)
         if session is not None:
             self._give_up_episodes(session, event.cause, event.reason)
+        return []
+
+    def _on_unsent(self, event: Unsent, now: float) -> list[Effect]:
+        self._table.sessions.keep_back(event.peer, event.request_id, now)
         return []
 
     # --- calls of clients -----------------------------------------------------------------
@@ -627,7 +637,7 @@ class Episodes:
         for session in table.sessions.expire(now):
             why = f"its client {session.name} was gone for over {table.limits.lease:g} s"
             self._give_up_episodes(session, FaultCause.LOST, why)
-        return effects
+        return effects + table.sessions.kept_back(now)
 
     def _give_up_episodes(self, session: ClientSession, cause: FaultCause, why: str) -> None:
         table = self._table

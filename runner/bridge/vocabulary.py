@@ -43,6 +43,7 @@ __all__ = [
     "SendReply",
     "StartCall",
     "Tick",
+    "Unsent",
 ]
 
 # Without `gc`: no cycle goes through any of these, and many are made per second.
@@ -180,7 +181,13 @@ class ClientLost(msgspec.Struct, frozen=True, gc=False):
     cause: FaultCause | None = None
 
 
-Event: TypeAlias = Join | ClientCall | Chosen | GiveUp | Confirm | Drain | ClientLost | Tick
+class Unsent(_OfPeer, frozen=True, gc=False):
+    """An answer could not be sent, as there was no room for it."""
+
+
+Event: TypeAlias = (
+    Join | ClientCall | Chosen | GiveUp | Confirm | Drain | ClientLost | Unsent | Tick
+)
 
 # --- effects --------------------------------------------------------------------------------
 

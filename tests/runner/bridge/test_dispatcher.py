@@ -8,7 +8,16 @@ import pytest
 from gymnasium import spaces
 
 from envbus.actors.external.agreement import Agreement
-from envbus.actors.external.protocol import BridgeJoined, GetModel, JoinBridge, Model
+from envbus.actors.external.protocol import (
+    ActionChosen,
+    BridgeJoined,
+    EpisodeStarted,
+    GetAction,
+    GetModel,
+    JoinBridge,
+    Model,
+    StartEpisode,
+)
 from envbus.bus.broker.core import BrokerCore
 from envbus.bus.broker.loop import Broker
 from envbus.bus.wire.codec import decode, decode_header, encode, encode_header
@@ -24,7 +33,8 @@ from envbus.bus.wire.messages import (
 from envbus.runner.bridge.dispatcher import EpisodeDispatcher
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.models import Models
-from envbus.runner.bridge.vocabulary import EpisodeLimits
+from envbus.runner.bridge.vocabulary import Chosen, EpisodeLimits
+from envbus.runner.pool.agent_results import DUMMY_AGENT
 from tests.bus.memory_transport import MemoryNetwork, MemoryPeer
 
 
@@ -113,3 +123,34 @@ def test_what_a_request_makes_the_bridge_raise_is_its_senders_trouble_only(
     assert dispatcher.complaints.counts["request"] == 28
     assert len(caplog.messages) < 5
     assert not any("\n" in message for message in caplog.messages)
+
+
+def test_actions_for_which_there_was_no_room_come_when_there_is() -> None:
+    network = MemoryNetwork(queue_size=4)
+    dispatcher = dispatcher_of(network, Models())
+    now = 0.0
+    dispatcher._clock = lambda: now
+    client = network.peer(b"client")
+    send(client, 1, Hello(name="client"))
+    send(client, 2, JoinBridge(client="client"))
+    dispatcher.serve(0.0)
+    client.receive(0.0)
+    receive(client, BridgeJoined)
+    names = [f"e{number}" for number in range(20)]
+    for number, name in enumerate(names):
+        send(client, 10 + number, StartEpisode(episode_id=name))
+        dispatcher.serve(0.0)
+        receive(client, EpisodeStarted)
+        send(client, 100 + number, GetAction(episode_id=name, observation=0))
+        dispatcher.serve(0.0)
+    assert set(dispatcher.collect().observations) == set(names)
+    dispatcher.handle_all([Chosen(name, {DUMMY_AGENT: 1}) for name in names])
+    answered: list[int] = []
+    for _ in range(10):
+        while client.inbox:
+            answered.append(receive(client, ActionChosen)[0])
+        now += 0.1
+        dispatcher.serve(0.0)
+        dispatcher._episodes.check_invariants()
+    assert sorted(answered) == [100 + number for number in range(20)]
+    assert dispatcher._episodes.wake_at() is None
