@@ -596,8 +596,8 @@ class LocalEpisodes:
                     pull_at = self._clock() + self._update_interval
             except ClosedError:
                 self.stop()
-            except EnvbusError as exc:
-                logger.debug("%s; tried again", exc)
+            except Exception as exc:  # also where memory ran out: nobody else would send the rest
+                logger.debug("%s; tried again", _told(exc))
                 if isinstance(exc, PeerLostError):
                     self._losses, self._lost = self._losses + 1, exc
                     self.changed()
@@ -706,8 +706,8 @@ class LocalEpisodes:
             self._fragments.fail(fragment.episode_id, exc)
             self.changed()
             return
-        except EnvbusError as exc:
-            self._fragments.trouble = str(exc)
+        except Exception as exc:
+            self._fragments.trouble = _told(exc)
             raise
         self._fragments.confirm(fragment)
         if reply.dropped:
@@ -724,6 +724,11 @@ class LocalEpisodes:
         if model.weights is not None or model.onnx is not None:
             self._version, self._digest = model.version, model.digest
             self._fresh.append(model)
+
+
+def _told(error: Exception) -> str:
+    """Return what is said of an error; of those of Python, some say nothing by themselves."""
+    return str(error) if isinstance(error, EnvbusError) else f"{type(error).__name__}: {error}"
 
 
 def _clip_of(space: Space | None) -> Callable[[Element], Element] | None:

@@ -278,6 +278,19 @@ def test_who_waits_for_steps_that_the_bridge_has_no_room_for_is_told_what_it_say
     assert "the limit is 4 bytes" not in str(again.error)
 
 
+def test_steps_for_which_memory_ran_out_are_sent_when_there_is_some() -> None:
+    client = Client()
+    client.act()
+    end, run = client.end(timeout=0.5), client.run()
+    fragment = run.asks
+    run.fail(MemoryError())
+    client.now = 0.5
+    end.go_on()
+    assert "MemoryError" in str(end.error)
+    run.go_on()
+    assert run.asks == fragment
+
+
 def test_an_end_whose_answer_was_lost_is_no_error_the_second_time() -> None:
     client = Client()
     client.end().fail(GONE)
