@@ -247,17 +247,25 @@ class AsyncExternalEnvClient(BridgeClient):
 
     async def _keep(self) -> None:
         """Look at the clock: hello, heartbeats, deadlines, lost connections."""
+        while self._transport is not None:
+            try:
+                due = self._look_at_clock()
+            except Exception:  # memory ran out, e.g.: without a clock verbs would wait for ever
+                logger.exception("the client of %s looks at its clock again", self.address)
+                due = SLICE
+            await asyncio.sleep(max(min(SLICE, self._heartbeat, due), 0.01))
+
+    def _look_at_clock(self) -> float:
+        """Do what the time asks for; return in how many seconds it asks again."""
         assert self._transport is not None
         talk, transport = self._talk, self._transport
-        while True:
-            now = time.monotonic()
-            talk.tick(now, transport.lost_for(), transport.trouble())
-            if talk.ready and now >= self._next_beat:
-                self._next_beat = now + self._heartbeat
-                talk.beat(transport.identity)
-            self._look()
-            due = talk.wake_at() - time.monotonic()
-            await asyncio.sleep(max(min(SLICE, self._heartbeat, due), 0.01))
+        now = time.monotonic()
+        talk.tick(now, transport.lost_for(), transport.trouble())
+        if talk.ready and now >= self._next_beat:
+            self._next_beat = now + self._heartbeat
+            talk.beat(transport.identity)
+        self._look()
+        return talk.wake_at() - time.monotonic()
 
     def _look(self) -> None:
         """Send what is to be sent and take what is there; also called by the loop.

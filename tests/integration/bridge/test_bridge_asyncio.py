@@ -68,6 +68,39 @@ def test_tasks_play_episodes_side_by_side(
         assert runner.rows(f"e{i}") == rows
 
 
+class ShortOfMemory(AsyncExternalEnvClient):
+    """Has none at its first look at the socket when it is to."""
+
+    is_short = False
+
+    def _look(self) -> None:
+        was_short, self.is_short = self.is_short, False
+        if was_short:
+            raise MemoryError
+        super()._look()
+
+
+def test_time_outs_are_kept_after_memory_ran_out(
+    bridge: ExternalEnvBridge, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = threading.Event()
+
+    async def play() -> None:
+        async with ShortOfMemory(bridge.address) as client:
+            await client.start_episode("e")
+            silent.set()
+            client.is_short = True
+            while client.is_short:
+                await asyncio.sleep(0.05)
+            verb = client.get_action("e", seen(1), timeout=0.2)
+            with pytest.raises(ActionTimeoutError):
+                await asyncio.wait_for(verb, 30.0)
+
+    with in_thread(lambda: asyncio.run(play())):
+        Runner(bridge).serve(silent.is_set)
+    assert [text for text in caplog.messages if "looks at its clock again" in text]
+
+
 def test_refusals_and_time_outs_are_the_same_errors(bridge: ExternalEnvBridge) -> None:
     async def play() -> None:
         async with AsyncExternalEnvClient(bridge.address) as client:
