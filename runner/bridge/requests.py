@@ -18,6 +18,7 @@ import msgpack
 import numpy as np
 from msgspec import structs
 
+from envbus.actors.arrays.copies import own
 from envbus.actors.arrays.finite import FLOAT32_MAX
 from envbus.actors.env.agents import ALL
 from envbus.actors.external.agreement import Agreement
@@ -192,7 +193,9 @@ def checked(
             error = mismatch
             events.append(GiveUp(episode_id, told(mismatch)))
         else:
-            events.append(Chosen(episode_id, action, policy_version))
+            # Sent without a copy, and remembered: a policy may write its next actions where these
+            # are, and one row of a batch would keep all of it.
+            events.append(Chosen(episode_id, own(action), policy_version))
     return events, error
 
 
@@ -435,16 +438,16 @@ def _extras(value: Value, action: ByAgent, agreement: Agreement) -> dict[Any, di
     value = opened(value)
     by_agent = value if agreement.multi_agent else {DUMMY_AGENT: value}
     extras: dict[Any, dict[str, Any]] = {}
-    for agent, own in _map(by_agent, "extras", None).items():
-        own = {} if own is None else opened(own)
-        if agent not in action or not isinstance(own, dict) or len(own) > _MAX_EXTRAS:
+    for agent, columns in _map(by_agent, "extras", None).items():
+        columns = {} if columns is None else opened(columns)
+        if agent not in action or not isinstance(columns, dict) or len(columns) > _MAX_EXTRAS:
             raise _WrongError(
                 f"extras of {brief(agent)} are a map by name of at most "
                 f"{_MAX_EXTRAS} values, of an agent that has acted."
             )
-        for name, column in own.items():
+        for name, column in columns.items():
             _check_column(column, f"extra {brief(name)} of agent {brief(agent)}")
-        extras[agent] = own
+        extras[agent] = columns
     return extras
 
 

@@ -50,3 +50,18 @@ def test_what_a_policy_raised_is_told_by_its_type() -> None:
     failed = told(ZeroDivisionError("no"))
     assert (failed.remote_type, failed.peer) == ("builtins.ZeroDivisionError", "bridge")
     assert "no" in failed.message
+
+
+def test_actions_stay_what_they_are_whatever_a_policy_writes_into_its_arrays() -> None:
+    box = spaces.Box(-1.0, 1.0, (2, 50), np.float32)
+    parts = spaces.Dict({"a": box, "b": spaces.Tuple([box])})
+    batch = np.ones((4, 2, 50), np.float32)
+    actions = {"e": {"agent0": {"a": batch[1], "b": (batch[2],)}}}
+    agreement = Agreement(spaces.Discrete(2), parts)
+    ((chosen,), _) = checked(actions, {"e": ["agent0"]}.get, agreement, 0)
+    batch[:] = 0.0
+    assert isinstance(chosen, Chosen)
+    action = chosen.action["agent0"]
+    for array in (action["a"], action["b"][0]):
+        assert (array == 1.0).all()
+        assert array.base is None  # or all of the batch would be kept
