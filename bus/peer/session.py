@@ -85,6 +85,8 @@ class PeerCall(msgspec.Struct, eq=False):
     sent: bool = False
     #: Whether its first holder was lost and it was sent again.
     resent: bool = False
+    #: What was put into `outgoing` of it last.
+    message: Frames = ()
 
 
 class PeerSession:
@@ -174,6 +176,7 @@ class PeerSession:
     def abandon(self, call: PeerCall) -> None:
         """Forget a request; its answer will be dropped. It is not settled."""
         self.calls.pop(call.request_id, None)
+        self._withdraw(call)
 
     def received(self, frames: Frames, now: float) -> None:
         """Take a message.
@@ -380,10 +383,13 @@ class PeerSession:
         name = type(call.payload).__name__
         header = Header(PROTOCOL_VERSION, Kind.REQUEST, call.request_id, name, left, to=call.to)
         try:
-            self.outgoing.append([encode_header(header), *call.frames])
+            frames = [encode_header(header), *call.frames]
         except EncodeError as error:  # nobody has such a name
             self._end(call, error)
             return
+        self._withdraw(call)
+        call.message = frames
+        self.outgoing.append(frames)
         call.sent = True
 
     def _on_failed_call(self, call: PeerCall, failed: Failed, now: float) -> None:
@@ -422,7 +428,16 @@ class PeerSession:
 
     def _end(self, call: PeerCall, error: Exception) -> None:
         del self.calls[call.request_id]
+        self._withdraw(call)
         call.settle(error)
+
+    def _withdraw(self, call: PeerCall) -> None:
+        """Send no more of it: whoever has asked may write to its arrays from now on."""
+        if call.message:
+            for index, frames in enumerate(self.outgoing):
+                if frames is call.message:
+                    del self.outgoing[index]
+                    return
 
     def _refuse(self, error: Exception) -> None:
         self.refused = self.refused or error

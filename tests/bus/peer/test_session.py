@@ -231,6 +231,14 @@ def test_requests_end_by_their_time_each_by_its_own(peer: Peer) -> None:
     assert type(peer.ends[long.request_id]) is RequestTimeoutError
 
 
+def test_what_has_ended_before_it_could_be_sent_is_not_sent(peer: Peer) -> None:
+    short, long, left = peer.ask(timeout=1.0), peer.ask(timeout=9.0), peer.ask(timeout=9.0)
+    peer.core.abandon(left)
+    assert peer.tick(1.0 + GRACE) == ["AddUp 2", "Heartbeat"]
+    assert type(peer.ends[short.request_id]) is RequestTimeoutError
+    assert long.request_id not in peer.ends
+
+
 def test_a_crowded_broker_is_a_refusal_at_first_and_asked_again_later(peer: Peer) -> None:
     full = Failed(code=FailureCode.OVERLOADED, message="full")
     peer.core.forgotten()
