@@ -221,7 +221,7 @@ def test_over_a_call_that_was_given_up_and_never_came_no_row_leads(checks: list[
 
 
 def test_pictures_go_through_and_what_is_too_large_is_told_once(checks: list[str]) -> None:
-    with Serving(observations=Box(0, 255, (480, 640, 3), np.uint8)) as serving:
+    with Serving(observations=Box(0, 255, (240, 320, 3), np.uint8)) as serving:
         check(serving, checks, "large")
         assert serving.ended == {"pictures": "terminated"}
         assert serving.bridge.statistics().resumed == 0

@@ -155,18 +155,18 @@ void replaced(const char* host, int port, const envbus::Options& options) {
   client.end_episode(episode, kObservation);
 }
 
-// Pictures of 640 x 480 as bytes and as numbers; and what is over the gateway's limit.
+// Pictures of 320 x 240 as bytes and as numbers; and what is over the gateway's limit.
 void large(const char* host, int port, const envbus::Options& options) {
   Client client(host, port, options);
   const std::string episode = client.start_episode("pictures");
-  CHECK(client.get_action(episode, Value::Bytes(480 * 640 * 3, 200)).as_int() == 0);
+  CHECK(client.get_action(episode, Value::Bytes(240 * 320 * 3, 200)).as_int() == 0);
   const std::string told = rejected<envbus::MessageTooLarge>(
       [&] { client.log_returns(episode, 1, Map{{"text", std::string(5000000, 'x')}}); });
   CHECK(contains(told, "LogReturns: a message of 5000"));
   CHECK(contains(told, "bytes is over the gateway's limit of 4194304"));
-  const Value::Array picture(480, Value::Array(640, {255, 128, 0}));
+  const Value::Array picture(240, Value::Array(320, {255, 128, 0}));
   CHECK(client.get_action(episode, picture).as_int() == 0);
-  client.end_episode(episode, Value::Bytes(480 * 640 * 3));
+  client.end_episode(episode, Value::Bytes(240 * 320 * 3));
 }
 
 void refused(const char* host, int port, envbus::Options options) {

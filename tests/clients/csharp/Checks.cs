@@ -194,19 +194,19 @@ static class Checks
         }
     }
 
-    // Pictures of 640 x 480 as bytes and as numbers; and what is over the gateway's limit.
+    // Pictures of 320 x 240 as bytes and as numbers; and what is over the gateway's limit.
     static void Large(string host, int port, Options options)
     {
         using (var client = new Client(host, port, options))
         {
             string episode = client.StartEpisode("pictures");
-            Equal(client.GetAction(episode, new byte[480 * 640 * 3]), 0);
+            Equal(client.GetAction(episode, new byte[240 * 320 * 3]), 0);
             var info = new Map { { "text", new string('x', 5000000) } };
             string told = Rejected<MessageTooLargeException>(() => client.LogReturns(episode, 1, info));
             Check(told.Contains("LogReturns: a message of 5000") && told.EndsWith("bytes is over the gateway's limit of 4194304"), told);
-            var picture = Enumerable.Repeat(Enumerable.Repeat(new[] { 255, 128, 0 }, 640).ToArray(), 480).ToArray();
+            var picture = Enumerable.Repeat(Enumerable.Repeat(new[] { 255, 128, 0 }, 320).ToArray(), 240).ToArray();
             Equal(client.GetAction(episode, picture), 0);
-            client.EndEpisode(episode, new byte[480 * 640 * 3]);
+            client.EndEpisode(episode, new byte[240 * 320 * 3]);
         }
     }
 

@@ -154,16 +154,16 @@ const checks = {
     await assert.rejects(bus.Client.connect(nobody, { timeout }), bus.ConnectionLostError)
   },
 
-  // Pictures of 640 x 480 as bytes and as numbers; and what is over the gateway's limit.
+  // Pictures of 320 x 240 as bytes and as numbers; and what is over the gateway's limit.
   async large() {
     const client = await bus.Client.connect(url, { token })
     const episode = await client.startEpisode({ episodeId: "pictures" })
-    assert.equal(await client.getAction(episode, new Uint8Array(480 * 640 * 3).fill(200)), 0)
+    assert.equal(await client.getAction(episode, new Uint8Array(240 * 320 * 3).fill(200)), 0)
     await assert.rejects(client.logReturns(episode, 1, { info: { text: "x".repeat(5_000_000) } }), (error) =>
       error instanceof bus.MessageTooLargeError
         && /LogReturns: a message of 5000\d\d\d bytes is over the gateway's limit of 4194304/.test(error.message))
-    assert.equal(await client.getAction(episode, Array(480).fill(Array(640).fill([255, 128, 0]))), 0)
-    await client.endEpisode(episode, new Uint8ClampedArray(480 * 640 * 3))
+    assert.equal(await client.getAction(episode, Array(240).fill(Array(320).fill([255, 128, 0]))), 0)
+    await client.endEpisode(episode, new Uint8ClampedArray(240 * 320 * 3))
     client.close()
   },
 
