@@ -443,13 +443,14 @@ class _Loop:
             self._unsettled -= 1
 
     def _flush(self, transport: ZmqPeer) -> None:
-        outgoing = self.session.outgoing
+        # All at once: what fails below is taken out of the list there, which would skip the next.
+        outgoing = self.session.outgoing.copy()
+        self.session.outgoing.clear()
         for frames in outgoing:
             try:
                 transport.send(frames)
             except QueueFullError as exc:
                 self._on_full(decode_header(frames[0]), exc)
-        outgoing.clear()
 
     def _on_full(self, header: Header, why: QueueFullError) -> None:
         """The broker does not read: fail the request that was to be sent, or drop the notice."""

@@ -7,20 +7,26 @@ import sys
 import threading
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from envbus.bus.errors import ClosedError, OverloadedError
+from envbus.bus.errors import ClosedError, OverloadedError, QueueFullError
 from envbus.bus.peer import client as client_module
 from envbus.bus.peer.client import _Loop
-from envbus.bus.peer.session import PeerSession
+from envbus.bus.peer.session import PeerCall, PeerSession
 from envbus.bus.transport.zmq_sockets import ZmqPeer
-from envbus.bus.wire.messages import Hello
+from envbus.bus.wire.frames import Frames
+from envbus.bus.wire.messages import Hello, Welcome
 
 
 def no_socket() -> ZmqPeer:
     raise ClosedError("there is no broker")
+
+
+class FullSocket:
+    def send(self, _frames: Frames) -> None:
+        raise QueueFullError("the queue to the broker is full")
 
 
 def loop_of(max_pending: int) -> _Loop:
@@ -68,6 +74,17 @@ def test_what_was_handed_over_before_a_thread_that_finds_no_broker_is_settled() 
         loop.submit(done.append, "log")
     with pytest.raises(ClosedError, match="no broker"):
         loop.joined.result(0.0)
+
+
+def test_where_the_broker_does_not_read_each_request_is_told_so() -> None:
+    loop, ends = loop_of(10), list[Any]()
+    loop.session.ready = True
+    loop.session.welcome = Welcome(lease=9.0, max_message_bytes=1000)
+    for _ in range(4):
+        loop.session.submit(PeerCall(Hello(name="x"), [b""], None, 0.0, 9.0, ends.append, "log"), 0)
+    loop._flush(cast(ZmqPeer, FullSocket()))
+    assert [type(end) for end in ends] == 4 * [OverloadedError]
+    assert not loop.session.outgoing
 
 
 def test_a_garbage_collection_may_end_a_client_at_any_line() -> None:
