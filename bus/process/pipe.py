@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import math
 import os
 import pickle
 import select
@@ -63,6 +64,8 @@ _WINDOW: Final = 16
 #: Seconds that a send may wait for the other side to take parcels from a full socket. A socket
 #: holds some 250 of them, so a wait at all means that the other side has stopped reading.
 SEND_TIMEOUT: Final = 10.0
+#: Seconds until a parcel is sent again where too many are under way.
+_MOMENT: Final = 0.02
 #: Seconds that a child waits for its owner's side of a hand-over that has begun.
 HANDOVER_TIMEOUT: Final = 30.0
 
@@ -272,7 +275,9 @@ class Pipe:
             except OSError as error:
                 if error.errno != errno.ETOOMANYREFS:
                     raise TransportError(f"parcel {number} was not sent: {error}") from error
-                raise QueueFullError(f"parcel {number}: too many parcels under way") from error
+                if timeout < math.inf:  # an owner would wait for what it has not read itself
+                    raise QueueFullError(f"parcel {number}: too many parcels under way") from error
+                self._wait_a_moment()
 
     def _wait_until_writable(self, number: int, begun: float, timeout: float) -> None:
         deadline = begun + timeout
@@ -285,6 +290,17 @@ class Pipe:
         if events & select.POLLIN and not events & select.POLLOUT:
             # Both sides may be sending: taking in what came keeps that from being a deadlock.
             self.drain()
+
+    def _wait_a_moment(self) -> None:
+        """Wait where processes of this user have too many parcels under way: nobody tells of fewer.
+
+        Raises:
+            ClosedError: The other side is gone.
+        """
+        if wait_for(self._sock, select.POLLIN, time.monotonic() + _MOMENT):
+            self.drain()
+            if self._hung_up:
+                raise ClosedError("the other side of the pipe is gone")
 
     def _take(self, number: int, kinds: tuple[int, ...], timeout: float) -> int | bytes:
         self._check_open()

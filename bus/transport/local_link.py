@@ -40,6 +40,8 @@ INLINE_BYTES: Final = 32 * 1024
 #: Says that the next packet may be a file, and is what comes with the file. To look for files at
 #: each packet would cost some microseconds.
 FILE_FOLLOWS: Final = bytes(4)
+#: Seconds until a file is sent again where too many are under way.
+_MOMENT: Final = 0.02
 
 
 class LocalLinkEnd:
@@ -227,10 +229,16 @@ class LocalLinkPeer:
     def send(self, frames: Frames) -> None:
         """Send to the broker; waits while its socket is full, as when it is away for long.
 
-        Raises as `LocalLinkEnd.write` does.
+        Raises as `LocalLinkEnd.write` does, but for QueueFullError.
         """
         self._set_timeout(self._timeout or 1.0)
-        self._end.write(self._end.pack(frames))
+        packet = self._end.pack(frames)
+        while True:
+            try:
+                self._end.write(packet)
+                return
+            except QueueFullError:  # of files of all this user's processes: nobody tells of fewer
+                time.sleep(_MOMENT)
 
     def receive(self, timeout: float) -> list[Buffer] | None:
         """Return the next message, or None after `timeout` seconds, or when a word asks.

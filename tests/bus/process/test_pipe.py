@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import errno
+import math
 import os
+import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +181,32 @@ def test_a_reader_that_stopped_reading_is_an_error_and_not_a_hang(
 
     with pytest.raises(QueueFullError):
         send_without_end()
+
+
+class CrowdedSocket(socket.socket):
+    """One of a user whose processes have too many files under way, for a while."""
+
+    refusals = 3
+
+    def sendmsg(self, *args: Any) -> int:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.ETOOMANYREFS, "Too many references")
+        return super().sendmsg(*args)
+
+
+def test_where_too_many_parcels_are_under_way_who_may_wait_does_so() -> None:
+    ours, theirs = socket.socketpair()
+    crowded = CrowdedSocket(fileno=ours.detach())
+    with Pipe(crowded) as one, Pipe(theirs) as other:
+        with pytest.raises(QueueFullError, match="too many parcels"):
+            one.send_bytes(1, bytes(4096), timeout=SOON)
+        one.send_bytes(2, bytes(4096), timeout=math.inf)
+        assert other.receive_bytes(2, NOW) == bytes(4096)
+        crowded.refusals = 1_000_000
+        other.close()
+        with pytest.raises(ClosedError):
+            one.send_bytes(3, bytes(4096), timeout=math.inf)
 
 
 def test_two_ends_that_only_send_do_not_wait_for_each_other_for_ever(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -180,6 +182,28 @@ def test_a_child_that_sends_large_messages_waits_while_nobody_reads(
     for number in range(1000):
         assert receive(router) == (b"p", [large[number % 251]])
     thread.join()
+
+
+class CrowdedSocket(socket.socket):
+    """One of a user whose processes have too many files under way, for a while."""
+
+    refusals = 3
+
+    def sendmsg(self, *args: Any) -> int:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.ETOOMANYREFS, "Too many references")
+        return super().sendmsg(*args)
+
+
+def test_a_child_waits_while_too_many_large_messages_are_under_way(router: LocalRouter) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    router.add_local_link(b"p", LocalLinkEnd(ours))
+    crowded = LocalLinkPeer(LocalLinkEnd(CrowdedSocket(fileno=theirs.detach())), b"p")
+    large = bytes(INLINE_BYTES + 1)
+    crowded.send([large])
+    assert receive(router) == (b"p", [large])
+    crowded.close()
 
 
 def test_rings_and_messages_of_all_sizes_pass_each_other(
