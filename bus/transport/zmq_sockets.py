@@ -115,14 +115,14 @@ def router_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
 
 
 def _send_frames(socket: zmq.Socket[bytes], frames: Frames) -> None:
-    """Send one message without blocking; buffers that libzmq's threshold calls large, uncopied.
+    """Send one message without blocking; `bytes` that libzmq's threshold calls large, uncopied.
 
     Part by part: `send_multipart` checks all parts first, which costs more than sending them.
     """
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         flags = NOBLOCK if index == last else NOBLOCK_MORE
-        copy = type(frame) is bytes and len(frame) < _COPY_THRESHOLD
+        copy = type(frame) is not bytes or len(frame) < _COPY_THRESHOLD
         _send_part(socket, frame, flags, copy)
 
 
@@ -547,10 +547,11 @@ class ZmqPeer:
         return self._identity
 
     def send(self, frames: Frames) -> None:
-        """Queue `frames` for the broker; never blocks. Large buffers are not copied.
+        """Queue `frames` for the broker; never blocks.
 
-        What a connection that is turned away has taken is lost with it, and so is what comes until
-        this peer connects again: `trouble` tells.
+        Buffers are copied: what is queued cannot be taken back, and whoever has given it up, as its
+        time was over, may write to its arrays. What a connection that is turned away has taken is
+        lost with it, and so is what comes until this peer connects again: `trouble` tells.
         """
         try:
             _send_frames(self._socket, frames)

@@ -220,6 +220,23 @@ def test_a_full_queue_is_an_error_to_the_sender(network: Network) -> None:
     assert network.receive()[1] == [bytes(1000)]
 
 
+def test_what_a_peer_has_queued_stays_what_it_was(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/slow"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as slow:
+        slow.setsockopt(zmq.RCVHWM, 1)  # and the rest waits at the other side
+        slow.bind(endpoint)
+        peer = ZmqPeer(endpoint, b"p")
+        with contextlib.closing(peer):
+            buffer = bytearray(1_000_000)
+            for _ in range(30):
+                peer.send([b"header", buffer])
+            buffer[:] = bytes([1]) * len(buffer)  # by who was told that the time is over
+            received = []
+            while len(received) < 30 and slow.poll(PATIENCE * 1000):
+                received.append(max(slow.recv_multipart()[2]))
+    assert received == 30 * [0]
+
+
 def test_a_closed_transport_says_so(network: Network) -> None:
     peer = network.peer(b"p")
     for closed in (peer, network.router):
