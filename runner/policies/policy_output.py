@@ -5,7 +5,6 @@ Leaves out who asks, and what becomes of the rows.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
+from envbus.actors.arrays.copies import own
 from envbus.runner.data.batch import COLUMN_DTYPES
-from envbus.runner.data.nested import Tree, concatenate_trees, map_tree
+from envbus.runner.data.nested import Tree, as_rows, concatenate_trees, map_tree
 from envbus.runner.policies.policy import Policy, PolicyOutput
 
 __all__ = ["PolicyAnswer", "ask", "check_shapes", "owned"]
@@ -103,7 +103,7 @@ class PolicyAnswer(msgspec.Struct, frozen=True, eq=False):
         """Return it in arrays that nobody else writes to: a policy may use its own again."""
         return msgspec.structs.replace(
             self,
-            actions=copy.copy(self.actions) if self.listed else owned(self.actions),
+            actions=_owned_singles(self.actions) if self.listed else owned(self.actions),
             states=owned(self.states),
             extras={name: owned(tree) for name, tree in self.extras.items()},
         )
@@ -208,6 +208,12 @@ def check_shapes(actions: Any, space: Space[Any] | None, *, rows: bool = False) 
 def owned(tree: Tree) -> Tree:
     """Return a copy that nobody else writes to: a policy may use its arrays again."""
     return None if tree is None else map_tree(np.array, tree)
+
+
+def _owned_singles(actions: Any) -> Any:
+    """Return single actions that nobody else writes to, in a list or in an array of objects."""
+    singles = [own(action) for action in actions]
+    return as_rows(singles) if isinstance(actions, np.ndarray) else singles
 
 
 def _check_are_numbers(actions: Any) -> None:

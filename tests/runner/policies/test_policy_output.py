@@ -135,3 +135,19 @@ def test_an_answer_is_its_own_though_the_policy_uses_its_arrays_again() -> None:
     buffer += 1
     assert answer.actions.tolist() == answer.states.tolist() == [0.0] * 3
     assert answer.extras["logp"].tolist() == [0.0] * 3
+
+
+def test_single_actions_are_its_own_though_the_policy_uses_their_arrays_again() -> None:
+    buffer = np.zeros((2, 1))
+    objects = np.empty(2, np.object_)
+    objects[:] = [(buffer[0],), (buffer[1],)]
+    singles = [list(buffer), [{"move": buffer[0]}, {"move": buffer[1]}], objects]
+    answers = [
+        PolicyAnswer.of(PolicyOutput(actions), 2, 0, listed=True).owned().actions
+        for actions in singles
+    ]
+    buffer += 1
+    assert [row.tolist() for row in answers[0]] == [[0.0], [0.0]]
+    assert [row["move"].tolist() for row in answers[1]] == [[0.0], [0.0]]
+    assert answers[2].dtype == np.object_
+    assert [row[0].tolist() for row in answers[2]] == [[0.0], [0.0]]
