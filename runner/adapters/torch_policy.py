@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -94,10 +95,15 @@ class TorchPolicy(Policy):
         """Load a `state_dict` of arrays, or tensors.
 
         Raises:
-            RuntimeError: Names or shapes differ.
+            RuntimeError: Names or shapes differ; nothing was changed.
         """
         loaded = {name: self._torch.as_tensor(_writable(value)) for name, value in weights.items()}
-        self.module.load_state_dict(loaded)
+        before = copy.deepcopy(self.module.state_dict())
+        try:
+            self.module.load_state_dict(loaded)
+        except BaseException:  # PyTorch has loaded those that fit
+            self.module.load_state_dict(before)
+            raise
         super().set_weights(weights, version)
 
     def _choose(self, head: ActionHead, given: Any, explore: bool) -> PolicyOutput:

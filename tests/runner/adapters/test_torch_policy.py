@@ -46,6 +46,17 @@ def test_weights_are_arrays_and_make_another_module_the_same() -> None:
     assert np.array_equal(*logits)
 
 
+def test_weights_that_do_not_fit_change_nothing() -> None:
+    policy = TorchPolicy(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)))
+    before = policy.get_weights()
+    wrong = {name: value + 1.0 for name, value in before.items()} | {"1.bias": np.zeros(5)}
+    with pytest.raises(RuntimeError, match=r"size mismatch for 1\.bias"):
+        policy.set_weights(wrong)
+    after = policy.get_weights()
+    assert all(np.array_equal(after[name], value) for name, value in before.items())
+    assert policy.policy_version == 0
+
+
 @pytest.mark.filterwarnings("error")
 def test_read_only_weights_as_a_group_sends_them_are_taken_without_a_warning() -> None:
     # PyTorch warns once per process, unless it is told otherwise.
