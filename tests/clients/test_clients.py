@@ -220,6 +220,40 @@ def test_over_a_call_that_was_given_up_and_never_came_no_row_leads(checks: list[
         assert serving.unacted == ["lost"]
 
 
+# The calls of the others do not come back before they are answered.
+@pytest.mark.parametrize("language", ["javascript"], indirect=True, scope="module")
+def test_what_is_asked_again_is_what_it_was(checks: list[str]) -> None:
+    with contextlib.ExitStack() as stack:
+        serving = stack.enter_context(Serving())
+        host, _, port = serving.gateway.tcp[0].rpartition(":")
+        door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        door.settimeout(PATIENCE)
+
+        def cut(message: bytes) -> bool:
+            if b"LogReturns" in message:
+                raise ConnectionError
+            return False
+
+        def let_in() -> None:
+            for up in (cut, nth(0, b"")):
+                with door.accept()[0] as client, socket.create_connection((host, int(port))) as far:
+                    back = threading.Thread(target=carry, args=(far, client, nth(0, b"")))
+                    back.start()
+                    carry(client, far, up)
+                    for end in (client, far):
+                        with contextlib.suppress(OSError):
+                            end.shutdown(socket.SHUT_RDWR)
+                    back.join(PATIENCE)
+
+        thread = threading.Thread(target=let_in)
+        thread.start()
+        program = [*checks, "127.0.0.1", str(door.getsockname()[1]), "changed", ""]
+        assert "passed" in serving.run(*program)
+        thread.join(PATIENCE)
+        assert serving.infos["changed"] == [{"agent0": {"position": [1.0]}}]
+        assert serving.rewards["changed"] == 5.0
+
+
 def test_pictures_go_through_and_what_is_too_large_is_told_once(checks: list[str]) -> None:
     with Serving(observations=Box(0, 255, (240, 320, 3), np.uint8)) as serving:
         check(serving, checks, "large")

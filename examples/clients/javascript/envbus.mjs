@@ -156,7 +156,9 @@ export class Client {
       const notTaken = this.#notTaken.get(payload.episode_id), givenUp = this.#givenUp.get(payload.episode_id)
       if (notTaken !== undefined) payload = { ...payload, not_taken: notTaken }
       if (givenUp !== undefined) payload = { ...payload, given_up: givenUp }
-      const call = { id, type, payload, to, handshake, resolve, reject, deadline: Date.now() + timeout }
+      // Now, as it may be sent later, and again: the caller's arrays may have changed by then.
+      const fields = encode(payload), episode = payload.episode_id
+      const call = { id, type, fields, episode, to, handshake, resolve, reject, deadline: Date.now() + timeout }
       // The bridge says itself that time is over; a moment later means that it cannot.
       call.timer = setTimeout(() => {
         this.#calls.delete(id)
@@ -170,11 +172,11 @@ export class Client {
   }
 
   #sendCall(call) {
-    const { id, type, payload, to, deadline } = call
+    const { id, type, fields, to, deadline } = call
     call.sent = true
     try {
-      this.#send(REQUEST, id, type, payload, Math.max(deadline - Date.now(), 1) / 1000, to)
-    } catch (error) { // it is too large, or has no form: sent again it would be as well
+      this.#send(REQUEST, id, type, fields, Math.max(deadline - Date.now(), 1) / 1000, to)
+    } catch (error) { // it is too large: sent again it would be as well
       this.#settle(call)
       call.reject(error)
     }
@@ -186,20 +188,20 @@ export class Client {
   }
 
   /** The bridge may have answered all the same, or may never get it: the next calls of the episode tell it. */
-  #giveUp({ id, type, payload }) {
+  #giveUp({ id, type, episode }) {
     if (!["GetAction", "LogAction", "LogReturns"].includes(type)) return
-    if (type === "GetAction" && !this.#notTaken.has(payload.episode_id)) this.#notTaken.set(payload.episode_id, id)
-    this.#givenUp.set(payload.episode_id, Math.max(id, this.#givenUp.get(payload.episode_id) ?? 0))
+    if (type === "GetAction" && !this.#notTaken.has(episode)) this.#notTaken.set(episode, id)
+    this.#givenUp.set(episode, Math.max(id, this.#givenUp.get(episode) ?? 0))
   }
 
-  #notify(type, payload = {}) { this.#send(NOTICE, 0, type, payload) }
+  #notify(type, payload = {}) { this.#send(NOTICE, 0, type, encode(payload)) }
 
-  #send(kind, id, type, payload, ttl = 0, to = "") {
+  #send(kind, id, type, fields, ttl = 0, to = "") {
     const now = Date.now()
     if (this.#joined && now - this.#lastSent > this.#lease) { // asleep for so long: forgotten
       return this.#onLost("no sign of life was sent in time")
     }
-    const data = encode([encode([1, kind, id, type, ttl, 0, to]), encode(payload)])
+    const data = encode([encode([1, kind, id, type, ttl, 0, to]), fields])
     if (data.length > this.#limit) {
       throw new MessageTooLargeError(
         `${type}: a message of ${data.length} bytes is over the gateway's limit of ${this.#limit}`)
@@ -265,8 +267,8 @@ export class Client {
     if (call) {
       this.#settle(call)
       if (error) return call.reject(error)
-      this.#notTaken.delete(call.payload.episode_id)
-      this.#givenUp.delete(call.payload.episode_id)
+      this.#notTaken.delete(call.episode)
+      this.#givenUp.delete(call.episode)
       call.resolve(payload)
     } else if (error && id === 0) {
       this.#complaint = error

@@ -124,6 +124,19 @@ const checks = {
     client.close()
   },
 
+  // The connection is lost with the first rewards, and the caller goes on with its own values meanwhile.
+  async changed() {
+    const client = await bus.Client.connect(url, { token })
+    const episode = await client.startEpisode({ episodeId: "changed" })
+    assert.equal(await client.getAction(episode, OBSERVATION), 0)
+    const info = { position: new Float32Array([1]) }
+    const told = client.logReturns(episode, 5, { info })
+    info.position.fill(99)
+    await told
+    await client.endEpisode(episode, OBSERVATION)
+    client.close()
+  },
+
   // The bridge is stopped when "ready" is printed: who waits is told at once.
   async stopped() {
     const client = await bus.Client.connect(url, { token })
