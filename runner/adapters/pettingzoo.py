@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 
 from envbus.actors.arrays.agent_spaces import AgentID
+from envbus.actors.env.agents import ALL
 from envbus.actors.env.source import parse_source
 from envbus.bus.errors import ConfigError
 from envbus.runner.extras import needed_for
@@ -54,7 +55,7 @@ class RemoteParallelEnv(ParallelEnv[Any, Any, Any]):  # type: ignore[misc]
     """The only env of `pool`, which it takes over. Errors are those of `ActorPool.recv`.
 
     Attributes:
-        agents: Those that are alive, as the env has it.
+        agents: Those that are alive, as the env has it; nobody when the episode is over.
         possible_agents: Only there if the env has it.
     """
 
@@ -64,6 +65,8 @@ class RemoteParallelEnv(ParallelEnv[Any, Any, Any]):  # type: ignore[misc]
         self.metadata = self._env.get_attr("metadata")
         self.render_mode = self._env.get_attr("render_mode")
         self.agents: list[Any] = []
+        #: Those that were done in this episode.
+        self._done: set[Any] = set()
         possible = list(pool.single_action_space.spaces)  # type: ignore[attr-defined]
         if possible:
             self.possible_agents = possible
@@ -74,16 +77,25 @@ class RemoteParallelEnv(ParallelEnv[Any, Any, Any]):  # type: ignore[misc]
         """Begin an episode; return observations and infos by agent."""
         self._pool.reset([seed], options)
         record = self._receive()
+        self._done.clear()
         return record["observations"], record["infos"]
 
     def step(self, actions: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
         """Step by `{agent: action}`; return five dicts by agent."""
+        alive = self.agents
         self._pool.send([actions], [0])
         record = self._receive()
-        flags = []
-        for name in ("terminateds", "truncateds"):
-            flags.append({a: flag for a, flag in record[name].items() if a != "__all__"})
-        return record["observations"], record["rewards"], *flags, record["infos"]
+        observations, rewards = record["observations"], record["rewards"]
+        terminateds, truncateds = dict(record["terminateds"]), dict(record["truncateds"])
+        of_all = terminateds.pop(ALL), truncateds.pop(ALL)
+        # In RLlib's style an agent's flags may be missing, and `"__all__"` alone ends the episode.
+        for agent in {**observations, **rewards, **dict.fromkeys(alive if any(of_all) else ())}:
+            own = terminateds.get(agent, False), truncateds.get(agent, False)
+            terminateds[agent], truncateds[agent] = own if any(own) else of_all
+        self._done |= {a for flags in (terminateds, truncateds) for a in flags if flags[a]}
+        alive = [] if any(of_all) else self.agents
+        self.agents = [agent for agent in alive if agent not in self._done]
+        return observations, rewards, terminateds, truncateds, record["infos"]
 
     def observation_space(self, agent: AgentID) -> gymnasium.Space[Any]:
         """Return an agent's space: the same object each time within an episode."""

@@ -123,6 +123,27 @@ def test_the_agents_are_the_env_s_and_the_dead_stay_dead(make: Make) -> None:
     assert env.agents == []
 
 
+def test_in_rllib_s_style_the_flag_of_all_ends_the_episode_of_each_agent(make: Make) -> None:
+    both = {"a": 1.0, "b": 1.0}
+    goes_on: dict[str, bool] = {"__all__": False}
+    script = [
+        ({"a": 1, "b": 1}, both, goes_on, goes_on, {}),
+        ({"a": 2, "b": 2}, both, {"b": True, "__all__": False}, goes_on, {}),
+        ({"a": 3}, {"a": 1.0}, goes_on, {"__all__": True}, {}),
+    ]
+    env = make(functools.partial(DictEnv, script))
+    for _ in range(2):
+        env.reset()
+        assert env.agents == ["a", "b"]
+        flags = env.step({"a": 0, "b": 0})[2:4]
+        assert flags == ({"a": False, "b": False}, {"a": False, "b": False})
+        flags = env.step({"a": 0, "b": 0})[2:4]
+        assert flags == ({"a": False, "b": True}, {"a": False, "b": False})
+        assert env.agents == ["a"]
+        assert env.step({"a": 0})[2:4] == ({"a": False}, {"a": True})
+        assert env.agents == []
+
+
 def test_a_remote_env_steps_as_a_local_one(make: Make) -> None:
     from mpe2 import simple_spread_v3
 
