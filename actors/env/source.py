@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
@@ -28,6 +28,7 @@ __all__ = [
     "GymId",
     "LocalRegistry",
     "from_plain",
+    "keep",
     "local_registry",
     "make",
     "parse_source",
@@ -128,6 +129,38 @@ def to_plain(source: EnvSource) -> object:
             "modules": list(source.modules),
         }
     return source
+
+
+def keep(sources: Sequence[object]) -> list[object]:
+    """Return the plain forms of sources, with dicts, lists and tuples in their arguments copied.
+
+    Envs may be made again much later: what their caller makes of its own config by then, for other
+    envs, does not concern them. Arrays and other objects stay what they are, as they may be large.
+    What several sources share they share afterwards.
+    """
+    copies: dict[int, object] = {}
+    return [_kept(source, copies) for source in sources]
+
+
+def _kept(value: Any, copies: dict[int, Any]) -> Any:
+    if (known := copies.get(id(value))) is not None:
+        return known
+    kind = type(value)
+    if kind is dict:
+        copy = copies[id(value)] = {}
+        copy.update((key, _kept(item, copies)) for key, item in value.items())
+        return copy
+    if kind is list:
+        items = copies[id(value)] = []
+        items += [_kept(item, copies) for item in value]
+        return items
+    if kind is tuple:
+        return tuple([_kept(item, copies) for item in value])
+    if kind is functools.partial and not vars(value):
+        args, keywords = _kept(value.args, copies), _kept(value.keywords, copies)
+        copies[id(value)] = bound = functools.partial(value.func, *args, **keywords)
+        return bound
+    return value
 
 
 def from_plain(plain: object) -> EnvSource:

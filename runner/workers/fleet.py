@@ -232,7 +232,9 @@ class Fleet(WorkerGroup[Actor]):
             remote=config.remote_actors,
         )
         actors = share_out(
-            [env_source.to_plain(env_source.parse_source(source)) for source in env_sources],
+            env_source.keep(
+                [env_source.to_plain(env_source.parse_source(source)) for source in env_sources]
+            ),
             num_actors,
             remote=config.remote_actors,
             shared=config.shared_memory,

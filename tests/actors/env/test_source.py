@@ -17,6 +17,7 @@ from envbus.actors.env.source import (
     GymId,
     _build_spec,
     from_plain,
+    keep,
     make,
     parse_source,
     register_missing,
@@ -101,6 +102,25 @@ def test_sources_survive_a_socket(source: GymId | EntryPoint) -> None:
 def test_a_bad_plain_form_is_refused(plain: object) -> None:
     with pytest.raises(ValueError, match="not the plain form"):
         from_plain(plain)
+
+
+def test_what_a_caller_makes_of_its_config_later_is_not_a_kept_source_s() -> None:
+    config: dict[str, Any] = {"levels": [1, (2, [3])]}
+    big = object()
+    given = [
+        to_plain(GymId("A-v0", {"config": config})),
+        functools.partial(dict, config, config=config, big=big),
+        CountingEnv,
+    ]
+    first, second, third = keep(given)
+    config["levels"][1][1].append(4)
+    config["more"] = True
+    assert first == {**to_plain(GymId("A-v0")), "kwargs": {"config": {"levels": [1, (2, [3])]}}}  # type: ignore[dict-item]
+    assert isinstance(second, functools.partial)
+    made = second()
+    assert made == {"levels": [1, (2, [3])], "config": {"levels": [1, (2, [3])]}, "big": big}
+    assert made["config"] is first["kwargs"]["config"]  # type: ignore[index]
+    assert third is CountingEnv
 
 
 def test_an_id_is_made_with_its_arguments() -> None:

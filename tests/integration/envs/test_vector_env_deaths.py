@@ -104,6 +104,24 @@ def test_a_death_in_a_step_ends_the_episodes_of_its_envs_only(
 
 
 @pytest.mark.slow_but_first
+def test_a_new_life_is_made_of_what_was_given_and_not_of_what_became_of_it(make: Make) -> None:
+    config = {"length": 10**6}
+    envs = make([partial(_ConfiguredEnv, config=config)] * 2, num_actors=2, restart=AT_ONCE)
+    envs.reset()
+    config["length"] = 1  # for other envs
+    envs.step(np.array([13, 1]))
+    for _ in range(3):
+        _, _, terminations, truncations, infos = envs.step(np.ones(2))
+        assert "fault" not in infos
+        assert not (terminations | truncations).any()
+
+
+class _ConfiguredEnv(PidEnv):
+    def __init__(self, config: dict[str, int]) -> None:
+        super().__init__(config["length"])
+
+
+@pytest.mark.slow_but_first
 @MODES
 def test_a_death_between_two_steps_is_told_by_the_next(make: Make, mode: AutoresetMode) -> None:
     envs = make(
