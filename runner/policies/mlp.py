@@ -26,6 +26,10 @@ _Array: TypeAlias = npt.NDArray[np.float32]
 _Layers: TypeAlias = tuple[tuple[_Array, _Array], ...]
 
 
+#: What larger numbers of observations count as.
+_LARGEST = 1e18
+
+
 class _Networks(NamedTuple):
     """All weights of one version; nothing writes to them."""
 
@@ -41,7 +45,8 @@ class MlpPolicy(Policy):
     (an `EnvRunner` does that to what it sends), so that `action_logp` is theirs.
 
     Args:
-        observation_space: A Box; its arrays are flattened. Others: `Flatten` first.
+        observation_space: A Box; its arrays are flattened. Others: `Flatten` first. Numbers beyond
+            1e18 count as 1e18.
         action_space: Discrete or Box of floats.
         hidden: Units of each hidden layer, of both networks.
         seed: Of the weights and of what is sampled.
@@ -77,7 +82,11 @@ class MlpPolicy(Policy):
         self, observations: Tree, states: Tree, *, explore: bool = True
     ) -> PolicyOutput:
         """Return actions in the dtype of the space."""
-        inputs = observations.reshape(len(observations), -1).astype(np.float32, copy=False)
+        inputs = observations.reshape(len(observations), -1)
+        if inputs.dtype != np.float64:
+            inputs = inputs.astype(np.float32, copy=False)
+        # Sums of larger ones are infinite, or NaN: as logits for all rows an end, as values silent.
+        inputs = np.clip(inputs, -_LARGEST, _LARGEST).astype(np.float32, copy=False)
         pi, vf, log_std = self._networks
         if inputs.shape[1] != len(pi[0][0]):
             raise ValueError(

@@ -124,3 +124,16 @@ def test_a_model_in_onnx_is_run_by_its_adapter(monkeypatch: pytest.MonkeyPatch) 
 def test_other_weights_are_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match="give a function that makes the policy"):
         policy_from_weights(BOX, TWO, {"layer.weight": np.zeros(3)})
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("dtype", "large"), [(np.float32, 3.3e38), (np.float64, 1e300), (np.float16, 6e4)]
+)
+def test_the_largest_finite_numbers_make_no_nan(dtype: Any, large: float) -> None:
+    signs = np.where(np.random.default_rng(0).random((20, 32)) < 0.5, -1.0, 1.0)
+    rows = (signs * large).astype(dtype)
+    space = spaces.Box(-np.inf, np.inf, (32,), dtype)
+    for seed in range(10):
+        policy = MlpPolicy(space, spaces.Discrete(2), seed=seed)
+        assert np.isfinite(policy.compute_actions(rows, None).extras["vf_preds"]).all()
