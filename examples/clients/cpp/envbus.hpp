@@ -593,7 +593,7 @@ class Client {
   }
 
   void join(Clock::time_point deadline) {
-    static std::mt19937_64 random{std::random_device{}()};
+    thread_local std::mt19937_64 random{std::random_device{}()};  // each client has its own thread
     connection_ = std::make_unique<Connection>(host_, port_, deadline);
     try {
       if (!options_.token.empty())

@@ -301,6 +301,7 @@ export class Client {
   /** Connect and join; again, with pauses that grow, while nobody is there, until `deadline`. */
   async #persist(deadline) {
     for (let pause = 100; ; pause = Math.min(pause * 2, 2000)) {
+      if (this.#end) throw this.#end
       try {
         return await this.#open(Math.min(deadline, Date.now() + this.timeout))
       } catch (error) {
@@ -309,7 +310,6 @@ export class Client {
         if (!absent || Date.now() + pause >= deadline) throw error
       }
       await sleep(pause)
-      if (this.#end) throw this.#end
     }
   }
 
