@@ -263,15 +263,21 @@ class RunningMeanStd:
 
     @classmethod
     def of(cls, arrays: Sequence[npt.NDArray[Any]]) -> RunningMeanStd:
-        """Return the statistics of arrays `(rows, ...)`.
+        """Return the statistics of arrays `(rows, ...)`, without rows that hold infinities.
+
+        Nothing would ever wash these out again, but some sensors mean them.
 
         Raises:
-            ValueError: A row holds NaN or infinity, which nothing would ever wash out again.
+            ValueError: A row holds NaN.
         """
         if not arrays or not len(arrays[0]):
             return cls()
         if not all(np.isfinite(array).all() for array in arrays):
-            raise ValueError("an observation holds NaN or infinity")
+            if any(np.isnan(array).any() for array in arrays):
+                raise ValueError("an observation holds NaN")
+            parts = [np.isfinite(array).reshape(len(array), -1).all(axis=1) for array in arrays]
+            finite = np.logical_and.reduce(parts)
+            return cls.of([array[finite] for array in arrays])
         rows = [np.clip(array.astype(np.float64), -_LARGEST, _LARGEST) for array in arrays]
         means = tuple(array.mean(axis=0) for array in rows)
         m2s = tuple(
@@ -410,6 +416,7 @@ class Normalize(Connector):
         epsilon: Added to the variance.
 
     It learns from what comes in, unless `update` is off or the runner samples without `explore`.
+    An infinity is the bound, and its row is none to learn from.
     Before it has learnt anything, rows are taken for such of mean 0 and variance 1.
     """
 

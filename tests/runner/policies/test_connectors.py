@@ -130,10 +130,18 @@ def test_a_state_goes_there_and_back() -> None:
     assert RunningMeanStd.from_plain(RunningMeanStd().to_plain()) == RunningMeanStd()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_would_spoil_the_statistics_for_ever_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        RunningMeanStd.of([np.array([0.0, value])])
+def test_what_would_spoil_the_statistics_for_ever_is_refused() -> None:
+    with pytest.raises(ValueError, match="holds NaN"):
+        RunningMeanStd.of([np.array([0.0, np.inf, np.nan])])
+
+
+def test_rows_with_an_infinity_which_some_sensors_mean_are_left_out_of_the_statistics() -> None:
+    moments = RunningMeanStd.of(
+        [np.array([[1.0, np.inf], [2.0, 4.0], [3.0, 5.0]]), np.array([7, 8, 9])]
+    )
+    assert moments.count == 2
+    assert [mean.tolist() for mean in moments.means] == [[2.5, 4.5], 8.5]
+    assert RunningMeanStd.of([np.array([-np.inf])]) == RunningMeanStd()
 
 
 def test_a_number_too_large_to_square_spoils_nothing() -> None:

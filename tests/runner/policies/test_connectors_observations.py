@@ -171,3 +171,13 @@ def test_a_state_that_fits_no_filter_is_refused_and_changes_nothing(
         with pytest.raises(ConfigError, match=told):
             take(state)
     assert repr(connector.get_state()) == repr(before)
+
+
+def test_an_infinity_is_the_bound_and_teaches_nothing() -> None:
+    normalize = Normalize(spaces.Box(-np.inf, np.inf, (1,), np.float32), clip=5.0)
+    keys = [(0, "a"), (1, "a"), (2, "a")]
+    infinite = np.array([[np.inf], [-np.inf], [np.inf]], np.float32)
+    assert normalize(infinite, keys).ravel().tolist() == [5.0, -5.0, 5.0]
+    rows = normalize(np.array([[1.0], [3.0], [np.inf]], np.float32), keys).ravel()
+    assert rows.tolist() == pytest.approx([-1.0, 1.0, 5.0])
+    assert normalize.get_state()["count"] == 2
