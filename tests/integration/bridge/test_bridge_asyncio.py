@@ -91,7 +91,7 @@ def test_time_outs_are_kept_after_memory_ran_out(
             silent.set()
             client.is_short = True
             while client.is_short:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0)
             verb = client.get_action("e", seen(1), timeout=0.2)
             with pytest.raises(ActionTimeoutError):
                 await asyncio.wait_for(verb, 30.0)
