@@ -166,10 +166,10 @@ class Broker:
         """Return whether the owner's request has not ended; asked after a `poll`."""
         return self._core.is_pending(request_id)
 
-    def tell(self, peer: bytes, notice: Notice) -> None:
-        """Send a notice; if the peer cannot be reached it is dropped, with a log line."""
+    def tell(self, peer: bytes, notice: Notice) -> bool:
+        """Send a notice; return whether it was sent. If not it is dropped, with a log line."""
         header = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, type(notice).__name__)
-        self._tell(peer, header, notice)
+        return self._tell(peer, header, notice)
 
     def answer(self, peer: bytes, request_id: int, answer: Reply | Failed) -> bool:
         """Answer a peer's request that came as a `Notify`; return whether it was sent.
@@ -192,9 +192,9 @@ class Broker:
         finally:
             self._transport.release()
 
-    def shut_down(self, peer: bytes) -> None:
-        """Ask a peer to finish what it does and leave."""
-        self.tell(peer, Shutdown())
+    def shut_down(self, peer: bytes) -> bool:
+        """Ask a peer to finish what it does and leave; return whether that was sent."""
+        return self.tell(peer, Shutdown())
 
     def expect(self, peer: bytes, name: str, incarnation: int) -> None:
         """Announce that a child process will say hello under this identity."""

@@ -76,6 +76,8 @@ class Connections(Generic[M]):
         self._start_timeout = NO_DEADLINE if timeout is None else timeout
         self._wait = config.wait
         self._by_identity: dict[bytes, M] = {}
+        #: At the close: routing ids of those that have to be asked to leave.
+        self._untold: list[bytes] = []
         #: Remote actors that joined and have no envs: routing id and name.
         self._spares: dict[bytes, str] = {}
         self._lines = Lines(logger)
@@ -291,9 +293,9 @@ class Connections(Generic[M]):
                             actor.child
                         )  # it has no envs, and does not listen yet
                     elif actor.identity and actor.state is not ActorState.DOWN:
-                        self.broker.shut_down(actor.identity)
-                for peer in self._spares:
-                    self.broker.shut_down(peer)
+                        self._untold.append(actor.identity)
+                self._untold += self._spares
+                self._ask_to_leave()
             wait = self._hear_out if hears and not terminate else None
             for child in self.process_group.close(allowed, wait):
                 if not terminate:
@@ -321,6 +323,7 @@ class Connections(Generic[M]):
             left = max(deadline - time.monotonic(), 0.0)
             try:
                 self.broker.poll(left)
+                self._ask_to_leave()
             except (EnvbusError, MemoryError):  # then without
                 return bool(wait_for(self.process_group, select.POLLIN, deadline))
             for actor in self._actors:
@@ -331,6 +334,10 @@ class Connections(Generic[M]):
                 return True
             if not left:
                 return False
+
+    def _ask_to_leave(self) -> None:
+        """Ask those to leave that were not asked yet, as there was no room for it."""
+        self._untold = [peer for peer in self._untold if not self.broker.shut_down(peer)]
 
     def _make_router(self, config: FleetConfig) -> RouterTransport:
         with_local_links = config.local_links and LOCAL_LINKS_EXIST

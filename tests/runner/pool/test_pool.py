@@ -47,6 +47,7 @@ from tests.runner.pool_envs import (
     still_alive,
 )
 from tests.runner.sampling_scenes import counting
+from tests.waiting import pass_time
 
 SHARED = pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "frames"])
 Make = Callable[..., ActorPool]
@@ -1014,6 +1015,25 @@ def test_close_lets_envs_close_whose_answers_nobody_takes(make: Make, tmp_path: 
         pool.send([1], [env_id])
     pool.close(timeout=PATIENCE)
     assert all(path.exists() for path in paths)
+
+
+class _SlowEnv(TouchingEnv):
+    def step(self, action: Any) -> Any:
+        pass_time(0.001)
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_close_lets_envs_close_that_were_asked_more_than_a_queue_holds(
+    make: Make, tmp_path: Path
+) -> None:
+    pool = make([partial(_SlowEnv, tmp_path / "closed")] * 2500, num_actors=1)
+    pool.reset(seed=0)
+    receive_all(pool, range(2500))
+    for env_id in range(2500):
+        pool.send([1], [env_id])
+    pool.close(timeout=20.0)
+    assert (tmp_path / "closed").exists()
 
 
 def test_an_exception_in_the_with_block_kills_at_once_and_comes_through() -> None:
