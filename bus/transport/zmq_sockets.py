@@ -546,6 +546,7 @@ class ZmqPeer:
         """Routing id of this life of the peer."""
         return self._identity
 
+    @uninterrupted_call  # or the next message is taken for the rest of this one
     def send(self, frames: Frames) -> None:
         """Queue `frames` for the broker; never blocks.
 
