@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import secrets
+import threading
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +58,8 @@ __all__ = ["Asking", "PolicyConnections", "WorkerDiscovery"]
 
 #: Seconds between looks for workers that are not there, while one is missing.
 LOOK_INTERVAL: Final = 0.02
+#: Seconds until a thread that waits sees that another one has closed its connections.
+_LONGEST_POLL: Final = 0.5
 #: Seconds to wait for the reason of a worker's end, once a request has failed for good.
 _REASON_TIMEOUT: Final = 0.5
 #: How likely an asker leaves a crowded worker for another one.
@@ -326,6 +329,8 @@ class PolicyConnections:
         #: Whether the first hellos have been waited for.
         self._greeted = False
         self._closed = False
+        #: The thread that waits for the workers; 0: none does.
+        self._polling = 0
         disown_in_forks(self)
 
     def ask(self, to: str, request: Request[Any], timeout: float) -> Asking:
@@ -392,18 +397,21 @@ class PolicyConnections:
 
     @uninterrupted_call
     def close(self) -> None:
-        """Let go of all local links. Idempotent."""
-        if self._closed:
-            return
+        """Let go of all local links; a thread that waits does so itself, soon. Idempotent."""
         self._closed = True
-        self._broker.close()
-        self.discovery.unshare()
+        # Closed under a thread that waits for them, they would wake it no more.
+        if self._polling in (0, threading.get_ident()):
+            self._let_go()
 
     def disown(self) -> None:
         """In a forked copy: be closed."""
         self._closed = True
 
     # --- requests ----------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        self._broker.close()
+        self.discovery.unshare()
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -474,7 +482,17 @@ class PolicyConnections:
 
     @uninterrupted_call
     def _poll(self, timeout: float) -> None:
-        """Take in what comes within `timeout` seconds; returns earlier if something does."""
+        """Take in what comes within `timeout` seconds; returns earlier, also if nothing does."""
+        before, self._polling = self._polling, threading.get_ident()  # a signal's handler may poll
+        try:
+            self._check_usable()  # not before: who closes this looks who waits
+            self._take_in(min(timeout, _LONGEST_POLL))
+        finally:
+            self._polling = before
+            if self._closed and not before:
+                self._let_go()
+
+    def _take_in(self, timeout: float) -> None:
         if self._held or self.discovery.somebody_is_missing:
             self._look_for_workers()
             timeout = min(timeout, LOOK_INTERVAL)

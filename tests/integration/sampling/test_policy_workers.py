@@ -540,13 +540,15 @@ def test_closing_twice_does_nothing_and_later_requests_fail_clearly() -> None:
     elsewhere.close()
 
 
-def test_a_thread_that_waits_for_an_answer_is_told_at_once_that_workers_were_closed() -> None:
+@pytest.mark.parametrize("what", ["workers", "policy"])
+def test_a_thread_that_waits_for_an_answer_is_told_at_once_of_a_close(what: str) -> None:
     workers = PolicyWorkers(make_probe, close_timeout=0.0)
+    policy = workers.policy()
     told: list[Exception] = []
 
     def ask() -> None:
         try:
-            workers.policy().compute_actions(hold(1, 600.0), None)
+            policy.compute_actions(hold(1, 600.0), None)
         except ClosedError as exc:
             told.append(exc)
 
@@ -556,9 +558,10 @@ def test_a_thread_that_waits_for_an_answer_is_told_at_once_that_workers_were_clo
     ident = asker.ident
     waits = "_look"  # of the socket
     wait_until(lambda: sys._current_frames()[ident].f_code.co_name == waits, "the thread to wait")
-    workers.close()
+    (policy if what == "policy" else workers).close()
     asker.join(10.0)
     assert len(told) == 1
+    workers.close()
 
 
 def test_with_closes_a_remote_policy_and_not_its_workers(pair: PolicyWorkers) -> None:
