@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
-__all__ = ["no_more_files", "open_descriptors"]
+__all__ = ["CrowdedSocket", "no_more_files", "open_descriptors"]
 
 
 def open_descriptors() -> set[tuple[int, int, int]]:
@@ -35,3 +38,15 @@ def no_more_files() -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         os.close(lowest)
+
+
+class CrowdedSocket(socket.socket):
+    """One of a user whose processes have too many files under way, for a while."""
+
+    refusals = 3
+
+    def sendmsg(self, *args: Any) -> int:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.ETOOMANYREFS, "Too many references")
+        return super().sendmsg(*args)

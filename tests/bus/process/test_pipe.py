@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import errno
 import math
 import os
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ from envbus.bus.errors import (
 )
 from envbus.bus.memory.arena import Arena
 from envbus.bus.process.pipe import _BYTES, MAX_UNDELIVERED, Pipe, PipeInbox, PipeOutbox
-from tests.descriptors import no_more_files, open_descriptors
+from tests.descriptors import CrowdedSocket, no_more_files, open_descriptors
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -181,18 +179,6 @@ def test_a_reader_that_stopped_reading_is_an_error_and_not_a_hang(
 
     with pytest.raises(QueueFullError):
         send_without_end()
-
-
-class CrowdedSocket(socket.socket):
-    """One of a user whose processes have too many files under way, for a while."""
-
-    refusals = 3
-
-    def sendmsg(self, *args: Any) -> int:
-        if self.refusals:
-            self.refusals -= 1
-            raise OSError(errno.ETOOMANYREFS, "Too many references")
-        return super().sendmsg(*args)
 
 
 def test_where_too_many_parcels_are_under_way_who_may_wait_does_so() -> None:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,7 +31,7 @@ from envbus.bus.transport.unix_sockets import rights
 from envbus.bus.transport.zmq_sockets import ZmqPeer, ZmqRouter
 from envbus.bus.wire.frames import Buffer
 from envbus.bus.wire.framing import pack
-from tests.descriptors import open_descriptors
+from tests.descriptors import CrowdedSocket, open_descriptors
 from tests.integration.group_children import PATIENCE, wait_until
 
 pytestmark = pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here")
@@ -182,18 +180,6 @@ def test_a_child_that_sends_large_messages_waits_while_nobody_reads(
     for number in range(1000):
         assert receive(router) == (b"p", [large[number % 251]])
     thread.join()
-
-
-class CrowdedSocket(socket.socket):
-    """One of a user whose processes have too many files under way, for a while."""
-
-    refusals = 3
-
-    def sendmsg(self, *args: Any) -> int:
-        if self.refusals:
-            self.refusals -= 1
-            raise OSError(errno.ETOOMANYREFS, "Too many references")
-        return super().sendmsg(*args)
 
 
 def test_a_child_waits_while_too_many_large_messages_are_under_way(router: LocalRouter) -> None:
