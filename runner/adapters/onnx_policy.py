@@ -34,6 +34,12 @@ _DTYPES: Mapping[str, Any] = {
     "tensor(int64)": np.int64,
     "tensor(bool)": np.bool_,
 }
+#: `get_weights` returns one model, so there is no folder to look in.
+_ONE_FILE = (
+    ". Its weights stand in a file of their own, and must be in the model: "
+    "torch.onnx.export(..., external_data=False), or "
+    "onnx.save(onnx.load(path), path, save_as_external_data=False)"
+)
 
 
 class OnnxPolicy(Policy):
@@ -154,7 +160,8 @@ class OnnxPolicy(Policy):
         try:
             session = onnxruntime.InferenceSession(model, options, providers=self._providers)
         except Exception as exc:  # onnxruntime's own types, which have no public base
-            raise ConfigError(f"this is no ONNX model that can be run: {exc}") from exc
+            told = _ONE_FILE if "external data" in str(exc).lower() else ""
+            raise ConfigError(f"this is no ONNX model that can be run: {exc}{told}") from exc
         #: By our name: the model's, dtype, shape of one row.
         inputs = {}
         for one in session.get_inputs():

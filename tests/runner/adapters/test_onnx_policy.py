@@ -215,6 +215,19 @@ def test_a_model_that_does_not_fit_is_refused(
         OnnxPolicy(model, space)
 
 
+def test_a_model_whose_weights_stand_in_a_file_beside_it_is_told_how_to_have_them_in_it(
+    tmp_path: Path,
+) -> None:
+    # What torch.onnx.export writes, unless it is told otherwise.
+    model = onnx.load_from_string(export(MlpPolicy(SEEN, spaces.Discrete(4), seed=0), "logits"))
+    path = tmp_path / "policy.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=0)
+    with pytest.raises(ConfigError, match="external_data=False"):
+        OnnxPolicy(path, spaces.Discrete(4))
+    onnx.save(onnx.load(path), path, save_as_external_data=False)
+    OnnxPolicy(path, spaces.Discrete(4))
+
+
 def test_what_is_no_model_is_refused_and_changes_nothing() -> None:
     with pytest.raises(ConfigError, match="no ONNX model that can be run"):
         OnnxPolicy(b"nothing", spaces.Discrete(2))
