@@ -67,7 +67,7 @@ def doctor(
 
     console = open_console()
     address = Address.parse(place)
-    means = _means(address, token_file, ca, keys, server_key)
+    means = _means(token_file, ca, keys, server_key)
     well = True
     for step in examine(address, means, timeout):
         mark = Text("ok  ", "green") if step.ok else Text("STOP", "red")
@@ -117,7 +117,7 @@ def conformance(
         from envbus.runner.diagnosis.conformance import check_server
         from envbus.runner.diagnosis.doctor import find
 
-        means = _means(address, token_file, ca, keys, server_key)
+        means = _means(token_file, ca, keys, server_key)
         address = find(address, means, timeout)
         console.print(f"checking {address}")
         findings = check_server(address, means, timeout, only)
@@ -207,7 +207,6 @@ def _row(mark: Text, width: int, lines: list[Text]) -> Table:
 
 
 def _means(
-    address: Address,
     token_file: Path | None,
     ca: Path | None,
     keys: Path | None,
@@ -217,9 +216,7 @@ def _means(
     from envbus.runner.diagnosis.doctor import Means
 
     try:
-        tls = None
-        if address.tls or ca is not None:
-            tls = ssl.create_default_context(cafile=None if ca is None else str(ca))
+        tls = None if ca is None else ssl.create_default_context(cafile=str(ca))
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"no certificates can be read from {ca}: {exc}") from exc
     return Means(read_token(token_file), PeerKeys.load(keys, server_key), tls)

@@ -51,6 +51,7 @@ class Means:
 
     token: str | None = None
     keys: PeerKeys | None = None
+    #: None: what this host trusts, where the other side speaks TLS.
     tls: ssl.SSLContext | None = None
 
 

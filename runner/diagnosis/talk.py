@@ -256,6 +256,13 @@ def open_link(
 ) -> TalkLink:
     """Return a connection that stands.
 
+    Args:
+        address: Where to; `tls` of it is kept to also where no context is given.
+        timeout: Seconds until it stands.
+        token: Of a gateway; shown here by a WebSocket only.
+        tls: What TLS is made with; None: what this host trusts, where the address has TLS.
+        keys: For ZeroMQ.
+
     Raises:
         ConfigError: Keys do not belong to this transport, or WebSocket's library is missing.
         OSError, LinkEndedError: There is no connection.
@@ -263,6 +270,8 @@ def open_link(
     """
     if keys is not None and address.transport != "zmq":
         raise ConfigError("keys belong to ZeroMQ; TCP and WebSocket have a token and TLS")
+    if address.tls and tls is None:
+        tls = ssl.create_default_context()
     if address.transport == "stream":
         return StreamLink(address, timeout, tls)
     if address.transport == "websocket":

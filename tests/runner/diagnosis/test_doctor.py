@@ -5,6 +5,7 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from envbus.bus.transport.curve_keys import PeerKeys, new_keys
 from envbus.bus.wire.messages import Welcome
 from envbus.runner.diagnosis.address import Address
 from envbus.runner.diagnosis.doctor import Diagnosis, Means, examine, find
+from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.runner.diagnosis import serving
 
 
@@ -128,6 +130,24 @@ def test_tls_that_one_side_only_speaks_is_named() -> None:
         means = Means(tls=ssl.create_default_context())
         name, _, advice = last(f"streams://{gateway.tcp[0]}", means, timeout=1.0)
         assert (name, "TLS" in advice) == ("handshake", True)
+
+
+def test_tls_that_was_found_out_is_spoken_before_the_token_is_shown(tmp_path: Path) -> None:
+    files = {"certificate": CERTIFICATE, "private_key": PRIVATE_KEY}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    paths: dict[str, Any] = {name: str(tmp_path / name) for name in files}
+    with (
+        serving.bridge() as bridge,
+        serving.gateway(
+            bridge, tcp=("127.0.0.1:0",), websocket=("127.0.0.1:0",), token="right", **paths
+        ) as gateway,
+    ):
+        trusted = ssl.create_default_context(cafile=paths["certificate"])
+        for place in (*gateway.tcp, *gateway.websocket):
+            name, _, advice = last(place, Means(token="right"))
+            assert (name, "--ca" in advice) == ("handshake", True)
+            assert all(step.ok for step in steps(place, Means(token="right", tls=trusted)))
 
 
 def test_a_broker_without_a_bridge_is_named() -> None:
