@@ -32,6 +32,9 @@ __all__ = ["STRANGERS_BYTES", "Budget", "GatewaySession"]
 STRANGERS_BYTES: Final = 64 * 1024
 #: Seconds until a mark that has no answer is taken for lost, with a broker that was started again.
 _PATIENCE: Final = 5.0
+#: Incarnation of what a gateway itself says for a client, who may have said hello with any: what is
+#: of a former one the broker passes over without an answer.
+_NEWEST: Final = 2**64 - 1
 #: What a header that names such a type holds: most messages need not be read.
 _HELLO, _WELCOME = Hello.__name__.encode(), Welcome.__name__.encode()
 
@@ -54,7 +57,6 @@ class GatewaySession:
         self._token = config.token
         self._limit = config.max_message_bytes
         self._unsent = b""
-        self._incarnation = 0
         #: Bytes that came before hello.
         self._strange_bytes = 0
         #: Of the last hello; None: the broker has answered it.
@@ -120,7 +122,7 @@ class GatewaySession:
         """Return what tells the broker that this peer is gone; None if it never knew it."""
         if not self.joined:
             return None
-        return message(Kind.NOTICE, Goodbye(), incarnation=self._incarnation)
+        return message(Kind.NOTICE, Goodbye(), incarnation=_NEWEST)
 
     def _let_in(self, frames: list[memoryview]) -> bool:
         """Take a first message; return whether it is the hello, for the broker."""
@@ -151,7 +153,6 @@ class GatewaySession:
             return False
         self.joined = True
         self._framing.admit()
-        self._incarnation = header.incarnation
         return True
 
     def _on_hello(self, frames: list[memoryview]) -> bool:
@@ -230,7 +231,9 @@ class Budget:
         self._marked, self._marked_at = self._bytes, now
         self._last_id += 1
         self._out += 1
-        return message(Kind.REQUEST, Heartbeat(), self._last_id, ttl=60.0, to=NOBODY)
+        return message(
+            Kind.REQUEST, Heartbeat(), self._last_id, ttl=60.0, incarnation=_NEWEST, to=NOBODY
+        )
 
     def unmark(self) -> None:
         """The mark could not be passed on."""

@@ -159,6 +159,16 @@ def test_what_a_client_sends_while_the_broker_is_away_is_bounded_in_bytes(
         assert decode_header(client.receive()[0]).payload_type == "Next"  # no answer to a mark
 
 
+def test_a_client_of_a_later_life_may_send_more_than_may_be_untaken_at_a_time(
+    tmp_path: Path,
+) -> None:
+    with Bus(tmp_path, max_untaken_bytes=1 << 16) as bus, client_of(bus, "tcp") as client:
+        client.send(message(Hello(name="sim", heartbeat=30.0), incarnation=2))
+        notice = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, "Big", incarnation=2)
+        client.send(*[[encode_header(notice), bytes(1 << 15)]] * 10)
+        bus.take(Notify, 10)
+
+
 def test_a_heartbeat_without_an_identity_counts(bus: Bus) -> None:
     with client_of(bus, "tcp") as client:
         peer = joined(bus, client, "sim")

@@ -195,7 +195,8 @@ def test_the_broker_is_told_of_the_end_of_a_peer_that_it_knows() -> None:
     farewell = opened.goodbye()
     assert farewell is not None
     header = decode_header(farewell[0])
-    assert (header.kind, header.payload_type, header.incarnation) == (Kind.NOTICE, "Goodbye", 3)
+    assert (header.kind, header.payload_type) == (Kind.NOTICE, "Goodbye")
+    assert header.incarnation >= 3, "it is of no former life, whatever its client has said"
 
 
 stream_of_messages = st.lists(
