@@ -69,8 +69,8 @@ class GatewayConfig:
     #: Bytes that may wait for a client that reads slowly, besides the message that goes over it.
     max_unsent_bytes: int = 16 * 2**20
     #: Bytes of a client's messages that may wait for the broker to take them, besides the one that
-    #: goes over it: its connection is not read meanwhile. All clients together: times
-    #: `max_connections`.
+    #: goes over it: its connection is not read meanwhile. All clients together, with those that
+    #: have left since: times `max_peers`, twice `max_connections` and some.
     max_untaken_bytes: int = 8 * 2**20
     #: Seconds from the connection to its hello, with what comes before it: TLS, HTTP, the token.
     handshake_timeout: float = 10.0
@@ -98,7 +98,10 @@ class GatewayConfig:
 
     @property
     def max_peers(self) -> int:
-        """Connections to the broker at a time, with those of clients that have just gone."""
+        """Connections to the broker at a time.
+
+        With those of clients that have gone, until it has taken what they sent.
+        """
         return 2 * self.max_connections + 64
 
     def tls(self) -> ssl.SSLContext | None:

@@ -47,7 +47,8 @@ _LAST_WORDS: Final = 0.05
 _ACCEPT_PAUSE: Final = 0.1
 #: File descriptors besides those of connections.
 _SPARE_DESCRIPTORS: Final = 256
-_DESCRIPTORS_PER_CONNECTION: Final = 3
+#: A DEALER's: libzmq's own, and its connection to the broker.
+_DESCRIPTORS_PER_DEALER: Final = 2
 
 
 def main(pipe: Pipe) -> None:
@@ -60,7 +61,7 @@ def main(pipe: Pipe) -> None:
         socket.socket(fileno=pipe.receive_fd(pipe.next_expected, HANDOVER_TIMEOUT))
         for _ in (*config.tcp, *config.websocket)
     ]
-    clients = config.max_connections * _DESCRIPTORS_PER_CONNECTION
+    clients = config.max_connections + config.max_peers * _DESCRIPTORS_PER_DEALER
     _allow_descriptors(clients + config.max_strangers + _SPARE_DESCRIPTORS)
     asyncio.run(_serve(bootstrap, listeners, pipe))
 
@@ -118,7 +119,7 @@ async def _serve(bootstrap: GatewayBootstrap, listeners: list[socket.socket], pi
     commands.give_sign()
     interval = min(config.handshake_timeout, config.keepalive, 2.0) / 2
     while not stopped.is_set():
-        for connection in list(crowd):
+        for connection in (*crowd, *crowd.leaving):
             connection.look_after(loop.time())
         await _wait(stopped, interval)
     for acceptor in acceptors:
@@ -266,8 +267,11 @@ class Crowd:
         self.admitted: set[Connection] = set()
         #: The others, oldest first: not through yet, or about to end.
         self.strangers: dict[Connection, None] = {}
+        #: Those that have ended, and whose messages the broker has not all taken.
+        self.leaving: set[Connection] = set()
 
     def __iter__(self) -> Iterator[Connection]:
+        """Return those that have not ended."""
         return iter((*self.strangers, *self.admitted))
 
 
@@ -316,6 +320,8 @@ class Connection(asyncio.Protocol):
         self._since = self._heard = self._told = self._loop.time()
         self._probed = False
         self._abort_at: float | None = None
+        #: What the broker is to be told of its end.
+        self._farewell: Frames | None = None
         crowd.strangers[self] = None
         if len(crowd.strangers) > config.max_strangers:
             next(iter(crowd.strangers)).cut_off()
@@ -350,13 +356,15 @@ class Connection(asyncio.Protocol):
         del exc
         self._leave()
         if self._dealer is not None:
-            farewell = self._session.goodbye()
-            if farewell is not None:
-                self._dealer.send(farewell)
-            self._dealer.close()
-            self._dealer = None
+            self._waiting.clear()
+            self._farewell = self._session.goodbye()
+            self._crowd.leaving.add(self)
+            self._go()
         if self._session.ended:
             logger.info("a connection was ended: %s", printable(cut(self._session.ended, _LONGEST)))
+        # What came and was not passed on need not wait for the broker.
+        self._unread = memoryview(b"")
+        self._session = GatewaySession(StreamFraming(self._config), self._config)
 
     def cut_off(self) -> None:
         """End it at once: it is a stranger, and there are too many of those."""
@@ -433,6 +441,21 @@ class Connection(asyncio.Protocol):
         self._crowd.strangers.pop(self, None)
         self._crowd.admitted.discard(self)
 
+    def _go(self) -> None:
+        """Say goodbye, and go once the broker has taken all that it was sent.
+
+        While its owner is away it holds that, and, behind a full queue, the descriptor of a peer
+        that has gone. So one that leaves counts among the broker's peers as long.
+        """
+        assert self._dealer is not None
+        self._mark(is_last=True)
+        if self._farewell is not None and self._dealer.send(self._farewell):
+            self._farewell = None
+        if self._farewell is None and self._budget.is_empty:
+            self._dealer.close()
+            self._dealer = None
+            self._crowd.leaving.discard(self)
+
     # --- the broker ----------------------------------------------------------------------------
 
     def _on_message(self, frames: list[bytes]) -> None:
@@ -443,6 +466,9 @@ class Connection(asyncio.Protocol):
         self._say(words + self._session.take_unsent())
 
     def _on_writable(self) -> None:
+        if self in self._crowd.leaving:
+            self._go()
+            return
         self._pass_on()
         if not self._waiting and not self.has_turn:
             self._crowd.turns.begin(self)
@@ -458,18 +484,22 @@ class Connection(asyncio.Protocol):
             self._budget.add(self._waiting.popleft())
             self._mark()
 
-    def _mark(self) -> None:
+    def _mark(self, *, is_last: bool = False) -> None:
         """Ask the broker at times whether it has taken what came before."""
         assert self._dealer is not None
         now = self._loop.time()
         # Noted before it is sent: its answer may come within `send`.
-        if self._budget.wants_mark(now) and not self._dealer.send(self._budget.mark(now)):
+        wanted = self._budget.wants_mark(now, is_last=is_last)
+        if wanted and not self._dealer.send(self._budget.mark(now)):
             self._budget.unmark()
 
     # --- time, and the end ---------------------------------------------------------------------
 
     def look_after(self, now: float) -> None:
         """Judge how long things take; called about once a second."""
+        if self in self._crowd.leaving:
+            self._go()  # a mark may have been lost
+            return
         if self._transport is None:
             return  # TLS, which has a time-out of its own
         if self._abort_at is not None:

@@ -30,8 +30,11 @@ __all__ = ["STRANGERS_BYTES", "Budget", "GatewaySession"]
 #: What may come before hello is through: HTTP's headers and a token, or a hello with all the
 #: services and names that a broker takes.
 STRANGERS_BYTES: Final = 64 * 1024
-#: Seconds until a mark that has no answer is taken for lost, with a broker that was started again.
+#: Seconds until a mark that has no answer is taken for lost, with a broker that was started again;
+#: times how many have none: a broker that is away for long does not find one for each 5 seconds.
 _PATIENCE: Final = 5.0
+#: Bytes that libzmq takes for a frame besides those that are in it, which may be none.
+_FRAME_BYTES: Final = 64
 #: Incarnation of what a gateway itself says for a client, who may have said hello with any: what is
 #: of a former one the broker passes over without an answer.
 _NEWEST: Final = 2**64 - 1
@@ -216,14 +219,21 @@ class Budget:
         """Whether nothing more is to be passed on now."""
         return self._bytes >= self._limit
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the broker has taken all that was passed on, as far as marks tell."""
+        return not self._bytes
+
     def add(self, frames: Frames) -> None:
         """A message was passed on."""
-        self._bytes += sum(lengths_of(frames))
+        self._bytes += sum(lengths_of(frames)) + _FRAME_BYTES * len(frames)
 
-    def wants_mark(self, now: float) -> bool:
-        """Whether a mark is to be passed on."""
+    def wants_mark(self, now: float, *, is_last: bool = False) -> bool:
+        """Whether a mark is to be passed on; the last one, behind which nothing comes, at once."""
+        if is_last and self._bytes > self._marked:
+            return True
         if self._marked:
-            return now - self._marked_at > _PATIENCE
+            return now - self._marked_at > _PATIENCE * self._out
         return 2 * self._bytes >= self._limit
 
     def mark(self, now: float) -> Frames:

@@ -18,12 +18,14 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from envbus.bus.broker.events import Complete, Notify, PeerLeft, PeerReady
+from envbus.bus.descriptors import descriptors_in_use
 from envbus.bus.errors import ConfigError, RestartLimitError, TransportError
 from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.gateway.config import STOP
 from envbus.bus.process.pipe import Pipe
 from envbus.bus.process.process_group import ProcessGroup
 from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.transport.zmq_sockets import HIGH_WATER_MARK
 from envbus.bus.wire.codec import decode_header, encode_header
 from envbus.bus.wire.framing import pack, pack_for_stream
 from envbus.bus.wire.messages import (
@@ -167,6 +169,33 @@ def test_a_client_of_a_later_life_may_send_more_than_may_be_untaken_at_a_time(
         notice = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, "Big", incarnation=2)
         client.send(*[[encode_header(notice), bytes(1 << 15)]] * 10)
         bus.take(Notify, 10)
+
+
+def test_clients_that_come_and_go_while_the_broker_is_away_are_bounded_in_number(
+    tmp_path: Path,
+) -> None:
+    notice = Header(PROTOCOL_VERSION, Kind.NOTICE, 0, "Small")
+    many = pack_for_stream([encode_header(notice), b""]) * (HIGH_WATER_MARK + 200)
+    refused = 0
+    with Bus(tmp_path, max_connections=1) as bus:
+        limit = GatewayConfig(tcp=("127.0.0.1:0",), max_connections=1).max_peers
+        bus.poll()
+        before = descriptors_in_use()
+        for number in range(limit + 30):
+            words = b""
+            with TcpClient(bus.gateway.tcp[0]) as client, contextlib.suppress(OSError):
+                first = message(Hello(name=f"sim-{number}", heartbeat=30.0), incarnation=number)
+                client.socket.sendall(pack_for_stream(first) + many)
+                client.socket.shutdown(socket.SHUT_WR)
+                while data := client.socket.recv(1 << 16):  # until all was read
+                    words += data
+            refused += b"no room for one more client" in words
+        assert descriptors_in_use() <= before + limit
+        assert refused
+        # What they sent is taken, and then they have gone.
+        bus.until(lambda: descriptors_in_use() <= before + 1, "their descriptors")
+        with client_of(bus, "tcp") as client:
+            joined(bus, client, "successor")
 
 
 def test_a_heartbeat_without_an_identity_counts(bus: Bus) -> None:

@@ -3,17 +3,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
+from envbus.bus.broker.control import NOBODY
 from envbus.bus.gateway.client_framing import StreamFraming
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.host import Connection, Crowd, Dealer
 from envbus.bus.gateway.session import GatewaySession
-from envbus.bus.wire.codec import decode_header
+from envbus.bus.wire.codec import decode_header, encode_header
 from envbus.bus.wire.frames import Frames
 from envbus.bus.wire.framing import pack_for_stream
-from envbus.bus.wire.messages import Goodbye
+from envbus.bus.wire.messages import Goodbye, Header, Kind
 from tests.bus.gateway.bus import hello
 
 
@@ -68,17 +70,21 @@ class Scene:
         config = GatewayConfig(tcp=("127.0.0.1:0",))
         self.dealer = FakeDealer(room)
         self.on_writable: Callable[[], object] = lambda: None
+        self.on_message: Callable[[list[bytes]], object] = lambda _: None
         session = GatewaySession(StreamFraming(config), config)
+        self.session = weakref.ref(session)
         self.connection = Connection(session, config, self._make_dealer, crowd or Crowd())
         self.transport = FakeTransport(sock)
         self.connection.connection_made(self.transport)
 
     def _make_dealer(
-        self, identity: bytes, on_message: object, on_writable: Callable[[], object]
+        self,
+        identity: bytes,
+        on_message: Callable[[list[bytes]], object],
+        on_writable: Callable[[], object],
     ) -> Dealer:
         assert identity
-        assert callable(on_message)
-        self.on_writable = on_writable
+        self.on_message, self.on_writable = on_message, on_writable
         return cast(Any, self.dealer)
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -195,10 +201,15 @@ def test_what_is_not_read_yet_waits_for_the_broker_and_ends_with_its_connection(
         dealer.room = 2**31
         transport.closed = True
         scene.connection.connection_lost(None)
-        assert decode_header(dealer.taken.pop()).payload_type == Goodbye.__name__
         scene.on_writable()  # was about to be called
         await asyncio.sleep(0)
-        assert (len(dealer.taken), dealer.closed) == (500, True)
+        *_, mark, goodbye = (decode_header(frame) for frame in dealer.taken[500:])
+        assert (mark.to, goodbye.payload_type) == (NOBODY, Goodbye.__name__)
+        assert (len(dealer.taken), dealer.closed) == (502, False)
+        assert scene.session() is None, "half a message would wait for as long"
+        scene.on_message([encode_header(Header(1, Kind.FAILURE, mark.request_id, "Failed")), b""])
+        await asyncio.sleep(0)
+        assert (len(dealer.taken), dealer.closed) == (502, True)
 
     with socket.socket() as sock:
         asyncio.run(play(sock))

@@ -269,8 +269,9 @@ def answer(mark: Frames) -> Frames:
 
 
 def test_what_came_before_an_answered_mark_was_taken() -> None:
-    budget = Budget(100, 2**62)
-    budget.add([b"header", bytes(43)])
+    budget = Budget(400, 2**62)
+    assert budget.is_empty
+    budget.add([b"header", bytes(43)])  # and what libzmq takes for two frames
     assert not budget.wants_mark(0.0)
     budget.add([b"header"])
     assert budget.wants_mark(0.0)
@@ -279,7 +280,7 @@ def test_what_came_before_an_answered_mark_was_taken() -> None:
     assert budget.wants_mark(0.0)
     mark = budget.mark(0.0)
     assert not budget.wants_mark(0.0)
-    budget.add([bytes(60)])
+    budget.add([bytes(200)])
     assert budget.is_full
     assert not budget.takes([encode_header(Header(1, Kind.FAILURE, 1, "Failed")), b""])
     assert not budget.takes([b"nonsense"])
@@ -289,6 +290,22 @@ def test_what_came_before_an_answered_mark_was_taken() -> None:
     assert not budget.takes(answer(mark))
 
 
+def test_the_last_mark_is_passed_on_at_once_and_stands_behind_all() -> None:
+    budget = Budget(1000, 2**62)
+    assert not budget.wants_mark(0.0, is_last=True)
+    budget.add([b""])  # a frame of no bytes is one, too
+    assert budget.wants_mark(0.0, is_last=True)
+    former = budget.mark(0.0)
+    budget.add([b"header"])
+    assert budget.wants_mark(0.0, is_last=True)
+    last = budget.mark(0.0)
+    assert not budget.wants_mark(0.0, is_last=True)
+    assert budget.takes(answer(former))
+    assert not budget.is_empty
+    assert budget.takes(answer(last))
+    assert budget.is_empty
+
+
 def test_a_mark_that_is_lost_is_followed_by_another_one() -> None:
     budget = Budget(100, 2**62)
     budget.add([bytes(100)])
@@ -296,6 +313,8 @@ def test_a_mark_that_is_lost_is_followed_by_another_one() -> None:
     assert not budget.wants_mark(5.0)
     assert budget.wants_mark(5.1)
     found = budget.mark(5.1)
+    assert not budget.wants_mark(15.1)  # less often, while the broker is away
+    assert budget.wants_mark(15.2)
     assert budget.takes(answer(lost))  # late: it is no news
     assert budget.is_full
     assert budget.takes(answer(found))
