@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from envbus.actors.external.protocol import JoinBridge
 from envbus.bus.errors import ConfigError
 from envbus.bus.transport.curve_keys import PeerKeys
+from envbus.bus.transport.interface import is_local
 from envbus.bus.wire.messages import FailureCode, Kind, Token
 from envbus.runner.diagnosis.address import Address
 from envbus.runner.diagnosis.talk import (
@@ -179,6 +180,13 @@ def _recognize(address: Address, means: Means, timeout: float) -> tuple[Diagnosi
     with_tls = _answers_tls(address, timeout)
     is_http = _answers_http(address, timeout, with_tls)
     found = replace(address, transport="websocket" if is_http else "stream", tls=with_tls)
+    if means.token is not None and not with_tls and not is_local(address.url()):
+        secure = replace(found, tls=True)
+        raise _StoppedError(
+            "transport",
+            f"{_spoken(found)}: it has not answered TLS, and others could read the token",
+            f"if it has TLS, and is slow, use {secure}; if it has none on purpose, {found}",
+        )
     return Diagnosis("transport", True, f"{_spoken(found)}: {found}"), found
 
 

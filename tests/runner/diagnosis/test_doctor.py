@@ -150,6 +150,24 @@ def test_tls_that_was_found_out_is_spoken_before_the_token_is_shown(tmp_path: Pa
             assert all(step.ok for step in steps(place, Means(token="right", tls=trusted)))
 
 
+def test_no_token_goes_to_another_host_without_tls_unless_the_address_says_so() -> None:
+    with (
+        serving.bridge() as bridge,
+        serving.gateway(
+            bridge, tcp=("0.0.0.0:0",), websocket=("0.0.0.0:0",), token="right", insecure=True
+        ) as gateway,
+    ):
+        means = Means(token="right")
+        for place, scheme in ((gateway.tcp[0], "stream"), (gateway.websocket[0], "ws")):
+            name, found, advice = last(place, means)  # 0.0.0.0 is none of loopback
+            assert (name, "read the token" in found) == ("transport", True)
+            assert f"{scheme}s://{place}" in advice
+            assert f" {scheme}://{place}" in advice
+            assert all(step.ok for step in steps(f"{scheme}://{place}", means))
+            local = f"127.0.0.1:{place.rpartition(':')[2]}"
+            assert all(step.ok for step in steps(local, means))
+
+
 def test_a_broker_without_a_bridge_is_named() -> None:
     with serving.broker() as place:
         name, found, advice = last(place)
