@@ -43,7 +43,7 @@ logger = logging.getLogger("envbus.runner.bridge")
 Where = Literal["thread", "process"]
 
 _PRELOAD = (ENTRY.partition(":")[0],)
-#: Seconds that threads get to end when the bridge is stopped.
+#: Seconds that threads get together to end when the bridge is stopped.
 _END_TIMEOUT = 2.0
 #: Seconds between two looks at whether the bridge knows those in processes, and at its endpoint.
 _LOOK = 1.0
@@ -345,8 +345,9 @@ class Hosts:
             if self._process_group is not None:
                 self._process_group.close(0.0)
                 self._process_group = None
+            end = time.monotonic() + _END_TIMEOUT
             for thread in threads:
-                thread.join(_END_TIMEOUT)
+                thread.join(max(end - time.monotonic(), 0.0))
         finally:
             self._bell.close()
 
