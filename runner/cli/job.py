@@ -28,6 +28,7 @@ from envbus.runner.cli.stepping import Limits, Measured, OnProgress, Stepping
 from envbus.runner.policies.policy import PolicyFactory, parse_policy
 from envbus.runner.vector.make import make_vec
 from envbus.runner.vector.vector_env import BusVectorEnv
+from envbus.runner.workers.config import Timeouts
 from envbus.runner.workers.faults import EnvError
 
 __all__ = ["JobConfig", "JobResult", "run_job"]
@@ -131,6 +132,7 @@ def open_envs(
     num_actors: int | Literal["auto"],
     threads_per_process: ThreadsPerProcess,
     restart: bool = False,
+    timeouts: Timeouts | None = None,
 ) -> Iterator[BusVectorEnv]:
     """Make envs, and close them at the end; an exception ends their actors at once.
 
@@ -144,6 +146,7 @@ def open_envs(
             num_actors=num_actors,
             threads_per_process=threads_per_process,
             restart=restart,
+            timeouts=timeouts,
         )
     except Exception as exc:
         if not _is_not_found(exc):

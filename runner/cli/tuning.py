@@ -20,6 +20,7 @@ from envbus.runner.cli.stepping import Limits, OnProgress, Stepping
 from envbus.runner.data.nested import leaves_of
 from envbus.runner.policies.policy import PolicyFactory, parse_policy
 from envbus.runner.vector.vector_env import BusVectorEnv
+from envbus.runner.workers.config import Timeouts
 from envbus.runner.workers.connections import usable_cores
 from envbus.runner.workers.waiting_note import cpu_seconds
 
@@ -147,9 +148,22 @@ def best_of(trials: Sequence[Trial]) -> int | None:
     return min(close, default=None)
 
 
+def timeouts_of_cost(seconds: float) -> Timeouts:
+    """Return those with which `env_cost`, which is one call, has the time that it takes."""
+    usual = Timeouts()
+    assert usual.reset is not None
+    assert usual.step is not None
+    # The last step may begin at the end, and have a reset behind it.
+    return Timeouts(call=seconds + 2 * usual.reset + usual.step)
+
+
 def _measure_env(config: TuneConfig) -> Cost:
     with open_envs(
-        config.env, 1, num_actors=1, threads_per_process=config.threads_per_process
+        config.env,
+        1,
+        num_actors=1,
+        threads_per_process=config.threads_per_process,
+        timeouts=timeouts_of_cost(config.seconds),
     ) as envs:
         times = envs.exec_func(env_cost, [0], config.seconds, config.seed)[0]
         reset, reset_cpu, step, step_cpu = (1e3 * seconds for seconds in times)

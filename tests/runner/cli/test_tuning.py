@@ -16,7 +16,9 @@ from envbus.runner.cli.tuning import (
     best_of,
     numbers_to_try,
     run_tuning,
+    timeouts_of_cost,
 )
+from envbus.runner.workers.config import Timeouts
 from tests.waiting import pass_time
 
 
@@ -122,3 +124,11 @@ def test_ctrl_c_keeps_what_was_found() -> None:
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TuneConfig(env="CartPole-v1", **options)
+
+
+def test_measuring_an_env_has_its_seconds_and_what_its_last_episode_takes_besides() -> None:
+    usual, given = Timeouts(), timeouts_of_cost(seconds=70.0)
+    assert usual.reset is not None
+    assert given.call is not None
+    assert given.call > 70.0 + usual.reset
+    assert given.reset == usual.reset
