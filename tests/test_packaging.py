@@ -83,6 +83,7 @@ def test_the_wheel_names_its_licence_its_command_and_no_heavy_dependency(
     required = {
         line.split(">=")[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line
     }
+    assert "msgpack>=1.2" in metadata.get_all("Requires-Dist")  # see pyproject.toml
     assert required == {
         *("cloudpickle", "gymnasium", "msgpack", "msgpack-numpy", "msgspec"),
         *("numpy", "psutil", "pyzmq", "rich", "threadpoolctl", "typer"),

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import msgpack
 import numpy as np
 import numpy.typing as npt
+import psutil
 import pytest
 from hypothesis import given
 
@@ -21,6 +22,7 @@ from envbus.bus.wire.codec import (
     decode,
     encode,
 )
+from envbus.bus.wire.framing import begun_request
 from envbus.bus.wire.messages import Failed, FailureCode, Goodbye, Heartbeat, Hello, Payload, Tree
 from tests.bus.codec_samples import Sample, arrays, identical, values
 
@@ -337,6 +339,20 @@ def test_a_claimed_size_is_not_believed(head: bytes) -> None:
     rejected([b"\x81" + msgpack.packb("trees") + bomb])
     rejected([msgpack.packb({"tree": msgpack.ExtType(Ext.TREE, bomb)})])
     rejected([msgpack.packb({"array": msgpack.ExtType(Ext.ARRAY, bomb)})])
+
+
+def test_claims_within_claims_keep_no_memory() -> None:
+    bomb = (b"\xdd" + struct.pack(">I", 50_000)) * 200 + b"\xc0" * 50_000
+    hostile = [
+        [msgpack.packb({"tree": msgpack.ExtType(Ext.TREE, bomb)})],
+        [b"\x81" + msgpack.packb("trees") + bomb],
+    ]
+    address_space = psutil.Process().memory_info
+    before = address_space().vms
+    for frames in hostile * 10:
+        rejected(frames)
+    assert begun_request(b"\x92" + bomb) == 0
+    assert address_space().vms - before < 2**28
 
 
 # --- objects --------------------------------------------------------------------------------
