@@ -62,10 +62,9 @@ class Built(Reply, frozen=True, kw_only=True):
     spaces: Tree
     #: Which pair each source has.
     space_of: list[int]
-    #: The first env's `metadata`, `render_mode` and `spec` (or None).
+    #: The first env's `metadata` and `render_mode`.
     metadata: Tree
     render_mode: str | None
-    spec: Tree
     errors: list[SlotError] = msgspec.field(default_factory=list)
 
 

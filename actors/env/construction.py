@@ -128,7 +128,6 @@ def _describe(envs: Sequence[AnyEnv], space_pairs: _SpacePairs) -> Built:
         space_of=space_pairs.of,
         metadata=Tree(metadata),
         render_mode=first.render_mode if isinstance(first.render_mode, str) else None,
-        spec=Tree(_portable(first.spec)),
     )
 
 
@@ -174,7 +173,6 @@ def _not_built(errors: list[SlotError]) -> Built:
         space_of=[],
         metadata=Tree({}),
         render_mode=None,
-        spec=Tree(None),
         errors=errors,
     )
 

@@ -95,9 +95,9 @@ def serve_remote(
             heartbeat=HEARTBEAT,
         ),
         actor.handlers,
-        # Of one agent; of many, packed or not.
+        # Infos of one agent; of many, packed or not.
         codec=PlainCodec(
-            placeholders=("infos", "observations['infos']", "observations[*]['infos']")
+            placeholders=("infos", "observations['infos']", "observations[*]['infos']", "metadata")
         ),
         patience=PATIENCE,
         amend=actor.amend,

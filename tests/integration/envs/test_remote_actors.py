@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from msgspec import structs
 
@@ -39,7 +40,12 @@ DISCRETE = to_plain_space(gymnasium.spaces.Discrete(2))
 
 
 class ObjectEnv(InfoEnv):
-    """Its infos hold something that no socket carries."""
+    """Its infos, metadata and spec hold something that no socket carries."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.metadata = {"render_fps": 5, "kind": InfoEnv}
+        self.spec = EnvSpec("Object-v0", ObjectEnv)
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = super().step(action)
@@ -125,6 +131,7 @@ def test_what_cannot_cross_is_a_placeholder_in_infos_and_refused_elsewhere() -> 
     with with_remote_actor(endpoint, "--allow", "tests"):
         envs = make_vec([source, source], endpoint)
         envs.reset(seed=0)
+        assert envs.metadata["render_fps"] == 5
         infos = envs.step(envs.action_space.sample())[-1]
         assert type(infos["env"][0]).__name__ == "ObjectEnv"  # the local one came by its pipe
         assert isinstance(infos["env"][1], Placeholder)
@@ -287,7 +294,6 @@ def test_what_a_remote_actor_cannot_have_built_is_refused(
         space_of=[0],
         metadata=Tree({}),
         render_mode=None,
-        spec=Tree(None),
     )
     endpoint = f"ipc://{tmp_path}/bus"
     worker = Worker(
