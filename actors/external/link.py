@@ -132,6 +132,8 @@ class Link:
         #: Who leads. Handed over by one assignment, so that Ctrl-C cannot come in between.
         self._leader: Waiter | None = None
         self._commands: deque[tuple[Waiter, BridgeCall]] = deque()
+        #: What Ctrl-C broke off in threads that did not lead: who leads is to send no more of it.
+        self._broken_off: deque[BridgeCall] = deque()
         self._waiters: dict[Waiter, None] = {}
         self._closed = False
         #: Whether somebody closes, or has closed, the socket.
@@ -176,6 +178,9 @@ class Link:
         except BaseException:  # Ctrl-C, which may have come while the lead was handed over
             self._hand_over(waiter)
             self._conversation.number(call)  # one that was not sent can be told of, too
+            with self._mutex:
+                self._broken_off.append(call)
+                self._bell.ring()
             raise
         assert waiter.outcome is not None
         return waiter.outcome, call.request_id
@@ -189,6 +194,8 @@ class Link:
             if self._leader is None:
                 self._leader = waiter
             else:
+                # Who leads sends it, maybe after Ctrl-C here, when its arrays are used again.
+                call.frames = [bytes(frame) for frame in call.frames]
                 waiter.bell = threading.Lock()
                 waiter.bell.acquire()
                 self._commands.append((waiter, call))
@@ -237,6 +244,8 @@ class Link:
     def _lead(self, waiter: Waiter, call: BridgeCall, now: float) -> None:
         """Send and receive for all, until this one's answer is there."""
         try:
+            if self._broken_off:
+                self._take_commands(now)  # first: sent again behind this one, they would be news
             if waiter.bell is None:  # else it was submitted by who led before
                 self._conversation.submit(call, now)
             flush(self._transport, self._conversation)
@@ -299,6 +308,9 @@ class Link:
         with self._mutex:
             self._bell.silence()
             closed = self._closed
+        while self._broken_off:
+            self._conversation.abandon(self._broken_off[0])
+            self._broken_off.popleft()
         while self._commands:  # who submits leaves them there until it is done, for Ctrl-C
             call = self._commands[0][1]
             if not call.request_id:

@@ -11,17 +11,19 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient
 from envbus.actors.external import link
-from envbus.actors.external.protocol import Logged, LogReturns
+from envbus.actors.external.protocol import LogAction, Logged, LogReturns
 from envbus.bus.complaints import PROGRESS_AFTER
-from envbus.bus.errors import ClosedError, ConfigError, RequestTimeoutError
-from envbus.bus.wire.codec import encode
+from envbus.bus.errors import ClosedError, ConfigError, QueueFullError, RequestTimeoutError
+from envbus.bus.wire.codec import decode_header, encode
 from envbus.runner import ExternalEnvBridge
 from tests.integration.bus_programs import free_port
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -162,6 +164,90 @@ def test_a_program_that_was_stopped_for_long_looks_at_the_clock_before_it_gives_
                     pass
             finally:
                 over.set()
+
+
+class Crowded:
+    """A connection that has no room for messages while it is told so, and remembers the others."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.is_full = True
+        self.sent: list[str] = []
+
+    def send(self, frames: Any) -> None:
+        if self.is_full:
+            raise QueueFullError("no room")
+        self._transport.send(frames)
+        self.sent.append(decode_header(frames[0]).payload_type)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class BrokenOff(threading.Event):
+    """A lock for which nobody waits to the end: Ctrl-C comes when it is told so."""
+
+    def acquire(self, *, timeout: float = -1.0) -> bool:
+        if timeout >= 0.0:
+            assert self.wait(60.0)
+            raise KeyboardInterrupt
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+class BrokenOffWaiter(link.Waiter):
+    """Is broken off where it waits for who leads, once that thread has what is to be sent."""
+
+    own: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = BrokenOff()
+
+    @property
+    def bell(self) -> Any:
+        return self.own
+
+    @bell.setter
+    def bell(self, lock: threading.Lock | None) -> None:
+        self.own = None if lock is None else self.lock
+
+
+def test_what_ctrl_c_broke_off_is_not_sent_later_by_another_thread(address: str) -> None:
+    with ExternalEnvClient(address) as client:
+        client.start_episode("e")
+        client.start_episode("beside")
+        own = client._link
+        transport: Any = Crowded(own._transport)
+        own._transport = transport
+        waiter, observation = BrokenOffWaiter(), np.ones(1000)
+        payload = LogAction(episode_id="e", observation=observation, action=1)
+        before = [bytes(frame) for frame in encode(payload)]
+
+        def is_taken() -> bool:
+            return waiter.call is not None and waiter.call.sent
+
+        def break_off() -> None:
+            wait_until(is_taken, "who leads has taken it")
+            waiter.lock.set()
+
+        def is_forgotten() -> bool:
+            assert waiter.call is not None
+            return waiter.call.request_id not in own._conversation.calls
+
+        with in_thread(lambda: client.get_action("beside", seen(2.0))):
+            wait_until(lambda: own._leader is not None, "another thread leads")
+            with in_thread(break_off), pytest.raises(KeyboardInterrupt):
+                own.request(payload, encode(payload), 60.0, waiter)
+            observation[:] = 7.0  # which is used again
+            assert waiter.call is not None
+            assert [bytes(frame) for frame in waiter.call.frames] == before
+            wait_until(is_forgotten, "it is given up")
+            transport.is_full = False
+        client.log_returns("e", 1.0)
+    assert transport.sent[:2] == ["GetAction", "LogReturns"]
 
 
 class Raced:
