@@ -77,6 +77,8 @@ logger = logging.getLogger("envbus.bus.broker.loop")
 #: Messages taken before deadlines are judged and the owner gets its turn. Peers that keep to the
 #: protocol never have as many under way: a queue holds 1000, a request is one message.
 _MAX_DRAINED = 10_000
+#: Seconds of one wait at most; longer ones, as those without a deadline, are too large for `epoll`.
+_LONGEST_WAIT = 1e6
 #: Of a flood, so many messages, and then more for so many seconds only: a ROUTER takes one of each
 #: peer by turns, so that all others were heard by then.
 _FLOOD = 1000
@@ -237,6 +239,7 @@ class Broker:
             wake_at = self._core.wake_at()
             if wake_at is not None:
                 timeout = min(timeout, max(self._stall_grace.wake_at(wake_at) - begun, 0.0))
+            timeout = min(timeout, _LONGEST_WAIT)
             self._transport.wait(timeout)
             waited = timeout
         now = self._clock()

@@ -985,6 +985,16 @@ class _PathEnv(CountingEnv):
         return *super().step(action)[:4], {"path": Path("seen")}
 
 
+@pytest.mark.parametrize("local_links", [True, False], ids=["local links", "ZeroMQ"])
+def test_without_deadlines_a_pool_works(make: Make, local_links: bool) -> None:
+    timeouts = Timeouts(start=None, reset=None, step=None)
+    pool = make([CountingEnv], num_actors=1, timeouts=timeouts, local_links=local_links)
+    pool.reset(seed=0)
+    receive_all(pool, range(1))
+    pool.send([1], [0])
+    receive_all(pool, range(1))
+
+
 def test_answers_that_are_given_up_leave_room_for_others(make: Make) -> None:
     pool = make([_PathEnv] * 100, num_actors=1)
     pool.reset(seed=0)
