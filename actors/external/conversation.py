@@ -82,8 +82,7 @@ class Conversation(PeerSession):
     def send_again(self, now: float) -> None:
         """Answers may have been lost on this side: ask for those that are missing once more."""
         if self.ready:
-            for call in list(self.calls.values()):
-                self._send_call(call, now)
+            self._send_calls(list(self.calls.values()), now)
 
     def state(self) -> str:
         """Return why the bridge has not answered, as far as is known here, for people."""

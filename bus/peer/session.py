@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Final, TypeAlias
 
 import msgspec
@@ -321,9 +321,7 @@ class PeerSession:
         self._full = ""
         self._interval = _HELLO_INTERVAL
         self._next_beat = now + self._hello.heartbeat
-        for call in list(self.calls.values()):
-            if not call.sent:
-                self._send_call(call, now)
+        self._send_calls([call for call in self.calls.values() if not call.sent], now)
 
     def _on_not_joined(self, call: PeerCall | None, failed: Failed) -> None:
         """Our lease is over, or the other side was started again: begin with hello."""
@@ -369,6 +367,14 @@ class PeerSession:
         """A notice came; none means anything to a peer that only asks."""
 
     # --- calls ----------------------------------------------------------------------------------
+
+    def _send_calls(self, calls: Iterable[PeerCall], now: float) -> None:
+        """Send requests that may have been sent before."""
+        waiting = set(map(id, self.outgoing))
+        for call in calls:
+            if id(call.message) not in waiting:
+                call.message = ()  # else each would be looked for among all
+            self._send_call(call, now)
 
     def _send_call(self, call: PeerCall, now: float) -> None:
         left = call.deadline - now
