@@ -2,15 +2,21 @@
 
 A forked copy has all descriptors of what it was forked from. Used there, they would take away
 what is meant for the owner. Leaves out what letting go means.
+
+A copy that somebody's code forks while envbus calls it, and that leaves this code by an exception,
+is at its end: it must not go on as the process that it was forked from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import traceback
 import weakref
 from typing import Any, Final, Protocol, SupportsIndex
 
-__all__ = ["StaysHere", "disown_in_forks"]
+__all__ = ["Origin", "StaysHere", "disown_in_forks", "exit_status"]
 
 
 class StaysHere:
@@ -27,6 +33,42 @@ class StaysHere:
             f"a {name} belongs to the process that made it, and cannot be pickled or copied; send "
             "a function that makes one, and call it there"
         )
+
+
+class Origin:
+    """The process that calls somebody's code; made there."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def end_copy(self, error: BaseException) -> None:
+        """End this process, as the interpreter would, if it is a copy that this code has forked.
+
+        Args:
+            error: By which it has left that code.
+        """
+        if os.getpid() == self._pid:
+            return
+        status = 1
+        if isinstance(error, SystemExit):
+            status = exit_status(error)
+        else:
+            traceback.print_exception(error)
+        for stream in (sys.stdout, sys.stderr):
+            # The program may have closed or replaced it, or nobody reads it any more.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(status)
+
+
+def exit_status(error: SystemExit) -> int:
+    """Return the exit code that the interpreter would choose, having told what it would tell."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)  # noqa: T201 (what the interpreter does)
+    return 1
 
 
 class _Disownable(Protocol):

@@ -22,6 +22,7 @@ from envbus.actors.env.source import AnyEnv
 from envbus.actors.env.vector_slots import VectorSlots
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import Build, Built, SlotError
+from envbus.bus.forking import Origin
 from envbus.bus.process.pickling import pickled
 from envbus.bus.wire.messages import Tree
 
@@ -56,6 +57,7 @@ def construct(
     space_pairs = _SpacePairs()
     #: Slots of the envs that are complete; the next one's is the one that fails.
     complete = 0
+    origin = Origin()
     try:
         if request.specs is not None:
             if rule is not None:
@@ -70,6 +72,7 @@ def construct(
         groups = list(_group(envs, makers, mode, request.first_env_id))
         return groups, _describe(envs, space_pairs)
     except BaseException as error:
+        origin.end_copy(error)
         failed = slot_error(complete, "build", error)
         return [], _not_built([failed, *_close_all(envs)])
 
@@ -180,10 +183,12 @@ def _not_built(errors: list[SlotError]) -> Built:
 def _close_all(envs: Sequence[AnyEnv]) -> list[SlotError]:
     errors = []
     slot = 0
+    origin = Origin()
     for env in envs:
         try:
             env.close()
         except BaseException as error:
+            origin.end_copy(error)
             errors.append(slot_error(slot, "close", error))
         slot += _count(env)
     return errors

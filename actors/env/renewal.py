@@ -17,6 +17,7 @@ from gymnasium.vector import VectorEnv
 
 from envbus.actors.arrays.spaces import Space, is_fixed_size, leaves
 from envbus.actors.env.source import AnyEnv
+from envbus.bus.forking import Origin
 
 __all__ = ["NoEnv", "RestartRequest", "check_fits", "close_within", "end_process"]
 
@@ -62,14 +63,15 @@ def close_within(
         give_up: Told, from another thread, that it has taken longer.
     """
     said = f"{who}: closing it took over {timeout:g} s: its process ends, with all envs in it"
-    watch = None
+    watch, origin = None, Origin()
     if timeout < math.inf:
         watch = threading.Timer(timeout, give_up, [said])
         watch.daemon = True
         watch.start()
     try:
         env.close()
-    except BaseException:
+    except BaseException as error:
+        origin.end_copy(error)
         logger.warning("%s: closing it raised", who, exc_info=True)
     finally:
         if watch is not None:

@@ -17,6 +17,7 @@ from envbus.actors.arrays.blocks import Blocks
 from envbus.actors.arrays.spaces import Space
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import SlotError
+from envbus.bus.forking import Origin
 
 __all__ = [
     "Exchange",
@@ -82,6 +83,7 @@ class SlotGroup(ABC):
         self.num_slots = num_slots
         self._first_slot = first_slot
         self._exchange: Exchange | None = None
+        self._origin = Origin()
 
     def bind(self, exchange: Exchange | None) -> None:
         """Exchange arrays here from now on; None lets go of all views."""
@@ -91,6 +93,14 @@ class SlotGroup(ABC):
         if self._exchange is None:
             raise RuntimeError("no place to exchange arrays yet: ask MapBlocks first")
         return self._exchange
+
+    def _failed(self, slot: int, phase: str, error: BaseException) -> SlotError:
+        """Return what is to be told of a slot's env, before anything is made of what it raised.
+
+        Does not return in a copy of this process that the env has forked, and that ends thus.
+        """
+        self._origin.end_copy(error)
+        return slot_error(self._first_slot + slot, phase, error)
 
     @abstractmethod
     def reset(

@@ -33,7 +33,6 @@ from envbus.actors.env.slot_group import (
     info_list,
     wrong_info,
 )
-from envbus.actors.failures import slot_error
 from envbus.actors.protocol import SlotError
 
 __all__ = ["Autoreset", "EnvSlots", "same_step_info"]
@@ -157,7 +156,7 @@ class EnvSlots(SlotGroup):
                 if info or info is None:
                     infos[slot] = info
             except BaseException as error:
-                outcome.errors.append(slot_error(self._first_slot + slot, "reset", error))
+                outcome.errors.append(self._failed(slot, "reset", error))
         return self._finish(outcome, addressed, infos, "reset")
 
     def rebuild(self, slots: Sequence[int] | None, close_timeout: float) -> list[SlotError]:
@@ -168,7 +167,7 @@ class EnvSlots(SlotGroup):
             try:
                 self._renew(slot, exchange, close_timeout)
             except BaseException as error:
-                errors.append(slot_error(self._first_slot + slot, "build", error))
+                errors.append(self._failed(slot, "build", error))
         return errors
 
     def step(
@@ -231,6 +230,7 @@ class EnvSlots(SlotGroup):
                     infos[slot] = info
             except BaseException as error:
                 phase = "autoreset" if self._resetting == slot else "step"
+                outcome.errors.append(self._failed(slot, phase, error))
                 rewards[slot] = 0.0
                 terminations[slot] = truncations[slot] = False
                 if phase == "autoreset" and self._last is not None:
@@ -238,7 +238,6 @@ class EnvSlots(SlotGroup):
                         rewards[slot] = _scalar("reward", reward, self._first_env_id + slot)
                         terminations[slot], truncations[slot] = bool(terminated), bool(truncated)
                         infos[slot] = same_step_info(*self._last, {})
-                outcome.errors.append(slot_error(self._first_slot + slot, phase, error))
         return self._finish(outcome, addressed, infos, "step")
 
     def call(
@@ -305,7 +304,7 @@ class EnvSlots(SlotGroup):
             try:
                 env.close()
             except BaseException as error:
-                errors.append(slot_error(self._first_slot + slot, "close", error))
+                errors.append(self._failed(slot, "close", error))
         self.bind(None)
         return errors
 
@@ -429,7 +428,7 @@ class EnvSlots(SlotGroup):
             try:
                 values[position] = function(slot, position)
             except BaseException as error:
-                errors.append(slot_error(self._first_slot + slot, "call", error))
+                errors.append(self._failed(slot, "call", error))
         # Any of these may have given an env another `step`.
         self._refresh(addressed)
         return values, errors

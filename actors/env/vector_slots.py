@@ -22,7 +22,6 @@ from envbus.actors.arrays.spaces import Element, Space, is_fixed_size, leaves, s
 from envbus.actors.env.renewal import check_fits, close_within
 from envbus.actors.env.slot_group import Exchange, Options, Outcome, SlotGroup, check_callable_name
 from envbus.actors.env.source import AnyEnv
-from envbus.actors.failures import slot_error
 from envbus.actors.protocol import SlotError
 
 __all__ = ["VectorSlots", "split_infos"]
@@ -326,9 +325,9 @@ class VectorSlots(SlotGroup):
         self, phase: str, error: BaseException, addressed: Sequence[int]
     ) -> list[SlotError]:
         """One error per slot; the traceback, which is the same, stands in the first only."""
-        first, *others = [self._first_slot + slot for slot in addressed]
-        whole = slot_error(first, phase, error)
-        short = f"(same vector env: the traceback stands with slot {first})"
+        whole = self._failed(addressed[0], phase, error)
+        others = [self._first_slot + slot for slot in addressed[1:]]
+        short = f"(same vector env: the traceback stands with slot {whole.slot})"
         return [
             whole,
             *[msgspec.structs.replace(whole, slot=slot, traceback=short) for slot in others],

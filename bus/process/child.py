@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from envbus.bus.errors import ClosedError
+from envbus.bus.forking import exit_status
 from envbus.bus.memory.memfd import create_memfd
 from envbus.bus.process.channel import Start
 from envbus.bus.process.descendants import MARK_VARIABLE, die_with_parent
@@ -193,12 +194,7 @@ def _run(entry: str, place: ChildPlace) -> int:
     try:
         load_entry(entry)(Pipe.from_fd(place.pipe_fd))
     except SystemExit as error:
-        if error.code is None:
-            return 0
-        if isinstance(error.code, int):
-            return error.code & 0xFF
-        print(error.code, file=sys.stderr)  # noqa: T201 (what the interpreter does)
-        return 1
+        return exit_status(error)
     except ClosedError:
         if not _driver_has_hung_up(watched_fd):
             raise

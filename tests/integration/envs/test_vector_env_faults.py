@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -237,6 +238,58 @@ def test_a_request_for_a_restart_is_a_fault_of_its_own_kind_and_logged_quietly(
     assert infos["fault"]["cause"][0] == "request"
     assert [r for r in caplog.records if r.levelno > logging.INFO] == []
     assert "the simulator wants it" in caplog.text
+
+
+class ForkingEnv(CountingEnv):
+    """Forks a helper in each step and each reset but the first, and says how it has ended."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        super().__init__(length=5)
+        self.end = end
+
+    def ended(self) -> int:
+        helper = os.fork()
+        if not helper:
+            self.end()
+        return os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1])
+
+    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(**given)
+        return observation, {**info, "ended": self.ended()} if self.episode > 1 else info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"ended": self.ended()}
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (partial(sys.exit, 7), 7),
+        (sys.exit, 0),
+        (partial(os.execvp, "no-such-simulator", ["no-such-simulator"]), 1),
+    ],
+    ids=["exits", "is done", "raises"],
+)
+def test_what_an_env_forks_is_no_second_actor_when_it_ends(
+    make: Make, mode: AutoresetMode, end: Callable[[], object], status: int
+) -> None:
+    fns = [partial(ForkingEnv, end), partial(CountingEnv, length=5)] * 2
+    alone = SyncVectorEnv([partial(CountingEnv, length=5)] * 4, autoreset_mode=mode)
+    envs = make(fns, num_actors=2, autoreset_mode=mode, timeouts=Timeouts(step=20.0, reset=20.0))
+    assert envs.reset(seed=1)[0].tolist() == alone.reset(seed=1)[0].tolist()
+    for number in range(25):
+        done = envs.step(np.full(4, number)), alone.step(np.full(4, number))
+        for ours, theirs in zip(done[0][:4], done[1][:4], strict=True):
+            assert ours.tolist() == theirs.tolist()
+        infos = done[0][4]
+        assert "fault" not in infos
+        assert infos["ended"].tolist() == [status, 0, status, 0]
+        if mode is AutoresetMode.DISABLED and number % 5 == 4:
+            whole = {"reset_mask": np.ones(4, np.bool_)}
+            ours, theirs = envs.reset(options=whole)[0], alone.reset(options=whole)[0]
+            assert ours.tolist() == theirs.tolist()
 
 
 # --- processes that end or hang ----------------------------------------------------------------
