@@ -645,6 +645,7 @@ class Engine:
         at_rest = (EnvState.HELD, EnvState.RECOVERING, EnvState.LOST)
         found = [states[env_id] for env_id in actor.env_ids]
         if EnvState.HELD in found and all(state in at_rest for state in found):
+            self._leave_unplayed(states.those(EnvState.HELD))
             self.exchange(actor)
 
     def exchange(self, actor: Actor) -> None:
@@ -661,11 +662,17 @@ class Engine:
         assert recycling is not None
         recycling.pass_turn(time.monotonic())
         held = self.states.those(EnvState.HELD)
-        if self._shows_next:  # an episode that is not played: their next row is no step of it
+        if self._shows_next:
             self.faults.incarnations.begin(held)
+        self._leave_unplayed(held)
         self.unasked.update(held)
         for actor, members in self.placement.by_actor(held):
             self.ask(actor, Reset(slots=_slots_of(actor, members)), members, self._timeouts.reset)
+
+    def _leave_unplayed(self, held: list[int]) -> None:
+        """These envs have shown an episode that is not played: no fault cuts it off any more."""
+        if self.results.cut is not None:
+            self.results.cut.on_reset(held)
 
 
 def _slots_of(actor: Actor, members: list[int]) -> list[int] | None:

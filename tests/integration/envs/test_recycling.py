@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import threading
 from collections import defaultdict
 from functools import partial
@@ -29,7 +30,7 @@ from tests.integration.recycling_envs import (
     read_ledger,
 )
 from tests.runner.pool_envs import PATIENCE, receive_all, receive_until_back, split
-from tests.waiting import pass_time
+from tests.waiting import pass_time, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -222,6 +223,45 @@ def test_a_held_env_that_goes_on_under_same_step_is_in_another_life() -> None:
             assert row["incarnation"] == life
             assert row["terminated"] == (place == [2, 0])
         assert pool.statistics().recycled == 0
+
+
+def test_a_crash_of_a_fresh_process_cuts_off_no_episode_that_is_not_played() -> None:
+    """Its last row has shown the first observation of one, and the fresh one's was not received."""
+    with ActorPool(
+        [partial(CountingEnv, 3), partial(CountingEnv, NEVER)],
+        num_actors=2,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        restart=True,
+        recycle_after=RecycleAfter(episodes=2),
+    ) as pool:
+        pool.reset(seed=0)
+        receive_all(pool, range(2))
+        pid = pool.actor_pids()[0]
+        for _ in range(3):
+            pool.send(np.zeros(1, np.int64), [0])
+            receive_all(pool, [0])
+        env, other = pool.get_sub_environments()
+
+        def is_back() -> bool:
+            other.get_attr("count")  # takes what has arrived
+            try:
+                return env.get_attr("episode") == 1
+            except ActorLostError:  # of what is started again
+                return False
+
+        wait_until(is_back, "the fresh process has reset its env")
+        assert pool.statistics().recycled == 1
+        assert pool.actor_pids()[0] != pid
+        os.kill(pool.actor_pids()[0], signal.SIGKILL)
+        with pytest.raises(ActorLostError):
+            env.get_attr("count")
+        pool.send(np.zeros(1, np.int64), [0])  # for the episode that is not played
+        batch = receive_until_back(pool, 0)
+        assert pool.statistics().faults == {"crash": 1}
+        assert split(batch)[0]["observation"].tolist()[:2] == [1, 0]
+        assert split(batch)[0]["incarnation"] == 2
+        assert not batch.truncations.any()
+        assert "final_obs" not in batch.infos
 
 
 def test_a_new_life_is_seeded_as_after_a_fault(tmp_path: Path) -> None:
