@@ -79,7 +79,7 @@ MAY_SLEEP = {
 #: Programs in strings, which cannot import `tests.waiting`, and how often they sleep.
 SLEEPING_PROGRAMS = {
     "tests/bus/process/test_forkserver.py": 1,
-    "tests/integration/processes/test_no_process_left.py": 1,
+    "tests/integration/processes/test_no_process_left.py": 2,
 }
 #: What tests replace, and why nothing can be handed in. Limits (names in capitals) are left out,
 #: and what `monkeypatch` has methods for: environment, working directory, `sys.path`, items.
