@@ -6,6 +6,7 @@ msgspec alone can read them and the pure core needs no codec. Any other payload 
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,12 +30,17 @@ __all__ = ["NOBODY", "answer", "encoded", "failure", "read"]
 #: No peer or service has this name. A request to it asks whether the broker has come this far.
 NOBODY = "\0"
 
+#: Bytes of a hello or heartbeat: all the names that a broker takes are half of it. Strangers send
+#: them, and a list of names takes 25 times its length in memory, and a second for 10 MB.
+_MAX_BYTES = 1 << 17
+
 _ENCODER = msgspec.msgpack.Encoder()
-#: What is read here, and what it is called in messages for people.
-_READ: dict[type[Payload], tuple[msgspec.msgpack.Decoder[Any], str]] = {
-    Hello: (msgspec.msgpack.Decoder(Hello), "hello"),
-    Heartbeat: (msgspec.msgpack.Decoder(Heartbeat), "heartbeat"),
-    Failed: (msgspec.msgpack.Decoder(Failed), "failure"),
+#: What is read here, what it is called in messages for people, and bytes that it has at most. The
+#: text of a failure may be long, and is one string.
+_READ: dict[type[Payload], tuple[msgspec.msgpack.Decoder[Any], str, float]] = {
+    Hello: (msgspec.msgpack.Decoder(Hello), "hello", _MAX_BYTES),
+    Heartbeat: (msgspec.msgpack.Decoder(Heartbeat), "heartbeat", _MAX_BYTES),
+    Failed: (msgspec.msgpack.Decoder(Failed), "failure", math.inf),
 }
 P = TypeVar("P", bound=Payload)
 
@@ -45,10 +51,12 @@ def read(payload_type: type[P], frames: Frames) -> P:
     Raises:
         DecodeError: They hold none.
     """
-    decoder, what = _READ[payload_type]
+    decoder, what, most = _READ[payload_type]
     try:
         if len(frames) != 1:
             raise ValueError(f"a control message has 1 frame behind its header, not {len(frames)}")
+        if (size := memoryview(frames[0]).nbytes) > most:
+            raise ValueError(f"it has {size} bytes, and at most {most} are allowed")
         payload: P = decoder.decode(frames[0])
     except Exception as error:  # whatever msgspec makes of somebody else's bytes
         raise DecodeError(f"the {what} is unreadable: {error}") from error

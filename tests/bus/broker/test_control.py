@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 
 import hypothesis.strategies as st
 import pytest
@@ -66,6 +67,24 @@ def test_nesting_without_end_is_a_decode_error(kind: type[Payload], opens: bytes
 def test_what_must_be_there_is_missed(kind: type[Payload]) -> None:
     with pytest.raises(DecodeError, match="unreadable"):
         read(kind, [b"\x80"])
+
+
+@pytest.mark.parametrize("kind", [Hello, Heartbeat])
+def test_one_of_megabytes_is_refused_and_nothing_is_made_of_it(kind: type[Payload]) -> None:
+    (frame,) = frames_of(Hello(name="a", services=["ab"] * 1_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match=f"{len(frame)} bytes"):
+            read(kind, [frame])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_a_hello_of_all_the_names_that_are_taken_is_read() -> None:
+    hello = Hello(name="\U0001f600" * 256, services=["\U0001f600" * 256] * 64)
+    assert read(Hello, frames_of(hello)) == hello
 
 
 @given(junk=st.binary(max_size=40))
