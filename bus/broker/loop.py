@@ -116,6 +116,7 @@ class Broker:
         self._outcomes: list[Outcome] = []
         self._accepted = 0
         self._stopping = False
+        self._has_more = False
         #: Messages that were not sent since their peer does not read.
         self._unread = 0
         #: About messages that made this program raise what is no refusal.
@@ -213,6 +214,11 @@ class Broker:
         """
         return self._transport.fileno()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the last `poll` has left messages that were there: `fileno` tells of others."""
+        return self._has_more
+
     def watch(self, fd: int) -> None:
         """Let `poll` return early when `fd` is readable; the caller reads it."""
         self._transport.watch(fd)
@@ -293,6 +299,7 @@ class Broker:
         """
         receive = self._transport.receive
         until = math.inf
+        self._has_more = True
         for taken in range(most):
             if taken >= _FLOOD:  # asked no sooner: it costs
                 now = self._clock()
@@ -303,6 +310,7 @@ class Broker:
             if message is None and thoroughly and self._transport.wait(0.0):
                 message = receive()
             if message is None:
+                self._has_more = False
                 return
             peer, frames = message
             header = None

@@ -46,6 +46,8 @@ __all__ = ["ExternalEnvBridge"]
 
 #: Seconds that a `poll` without a time-out waits.
 _PATIENCE = 300.0
+#: Seconds beyond its time-out that it takes what is there already: `fileno` does not tell of that.
+_REST = 0.25
 
 
 class ExternalEnvBridge(StaysHere):
@@ -337,7 +339,9 @@ class ExternalEnvBridge(StaysHere):
             self._dispatcher.serve(max(until - now, 0.0))
             now = clock()
             self._look_after(now)
-            if now >= deadline or episodes.has_enough(min_envs):
+            if episodes.has_enough(min_envs):
+                return
+            if now >= deadline and (now >= deadline + _REST or not self._dispatcher.has_more):
                 return
 
     def _look_after(self, now: float) -> None:
@@ -459,7 +463,11 @@ class ExternalEnvBridge(StaysHere):
         self._dispatcher.handle(Drain())
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable when `poll(0)` is worth a call.
+        """Return a descriptor to wait for beside others.
+
+        Where it is readable call `poll(0)`, and wait again only after that has brought nothing,
+        also behind `send_actions`. It tells of what simulators send; for deadlines, restarts and
+        floods make that call now and then in any case, each second for example.
 
         Raises:
             ClosedError: The bridge was stopped.

@@ -124,6 +124,11 @@ class EpisodeDispatcher:
         #: When `serve` ended last.
         self._left_at = self._clock()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether `serve` has left messages that were there."""
+        return bool(self._waiting) or self._broker.has_more
+
     def serve(self, timeout: float) -> None:
         """Wait for messages and take those that are there; then judge deadlines."""
         begun = self._clock()

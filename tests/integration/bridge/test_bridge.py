@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import select
 import signal
 import threading
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ from envbus.bus.wire.messages import (
     Welcome,
 )
 from envbus.runner import DUMMY_AGENT, ExternalEnvBridge
-from envbus.runner.bridge import EpisodeLimits
+from envbus.runner.bridge import BridgeResult, EpisodeLimits
 from envbus.runner.policies.mlp import MlpPolicy, policy_from_weights
 from envbus.runner.workers.faults import FaultCause
 from tests.integration.bus_programs import RawPeer, frames_of, free_port, hello_frames
@@ -852,6 +853,28 @@ def test_who_gave_up_while_the_runner_was_away_gets_no_action(
     bridge.send_actions({episode: {DUMMY_AGENT: 1} for episode in seen.observations})
     assert bridge.statistics().actions == 0
     assert bridge.statistics().superseded == len(episodes)
+
+
+def test_its_descriptor_need_not_tell_of_what_came_before(
+    bridge: ExternalEnvBridge, raw: Raw
+) -> None:
+    """However many messages came at one go: `poll` takes those that bring nothing, too."""
+    raw.ask(2, JoinBridge(client="raw"))
+    raw.ask(3, StartEpisode(episode_id="e"))
+    raw.say(4, LogAction(episode_id="e", observation=[1.0, 0.0], action=0))
+    for number in range(1000, 1300):
+        raw.say(number, LogReturns(episode_id="e", reward=1.0))
+    raw.say(5, GetAction(episode_id="e", observation=[2.0, 0.0]))
+    poller = select.poll()
+    poller.register(bridge, select.POLLIN)
+    shown: list[BridgeResult] = []
+    while len(shown) < 2:
+        result = bridge.poll(0.0)
+        if result.observations:
+            shown.append(result)
+        else:
+            assert poller.poll(10_000), "nothing tells of what is there"
+    assert shown[1].rewards["e"] == {DUMMY_AGENT: 300.0}
 
 
 def test_what_a_client_says_before_it_joins_or_that_nobody_knows_is_refused(
