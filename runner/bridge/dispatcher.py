@@ -153,7 +153,7 @@ class EpisodeDispatcher:
         while self._clock() < until:
             if not self._waiting:
                 self._waiting.extend(self._broker.poll(0.0, most=_MOST_OF_ALL))
-            if not self._waiting:
+            if not self.has_more:
                 return
             self._take_until(until)
 

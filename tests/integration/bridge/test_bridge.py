@@ -52,6 +52,7 @@ from envbus.bus.wire.messages import (
     Failed,
     FailureCode,
     Header,
+    Heartbeat,
     Hello,
     Kind,
     Payload,
@@ -853,6 +854,21 @@ def test_who_gave_up_while_the_runner_was_away_gets_no_action(
     bridge.send_actions({episode: {DUMMY_AGENT: 1} for episode in seen.observations})
     assert bridge.statistics().actions == 0
     assert bridge.statistics().superseded == len(episodes)
+
+
+def test_who_gave_up_long_ago_gets_no_action(bridge: ExternalEnvBridge, raw: Raw) -> None:
+    """However many signs of life lie between what was asked and what is said next."""
+    raw.ask(2, JoinBridge(client="raw"))
+    raw.ask(3, StartEpisode(episode_id="e"))
+    raw.say(4, GetAction(episode_id="e", observation=[1.0, 0.0]))
+    for _ in range(2500):
+        raw.peer.send(*frames_of(Kind.NOTICE, Heartbeat(), 0))
+    raw.say(5, LogReturns(episode_id="e", reward=1.0))
+    pass_time(1.0)
+    seen = bridge.poll(0.0)
+    bridge.send_actions({episode: {DUMMY_AGENT: 1} for episode in seen.observations})
+    assert bridge.statistics().actions == 0
+    assert bridge.statistics().superseded == 1
 
 
 def test_its_descriptor_need_not_tell_of_what_came_before(
