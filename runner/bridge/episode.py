@@ -233,7 +233,8 @@ class Episode:
             content["truncateds"],
         )
         self.log(rewards, infos, flags.get("terminateds", {}), flags.get("truncateds", {}))
-        self._unacted, self._missed = True, record.missed
+        self._unacted = True
+        self._missed |= record.missed
         return waiting.size
 
     def give_back(self, request_id: int) -> bool:

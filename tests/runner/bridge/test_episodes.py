@@ -230,6 +230,24 @@ def test_over_a_call_that_may_never_have_come_no_row_leads_if_it_did_not(lost: s
     )
 
 
+def test_a_call_that_never_came_leaves_a_gap_also_where_an_observation_is_taken_back() -> None:
+    """Of an agent that acted before, and waits meanwhile, the rewards in it are lost."""
+    scene = Scene()
+    scene.start("e")
+    scene.log("e", {"a": "a0", "c": "c0"}, {"a": 0, "c": 0})
+    scene.ask("e", {"a": "a1"})
+    scene.tick(10.0)
+    scene.ask("e", {"a": "a2"})  # and its client gives up, before the runner has looked
+    lost = scene.number(A)
+    scene.all(LogReward(A, scene.number(A), "e", {"c": 1.0}, {}, {}, {}, given_up=lost))
+    scene.log("e", {"c": "c3"}, {"c": 0})
+    records = [scene.take()["e"] for _ in range(3)]
+    assert scene.take() == {}
+    assert [record.content["observations"] for record in records[1:]] == [{"a": "a1"}, {"c": "c3"}]
+    assert [record.unacted for record in records] == [False, False, True]
+    assert [record.missed for record in records] == [False, False, True]
+
+
 # --- resending, leaving, coming back ---
 
 
