@@ -63,7 +63,9 @@ class Record(msgspec.Struct, gc=False):
 
 
 def acting(
-    observations: ByAgent, terminateds: Mapping[Any, bool], truncateds: Mapping[Any, bool]
+    observations: Mapping[Any, Any],
+    terminateds: Mapping[Any, bool],
+    truncateds: Mapping[Any, bool],
 ) -> list[Any]:
     """Return the agents that an action is wanted of: those observed that are not done."""
     if True not in terminateds.values() and True not in truncateds.values():

@@ -6,7 +6,7 @@ chooses actions, and what becomes of the batches (the runner).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,6 +192,7 @@ class EpisodeRecorder:
         rewards: Mapping[Any, float] | None = None,
         *,
         void: bool = False,
+        done: Container[AgentID] = (),
     ) -> list[AgentID]:
         """Take the first observations; return the agents to ask for actions.
 
@@ -201,16 +202,22 @@ class EpisodeRecorder:
             rewards: By agent, of what came before.
             void: These rewards followed an observation that was lost: they count for the episode,
                 and are in no row, as those of agents that are not observed yet.
+            done: Agents that are so already, which are left out.
         """
         self._check_ids(observations)
         for agent_id, reward in (rewards or {}).items():
             self._add_reward(agent_id, reward)
         self._misses_some = void
         self.last_infos.update(infos or {})
+        ready = []
         for agent_id, observation in observations.items():
-            self._begin(agent_id, observation)
-        self._asked = list(observations)
-        return list(observations)
+            if agent_id in done:
+                self._unrecorded_reward += self._agent(agent_id).end()
+            else:
+                self._begin(agent_id, observation)
+                ready.append(agent_id)
+        self._asked = list(ready)
+        return ready
 
     def act(
         self,

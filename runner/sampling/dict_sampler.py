@@ -21,6 +21,7 @@ from envbus.actors.env.agents import ALL
 from envbus.actors.external.errors import SimulatorError
 from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.bus.interrupts import uninterrupted
+from envbus.runner.bridge.results import acting
 from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.data.episode import EpisodeIds, EpisodeRecorder
 from envbus.runner.data.metrics import MOST_RESULTS, EpisodeResult, PerfTimers, SampleMetrics
@@ -223,13 +224,17 @@ class _Episodes:
         episode, env_id = slot.episode, slot.env_id
         assert episode is not None
         is_open = isinstance(self._holder_of[env_id], BridgeQuotaHolder)
-        rewards = result.rewards[env_id] if is_open else None  # a pool's may be of the last episode
-        ready = episode.reset(seen, result.infos[env_id], rewards, void=missed)
+        terminateds, truncateds = result.terminateds[env_id], result.truncateds[env_id]
+        rewards, done = None, set[AgentID]()  # a pool's may be of the last episode
+        if is_open:
+            rewards = result.rewards[env_id]
+            done = seen.keys() - acting(seen, terminateds, truncateds)
+        ready = episode.reset(seen, result.infos[env_id], rewards, void=missed, done=done)
         slot.take(self._asked(slot, ready, result), seen)
         if not slot.is_rest:
             with naming("on_episode_start"):
                 self._config.callbacks.on_episode_start(episode=episode)
-        terminated, truncated = result.terminateds[env_id][ALL], result.truncateds[env_id][ALL]
+        terminated, truncated = terminateds[ALL], truncateds[ALL]
         if is_open and (terminated or truncated):
             episode.close(terminated=terminated, truncated=truncated)
             self._end(slot, episode)

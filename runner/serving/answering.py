@@ -13,7 +13,7 @@ import numpy as np
 
 from envbus.actors.arrays.spaces import is_fixed_size
 from envbus.actors.env.agents import ALL
-from envbus.runner.bridge.results import BridgeResult
+from envbus.runner.bridge.results import BridgeResult, acting
 from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.data.episode import EpisodeRecorder
 from envbus.runner.data.nested import Tree, row_of
@@ -210,10 +210,15 @@ class Recording:
             episode_id=episode_id,
             training_enabled=episode_id not in result.untrained,
         )
-        is_void = episode_id in result.missed
-        ready = episode.reset(observations, None, result.rewards[episode_id], void=is_void)
-        terminated = bool(result.terminateds[episode_id][ALL])
-        truncated = bool(result.truncateds[episode_id][ALL])
+        terminateds, truncateds = result.terminateds[episode_id], result.truncateds[episode_id]
+        ready = episode.reset(
+            observations,
+            None,
+            result.rewards[episode_id],
+            void=episode_id in result.missed,
+            done=observations.keys() - acting(observations, terminateds, truncateds),
+        )
+        terminated, truncated = bool(terminateds[ALL]), bool(truncateds[ALL])
         if terminated or truncated:
             episode.close(terminated=terminated, truncated=truncated)
         return ready

@@ -146,6 +146,34 @@ def test_of_agents_in_turns_no_row_leads_over_an_observation_that_never_came() -
     assert sorted(pairs) == [[0, 2], [1, 3], [4, 6], [5, 7], [6, 8], [7, 9]]
 
 
+def test_an_agent_that_is_done_when_the_first_observation_arrives_has_no_row() -> None:
+    """Nobody is told an action for it."""
+    spaces = Box(-100, 100, (1,), np.float32), Discrete(3)
+    bridge = ExternalEnvBridge(*({"a": space, "b": space} for space in spaces))
+    config = RunnerConfig(batch_mode="complete_episodes", rollout_fragment_length=1)
+
+    def play() -> None:
+        talk = Talk(open_link(Address.parse(bridge.address)), PATIENCE)
+        talk.say_hello("done")
+        talk.ask(JoinBridge(client="done", plain=True))
+        talk.ask(StartEpisode(episode_id="e"))
+        lost = talk.next_id()  # that of the first observation
+        rewards = {"a": 1.0, "b": 4.0}
+        flags = {"b": True}
+        talk.ask(LogReturns(episode_id="e", reward=rewards, terminateds=flags, given_up=lost))
+        talk.ask(GetAction(episode_id="e", observation={"a": [0], "b": [1]}))
+        talk.ask(LogReturns(episode_id="e", reward={"a": 2.0}))
+        talk.ask(EndEpisode(episode_id="e", observation={"a": [2]}))
+        talk.close()
+
+    with EnvRunner(bridge, RandomPolicy(spaces[1], 0), config) as runner, in_thread(play):
+        sample = runner.sample(timeout=PATIENCE)
+    rows = sample.single()
+    assert (rows["obs"].tolist(), rows["rewards"].tolist()) == ([[0]], [2.0])
+    (episode,) = sample.episodes
+    assert (episode.episode_return, episode.unrecorded_reward) == (7.0, 5.0)
+
+
 def test_rewards_behind_a_first_observation_that_never_came_are_in_no_row() -> None:
     bridge = ExternalEnvBridge(Box(-100, 100, (1,), np.float32), Discrete(3))
     config = RunnerConfig(batch_mode="complete_episodes", rollout_fragment_length=1)
