@@ -177,10 +177,14 @@ class Link:
                 self._hand_over(waiter)
         except BaseException:  # Ctrl-C, which may have come while the lead was handed over
             self._hand_over(waiter)
+            # Not where it was refused: nobody may come to take it away, and the bell of a forked
+            # copy rings at its owner's, who would not silence it.
+            is_under_way = waiter.bell is not None or call.request_id
             self._conversation.number(call)  # one that was not sent can be told of, too
-            with self._mutex:
-                self._broken_off.append(call)
-                self._bell.ring()
+            if is_under_way:
+                with self._mutex:
+                    self._broken_off.append(call)
+                    self._bell.ring()
             raise
         assert waiter.outcome is not None
         return waiter.outcome, call.request_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import logging
+import select
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ from envbus.bus.errors import ClosedError, ConfigError, QueueFullError, RequestT
 from envbus.bus.wire.codec import decode_header, encode
 from envbus.runner import ExternalEnvBridge
 from tests.integration.bus_programs import free_port
+from tests.integration.group_children import refused_in_a_fork
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
 from tests.waiting import wait_until
 
@@ -248,6 +250,17 @@ def test_what_ctrl_c_broke_off_is_not_sent_later_by_another_thread(address: str)
             transport.is_full = False
         client.log_returns("e", 1.0)
     assert transport.sent[:2] == ["GetAction", "LogReturns"]
+
+
+def test_a_call_that_is_refused_leaves_nothing_with_the_client(address: str) -> None:
+    with ExternalEnvClient(address) as client:
+        client.start_episode("e")
+        own = client._link
+        refused_in_a_fork(ClosedError, lambda: client.log_returns("e", 1.0))
+        assert select.select([own._bell.fileno()], [], [], 0.0)[0] == []
+    with pytest.raises(ClosedError, match="was closed"):
+        client.log_returns("e", 1.0)
+    assert not own._broken_off
 
 
 class Raced:
