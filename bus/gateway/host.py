@@ -462,6 +462,8 @@ class Connection(asyncio.Protocol):
         if self._budget.takes(frames):
             self._loop.call_soon(self._on_writable)  # later: this may be within a `send`
             return
+        if self in self._crowd.leaving:
+            return  # its transport, of which Python 3.10 leaves half behind TLS, takes no more
         words = self._session.wrap(frames)
         self._say(words + self._session.take_unsent())
 
@@ -469,6 +471,8 @@ class Connection(asyncio.Protocol):
         if self in self._crowd.leaving:
             self._go()
             return
+        if self._dealer is None:
+            return  # it has gone
         self._pass_on()
         if not self._waiting and not self.has_turn:
             self._crowd.turns.begin(self)

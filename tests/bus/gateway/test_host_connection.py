@@ -213,3 +213,37 @@ def test_what_is_not_read_yet_waits_for_the_broker_and_ends_with_its_connection(
 
     with socket.socket() as sock:
         asyncio.run(play(sock))
+
+
+class LostTls(FakeTransport):
+    """What Python 3.10 leaves of one with TLS: it says that it is open, and can do nothing."""
+
+    def pause_reading(self) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'pause_reading'")
+
+    def resume_reading(self) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'resume_reading'")
+
+    def get_write_buffer_size(self) -> int:
+        raise AttributeError("'NoneType' object has no attribute 'get_write_buffer_size'")
+
+    def abort(self) -> None:
+        raise AssertionError("it was tried to read on")
+
+
+def test_nothing_is_asked_of_a_transport_that_is_lost() -> None:
+    async def play(sock: socket.socket) -> None:
+        scene = Scene(sock)
+        scene.connection.data_received(pack_for_stream(hello("sim")))
+        scene.transport.__class__ = LostTls
+        scene.connection.connection_lost(None)
+        mark = decode_header(scene.dealer.taken[1])
+        welcome = Header(1, Kind.REPLY, decode_header(scene.dealer.taken[0]).request_id, "Welcome")
+        scene.on_message([encode_header(welcome), b""])
+        scene.on_message([encode_header(Header(1, Kind.FAILURE, mark.request_id, "Failed")), b""])
+        await asyncio.sleep(0)
+        assert scene.dealer.closed
+        scene.on_writable()  # was about to be called
+
+    with socket.socket() as sock:
+        asyncio.run(play(sock))
