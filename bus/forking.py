@@ -50,15 +50,17 @@ class Origin:
         if os.getpid() == self._pid:
             return
         status = 1
-        if isinstance(error, SystemExit):
-            status = exit_status(error)
-        else:
-            traceback.print_exception(error)
-        for stream in (sys.stdout, sys.stderr):
-            # The program may have closed or replaced it, or nobody reads it any more.
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        os._exit(status)
+        try:
+            if isinstance(error, SystemExit):
+                status = exit_status(error)
+            else:
+                traceback.print_exception(error)
+            for stream in (sys.stdout, sys.stderr):
+                # The program may have closed or replaced it, or nobody reads it any more.
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+        finally:  # it may have closed its stderr, so that nothing can be told
+            os._exit(status)
 
 
 def exit_status(error: SystemExit) -> int:

@@ -262,6 +262,11 @@ class ForkingEnv(CountingEnv):
         return observation, reward, terminated, truncated, {"ended": self.ended()}
 
 
+def raise_unheard() -> None:
+    sys.stderr.close()
+    raise KeyError("nobody hears of it")
+
+
 @MODES
 @pytest.mark.parametrize(
     ("end", "status"),
@@ -269,8 +274,9 @@ class ForkingEnv(CountingEnv):
         (partial(sys.exit, 7), 7),
         (sys.exit, 0),
         (partial(os.execvp, "no-such-simulator", ["no-such-simulator"]), 1),
+        (raise_unheard, 1),
     ],
-    ids=["exits", "is done", "raises"],
+    ids=["exits", "is done", "raises", "raises unheard"],
 )
 def test_what_an_env_forks_is_no_second_actor_when_it_ends(
     make: Make, mode: AutoresetMode, end: Callable[[], object], status: int
