@@ -186,6 +186,9 @@ class Link:
                     self._broken_off.append(call)
                     self._bell.ring()
             raise
+        finally:
+            # They would keep each other, and what was sent, until the next garbage collection.
+            call.settle = _tell_nobody
         assert waiter.outcome is not None
         return waiter.outcome, call.request_id
 
@@ -330,3 +333,7 @@ class Link:
             flush(self._transport, self._conversation)
         self._transport.close()
         self._bell.close()
+
+
+def _tell_nobody(outcome: Outcome) -> None:
+    del outcome

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import logging
 import select
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, cast
@@ -261,6 +263,25 @@ def test_a_call_that_is_refused_leaves_nothing_with_the_client(address: str) -> 
     with pytest.raises(ClosedError, match="was closed"):
         client.log_returns("e", 1.0)
     assert not own._broken_off
+
+
+class WatchedWaiter(link.Waiter):
+    """Weak references to it can be made."""
+
+
+def test_what_was_sent_is_let_go_of_with_its_answer(address: str) -> None:
+    gc.disable()  # as programs do that have to be quick
+    try:
+        with ExternalEnvClient(address) as client:
+            client.start_episode("e")
+            payload, waiter = LogReturns(episode_id="e", reward=1.0), WatchedWaiter()
+            kept = weakref.ref(waiter)
+            client._link.request(payload, encode(payload), 30.0, waiter)
+            assert waiter.outcome == Logged()
+            del waiter  # which has the call with all its frames
+            assert kept() is None
+    finally:
+        gc.enable()
 
 
 class Raced:
