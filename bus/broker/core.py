@@ -80,6 +80,8 @@ _CONTROL = frozenset({"Goodbye", "Heartbeat", "Hello", "Shutdown", "Token", "Wel
 _MAX_COMPLAINTS = 1024
 #: Peers without a name whose complaints are logged at all: strangers must not fill a disk.
 _MAX_STRANGERS_LOGGED = 100
+#: What is said to who asks nobody.
+_NOBODYS = "nobody has this name"
 #: Names of silent peers in one line.
 _MAX_NAMES_LOGGED = 5
 
@@ -271,8 +273,7 @@ class BrokerCore:
             text = f"this broker answers no {header.payload_type}; name a peer or service in 'to'"
             return [failure(identity, request_id, FailureCode.NO_PEER, text)]
         if header.to == NOBODY:
-            text = "nobody has this name"
-            return [failure(identity, request_id, FailureCode.NO_PEER, text)]
+            return [failure(identity, request_id, FailureCode.NO_PEER, _NOBODYS)]
         if self._config.embedded:
             self._counts.blocked += 1
             text = "nothing is passed on from peer to peer here: leave 'to' empty"
@@ -460,6 +461,9 @@ class BrokerCore:
                 return self._on_hello(event, now)
             if kind is _NOTICE and header.payload_type == "Heartbeat":
                 return self._on_heartbeat(event, now)
+        if header.to == NOBODY and kind is _REQUEST:
+            # Not to be complained of: a gateway's mark behind the goodbye of its client.
+            return [failure(event.peer, header.request_id, FailureCode.NO_PEER, _NOBODYS)]
         self._counts.stranger_frames += 1
         if kind is _FAILURE or (kind is _NOTICE and header.payload_type == "Goodbye"):
             return []  # complaining to those who complain or leave would never end

@@ -31,6 +31,7 @@ from envbus.bus.wire.framing import pack, pack_for_stream
 from envbus.bus.wire.messages import (
     PROTOCOL_VERSION,
     FailureCode,
+    Goodbye,
     Header,
     Heartbeat,
     Hello,
@@ -196,6 +197,20 @@ def test_clients_that_come_and_go_while_the_broker_is_away_are_bounded_in_number
         bus.until(lambda: descriptors_in_use() <= before + 1, "their descriptors")
         with client_of(bus, "tcp") as client:
             joined(bus, client, "successor")
+
+
+def test_a_client_that_says_goodbye_itself_leaves_nothing_to_complain_of(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus.poll()
+    before = descriptors_in_use()
+    with client_of(bus, "tcp") as client:
+        joined(bus, client, "sim")
+        client.send(message(Goodbye(), Kind.NOTICE))
+        bus.take(PeerLeft)
+    bus.until(lambda: descriptors_in_use() <= before, "its way to the broker to be closed")
+    assert caplog.messages == []
+    assert bus.broker.statistics().stranger_frames <= 1  # the gateway's goodbye
 
 
 def test_a_heartbeat_without_an_identity_counts(bus: Bus) -> None:
