@@ -266,5 +266,5 @@ class Budget:
         self._out -= 1
         if header.request_id == self._last_id:
             self._bytes -= self._marked
-            self._marked = 0
+            self._marked = self._out = 0  # those before it were answered before, or are lost
         return True

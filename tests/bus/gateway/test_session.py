@@ -319,3 +319,14 @@ def test_a_mark_that_is_lost_is_followed_by_another_one() -> None:
     assert budget.is_full
     assert budget.takes(answer(found))
     assert not budget.is_full
+
+
+def test_what_was_lost_once_makes_no_later_mark_wait_longer() -> None:
+    budget = Budget(100, 2**62)
+    budget.add([bytes(100)])
+    budget.mark(0.0)
+    assert budget.takes(answer(budget.mark(5.1)))
+    budget.add([bytes(100)])
+    budget.mark(10.0)
+    assert not budget.wants_mark(15.0)
+    assert budget.wants_mark(15.1)
