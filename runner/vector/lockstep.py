@@ -207,8 +207,11 @@ class Lockstep:
         if self._recycling is not None:
             self._recycling.before_reset(named)
         self._acting = frozenset(named)
-        # Others whose caller knows that their episodes are over begin the next ones with a step.
-        self._engine.waits = frozenset(self._over) - self._acting
+        # Others whose caller knows that their episodes are over begin the next ones with a step;
+        # but a vector env that was made anew is reset whole.
+        groups = self._placement.vector_groups
+        begin = {i for env_id in named for i in groups.get(env_id, (env_id,))}
+        self._engine.waits = frozenset(self._over) - begin
         self._engine.failed_wait = False
         self._limit = self._timeouts.reset
         self._engine.given = given

@@ -151,6 +151,22 @@ def test_a_reset_of_others_leaves_the_next_episode_to_the_next_step(make: Make, 
     assert counts(act(envs, 1, 1, 1)[0]) == [[1, 1], [2, 2], [1, 1]]
 
 
+@pytest.mark.parametrize("action", [RAISE, EXIT], ids=["raise", "exit"])
+@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
+def test_a_reset_of_some_envs_of_a_vector_env_that_is_made_anew_resets_it_whole(
+    make: Make, mode: str, action: int
+) -> None:
+    vector = partial(SyncVectorEnv, faulty(2), autoreset_mode=mode)
+    envs = make([vector, *faulty(1)], num_actors=1, autoreset_mode=mode)
+    envs.reset(seed=0)
+    act(envs, 1, action, 1)
+    observations, infos = envs.reset(options={"reset_mask": np.array([False, True, False])})
+    assert "fault" not in infos
+    assert counts(observations)[:2] == [[1, 0], [1, 0]]
+    assert counts(act(envs, 1, 1, 1)[0])[:2] == [[1, 1], [1, 1]]
+    assert sum(envs.statistics().faults.values()) == (2 if action is RAISE else 3)
+
+
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_an_env_that_raises_in_its_automatic_reset(make: Make, mode: str, tmp_path: Path) -> None:
     envs = make([partial(FaultyEnv, tmp_path, 2), CountingEnv], num_actors=1, autoreset_mode=mode)
