@@ -589,6 +589,11 @@ class Engine:
             return
         if is_gone:
             self.faults.end_incarnations(members, event.failed.message, event.cause)
+        elif self._lacks_memory(event):
+            reason = f"{event.actor.describe()} has no memory left: {event.failed.message}"
+            # It would fail again and again: what its envs hold is not let go otherwise.
+            self.fleet.kill_late(event, FaultCause.MEMORY)
+            self.faults.end_incarnations(members, reason, FaultCause.MEMORY)
         elif event.failed.code is not FailureCode.TIMEOUT:
             self.faults.add_error(failure_to_error(event.failed, 0))
         elif self.faults.recovery is not None:
@@ -604,6 +609,12 @@ class Engine:
             self.faults.add_error(error, late=event.actor)
             if event.tag.begins_incarnation:
                 self.states.freshen(members)
+
+    def _lacks_memory(self, lost: Lost[Actor]) -> bool:
+        """Return whether an actor that is started again had none for its own work, as its reply."""
+        has_none = lost.failed.remote_type == "builtins.MemoryError"
+        is_made_anew = self.faults.recovery is not None and not self.fleet.config.is_local
+        return has_none and is_made_anew
 
     def _on_ready(self, actor: Actor) -> None:
         """An actor runs again: its envs begin new episodes."""

@@ -268,7 +268,7 @@ class LocalFleet:
     def kill(self, actor: Actor, cause: FaultCause = FaultCause.CRASH, reason: str = "") -> None:
         """Do nothing: what would be killed is this process."""
 
-    def kill_late(self, lost: Lost[Actor]) -> None:
+    def kill_late(self, lost: Lost[Actor], cause: FaultCause = FaultCause.TIMEOUT) -> None:
         """Do nothing: what would be killed is this process."""
 
     def recycle(self, actor: Actor) -> None:

@@ -426,10 +426,15 @@ class WorkerGroup(ABC, Generic[M]):
         """Kill an actor's process tree; `poll` reports its end, with `cause` and `reason`."""
         self._connections.kill(actor, cause, reason)
 
-    def kill_late(self, lost: Lost[M]) -> None:
-        """Kill an actor that passed the deadline of a request, if that life of it still runs."""
+    def kill_late(self, lost: Lost[M], cause: FaultCause = FaultCause.TIMEOUT) -> None:
+        """Kill an actor that passed the deadline of a request, if that life of it still runs.
+
+        Args:
+            lost: The request.
+            cause: What it failed of, if that was no deadline.
+        """
         if lost.actor.incarnation == lost.incarnation:
-            self._connections.kill(lost.actor, FaultCause.TIMEOUT, lost.failed.message)
+            self._connections.kill(lost.actor, cause, lost.failed.message)
 
     @uninterrupted_call
     def close(self, *, timeout: float | None = None, terminate: bool = False) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
@@ -315,6 +318,45 @@ def test_what_an_env_forks_is_no_second_actor_when_it_ends(
 
 
 # --- processes that end or hang ----------------------------------------------------------------
+
+
+class HoardingEnv(CountingEnv):
+    """A `CountingEnv` that on `RAISE` leaves its process no memory to tell of a new info."""
+
+    def step(self, action: Any) -> Any:
+        *row, info = super().step(action)
+        if action == RAISE:
+            self.hoard: list[bytearray] = []
+            _, most = resource.getrlimit(resource.RLIMIT_AS)
+            size = psutil.Process().memory_info().vms
+            resource.setrlimit(resource.RLIMIT_AS, (size + 2**23, most))
+            with suppress(MemoryError):
+                while True:
+                    self.hoard.append(bytearray(2**19))
+            info = {"hoard": len(self.hoard)}
+        return *row, info
+
+
+@MODES
+def test_a_process_without_memory_for_its_replies_is_started_again(
+    make: Make, mode: AutoresetMode
+) -> None:
+    fns = [partial(HoardingEnv, 10)] * 2 + [partial(CountingEnv, 10)] * 2
+    envs = make(fns, num_actors=2, autoreset_mode=mode)
+    envs.reset(seed=0)
+    pids = envs.actor_pids()
+    _, rewards, _, truncations, infos = act(envs, RAISE, 1, 1, 1)
+    told = mode is AutoresetMode.SAME_STEP
+    assert truncations.tolist() == [True, True, False, False]
+    assert (rewards[2:] > 0.0).all()
+    assert infos["_fault"].tolist() == [True, True, False, False]
+    assert infos["fault"]["cause"][:2].tolist() == ["memory", "memory"]
+    assert "has no memory left" in infos["fault"]["error"][0]
+    for _ in range(3):
+        observations, _, _, truncations, infos = act(envs, 1, 1, 1, 1)
+        assert (truncations.any(), "fault" in infos) == (False, False)
+    assert counts(observations) == [[1, 2 + told]] * 2 + [[1, 4]] * 2
+    assert [old == new for old, new in zip(pids, envs.actor_pids(), strict=True)] == [False, True]
 
 
 @pytest.mark.parametrize(
