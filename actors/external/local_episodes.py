@@ -71,9 +71,10 @@ logger = logging.getLogger("envbus.actors.external")
 
 #: Seconds until what could not be sent is tried again.
 _PAUSE = 0.2
-#: Bytes of one fragment, beside its first step's: a bridge takes so many in one request, beside
-#: large arrays, and of one client its budget, by default 32 times as much.
-_MOST_BYTES = 1 << 23
+#: Bytes of one fragment, beside its first step's. A bridge takes eight times as many in one
+#: request, and 256 times of one client by default; but over a slow line a message that takes too
+#: long never arrives (`bus/transport/zmq_sockets.py`, `KEEPALIVE_MS`).
+_MOST_BYTES = 1 << 20
 #: What a step, a list or map, an array and anything else take besides their content, at most; of
 #: lists and maps a bridge takes so few in one request that these count for more.
 _STEP_BYTES, _CONTAINER_BYTES, _ARRAY_BYTES, _VALUE_BYTES = 256, 16, 64, 9
