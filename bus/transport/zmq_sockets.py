@@ -468,9 +468,12 @@ class ZmqRouter:
         return _translated(exc, not self._finalizer.alive, "the broker's")
 
 
-#: Milliseconds between libzmq's own signs of life on a TCP connection, and until the lack of them
-#: closes it.
+#: Milliseconds between libzmq's own signs of life on a TCP connection. It is closed where the other
+#: host's system does not acknowledge them for twice as long.
 KEEPALIVE_MS = 10_000
+#: Milliseconds until the lack of libzmq's signs of life closes it. They wait behind a message that
+#: is under way, so one that takes longer over a slow line never arrives.
+SLOWEST_MS = 60_000
 #: Longest pause between two tries to connect, in milliseconds; libzmq's first one is 100.
 RECONNECT_MAX_MS = 1000
 #: Seconds until a peer that was turned away for good by libzmq connects again: the broker may allow
@@ -523,8 +526,9 @@ class ZmqPeer:
         self._watched: list[tuple[Any, int]] = [(self._socket, _POLLIN)]
         _set_limits(self._socket, MAX_FRAME_BYTES)
         if endpoint.startswith("tcp:"):  # a cable can be pulled; a process of this host cannot
-            for option in (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT):
-                self._socket.setsockopt(option, KEEPALIVE_MS)
+            self._socket.setsockopt(zmq.HEARTBEAT_IVL, KEEPALIVE_MS)
+            self._socket.setsockopt(zmq.TCP_MAXRT, 2 * KEEPALIVE_MS)
+            self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SLOWEST_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         if keys is not None:
             enable_client_curve(self._socket, keys)
@@ -594,7 +598,8 @@ class ZmqPeer:
     def lost_for(self) -> float:
         """Return for how many seconds the broker has been out of reach; 0.0 if it is not.
 
-        A closed connection shows at once, one that was cut without a word after `KEEPALIVE_MS`.
+        A closed connection shows at once, one that was cut without a word after three
+        times `KEEPALIVE_MS`, and one whose other side is stuck after `SLOWEST_MS`.
         libzmq may have connected again by then: what was under way is lost all the same.
         """
         self._take_events()

@@ -8,6 +8,8 @@ import socket
 import threading
 from types import TracebackType
 
+from tests.waiting import pass_time
+
 __all__ = ["Relay"]
 
 
@@ -16,18 +18,20 @@ class Relay:
 
     Args:
         endpoint: `"tcp://127.0.0.1:port"` of a broker.
+        pause: Seconds between two pieces of 64 KiB, as of a slow line.
 
     Attributes:
         endpoint: Where peers connect instead.
         accepted: Connections so far.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, pause: float = 0.0) -> None:
         host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
         self._broker = host, int(port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.accepted = 0
+        self._pause = pause
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -76,3 +80,4 @@ class Relay:
                     if not data:
                         return
                     (other if sock is one else one).sendall(data)
+                    pass_time(self._pause)

@@ -20,6 +20,7 @@ from envbus.bus.errors import (
     TransportError,
     UnknownPeerError,
 )
+from envbus.bus.transport import zmq_sockets
 from envbus.bus.transport.interface import (
     A_MOMENT,
     QUEUE_BYTES,
@@ -419,6 +420,24 @@ def test_a_loss_that_is_made_good_before_anybody_looks_is_told_once(router: ZmqR
         relay.cut()
         wait_until(lambda: relay.accepted > 1 and sends(), "a message over the next connection")
         assert [peer.lost_for(), peer.lost_for()] == [A_MOMENT, 0.0]
+
+
+def test_a_large_message_arrives_over_a_slow_line(
+    router: ZmqRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signs of life wait behind it for far longer than there may be none otherwise."""
+    monkeypatch.setattr(zmq_sockets, "KEEPALIVE_MS", 300)
+    large = bytes(24 << 20)
+    with (
+        Relay(router.endpoints[0], pause=0.005) as relay,
+        contextlib.closing(ZmqPeer(relay.endpoint, b"p")) as peer,
+    ):
+        peer.send([large])
+        assert router.wait(PATIENCE)
+        message = router.receive()
+        assert message is not None
+        assert bytes(message[1][0]) == large
+        assert relay.accepted == 1
 
 
 def test_the_newest_connection_of_an_identity_takes_over(router: ZmqRouter) -> None:
