@@ -216,7 +216,11 @@ class Broker:
 
     @property
     def has_more(self) -> bool:
-        """Whether the last `poll` has left messages that were there: `fileno` tells of others."""
+        """Whether messages may be there of which `fileno` does not tell.
+
+        As the last `poll` has left some, or something was sent since it found no more: what is sent
+        may use up what the descriptor has to tell.
+        """
         return self._has_more
 
     def watch(self, fd: int) -> None:
@@ -358,6 +362,7 @@ class Broker:
 
     def _tell(self, peer: bytes, header: Header, payload: Payload) -> bool:
         """Send what nobody waits for to be answered; return whether it was sent."""
+        self._has_more = True
         try:
             self._transport.send(peer, [encode_header(header), *encode(payload)])
         except (UnknownPeerError, QueueFullError) as exc:
@@ -368,6 +373,7 @@ class Broker:
         return True
 
     def _send(self, effect: Send, event: Event) -> None:
+        self._has_more = True
         try:
             self._transport.send(effect.peer, [encode_header(effect.header), *effect.frames])
         except UnknownPeerError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -20,6 +21,7 @@ from gymnasium import spaces
 
 from envbus.actors import (
     ActionTimeoutError,
+    AsyncExternalEnvClient,
     ClientTimeouts,
     EpisodeAlreadyStartedError,
     EpisodeBusyError,
@@ -891,6 +893,33 @@ def test_its_descriptor_need_not_tell_of_what_came_before(
         else:
             assert poller.poll(10_000), "nothing tells of what is there"
     assert shown[1].rewards["e"] == {DUMMY_AGENT: 300.0}
+
+
+def test_its_descriptor_tells_of_what_comes_while_others_are_answered() -> None:
+    """ZeroMQ uses up what its descriptor has to tell where it sends."""
+
+    async def play(client: AsyncExternalEnvClient) -> None:
+        episode = await client.start_episode()
+        for _ in range(20):
+            await client.get_action(episode, [1.0, 0.0])
+            await asyncio.gather(*(client.log_returns(episode, 1.0) for _ in range(100)))
+        await client.end_episode(episode, [0.0, 1.0])
+
+    async def play_all(address: str) -> None:
+        async with AsyncExternalEnvClient(address, local_links=False) as client:
+            await asyncio.gather(*(play(client) for _ in range(8)))
+
+    poller, ended = select.poll(), 0
+    with ExternalEnvBridge(OBSERVATION, ACTION) as bridge:
+        poller.register(bridge, select.POLLIN)
+        with in_thread(lambda: asyncio.run(play_all(bridge.address))):
+            while ended < 8:
+                result = bridge.poll(0.0)
+                ended += len(result.ended)
+                going_on = result.observations.keys() - set(result.ended)
+                bridge.send_actions({episode: {DUMMY_AGENT: 1} for episode in going_on})
+                if not result.observations:
+                    assert poller.poll(10_000), "nothing tells of what is there"
 
 
 def test_what_a_client_says_before_it_joins_or_that_nobody_knows_is_refused(
