@@ -5,6 +5,7 @@ Used by the slots; leaves out when this is done, which their runner decides.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -67,7 +68,9 @@ def close_within(
     if timeout < math.inf:
         watch = threading.Timer(timeout, give_up, [said])
         watch.daemon = True
-        watch.start()
+        # Where there is no memory for a thread, closing the env may be what gives some back.
+        with contextlib.suppress(RuntimeError, MemoryError):
+            watch.start()
     try:
         env.close()
     except BaseException as error:

@@ -327,13 +327,13 @@ class HoardingEnv(CountingEnv):
         *row, info = super().step(action)
         if action == RAISE:
             self.hoard: list[bytearray] = []
+            info = {"long": "x" * 2**22}  # more than is left, for the copy that is sent
             _, most = resource.getrlimit(resource.RLIMIT_AS)
             size = psutil.Process().memory_info().vms
             resource.setrlimit(resource.RLIMIT_AS, (size + 2**23, most))
             with suppress(MemoryError):
                 while True:
                     self.hoard.append(bytearray(2**19))
-            info = {"hoard": len(self.hoard)}
         return *row, info
 
 
@@ -357,6 +357,43 @@ def test_a_process_without_memory_for_its_replies_is_started_again(
         assert (truncations.any(), "fault" in infos) == (False, False)
     assert counts(observations) == [[1, 2 + told]] * 2 + [[1, 4]] * 2
     assert [old == new for old, new in zip(pids, envs.actor_pids(), strict=True)] == [False, True]
+
+
+class GreedyEnv(CountingEnv):
+    """A `CountingEnv` that on `RAISE` takes all memory that is left, until it is closed."""
+
+    def step(self, action: Any) -> Any:
+        if action == RAISE:
+            self.hoard: list[bytearray] = []
+            _, most = resource.getrlimit(resource.RLIMIT_AS)
+            size = psutil.Process().memory_info().vms
+            resource.setrlimit(resource.RLIMIT_AS, (size + 2**24, most))
+            while True:
+                self.hoard.append(bytearray(2**20))
+        return super().step(action)
+
+    def close(self) -> None:
+        self.hoard = []
+
+
+@MODES
+def test_an_env_that_leaves_no_memory_for_a_thread_is_made_anew(
+    make: Make, mode: AutoresetMode
+) -> None:
+    """What it holds is given back where it is closed."""
+    fns = [partial(GreedyEnv, 10), *[partial(CountingEnv, 10)] * 3]
+    envs = make(fns, num_actors=2, autoreset_mode=mode)
+    envs.reset(seed=0)
+    pids = envs.actor_pids()
+    _, _, _, truncations, infos = act(envs, RAISE, 1, 1, 1)
+    assert truncations.tolist() == [True, False, False, False]
+    assert infos["_fault"].tolist() == [True, False, False, False]
+    assert "MemoryError" in infos["fault"]["error"][0]
+    for _ in range(3):
+        observations, _, _, truncations, infos = act(envs, 1, 1, 1, 1)
+        assert (truncations.any(), "fault" in infos) == (False, False)
+    assert counts(observations)[1:] == [[1, 4]] * 3
+    assert envs.actor_pids() == pids
 
 
 @pytest.mark.parametrize(
