@@ -859,15 +859,23 @@ def test_who_gave_up_while_the_runner_was_away_gets_no_action(
 
 
 def test_who_gave_up_long_ago_gets_no_action(bridge: ExternalEnvBridge, raw: Raw) -> None:
-    """However many signs of life lie between what was asked and what is said next."""
+    """However many signs of life lie between what was asked and what is said next.
+
+    Of three peers, since ZeroMQ takes in no more than a thousand messages of one.
+    """
     raw.ask(2, JoinBridge(client="raw"))
     raw.ask(3, StartEpisode(episode_id="e"))
-    raw.say(4, GetAction(episode_id="e", observation=[1.0, 0.0]))
-    for _ in range(2500):
-        raw.peer.send(*frames_of(Kind.NOTICE, Heartbeat(), 0))
-    raw.say(5, LogReturns(episode_id="e", reward=1.0))
-    pass_time(1.0)
-    seen = bridge.poll(0.0)
+    with RawPeer(bridge.address, b"2") as second, RawPeer(bridge.address, b"3") as third:
+        for name, peer in (("second", second), ("third", third)):
+            peer.send(*hello_frames(name, heartbeat=60.0))
+            assert isinstance(Raw(bridge, peer).hear()[1], Welcome)
+        raw.say(4, GetAction(episode_id="e", observation=[1.0, 0.0]))
+        for _ in range(900):
+            for peer in (raw.peer, second, third):
+                peer.send(*frames_of(Kind.NOTICE, Heartbeat(), 0))
+        raw.say(5, LogReturns(episode_id="e", reward=1.0))
+        pass_time(1.5)
+        seen = bridge.poll(0.0)
     bridge.send_actions({episode: {DUMMY_AGENT: 1} for episode in seen.observations})
     assert bridge.statistics().actions == 0
     assert bridge.statistics().superseded == 1
