@@ -22,7 +22,7 @@ from envbus.actors.arrays.info_columns import InfoReader
 from envbus.actors.arrays.packing import unpack_records
 from envbus.actors.protocol import StepResult
 from envbus.bus.brief import cut
-from envbus.runner.workers.faults import Fault
+from envbus.runner.workers.faults import Fault, FaultInfo
 
 __all__ = ["Batch", "EnvResults", "Infos", "ObservationStore", "Rows", "merge_infos"]
 
@@ -504,6 +504,23 @@ class EnvResults:
         return merged
 
 
+def _part(info: Any, key: str) -> Any:
+    """Return a part of an env's info, which may be anything; None: it has none."""
+    return info.get(key) if isinstance(info, dict) else None
+
+
+def _without_own_faults(infos: dict[int, Any]) -> dict[int, Any]:
+    """Return infos, where one tells of a fault, without what envs call `fault` themselves."""
+    if not any(type(_part(info, "fault")) is FaultInfo for info in infos.values()):
+        return infos
+    return {
+        row: {key: value for key, value in info.items() if key != "fault"}
+        if isinstance(info, dict) and type(info.get("fault")) is not FaultInfo
+        else info
+        for row, info in infos.items()
+    }
+
+
 def merge_infos(
     infos: Infos,
     add_info: Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]],
@@ -512,7 +529,8 @@ def merge_infos(
 ) -> tuple[dict[str, Any], ValueError | None, dict[int, str]]:
     """Return infos as one dict of arrays, without those that do not fit, and what says so.
 
-    What says so is an error; or of remote envs, by env, a text for people.
+    What says so is an error; or of remote envs, by env, a text for people. Where a fault is told,
+    also within `final_info`, what other envs call `fault` themselves is left out.
 
     Args:
         infos: By row.
@@ -524,6 +542,11 @@ def merge_infos(
     misfit: ValueError | None = None
     strange: dict[int, str] = {}
     found = dict(sorted(infos.items()))
+    ends = {row: _part(info, "final_info") for row, info in found.items()}
+    for row, end in _without_own_faults(ends).items():
+        if end is not ends[row]:
+            found[row] = {**found[row], "final_info": end}
+    found = _without_own_faults(found)
     if remote:
         found = dict(sorted(found.items(), key=lambda item: env_ids[item[0]] in remote))
     while True:

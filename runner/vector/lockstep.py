@@ -36,7 +36,14 @@ from envbus.runner.vector.lockstep_recycling import LockstepRecycling
 from envbus.runner.vector.vector_spaces import check_reset_mask
 from envbus.runner.workers.actions import ActionStore
 from envbus.runner.workers.config import LONGEST_WAIT
-from envbus.runner.workers.faults import EnvError, Fault, as_cause, failure_of, without_our_frames
+from envbus.runner.workers.faults import (
+    EnvError,
+    Fault,
+    FaultInfo,
+    as_cause,
+    failure_of,
+    without_our_frames,
+)
 from envbus.runner.workers.worker import Actor, ActorState
 
 __all__ = ["Lockstep", "PendingVerb"]
@@ -443,7 +450,7 @@ class Lockstep:
         for fault in faults:
             infos.setdefault(fault.env_id, {})["fault"] = fault.info()
         for env_id, (error, info) in self._raised.items():
-            told = {"cause": error.cause.value, "error": error.summary, "restarts": 0}
+            told = FaultInfo(cause=error.cause.value, error=error.summary, restarts=0)
             infos[env_id] = {**info, "fault": told}
         self._raised.clear()
         over: set[int] = set()

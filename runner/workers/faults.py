@@ -21,6 +21,7 @@ __all__ = [
     "EnvError",
     "Fault",
     "FaultCause",
+    "FaultInfo",
     "advise",
     "as_cause",
     "env_errors",
@@ -46,6 +47,10 @@ class FaultCause(enum.Enum):
     LOST = "lost"
 
 
+class FaultInfo(dict[str, Any]):
+    """What infos say of a fault, as `fault`. What an env calls so itself is none of these."""
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """An env or its actor failed, and its episode is over."""
 
@@ -61,9 +66,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether it is not made anew any more: it has failed too often.
     given_up: bool = False
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> FaultInfo:
         """Return what an env's info says of it."""
-        return {"cause": self.cause.value, "error": self.message, "restarts": self.restarts}
+        return FaultInfo(cause=self.cause.value, error=self.message, restarts=self.restarts)
 
 
 class EnvError(EnvbusError):

@@ -259,6 +259,35 @@ def test_a_request_for_a_restart_is_a_fault_of_its_own_kind_and_logged_quietly(
     assert "the simulator wants it" in caplog.text
 
 
+class FaultFlagEnv(FaultyEnv):
+    """Has something that it calls `fault` in its infos, as models of machines do."""
+
+    def __init__(self) -> None:
+        super().__init__(length=3)
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {"fault": 3}
+
+
+@MODES
+@pytest.mark.parametrize("failed", [0, 1, 2])
+def test_a_fault_is_told_beside_infos_of_that_name(
+    make: Make, mode: AutoresetMode, failed: int
+) -> None:
+    envs = make([FaultFlagEnv] * 3, num_actors=3, autoreset_mode=mode)
+    envs.reset(seed=0)
+    for _ in range(2):
+        assert act(envs, OK, OK, OK)[4]["fault"].tolist() == [3, 3, 3]
+    actions = [OK] * 3
+    actions[failed] = EXIT
+    _, _, terminations, truncations, infos = act(envs, *actions)
+    assert np.flatnonzero(truncations).tolist() == [failed]
+    assert np.flatnonzero(~terminations).tolist() == [failed]
+    told = infos["final_info"] if mode is AutoresetMode.SAME_STEP else infos
+    assert np.flatnonzero(told["_fault"]).tolist() == [failed]
+    assert told["fault"]["cause"][failed] == "crash"
+
+
 class ForkingEnv(CountingEnv):
     """Forks a helper in each step and each reset but the first, and says how it has ended."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from gymnasium.vector import VectorEnv
 
 from envbus.actors.arrays.blocks import BlockLayout
 from envbus.runner.engine.env_results import CutEpisodes, ObservationStore, merge_infos
-from envbus.runner.workers.faults import Fault, FaultCause
+from envbus.runner.workers.faults import Fault, FaultCause, FaultInfo
 
 
 def test_the_last_observation_is_the_one_that_was_received_whatever_was_written_since() -> None:
@@ -92,6 +93,24 @@ def test_an_info_from_elsewhere_has_to_fit_those_of_this_host_also_where_it_is_f
     assert found.misfit is None
     assert found.infos["x"].tolist() == [0.0, 1.0, 2.0]
     assert list(found.strange) == [10]
+
+
+@pytest.mark.parametrize("own", [1, None, "s", np.zeros(3), {"cause": 3}, {"cause": {"x": 1}}])
+@pytest.mark.parametrize("failed", [0, 1, 2])
+@pytest.mark.parametrize("wrap", [dict, lambda info: {"final_info": info}], ids=["step", "end"])
+def test_where_a_fault_is_told_an_info_that_is_called_so_gives_way(
+    own: Any, failed: int, wrap: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    told = FaultInfo(cause="crash", error="exit code 7", restarts=1)
+    infos = [{"x": 1, "fault": told if row == failed else own} for row in range(3)]
+    found = merged([wrap(info) for info in infos], remote=())
+    assert found.misfit is None
+    shown = found.infos if wrap is dict else found.infos["final_info"]
+    assert shown["fault"].keys() == {name for key in told for name in (key, f"_{key}")}
+    assert shown["fault"]["cause"][failed] == "crash"
+    assert np.flatnonzero(shown["_fault"]).tolist() == [failed]
+    assert shown["x"].tolist() == [1, 1, 1]
+    assert all(info["fault"] is own for row, info in enumerate(infos) if row != failed)
 
 
 def test_infos_of_this_host_that_do_not_fit_are_an_error_whatever_others_say() -> None:
