@@ -612,7 +612,7 @@ class Engine:
 
     def _lacks_memory(self, lost: Lost[Actor]) -> bool:
         """Return whether an actor that is started again had none for its own work, as its reply."""
-        has_none = lost.failed.remote_type == "builtins.MemoryError"
+        has_none = lost.failed.remote_type.endswith("MemoryError")  # NumPy has one of its own
         is_made_anew = self.faults.recovery is not None and not self.fleet.config.is_local
         return has_none and is_made_anew
 
