@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from envbus.bus.errors import EnvbusError, TransportError
 
-__all__ = ["descriptors_advice", "descriptors_in_use", "opening"]
+__all__ = ["descriptors_advice", "descriptors_in_use", "descriptors_left", "opening"]
 
 
 def descriptors_in_use() -> int:
@@ -19,6 +19,16 @@ def descriptors_in_use() -> int:
         return len(os.listdir("/dev/fd"))
     except OSError:  # which takes one
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def descriptors_left(pid: int) -> int | None:
+    """Return how many more a process of this user may open; None: this system does not tell."""
+    try:
+        allowed, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        used = len(os.listdir(f"/proc/{pid}/fd"))
+    except (AttributeError, OSError):  # it is not Linux, or the process is not to be looked at
+        return None
+    return None if allowed == resource.RLIM_INFINITY else allowed - used
 
 
 def descriptors_advice(needed: int | None = None) -> str:

@@ -160,6 +160,8 @@ class GatewayBootstrap(msgspec.Struct, frozen=True, kw_only=True):
 
     #: The broker's, private to this user.
     endpoint: str
+    #: Process id of the broker's owner.
+    owner: int
     config: GatewayConfig
 
 

@@ -90,8 +90,10 @@ class Gateway:
     ) -> None:
         config.tls()  # raises here, and not in the child
         _allow_descriptors(config)
-        self._bootstrap = msgspec.msgpack.encode(GatewayBootstrap(endpoint=endpoint, config=config))
         self._owner = os.getpid()
+        self._bootstrap = msgspec.msgpack.encode(
+            GatewayBootstrap(endpoint=endpoint, owner=self._owner, config=config)
+        )
         self._supervision = Supervision(random.random)
         self._child: Child | None = None
         self._hang_timeout = config.hang_timeout

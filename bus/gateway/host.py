@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import logging
 import resource
@@ -23,6 +24,7 @@ import zmq
 
 from envbus.bus.brief import cut, printable
 from envbus.bus.complaints import Complaints
+from envbus.bus.descriptors import descriptors_left
 from envbus.bus.errors import ClosedError, EnvbusError, TransportError
 from envbus.bus.gateway.client_framing import StreamFraming, TurnedAwayError, WebSocketFraming
 from envbus.bus.gateway.config import GatewayBootstrap, GatewayConfig
@@ -47,6 +49,8 @@ _LAST_WORDS: Final = 0.05
 _ACCEPT_PAUSE: Final = 0.1
 #: File descriptors besides those of connections.
 _SPARE_DESCRIPTORS: Final = 256
+#: Of the owner, below which nobody new comes in. Its endpoints take others while one is let in.
+_LEAST_LEFT: Final = 32
 #: A DEALER's: libzmq's own, and its connection to the broker.
 _DESCRIPTORS_PER_DEALER: Final = 2
 
@@ -72,7 +76,7 @@ async def _serve(bootstrap: GatewayBootstrap, listeners: list[socket.socket], pi
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # One more than is allowed is told so, and lasts a moment.
     context.set(zmq.MAX_SOCKETS, config.max_peers)
-    make_dealer = functools.partial(Dealer, context, bootstrap.endpoint)
+    make_dealer = functools.partial(_make_dealer, context, bootstrap)
     crowd, tls, complaints = Crowd(), config.tls(), Complaints(logger)
 
     async def accept(listener: socket.socket, make_framing: FramingMaker) -> None:
@@ -178,6 +182,25 @@ class _Commands:
 async def _wait(event: asyncio.Event, timeout: float) -> None:
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(event.wait(), timeout)
+
+
+def _make_dealer(
+    context: zmq.Context[zmq.Socket[bytes]],
+    bootstrap: GatewayBootstrap,
+    identity: bytes,
+    on_message: Callable[[list[bytes]], object],
+    on_writable: Callable[[], object],
+) -> Dealer:
+    """Return a new connection to the broker.
+
+    Raises:
+        zmq.ZMQError: There are too many, here or in the owner. libzmq ends an owner that has no
+            descriptor for it, and strangers at a TCP endpoint of the owner's can take them all.
+    """
+    left = descriptors_left(bootstrap.owner)
+    if left is not None and left < _LEAST_LEFT:
+        raise zmq.ZMQError(errno.EMFILE)
+    return Dealer(context, bootstrap.endpoint, identity, on_message, on_writable)
 
 
 def _allow_descriptors(wanted: int) -> None:

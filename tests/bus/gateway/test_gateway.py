@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -211,6 +212,21 @@ def test_a_client_that_says_goodbye_itself_leaves_nothing_to_complain_of(
     bus.until(lambda: descriptors_in_use() <= before, "its way to the broker to be closed")
     assert caplog.messages == []
     assert bus.broker.statistics().stranger_frames <= 1  # the gateway's goodbye
+
+
+def test_nobody_is_let_in_while_the_owner_has_hardly_a_descriptor_left(bus: Bus) -> None:
+    """libzmq would end it for one more, and strangers at its TCP endpoints can take them all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_in_use() + 20, hard))
+    try:
+        with client_of(bus, "tcp") as client:
+            client.send(hello("sim"))
+            (words,) = drained(client)
+            assert "no room for one more client: Too many open files" in failure(words).message
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with client_of(bus, "tcp") as client:
+        joined(bus, client, "sim")
 
 
 def test_a_heartbeat_without_an_identity_counts(bus: Bus) -> None:
