@@ -221,7 +221,7 @@ class Broker:
         As the last `poll` has left some, or something was sent since it found no more: what is sent
         may use up what the descriptor has to tell.
         """
-        return self._has_more
+        return self._has_more or self._transport.hides_messages
 
     def watch(self, fd: int) -> None:
         """Let `poll` return early when `fd` is readable; the caller reads it."""
@@ -362,7 +362,6 @@ class Broker:
 
     def _tell(self, peer: bytes, header: Header, payload: Payload) -> bool:
         """Send what nobody waits for to be answered; return whether it was sent."""
-        self._has_more = True
         try:
             self._transport.send(peer, [encode_header(header), *encode(payload)])
         except (UnknownPeerError, QueueFullError) as exc:
@@ -373,7 +372,6 @@ class Broker:
         return True
 
     def _send(self, effect: Send, event: Event) -> None:
-        self._has_more = True
         try:
             self._transport.send(effect.peer, [encode_header(effect.header), *effect.frames])
         except UnknownPeerError as exc:

@@ -72,6 +72,10 @@ class RouterTransport(Protocol):
     def refused_connections(self) -> int:
         """Connections that were refused for their keys, or broken off in the handshake."""
 
+    @property
+    def hides_messages(self) -> bool:
+        """Whether messages are there of which `fileno` does not tell, since something was sent."""
+
     def wait(self, timeout: float) -> bool:
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
 

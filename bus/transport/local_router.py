@@ -253,6 +253,11 @@ class LocalRouter:
         far = 0 if self._router is None else self._router.queued_bytes
         return sum(link.queued for link in self._links.values()) + far
 
+    @property
+    def hides_messages(self) -> bool:
+        """Whether the router has some: of those of local links the descriptor tells in any case."""
+        return not self._is_armed and self._router is not None and self._router.hides_messages
+
     def wait(self, timeout: float) -> bool:
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
         if self._ready or self._aside:

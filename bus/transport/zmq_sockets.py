@@ -404,6 +404,14 @@ class ZmqRouter:
         """Connections that were refused for their keys, or broken off in the handshake."""
         return sum(each.refused for each in self._authenticators)
 
+    @property
+    def hides_messages(self) -> bool:
+        """Whether a message is there: sending may have used up what the descriptor had to tell."""
+        try:
+            return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
+        except zmq.ZMQError as exc:
+            raise self._translate(exc) from exc
+
     def wait(self, timeout: float) -> bool:
         """Wait until a message or a watched file descriptor is there, or `timeout` seconds."""
         try:

@@ -104,6 +104,11 @@ class MemoryRouter:
         """None: everybody may join."""
         return 0
 
+    @property
+    def hides_messages(self) -> bool:
+        """Return False: there is no descriptor."""
+        return False
+
     def wait(self, timeout: float) -> bool:
         """Return whether a message is there; if none is, `idle` is called before."""
         self._check_open()

@@ -10,7 +10,7 @@ from envbus.bus.broker.events import BrokerConfig, FailLocal
 from envbus.bus.broker.loop import Broker
 from envbus.bus.errors import TransportError
 from envbus.bus.wire.codec import encode, encode_header
-from envbus.bus.wire.messages import PROTOCOL_VERSION, FailureCode, Header, Hello, Kind
+from envbus.bus.wire.messages import PROTOCOL_VERSION, Failed, FailureCode, Header, Hello, Kind
 from tests.bus.memory_transport import MemoryNetwork
 
 
@@ -51,6 +51,7 @@ class Silence:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.hides_messages = False
         self._hello = [
             encode_header(Header(PROTOCOL_VERSION, Kind.REQUEST, 1, "Hello")),
             *encode(Hello(name="peer", services=["env"], capacity=1, pid=1)),
@@ -70,6 +71,17 @@ class Silence:
     def wait(self, timeout: float) -> bool:
         self.now += timeout
         return False
+
+
+def test_who_has_answered_looks_again_where_the_descriptor_has_not_told_of_all() -> None:
+    """Who looked again behind each answer would wait for what comes of it, and answer that."""
+    silence: Any = Silence()
+    broker = Broker(silence, BrokerCore(BrokerConfig()), lambda: silence.now)
+    broker.poll(0.0)
+    assert broker.answer(b"peer", 2, Failed(code=FailureCode.NO_PEER, message="nobody"))
+    assert not broker.has_more
+    silence.hides_messages = True
+    assert broker.has_more
 
 
 def test_an_owner_that_was_away_while_nothing_was_asked_judges_in_time() -> None:
