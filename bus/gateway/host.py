@@ -487,8 +487,9 @@ class Connection(asyncio.Protocol):
             return
         if self in self._crowd.leaving:
             return  # its transport, of which Python 3.10 leaves half behind TLS, takes no more
+        before = self._session.take_unsent()  # what the session says itself, as HTTP's answer
         words = self._session.wrap(frames)
-        self._say(words + self._session.take_unsent())
+        self._say(before + words + self._session.take_unsent())
 
     def _on_writable(self) -> None:
         if self in self._crowd.leaving:

@@ -39,6 +39,7 @@ from envbus.bus.wire.messages import (
     Kind,
     Shutdown,
     Token,
+    Welcome,
 )
 from tests.bus.gateway.bus import (
     PATIENCE,
@@ -278,16 +279,29 @@ def test_tls_guards_both_framings(tmp_path: Path) -> None:
             joined(bus, client, "tcp")
         # Not by websockets' client: it reads and writes TLS in two threads, unguarded until 3.13.
         with TcpClient(websocket, trusting) as client:
-            frame = Frame(Opcode.BINARY, pack(hello("websocket")))
-            client.socket.sendall(UPGRADE + bytes(frame.serialize(mask=True)))
-            bus.until(lambda: len(bus.of(PeerReady)) == 2, "websocket joins")
+            client.socket.sendall(UPGRADE)
             assert client.socket.recv(1 << 16).startswith(b"HTTP/1.1 101")
+            frame = Frame(Opcode.BINARY, pack(hello("websocket")))
+            client.socket.sendall(bytes(frame.serialize(mask=True)))
+            bus.until(lambda: len(bus.of(PeerReady)) == 2, "websocket joins")
+            assert Welcome.__name__.encode() in client.socket.recv(1 << 16)
         with TcpClient(tcp) as plain:
             plain.send(hello("plain"))
             assert drained_bytes(plain.socket) == b""
         with pytest.raises(ssl.SSLCertVerificationError):
             TcpClient(tcp, ssl.create_default_context()).close()
         assert len(bus.of(PeerReady)) == 2
+
+
+def test_a_hello_right_behind_the_upgrade_is_answered_behind_it(bus: Bus) -> None:
+    frame = Frame(Opcode.BINARY, pack(hello("hasty")))
+    with socket.create_connection(("127.0.0.1", port(bus.gateway.websocket[0]))) as sock:
+        sock.sendall(UPGRADE + bytes(frame.serialize(mask=True)))
+        bus.until(lambda: bus.of(PeerReady), "hasty joins")
+        came = sock.recv(1 << 16)
+        while Welcome.__name__.encode() not in came:
+            came += sock.recv(1 << 16)
+        assert came.startswith(b"HTTP/1.1 101")
 
 
 def drained_bytes(sock: socket.socket) -> bytes:
