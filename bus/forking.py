@@ -69,7 +69,8 @@ def exit_status(error: SystemExit) -> int:
         return 0
     if isinstance(error.code, int):
         return error.code & 0xFF
-    print(error.code, file=sys.stderr)  # noqa: T201 (what the interpreter does)
+    if sys.stderr is not None:
+        sys.stderr.write(f"{error.code}\n")
     return 1
 
 
