@@ -504,6 +504,14 @@ class EnvResults:
         return merged
 
 
+#: Where a fault may be told; most steps have neither, and are looked at no further.
+_FAULTY: Final = frozenset(("fault", "final_info"))
+
+
+def _may_tell_of_fault(info: Any) -> bool:
+    return isinstance(info, dict) and not _FAULTY.isdisjoint(info)
+
+
 def _part(info: Any, key: str) -> Any:
     """Return a part of an env's info, which may be anything; None: it has none."""
     return info.get(key) if isinstance(info, dict) else None
@@ -542,11 +550,12 @@ def merge_infos(
     misfit: ValueError | None = None
     strange: dict[int, str] = {}
     found = dict(sorted(infos.items()))
-    ends = {row: _part(info, "final_info") for row, info in found.items()}
-    for row, end in _without_own_faults(ends).items():
-        if end is not ends[row]:
-            found[row] = {**found[row], "final_info": end}
-    found = _without_own_faults(found)
+    if any(map(_may_tell_of_fault, infos.values())):
+        ends = {row: _part(info, "final_info") for row, info in found.items()}
+        for row, end in _without_own_faults(ends).items():
+            if end is not ends[row]:
+                found[row] = {**found[row], "final_info": end}
+        found = _without_own_faults(found)
     if remote:
         found = dict(sorted(found.items(), key=lambda item: env_ids[item[0]] in remote))
     while True:
