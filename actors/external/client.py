@@ -61,7 +61,7 @@ class BridgeClient(StaysHere, ABC):
         name: str | None = None,
         timeouts: ClientTimeouts | None = None,
         heartbeat: float = 2.0,
-        keys: PathLike | None = None,
+        keys: PathLike | PeerKeys | None = None,
         server_key: PathLike | None = None,
         inference: Literal["server", "client"] = "server",
         policy: PolicyOrFactory | None = None,

@@ -12,6 +12,7 @@ from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.verbs import ClientTimeouts
 from envbus.bus.errors import ConfigError, RequestTimeoutError
 from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
+from envbus.bus.transport.curve_keys import Entrance
 
 __all__ = ["ENTRY", "main", "run_env"]
 
@@ -25,17 +26,17 @@ _CONNECT_SLICE: Final = 1.0
 
 def run_env(
     env: ExternalEnv,
-    endpoint: str,
+    entrance: Entrance,
     name: str,
     *,
     is_wanted: Callable[[], bool] = lambda: True,
     on_connected: Callable[[ExternalEnvClient], object] = lambda _: None,
 ) -> None:
-    """Connect an env to the bridge at `endpoint`, and run it to its end.
+    """Connect an env to a bridge, and run it to its end.
 
     Args:
         env: What to run.
-        endpoint: The bridge's.
+        entrance: The bridge's.
         name: For people.
         is_wanted: Asked while the bridge does not answer.
         on_connected: Told of the client, which may be closed to end the env.
@@ -47,7 +48,8 @@ def run_env(
     while is_wanted():
         try:
             client = ExternalEnvClient(
-                endpoint,
+                entrance.endpoint,
+                keys=entrance.keys,
                 observation_space=env.observation_space,
                 action_space=env.action_space,
                 name=name,
@@ -67,8 +69,8 @@ def main(pipe: Pipe) -> None:
 
     Once it has connected, the identity of its client goes back.
     """
-    endpoint, name, make = cloudpickle.loads(pipe.receive(HANDOVER_TIMEOUT))
+    entrance, name, make = cloudpickle.loads(pipe.receive(HANDOVER_TIMEOUT))
     env = make()
     if not isinstance(env, ExternalEnv):
         raise ConfigError(f"expected an ExternalEnv, got {env!r}")
-    run_env(env, endpoint, name, on_connected=lambda client: pipe.send(client.identity))
+    run_env(env, entrance, name, on_connected=lambda client: pipe.send(client.identity))

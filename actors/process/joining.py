@@ -15,6 +15,7 @@ import msgspec
 
 from envbus.bus.peer.worker import Handlers, Worker
 from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe, PipeCodec
+from envbus.bus.transport.curve_keys import Entrance
 from envbus.bus.transport.interface import PeerTransport
 from envbus.bus.transport.local_link import LocalLinkEnd, LocalLinkPeer
 from envbus.bus.transport.words import Doer
@@ -30,8 +31,8 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     The descriptor of its local link follows, if it has one.
     """
 
-    #: Where the owner's ROUTER is bound; empty: the child has a local link instead.
-    endpoint: str
+    #: Where the owner's ROUTER is bound; None: the child has a local link instead.
+    entrance: Entrance | None
     #: Routing id of this life.
     identity: bytes
     name: str
@@ -115,7 +116,8 @@ def host(
 
 
 def _connect(bootstrap: Bootstrap, pipe: Pipe, words: Doer | None) -> PeerTransport:
-    if bootstrap.endpoint:
-        return ZmqPeer(bootstrap.endpoint, bootstrap.identity)
+    if bootstrap.entrance is not None:
+        endpoint, keys = bootstrap.entrance
+        return ZmqPeer(endpoint, bootstrap.identity, keys=keys)
     end = LocalLinkEnd.from_fd(pipe.receive_fd(pipe.next_expected, HANDOVER_TIMEOUT))
     return LocalLinkPeer(end, bootstrap.identity, spin=bootstrap.spin, words=words)

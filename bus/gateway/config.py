@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.transport.curve_keys import Entrance
 from envbus.bus.transport.interface import is_local
 
 __all__ = [
@@ -158,8 +159,8 @@ class GatewayConfig:
 class GatewayBootstrap(msgspec.Struct, frozen=True, kw_only=True):
     """All that a gateway's process must know."""
 
-    #: The broker's, private to this user.
-    endpoint: str
+    #: The broker's.
+    entrance: Entrance
     #: Process id of the broker's owner.
     owner: int
     config: GatewayConfig

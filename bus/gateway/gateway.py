@@ -46,6 +46,7 @@ from envbus.bus.process.process_group import (
 )
 from envbus.bus.process.restart import Exit, RestartPolicy
 from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
+from envbus.bus.transport.curve_keys import Entrance, PeerKeys
 from envbus.bus.transport.interface import BACKLOG
 
 __all__ = ["PRELOAD", "Gateway"]
@@ -78,6 +79,7 @@ class Gateway:
         endpoint: Where the broker is bound, reachable from this host: `"ipc:///..."`.
         config: Addresses, guards and limits.
         restart: How often a process that died is started again.
+        keys: What the broker asks for there; None: nothing.
 
     Raises:
         ConfigError: An address is none of this host's, or the files for TLS cannot be used.
@@ -86,13 +88,18 @@ class Gateway:
     """
 
     def __init__(
-        self, endpoint: str, config: GatewayConfig, restart: RestartPolicy | None = None
+        self,
+        endpoint: str,
+        config: GatewayConfig,
+        restart: RestartPolicy | None = None,
+        *,
+        keys: PeerKeys | None = None,
     ) -> None:
         config.tls()  # raises here, and not in the child
         _allow_descriptors(config)
         self._owner = os.getpid()
         self._bootstrap = msgspec.msgpack.encode(
-            GatewayBootstrap(endpoint=endpoint, owner=self._owner, config=config)
+            GatewayBootstrap(entrance=Entrance(endpoint, keys), owner=self._owner, config=config)
         )
         self._supervision = Supervision(random.random)
         self._child: Child | None = None

@@ -31,6 +31,8 @@ from envbus.bus.gateway.config import GatewayBootstrap, GatewayConfig
 from envbus.bus.gateway.session import Budget, GatewaySession
 from envbus.bus.process.liveness_probe import PROBE
 from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
+from envbus.bus.transport.authentication import enable_client_curve
+from envbus.bus.transport.curve_keys import Entrance
 from envbus.bus.transport.zmq_sockets import LINGER_MS, NOBLOCK, NOBLOCK_MORE
 from envbus.bus.wire.frames import Buffer, Frames
 from envbus.bus.wire.messages import FailureCode
@@ -194,13 +196,13 @@ def _make_dealer(
     """Return a new connection to the broker.
 
     Raises:
-        zmq.ZMQError: There are too many, here or in the owner. libzmq ends an owner that has no
-            descriptor for it, and strangers at a TCP endpoint of the owner's can take them all.
+        zmq.ZMQError: There are too many, here or in the owner, where strangers at a TCP endpoint
+            can take all descriptors. It would not be taken in before some are gone.
     """
     left = descriptors_left(bootstrap.owner)
     if left is not None and left < _LEAST_LEFT:
         raise zmq.ZMQError(errno.EMFILE)
-    return Dealer(context, bootstrap.endpoint, identity, on_message, on_writable)
+    return Dealer(context, bootstrap.entrance, identity, on_message, on_writable)
 
 
 def _allow_descriptors(wanted: int) -> None:
@@ -616,11 +618,11 @@ _BATCH: Final = 64
 
 
 class Dealer:
-    """Connects to `endpoint` under `identity` and hands on what comes.
+    """Connects to a broker under `identity` and hands on what comes.
 
     Args:
         context: Shared by all of a process.
-        endpoint: The broker's.
+        entrance: The broker's.
         identity: Routing id; must be fresh.
         on_message: Called with the frames of each message.
         on_writable: Called when `send`, which returned False, is worth another try.
@@ -629,7 +631,7 @@ class Dealer:
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: str,
+        entrance: Entrance,
         identity: bytes,
         on_message: Callable[[list[bytes]], object],
         on_writable: Callable[[], object],
@@ -642,7 +644,9 @@ class Dealer:
         self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MARK)
-        self._socket.connect(endpoint)
+        if entrance.keys is not None:
+            enable_client_curve(self._socket, entrance.keys)
+        self._socket.connect(entrance.endpoint)
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._look)
 

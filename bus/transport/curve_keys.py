@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import zmq.auth
 
@@ -24,6 +24,7 @@ __all__ = [
     "Allow",
     "AllowList",
     "BrokerKeys",
+    "Entrance",
     "KeyPair",
     "PathLike",
     "PeerKeys",
@@ -91,20 +92,33 @@ class PeerKeys:
     server: bytes
 
     @classmethod
-    def load(cls, keys: PathLike | None, server_key: PathLike | None) -> PeerKeys | None:
-        """Return what the files hold, or None if neither is given.
+    def temporary(cls, server: bytes) -> PeerKeys:
+        """Return new keys, which stand in no file, for the broker with this public one."""
+        return cls(KeyPair(*zmq.curve_keypair()), server)
+
+    @classmethod
+    def load(cls, keys: PathLike | PeerKeys | None, server_key: PathLike | None) -> PeerKeys | None:
+        """Return what the files hold, or None if neither is given; or what was loaded before.
 
         Raises:
             ConfigError: One is given without the other, or a file cannot be used.
         """
-        if keys is None and server_key is None:
-            return None
+        if isinstance(keys, PeerKeys) or (keys is None and server_key is None):
+            return keys
         if keys is None or server_key is None:
             raise ConfigError(
                 "a peer needs both its own keys (keys='me.key_secret') and the broker's public "
                 "key (server_key='server.key')"
             )
         return cls(load_keys(keys), load_public_key(server_key))
+
+
+class Entrance(NamedTuple):
+    """Where a process comes in at a broker, and what it shows there."""
+
+    endpoint: str
+    #: None: there are no keys.
+    keys: PeerKeys | None = None
 
 
 class AllowList:

@@ -23,6 +23,7 @@ from envbus.bus.errors import (
 )
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import interruptible
+from envbus.bus.transport.curve_keys import Entrance
 from envbus.bus.transport.interface import QUEUE_BYTES
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd, usable_cores
 from envbus.bus.transport.local_listener import LocalListener, StreamEnd
@@ -124,6 +125,11 @@ class LocalRouter:
     def endpoints(self) -> tuple[str, ...]:
         """What peers without a local link connect to."""
         return self._router.endpoints if self._router is not None else ()
+
+    @property
+    def own_tcp(self) -> Entrance | None:
+        """As `ZmqRouter.own_tcp`; there is a local link beside it."""
+        return None if self._router is None else self._router.own_tcp
 
     def bind_private(self, endpoint: str) -> None:
         """Bind an endpoint as `ZmqRouter.bind_private` does, with a local link beside it."""
@@ -469,4 +475,6 @@ def with_local_links(router: ZmqRouter) -> LocalRouter | ZmqRouter:
     if not LOCAL_LINKS_EXIST:
         return router
     listener = LocalListener(router.endpoints)
+    if (own := router.own_tcp) is not None and own.endpoint not in router.endpoints:
+        listener.offer(own.endpoint)
     return LocalRouter(router, listener=listener, spin=usable_cores() > 1)

@@ -7,6 +7,7 @@ be created in the process that uses it: it does not survive a fork.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import math
 import os
@@ -39,7 +40,7 @@ from envbus.bus.transport.authentication import (
     enable_curve,
     handshake_trouble,
 )
-from envbus.bus.transport.curve_keys import BrokerKeys, PeerKeys
+from envbus.bus.transport.curve_keys import BrokerKeys, Entrance, PeerKeys
 from envbus.bus.transport.interface import A_MOMENT, QUEUE_BYTES, is_local
 from envbus.bus.wire.frames import Buffer, Frames
 from envbus.bus.wire.framing import lengths_of
@@ -180,6 +181,18 @@ def _check_bindable(endpoint: str, *, has_keys: bool, insecure: bool) -> None:
         raise TransportError(f"cannot bind {endpoint}: somebody listens there")
 
 
+def _check_together(endpoints: Sequence[str]) -> None:
+    """Refuse `ipc://` beside TCP that other hosts can reach; see `ZmqRouter.own_tcp`."""
+    wide = [endpoint for endpoint in endpoints if not is_local(endpoint)]
+    files = [endpoint for endpoint in endpoints if endpoint.startswith("ipc:")]
+    if wide and files:
+        raise ConfigError(
+            f"{wide[0]} and {files[0]} cannot be bound together: whoever reaches the first could "
+            "take all descriptors, and libzmq ends a process that has none left for the second; "
+            "bind tcp://127.0.0.1 for this host instead"
+        )
+
+
 def _ipc_path(endpoint: str) -> str:
     """Return the path of a Unix socket, empty for other endpoints; one too long is refused."""
     scheme, _, path = endpoint.partition("://")
@@ -263,7 +276,8 @@ class ZmqRouter:
         insecure: Allow binding wider than this host without keys.
 
     Raises:
-        ConfigError: An endpoint is malformed, too long, or wider than this host.
+        ConfigError: An endpoint is malformed, too long, wider than this host without keys, or
+            wider than this host beside one of `ipc://`.
         TransportError: An endpoint cannot be bound, e.g. is in use; or descriptors are too few.
     """
 
@@ -283,6 +297,7 @@ class ZmqRouter:
             _check_bindable(endpoint, has_keys=False, insecure=False)
         for endpoint in endpoints:
             _check_bindable(endpoint, has_keys=keys is not None, insecure=insecure)
+        _check_together(endpoints)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = router_socket(self._context)
         #: What `wait` waits for: the socket, and few descriptors of the owner's.
@@ -307,11 +322,13 @@ class ZmqRouter:
         # a peer whose former connection is dead unnoticed, and never frees what it sends.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._keys = keys
+        #: What the owner's own processes show where there are keys; nobody else has it.
+        self._own = None if keys is None else PeerKeys.temporary(keys.own.public)
         try:
             bound = [self._bind(endpoint) for endpoint in private]
             if keys is not None:
                 enable_curve(self._socket, keys)
-                self._authenticators.append(Authenticator(self._socket, keys.allow))
+                self._authenticators.append(Authenticator(self._socket, self._allows))
             self._endpoints = (*bound, *(self._bind(endpoint) for endpoint in endpoints))
         except TransportError:
             self.close()
@@ -321,6 +338,22 @@ class ZmqRouter:
     def endpoints(self) -> tuple[str, ...]:
         """What peers connect to; a `*` port is replaced by the real one."""
         return self._endpoints
+
+    @property
+    def own_tcp(self) -> Entrance | None:
+        """Where the owner's own processes come in; None: no TCP is bound.
+
+        Not by `ipc://`, beside TCP: libzmq ends a process that has no descriptor left for such a
+        connection, and strangers at a TCP endpoint can take them all. At TCP it bears that.
+        """
+        bound = [endpoint for endpoint in self._endpoints if endpoint.startswith("tcp:")]
+        for endpoint in sorted(bound, key=is_local, reverse=True):
+            host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+            ip = ipaddress.ip_address(host.strip("[]"))
+            if ip.is_unspecified:
+                host = "127.0.0.1" if ip.version == 4 else "[::1]"
+            return Entrance(f"tcp://{host}:{port}", self._own)
+        return None
 
     def bind_private(self, endpoint: str) -> None:
         """Bind an endpoint for the owner's own processes, as `private`; `endpoints` leaves it out.
@@ -392,7 +425,8 @@ class ZmqRouter:
             user = str(frames[0].get("User-Id"))
         except zmq.ZMQError:  # over a private endpoint
             return ""
-        return "" if user == NOBODY else user
+        is_own = self._own is not None and user == self._own.own.public.decode()
+        return "" if is_own or user == NOBODY else user
 
     @property
     def queued_bytes(self) -> int:
@@ -439,6 +473,12 @@ class ZmqRouter:
     def close(self) -> None:
         """Close the socket, giving unsent messages a bounded time. Idempotent."""
         self._finalizer()
+
+    def _allows(self, key: str) -> bool:
+        """Whether the holder of a public key may come in; called by the authenticator's thread."""
+        assert self._keys is not None
+        assert self._own is not None
+        return key == self._own.own.public.decode() or self._keys.allow(key)
 
     def _bind(self, endpoint: str) -> str:
         """Return where it is bound in fact."""

@@ -27,8 +27,8 @@ from envbus.bus.gateway.gateway import PRELOAD
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.settings import check_number
-from envbus.bus.transport.curve_keys import Allow, BrokerKeys, PathLike
-from envbus.bus.transport.local_router import with_local_links
+from envbus.bus.transport.curve_keys import Allow, BrokerKeys, Entrance, PathLike
+from envbus.bus.transport.local_router import LocalRouter, with_local_links
 from envbus.bus.transport.zmq_sockets import ZmqRouter
 from envbus.bus.wire.messages import Failed, FailureCode
 from envbus.runner.bridge.dispatcher import EpisodeDispatcher
@@ -115,9 +115,11 @@ class ExternalEnvBridge(StaysHere):
             check_kind("gateway", gateway, GatewayConfig, example="GatewayConfig()")
         self._limits = limits or EpisodeLimits()
         self.confirm_ends = confirm_ends
-        self._broker, bind_private = _listen(
+        transport = _listen(
             bind, keys=keys, allow=allow, insecure=insecure, local_links=local_links
         )
+        config = BrokerConfig(owner=BRIDGE, max_heartbeat=MAX_HEARTBEAT)
+        self._broker = Broker(transport, BrokerCore(config))
         self._models = Models(self._limits.max_version_lag)
         self._episodes = Episodes(
             self._limits,
@@ -129,9 +131,11 @@ class ExternalEnvBridge(StaysHere):
             self._broker, self._episodes, self._models, agreement, self._limits.lease
         )
         self.policy_ids = names
-        self._private = PrivateEndpoint(bind_private)
+        self._private = PrivateEndpoint(transport.bind_private)
+        #: Where the bridge's own processes come in; None: at the private endpoint.
+        self._own_tcp = transport.own_tcp
         self._hosts = Hosts(
-            self._private.open,
+            self._entrance,
             self._broker.watch,
             self._dispatcher.end_client,
             self._episodes.knows,
@@ -144,7 +148,8 @@ class ExternalEnvBridge(StaysHere):
         disown_in_forks(self)
         if gateway is not None:
             try:
-                self._gateway = Gateway(self._private.open(PRELOAD), gateway)
+                own = self._entrance(PRELOAD)
+                self._gateway = Gateway(own.endpoint, gateway, keys=own.keys)
                 self._broker.watch(self._gateway.fileno())
             except BaseException:
                 self.stop()
@@ -530,6 +535,10 @@ class ExternalEnvBridge(StaysHere):
 
     # --- private ----------------------------------------------------------------------------------
 
+    def _entrance(self, preload: Sequence[str]) -> Entrance:
+        """Return where the bridge's own processes come in."""
+        return self._own_tcp or Entrance(self._private.open(preload))
+
     def _assert_usable(self) -> None:
         if self._stopped:
             raise ClosedError(
@@ -544,9 +553,7 @@ def _listen(
     allow: Allow | None,
     insecure: bool,
     local_links: bool,
-) -> tuple[Broker, Callable[[str], object]]:
-    """Return where clients come in, and what binds that to a private endpoint."""
+) -> ZmqRouter | LocalRouter:
+    """Return where clients come in."""
     router = ZmqRouter(endpoints_of(bind), keys=BrokerKeys.load(keys, allow), insecure=insecure)
-    transport = with_local_links(router) if local_links and keys is None else router
-    config = BrokerConfig(owner=BRIDGE, max_heartbeat=MAX_HEARTBEAT)
-    return Broker(transport, BrokerCore(config)), transport.bind_private
+    return with_local_links(router) if local_links and keys is None else router

@@ -32,6 +32,7 @@ from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
 from envbus.bus.process.restart import ChildState, Exit, Restart, RestartPolicy
 from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
 from envbus.bus.settings import check_number
+from envbus.bus.transport.curve_keys import Entrance
 from envbus.bus.transport.unix_sockets import Bell
 from envbus.runner.workers.faults import FaultCause
 
@@ -125,7 +126,7 @@ class HostedThread(threading.Thread):
 
     Args:
         env: The simulator.
-        endpoint: Where the bridge is.
+        entrance: Where the bridge is.
         name: For people.
         on_end: A method, called in this thread when it has ended without having been asked to. Its
             object is not kept alive by the thread.
@@ -138,7 +139,7 @@ class HostedThread(threading.Thread):
     def __init__(
         self,
         env: ExternalEnv,
-        endpoint: str,
+        entrance: Entrance,
         name: str,
         on_end: Callable[[HostedThread], object],
     ) -> None:
@@ -146,7 +147,7 @@ class HostedThread(threading.Thread):
         self.identity = b""
         self.outcome: SimulatorError | None = None
         self._env = env
-        self._endpoint = endpoint
+        self._entrance = entrance
         self._label = name
         self._on_end = weakref.WeakMethod(on_end)
         self._unwanted = threading.Event()
@@ -158,7 +159,7 @@ class HostedThread(threading.Thread):
         try:
             run_env(
                 self._env,
-                self._endpoint,
+                self._entrance,
                 self._label,
                 is_wanted=lambda: not self._unwanted.is_set(),
                 on_connected=self._take,
@@ -218,7 +219,7 @@ class Hosts:
     """The simulators of one bridge.
 
     Args:
-        open_endpoint: Given what a fork server imports for them, returns what they connect to.
+        entrance: Given what a fork server imports for them, returns where they come in.
         watch: Lets the bridge's wait return when a descriptor is readable.
         on_gone: Told of each client that has ended with its simulator: under which id it was
             connected, why, and that in words.
@@ -231,7 +232,7 @@ class Hosts:
 
     def __init__(
         self,
-        open_endpoint: Callable[[Sequence[str]], str],
+        entrance: Callable[[Sequence[str]], Entrance],
         watch: Callable[[int], object],
         on_gone: Callable[[bytes, FaultCause, str], object],
         is_known: Callable[[bytes], bool],
@@ -242,7 +243,7 @@ class Hosts:
         self._lease = lease
         #: When those in processes are looked at.
         self._look_at = 0.0
-        self._open_endpoint = open_endpoint
+        self._entrance = entrance
         self._watch = watch
         self._on_gone = on_gone
         self._supervision = Supervision(random.random)
@@ -284,9 +285,9 @@ class Hosts:
             self._start_thread(simulator)
         elif where == "process":
             make = (lambda: env) if isinstance(env, ExternalEnv) else env
-            endpoint = self._open_endpoint(_PRELOAD)
+            entrance = self._entrance(_PRELOAD)
             try:
-                simulator.parcel = pickled((endpoint, name, make))
+                simulator.parcel = pickled((entrance, name, make))
             except Exception as error:  # whatever an object says when it cannot be pickled
                 raise ConfigError(
                     f"{name} cannot be sent to a process: {error}; give a function that makes it"
@@ -364,7 +365,7 @@ class Hosts:
             raise ConfigError(f"expected an ExternalEnv, got {made!r}")
         self._watch(self._bell.fileno())
         simulator.thread = HostedThread(
-            made, self._open_endpoint(()), simulator.name, self._on_thread_end
+            made, self._entrance(()), simulator.name, self._on_thread_end
         )
         self._threads.add(simulator.thread)
         simulator.thread.start()

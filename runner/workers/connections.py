@@ -30,7 +30,7 @@ from envbus.bus.folders import keep_endpoint, name_folder
 from envbus.bus.peer.worker import PlainCodec
 from envbus.bus.process.pipe import Pipe, PipeCodec
 from envbus.bus.process.process_group import ProcessGroup
-from envbus.bus.transport.curve_keys import BrokerKeys
+from envbus.bus.transport.curve_keys import BrokerKeys, Entrance
 from envbus.bus.transport.interface import RouterTransport
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd, usable_cores
 from envbus.bus.transport.local_router import LocalRouter
@@ -82,8 +82,10 @@ class Connections(Generic[M]):
         self._spares: dict[bytes, str] = {}
         self._lines = Lines(logger)
         directory = name_folder()
-        #: Where actors without local links come in, and who is bound there; None: there are none.
+        #: Where actors without local links come in. Beside TCP that is not the one in the folder.
         self._ipc_endpoint = f"ipc://{directory}/bus"
+        self._entrance = Entrance(self._ipc_endpoint)
+        #: Who is bound in the folder; None: nobody.
         self._private: ZmqRouter | None = None
         #: Carries the messages of local actors; None: ROUTER and DEALER do.
         self._local_links: LocalRouter | None = None
@@ -148,7 +150,7 @@ class Connections(Generic[M]):
         actor.codec = PipeCodec(actor.child.pipe, lenient=(StepResult,), writable=True)
         self._by_identity[actor.identity] = actor
         bootstrap = Bootstrap(
-            endpoint="" if self._local_links is not None else self._ipc_endpoint,
+            entrance=self._entrance if self._local_links is None else None,
             identity=actor.identity,
             name=actor.name,
             incarnation=actor.incarnation,
@@ -341,7 +343,8 @@ class Connections(Generic[M]):
 
     def _make_router(self, config: FleetConfig) -> RouterTransport:
         with_local_links = config.local_links and LOCAL_LINKS_EXIST
-        private = [] if with_local_links else [self._ipc_endpoint]
+        by_tcp = any(endpoint.startswith("tcp:") for endpoint in config.bind)
+        private = [] if with_local_links or by_tcp else [self._ipc_endpoint]
         router = None
         if private or config.bind:
             keys = BrokerKeys.load(config.keys, config.allow)
@@ -349,5 +352,8 @@ class Connections(Generic[M]):
         if with_local_links or router is None:
             self._local_links = LocalRouter(router, spin=self.spins)
             return self._local_links
-        self._private = router
+        if (own := router.own_tcp) is not None:
+            self._entrance = own
+        else:
+            self._private = router
         return router

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from envbus.actors import AsyncExternalEnvClient, ClientTimeouts, ExternalEnvClient
+from envbus.actors import AsyncExternalEnvClient, ClientTimeouts, ExternalEnv, ExternalEnvClient
 from envbus.actors.external.protocol import GetAction, StartEpisode
 from envbus.bus.errors import RequestTimeoutError
 from envbus.bus.gateway import GatewayConfig
 from envbus.bus.transport.curve_keys import new_keys
 from envbus.runner import ExternalEnvBridge
 from envbus.runner.bridge import EpisodeLimits
+from envbus.runner.bridge.hosting import Where
 from tests.integration.bridge.test_gateway_hangs import joined
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread, seen
 
@@ -89,6 +90,33 @@ def test_the_gateway_of_a_bridge_with_keys_comes_in_without_them(tmp_path: Path)
 
         with in_thread(simulate) as sim:
             Runner(bridge).serve(sim.over)
+
+
+class Hosted(ExternalEnv):
+    """Says where it has come in."""
+
+    def __init__(self) -> None:
+        super().__init__(ACTION, OBSERVATION)
+
+    def run(self) -> None:
+        episode = self.start_episode(self.client.address)
+        while True:
+            self.get_action(episode, seen(1))
+
+
+@pytest.mark.slow_but_first
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_simulators_that_a_bridge_with_keys_runs_come_in_by_tcp(
+    where: Where, tmp_path: Path
+) -> None:
+    keys = Keys(tmp_path)
+    with ExternalEnvBridge(
+        OBSERVATION, ACTION, bind="tcp://*:*", keys=keys.secret, allow=keys.allow
+    ) as bridge:
+        bridge.host(Hosted, where=where)
+        came_in = f"tcp://127.0.0.1:{bridge.address.rpartition(':')[2]}"
+        runner = Runner(bridge)
+        runner.serve(lambda: runner.rows(came_in))
 
 
 @pytest.mark.slow

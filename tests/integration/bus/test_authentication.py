@@ -323,6 +323,29 @@ def test_a_private_endpoint_that_is_bound_later_opens_no_other_door(
             router.bind_private("tcp://0.0.0.0:*")
 
 
+def test_the_owners_own_processes_have_keys_that_nobody_else_has(ring: KeyRing) -> None:
+    with contextlib.ExitStack() as stack:
+        router, former = [
+            stack.enter_context(
+                contextlib.closing(ZmqRouter(["tcp://127.0.0.1:*"], keys=ring.broker()))
+            )
+            for _ in range(2)
+        ]
+        assert router.own_tcp is not None
+        assert former.own_tcp is not None
+        endpoint, keys = router.own_tcp
+        assert former.own_tcp.keys != keys
+        for name, shown in (b"own", keys), (b"former", former.own_tcp.keys), (b"none", None):
+            peer = ZmqPeer(endpoint, name, keys=shown)
+            stack.enter_context(contextlib.closing(peer)).send([b"hi"])
+        assert router.wait(PATIENCE)
+        message = router.receive()
+        assert message is not None
+        assert message[0] == b"own"
+        assert router.user_of(message[1]) == ""
+        assert not router.wait(SHORT)
+
+
 def test_a_bridge_with_keys_lets_its_own_processes_in_without_one(ring: KeyRing) -> None:
     space = spaces.Discrete(3)
     with ExternalEnvBridge(space, space, keys=ring.server_secret, allow=ring.clients) as bridge:

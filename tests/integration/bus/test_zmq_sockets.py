@@ -3,9 +3,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +33,7 @@ from envbus.bus.transport.zmq_sockets import HIGH_WATER_MARK, ZmqPeer, ZmqRouter
 from tests.bus.memory_transport import MemoryNetwork
 from tests.descriptors import open_descriptors
 from tests.integration.bus.test_local_links import until_full
-from tests.integration.group_children import PATIENCE, wait_until
+from tests.integration.group_children import PATIENCE, Driver, wait_until
 from tests.integration.relay import Relay
 
 
@@ -294,6 +296,69 @@ def test_one_router_is_bound_to_several_endpoints(tmp_path: Path) -> None:
 def test_only_this_host_may_connect_unless_it_is_asked_for(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="insecure=True"):
         ZmqRouter([endpoint])
+
+
+@pytest.mark.parametrize(
+    ("bind", "host"),
+    [
+        (["tcp://127.0.0.1:*"], "127.0.0.1"),
+        (["ipc://{}/bus", "tcp://127.0.0.1:*"], "127.0.0.1"),
+        (["tcp://0.0.0.0:*"], "127.0.0.1"),
+        (["tcp://0.0.0.0:*", "tcp://127.0.0.2:*"], "127.0.0.2"),
+    ],
+)
+def test_the_owners_own_processes_come_in_by_tcp_where_it_is_bound(
+    bind: list[str], host: str, tmp_path: Path
+) -> None:
+    endpoints = [endpoint.format(tmp_path) for endpoint in bind]
+    with contextlib.closing(ZmqRouter(endpoints, insecure=True)) as router:
+        own = router.own_tcp
+        assert own is not None
+        assert own.keys is None
+        assert own.endpoint.startswith(f"tcp://{host}:")
+        with contextlib.closing(ZmqPeer(own.endpoint, b"own")) as peer:
+            peer.send([b"x"])
+            assert router.wait(PATIENCE)
+    with contextlib.closing(ZmqRouter([f"ipc://{tmp_path}/bus"])) as router:
+        assert router.own_tcp is None
+
+
+def test_nobody_who_reaches_tcp_ends_who_has_no_descriptor_left(tmp_path: Path) -> None:
+    program = """
+    import json, os, resource, signal
+    from envbus.bus.transport.zmq_sockets import ZmqRouter
+
+    router = ZmqRouter(["tcp://127.0.0.1:*"])
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, allowed[1]))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    print(json.dumps(router.own_tcp.endpoint), flush=True)
+    signal.sigwait([signal.SIGUSR1])
+    assert router.receive() is None
+    resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+    assert router.wait(60.0)
+    print(json.dumps(router.receive()[0].decode()), flush=True)
+    """
+    with Driver(textwrap.dedent(program), tmp_path) as driver:
+        endpoint = driver.read()
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        with contextlib.closing(ZmqPeer(endpoint, b"own")) as peer:
+            peer.send([b"x"])
+            with socket.create_connection((host, int(port)), PATIENCE) as stranger:
+                stranger.settimeout(0.3)
+                with pytest.raises(TimeoutError):  # libzmq greets whom it accepts
+                    stranger.recv(1)
+            driver.process.send_signal(signal.SIGUSR1)
+            assert driver.read() == "own"
+
+
+@pytest.mark.parametrize("wide", ["tcp://0.0.0.0:*", "tcp://*:5555"])
+def test_ipc_beside_what_others_can_reach_is_refused(wide: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be bound together.*tcp://127\.0\.0\.1"):
+        ZmqRouter([f"ipc://{tmp_path}/bus", wide], insecure=True)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_wide_bind_that_is_asked_for_is_made() -> None:

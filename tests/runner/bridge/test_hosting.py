@@ -7,6 +7,7 @@ import pytest
 
 from envbus.actors import ExternalEnv, SimulatorError
 from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.transport.curve_keys import Entrance
 from envbus.runner.bridge import hosting
 from envbus.runner.bridge.hosting import Hosts
 from tests.integration.simulators import ACTION, OBSERVATION
@@ -58,7 +59,8 @@ def on_gone() -> Failing:
 
 @pytest.fixture
 def hosts(on_gone: Failing) -> Iterator[Hosts]:
-    hosts = Hosts(lambda _: "ipc:///nowhere", lambda _: None, on_gone, lambda _: True, 1.0)
+    nowhere = Entrance("ipc:///nowhere")
+    hosts = Hosts(lambda _: nowhere, lambda _: None, on_gone, lambda _: True, 1.0)
     yield hosts
     hosts.close()
 
