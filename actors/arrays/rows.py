@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from envbus.actors.arrays.copies import own
 from envbus.actors.arrays.spaces import Element, Leaf, Space, leaves
 from envbus.bus.brief import brief
 
@@ -35,7 +36,7 @@ class Cell:
         self.value: Any = None
 
     def __setitem__(self, index: object, value: object) -> None:
-        self.value = value
+        self.value = own(value)  # envs of one process may share what they return
 
 
 class _Group:

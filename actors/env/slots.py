@@ -154,7 +154,7 @@ class EnvSlots(SlotGroup):
             try:
                 info = self._reset_one(rows, slot, seed, options)
                 if info or info is None:
-                    infos[slot] = info
+                    infos[slot] = own(info)  # envs may share what they return
             except BaseException as error:
                 outcome.errors.append(self._failed(slot, "reset", error))
         return self._finish(outcome, addressed, infos, "reset")
@@ -227,7 +227,7 @@ class EnvSlots(SlotGroup):
                     truncations[slot] = bool(truncated)
                 row[...] = observation
                 if info or info is None:
-                    infos[slot] = info
+                    infos[slot] = own(info)  # envs may share what they return
             except BaseException as error:
                 phase = "autoreset" if self._resetting == slot else "step"
                 outcome.errors.append(self._failed(slot, phase, error))

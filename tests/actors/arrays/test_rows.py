@@ -128,10 +128,10 @@ def test_what_could_not_be_batched_beside_others_is_refused(observation: Anythin
     rows = ObservationRows(space, None, 2, first_env_id=10)
     fits = {"box": [0.5, 1], "text": "a"}
     write(rows, 1, fits)
-    assert rows.rows[1].value is fits
+    assert rows.rows[1].value == fits
     with pytest.raises(ValueError, match=r"env 11: observation is .* does not fit"):
         write(rows, 1, observation)
-    assert rows.rows[1].value is fits
+    assert rows.rows[1].value == fits
 
 
 def test_big_endian_arrays_are_written() -> None:

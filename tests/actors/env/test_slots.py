@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -105,6 +105,33 @@ def test_infos_stand_in_the_order_of_the_request() -> None:
     bench.slots.reset([1], None, None)
     outcome = bench.slots.step([2, 1, 0], None, [0, 0, 0])
     assert outcome.infos == [{"episode": 2}, {}, {"episode": 2}]
+
+
+class SharingEnv(gymnasium.Env[Anything, Anything]):
+    """Returns the same objects as all others of its class, with its own numbers in them."""
+
+    observation_space = spaces.Sequence(spaces.Box(-9, 9, (1,), np.float32))
+    action_space = spaces.Discrete(9)
+    seen = np.zeros(1, np.float32)
+    info: ClassVar[dict[str, Any]] = {"seen": seen}
+
+    def reset(self, *, seed: int | None = None, options: Anything = None) -> Anything:
+        return self._tell(seed)
+
+    def step(self, action: Anything) -> Anything:
+        observation, info = self._tell(action)
+        return observation, 0.0, False, False, info
+
+    def _tell(self, number: Anything) -> Anything:
+        self.seen[:] = self.info["number"] = number
+        return (self.seen,), self.info
+
+
+def test_envs_that_share_what_they_return_are_told_apart() -> None:
+    bench = Bench(SharingEnv(), SharingEnv())
+    for outcome in (bench.slots.reset(None, [3, 4], None), bench.act(3, 4)):
+        assert outcome.observations == [(3.0,), (4.0,)]
+        assert outcome.infos == [{"seen": 3.0, "number": 3}, {"seen": 4.0, "number": 4}]
 
 
 def test_no_info_at_all_costs_nothing() -> None:
