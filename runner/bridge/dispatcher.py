@@ -59,14 +59,13 @@ _REQUEST = Kind.REQUEST
 
 #: Messages that are taken at one go. Whoever sends the next ones does so while the owner acts upon
 #: these; taking all there are would have both wait for each other by turns, and the first of many
-#: have left the caches when they are answered.
+#: have left the caches when they are answered. Of the others the transport gives one of each peer by
+#: turns, so that who sends many that take long does not come before all others.
 _MOST_TAKEN = 64
 #: Seconds after which a client that hears nothing has given up, at the earliest, beside its own
 #: time-out; it is half of what they grant.
 _AWAY = 0.5
-#: Messages that are taken at one go where all that are there shall be, and seconds after which a
-#: flood is left for later; the broker takes one of each peer by turns.
-_MOST_OF_ALL = 1000
+#: Seconds after which a flood is left for later.
 _FLOOD_SECONDS = 0.25
 #: Characters of a client's name, as of a peer's.
 _MAX_NAME = 256
@@ -152,7 +151,7 @@ class EpisodeDispatcher:
         """
         while self._clock() < until:
             if not self._waiting:
-                self._waiting.extend(self._broker.poll(0.0, most=_MOST_OF_ALL))
+                self._waiting.extend(self._broker.poll(0.0, most=_MOST_TAKEN))
             if not self.has_more:
                 return
             self._take_until(until)

@@ -99,6 +99,23 @@ def test_requests_that_take_long_are_done_one_by_one_between_which_the_owner_has
     assert receive(honest, BridgeJoined)[0] == 2
 
 
+def test_an_owner_that_was_away_takes_no_more_at_one_go_than_any_other() -> None:
+    """What it took and has not done yet comes before what others ask by then."""
+    network = MemoryNetwork()
+    models = SlowModels()
+    dispatcher = dispatcher_of(network, models)
+    dispatcher._clock = lambda: models.now
+    dispatcher.serve(0.0)
+    evil = network.peer(b"evil")
+    send(evil, 1, Hello(name="evil"))
+    for number in range(2, 600):
+        send(evil, number, GetModel(policy_id="p"))
+    models.now += 100.0
+    dispatcher.serve(0.0)
+    assert 0 < len(dispatcher._waiting) < 64
+    assert dispatcher.has_more
+
+
 def test_what_a_request_makes_the_bridge_raise_is_its_senders_trouble_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
