@@ -15,7 +15,11 @@ __all__ = ["own", "own_deeply"]
 
 T = TypeVar("T")
 
-_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+#: What nobody can change. NumPy's scalars cannot be changed, but for records (`void`).
+_ATOMS = frozenset(
+    {type(None), bool, int, float, complex, str, bytes}
+    | {kind for kind in np.sctypeDict.values() if kind not in (np.void, np.object_)}
+)
 
 
 def own(value: T) -> T:
@@ -24,6 +28,9 @@ def own(value: T) -> T:
     Other objects stay what they are: they may not be copyable, or not be meant to be. So does a
     container that contains itself: who is to read it will say that it cannot.
     """
+    flat: Any = value
+    if type(flat) is dict and _ATOMS.issuperset(map(type, flat.values())):
+        return cast("T", flat.copy())  # most infos, in a third of the time
     try:
         return cast("T", _own(value))
     except RecursionError:

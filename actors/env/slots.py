@@ -148,13 +148,14 @@ class EnvSlots(SlotGroup):
         assert rows is not None
         addressed = range(self.num_slots) if slots is None else slots
         infos: dict[int, Any] = {}
+        alone = self.num_slots == 1  # else envs may share what they return
         outcome = Outcome()
         for position, slot in enumerate(addressed):
             seed = None if seeds is None else seeds[position]
             try:
                 info = self._reset_one(rows, slot, seed, options)
                 if info or info is None:
-                    infos[slot] = own(info)  # envs may share what they return
+                    infos[slot] = info if alone else own(info)
             except BaseException as error:
                 outcome.errors.append(self._failed(slot, "reset", error))
         return self._finish(outcome, addressed, infos, "reset")
@@ -192,6 +193,7 @@ class EnvSlots(SlotGroup):
         truncations = exchange.blocks.truncations
         dtype, shape, ndarray = prepared.dtype, prepared.shape, np.ndarray
         infos: dict[int, Any] = {}
+        alone = self.num_slots == 1  # else envs may share what they return
         outcome = Outcome()
         self._resetting = -1
         # Cleared at once and then written where True: two writes per env less.
@@ -227,7 +229,7 @@ class EnvSlots(SlotGroup):
                     truncations[slot] = bool(truncated)
                 row[...] = observation
                 if info or info is None:
-                    infos[slot] = own(info)  # envs may share what they return
+                    infos[slot] = info if alone else own(info)
             except BaseException as error:
                 phase = "autoreset" if self._resetting == slot else "step"
                 outcome.errors.append(self._failed(slot, phase, error))
