@@ -7,6 +7,7 @@ may go on changing.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -25,6 +26,7 @@ _ATOMS = frozenset(
 def own(value: T) -> T:
     """Return `value` with its containers and arrays copied; arrays are writable.
 
+    Containers are dicts, lists, sets, deques, bytearrays, what is derived from these, and tuples.
     Other objects stay what they are: they may not be copyable, or not be meant to be. So does a
     container that contains itself: who is to read it will say that it cannot.
     """
@@ -52,7 +54,12 @@ def _own(value: Any) -> object:
     if kind in _ATOMS or isinstance(value, np.generic):
         return value
     if isinstance(value, np.ndarray):
-        return value.copy()
+        copied = value.copy()
+        if value.dtype == object:
+            flat = copied.reshape(-1)
+            for index, item in enumerate(flat):
+                flat[index] = _own(item)
+        return copied
     if kind is dict:
         return {key: _own(item) for key, item in value.items()}
     if kind is list:
@@ -61,4 +68,24 @@ def _own(value: Any) -> object:
         return tuple([_own(item) for item in value])
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # named, e.g. a GraphInstance
         return kind._make([_own(item) for item in value])  # its constructor may take other things
+    if isinstance(value, dict | list | set | deque | bytearray):
+        return _own_container(value)
     return value
+
+
+def _own_container(value: Any) -> object:
+    try:
+        copied = copy.copy(value)
+    except Exception:  # a derived class's code; the value is usable as it is
+        return value
+    if copied is value or type(copied) is not type(value):
+        return value
+    if isinstance(copied, dict):
+        for key, item in value.items():
+            dict.__setitem__(copied, key, _own(item))
+    elif isinstance(copied, list):
+        list.__setitem__(copied, slice(None), [_own(item) for item in value])
+    elif isinstance(copied, deque):
+        copied.clear()
+        copied.extend([_own(item) for item in value])
+    return copied

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from collections import OrderedDict, UserDict, defaultdict, deque
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from gymnasium.spaces import GraphInstance
 
 from envbus.actors.arrays.copies import own, own_deeply
@@ -31,6 +33,50 @@ def test_containers_are_copied() -> None:
     copy = own(value)
     copy["a"].append(1)
     assert value == {"a": []}
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, defaultdict, list, deque])
+def test_containers_of_derived_classes_are_copied_and_stay_of_their_class(kind: type[Any]) -> None:
+    derived = type("Derived", (kind,), {})
+    is_dict = issubclass(kind, dict)
+    value = derived({0: []} if is_dict else [[]]) if kind is not defaultdict else derived(list)
+    copy = own({"a": value, "b": (value[0],)})["a"]
+    copy[0].append(1)
+    copy.update({1: 2}) if is_dict else copy.append(2)
+    assert len(value) == 1
+    assert value[0] == []
+    assert type(copy) is derived
+
+
+def test_sets_and_bytes_that_may_change_are_copied() -> None:
+    numbers, data = {1}, bytearray(b"a")
+    copy = own([numbers, data])
+    numbers.add(2)
+    data[0] = 0
+    assert copy == [{1}, b"a"]
+
+
+def test_what_is_in_an_array_of_objects_is_copied() -> None:
+    array = np.empty((1, 2), object)
+    array[0, 0], array[0, 1] = [1], np.zeros(1)
+    copy = own(array)
+    array[0, 0].append(2)
+    array[0, 1][0] = 3.0
+    assert copy[0, 0] == [1]
+    assert copy[0, 1].tolist() == [0.0]
+
+
+def test_a_derived_container_that_cannot_be_copied_stays_what_it_is() -> None:
+    class Single(dict[str, int]):
+        def __copy__(self) -> Single:
+            return self
+
+    class Refuses(dict[str, int]):
+        def __copy__(self) -> Refuses:
+            raise TypeError
+
+    for value in (Single(a=1), Refuses(a=1), UserDict(a=1)):
+        assert own([value])[0] is value
 
 
 class _Twice(NamedTuple("_Twice", [("a", int), ("b", int)])):
