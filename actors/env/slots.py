@@ -210,6 +210,8 @@ class EnvSlots(SlotGroup):
                 except (TypeError, ValueError):
                     raise self._misfit(slot, "step", returned, _STEP_PARTS) from None
                 if not goes_on:
+                    # Arrays, maybe, to which a reset may write.
+                    reward, terminated, truncated = own((reward, terminated, truncated))
                     observation, info = self._on_end(slot, observation, info)
                 if (
                     type(observation) is not ndarray

@@ -134,6 +134,34 @@ def test_envs_that_share_what_they_return_are_told_apart() -> None:
         assert outcome.infos == [{"seen": 3.0, "number": 3}, {"seen": 4.0, "number": 4}]
 
 
+class WritingEnv(gymnasium.Env[Anything, Anything]):
+    """Returns its reward and flags as arrays, to which its reset writes."""
+
+    observation_space = spaces.Discrete(9)
+    action_space = spaces.Discrete(9)
+
+    def __init__(self) -> None:
+        self.told = np.array(0.0), np.array(False), np.array(False)
+
+    def reset(self, *, seed: int | None = None, options: Anything = None) -> Anything:
+        for one in self.told:
+            one[...] = 0
+        return 0, {}
+
+    def step(self, action: Anything) -> Anything:
+        for one in self.told:
+            one[...] = action
+        return action, *self.told, {}
+
+
+def test_a_reset_does_not_change_what_the_step_before_it_told() -> None:
+    bench = started(WritingEnv(), mode=AutoresetMode.SAME_STEP)
+    bench.act(1)
+    assert bench.blocks.rewards.tolist() == [1.0]
+    assert bench.blocks.terminations.tolist() == [True]
+    assert bench.blocks.truncations.tolist() == [True]
+
+
 def test_no_info_at_all_costs_nothing() -> None:
     assert started(CountingEnv(), CountingEnv()).act(0, 0).infos is None
 
