@@ -430,7 +430,7 @@ class EnvSlots(SlotGroup):
         errors = []
         for position, slot in enumerate(addressed):
             try:
-                values[position] = function(slot, position)
+                values[position] = own(function(slot, position))  # envs may share it
             except BaseException as error:
                 errors.append(self._failed(slot, "call", error))
         # Any of these may have given an env another `step`.

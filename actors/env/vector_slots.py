@@ -252,7 +252,7 @@ class VectorSlots(SlotGroup):
         space, rows = exchange.observation_space, exchange.blocks.observations
         if rows is None:
             assert self._env is not None
-            self._observations = list(iterate(self._env.observation_space, batch))
+            self._observations = list(iterate(self._env.observation_space, own(batch)))
             return
         arrays = []
         for leaf in leaves(space):
@@ -275,7 +275,7 @@ class VectorSlots(SlotGroup):
         try:
             infos = run(self._present())
             if infos:
-                split = split_infos(infos, self.num_slots)
+                split = split_infos(own(infos), self.num_slots)  # vector envs may share them
                 outcome.infos = [split[slot] for slot in addressed]
         except BaseException as error:
             outcome.errors = self._errors(phase, error, addressed)
@@ -314,7 +314,7 @@ class VectorSlots(SlotGroup):
         """Return each addressed slot's part of what it returned, and the errors."""
         addressed = self._addressed(slots)
         try:
-            value = run(self._present())
+            value = own(run(self._present()))
         except BaseException as error:
             return [None] * len(addressed), self._errors(phase, error, addressed)
         if isinstance(value, list | tuple) and len(value) == self.num_slots:

@@ -116,6 +116,7 @@ class SharingEnv(gymnasium.Env[Anything, Anything]):
     info: ClassVar[dict[str, Any]] = {"seen": seen}
 
     def reset(self, *, seed: int | None = None, options: Anything = None) -> Anything:
+        self.number = seed
         return self._tell(seed)
 
     def step(self, action: Anything) -> Anything:
@@ -123,8 +124,11 @@ class SharingEnv(gymnasium.Env[Anything, Anything]):
         return observation, 0.0, False, False, info
 
     def _tell(self, number: Anything) -> Anything:
+        return (self.look(number),), self.info
+
+    def look(self, number: Anything) -> Anything:
         self.seen[:] = self.info["number"] = number
-        return (self.seen,), self.info
+        return self.seen
 
 
 def test_envs_that_share_what_they_return_are_told_apart() -> None:
@@ -132,6 +136,8 @@ def test_envs_that_share_what_they_return_are_told_apart() -> None:
     for outcome in (bench.slots.reset(None, [3, 4], None), bench.act(3, 4)):
         assert outcome.observations == [(3.0,), (4.0,)]
         assert outcome.infos == [{"seen": 3.0, "number": 3}, {"seen": 4.0, "number": 4}]
+    values, _ = bench.slots.execute(None, lambda env: env.look(env.number), [], {})
+    assert values == [3.0, 4.0]
 
 
 class WritingEnv(gymnasium.Env[Anything, Anything]):

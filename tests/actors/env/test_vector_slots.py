@@ -206,6 +206,35 @@ def test_calls_reach_the_vector_env_and_then_its_envs() -> None:
     assert slots.call(None, "step", [], {})[1][0].type_name == "ValueError"
 
 
+class KeepingEnv(VectorEnv[Any, Any, Any]):
+    """Returns what it goes on with."""
+
+    num_envs = 2
+
+    def __init__(self) -> None:
+        self.single_observation_space = spaces.Sequence(spaces.Discrete(9))
+        self.observation_space = batch_space(self.single_observation_space, 2)
+        self.single_action_space = spaces.Discrete(5)
+        self.action_space = batch_space(self.single_action_space, 2)
+        self.metadata = {}
+        self.seen = [1], [2]
+        self.info: dict[str, Any] = {"x": [[1], [2]]}
+
+    def reset(self, *, seed: Anything = None, options: Anything = None) -> Anything:
+        return self.seen, self.info
+
+
+def test_what_a_vector_env_returns_it_may_change() -> None:
+    env = KeepingEnv()
+    slots = Bench(env).slots
+    told, (called, _) = slots.reset(None, None, None), slots.call(None, "seen", [], {})
+    env.info["x"][0].append(9)
+    env.seen[0].append(9)
+    assert told.infos == [{"x": [1]}, {"x": [2]}]
+    assert told.observations == [[1], [2]]
+    assert called == [[1], [2]]
+
+
 def test_attributes_of_the_envs_are_set_one_by_one() -> None:
     env = counting(3, 4)
     slots = Bench(env).slots
