@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 
+from envbus.actors.arrays.copies import own
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.runner.engine.engine import Engine
 from envbus.runner.engine.env_results import Batch
@@ -81,7 +82,7 @@ class PoolCore:
         # FRESH: the reset that was to begin its life came too late, and nothing follows by itself.
         can_be_reset = (EnvState.IDLE, EnvState.FRESH)
         idle = [env_id for env_id in named if self.states[env_id] in can_be_reset]
-        self.engine.reset(idle, seeds, options)
+        self.engine.reset(idle, seeds, own(options))
 
     def episode(self, env_id: int) -> tuple[int, int]:
         """Return which episode of its caller's an env is in; (0, 0): it was never reset."""

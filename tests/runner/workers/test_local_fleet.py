@@ -123,6 +123,20 @@ def test_infos_and_batches_are_the_callers_own(make: Make) -> None:
     assert np.array_equal(first.observations, kept)
 
 
+class _OptionsEnv(CountingEnv):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, _ = super().reset(seed=seed)
+        assert options is not None
+        return observation, {"goal": options["goal"].copy()}
+
+
+def test_options_are_those_that_stood_there_when_a_reset_was_asked_for(make: Make) -> None:
+    pool, goal = make([_OptionsEnv]), np.zeros(1)
+    pool.reset(options={"goal": goal})
+    goal[:] = 1.0
+    assert pool.recv().infos["goal"].tolist() == [[0.0]]
+
+
 def test_an_env_that_raises_is_told_of_and_the_others_are_kept(make: Make) -> None:
     pool = make([partial(FailingEnv, error=KeyError("k")), CountingEnv])
     pool.reset()
