@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from envbus.actors.arrays.copies import own
 from envbus.actors.external.errors import RefusedError
 from envbus.actors.external.protocol import GetModel, Model
 from envbus.bus.errors import ConfigError
@@ -123,9 +124,7 @@ def _copied(value: Any) -> Any:
     """Return what a learner that goes on cannot change."""
     if isinstance(value, Mapping):
         return {key: _copied(one) for key, one in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return value
+    return own(value)
 
 
 def _is_simple(value: Any) -> bool:

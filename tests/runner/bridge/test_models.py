@@ -48,8 +48,11 @@ def test_weights_cross_as_arrays_and_a_learner_that_goes_on_does_not_change_them
     sent = decode(Model, encode(models.answer(GetModel(policy_id="p"))))
     np.testing.assert_array_equal(sent.weights["w"], [0.0, 1.0, 2.0])
     assert sent.weights["w"].dtype == np.float32
-    models.publish("p", weights={"w": (1, array)}, onnx=None, version=1)
-    assert isinstance(models.answer(GetModel(policy_id="p")).weights, Tree)
+    models.publish("p", weights={"w": (1, [array])}, onnx=None, version=1)
+    array[:] = 8.0
+    weights = models.answer(GetModel(policy_id="p")).weights
+    assert isinstance(weights, Tree)
+    assert weights.value["w"][1][0].tolist() == [9.0, 9.0, 9.0]
 
 
 def test_a_policy_without_a_model_is_refused_and_those_that_there_are_named() -> None:
