@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from envbus.actors.arrays.agent_spaces import AgentID, AgentSpaces, RecordSpace
+from envbus.actors.arrays.copies import own
 from envbus.actors.arrays.spaces import Plain, to_plain
 from envbus.bus.brief import brief
 
@@ -294,7 +295,8 @@ class TurnEnv:
         infos: dict[Any, Any] = {}
         while env.agents:
             agent = env.agent_selection
-            observation, reward, terminated, truncated, info = env.last()
+            # The game may write to it for whom comes next.
+            observation, reward, terminated, truncated, info = own(env.last())
             observations[agent], rewards[agent], infos[agent] = observation, reward, info
             terminateds[agent], truncateds[agent] = terminated, truncated
             if not (terminated or truncated):

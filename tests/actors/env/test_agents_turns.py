@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
-from envbus.actors.env.agents import AgentsEnv, in_agents_env
+from envbus.actors.env.agents import AgentsEnv, TurnEnv, in_agents_env
 
 tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
 rps = pytest.importorskip("pettingzoo.classic.rps_v2")
@@ -38,6 +39,37 @@ def test_at_the_end_each_agent_has_a_last_observation_and_its_reward() -> None:
     assert last["truncateds"]["__all__"] is False
     assert set(last["observations"]) == {"player_1", "player_2"}
     assert last["agents"] == []
+
+
+class SharingGame:
+    """Two agents that leave after the first move; both see the same array, with their numbers."""
+
+    seen = np.zeros(1)
+    info: ClassVar[dict[str, int]] = {}
+
+    def reset(self) -> None:
+        self.agents, self.is_over = ["a", "b"], False
+
+    def step(self, action: int | None) -> None:
+        if self.is_over:
+            del self.agents[0]
+        self.is_over = True
+
+    @property
+    def agent_selection(self) -> str:
+        return self.agents[0]
+
+    def last(self) -> Any:
+        self.seen[:] = self.info["agent"] = ord(self.agents[0])
+        return self.seen, 0.0, self.is_over, False, self.info
+
+
+def test_agents_that_leave_together_are_told_apart() -> None:
+    game = TurnEnv(SharingGame())
+    game.reset()
+    observations, _, _, _, infos = game.step({"a": 0})
+    assert observations == {"a": ord("a"), "b": ord("b")}
+    assert infos == {"a": {"agent": ord("a")}, "b": {"agent": ord("b")}}
 
 
 def test_a_move_out_of_turn_is_refused() -> None:
