@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from envbus.actors.arrays.copies import own
 from envbus.actors.env.agents import ALL
 from envbus.actors.external.errors import SimulatorError
 from envbus.bus.errors import ConfigError, EnvbusError
@@ -288,7 +289,8 @@ class _Episodes:
             connector = self._config.connector("observation", policy_id)
             rows = stack([one.observation for one in group], ragged=ragged)
             keys = [(one.slot.env_id, one.agent_id) for one in group]
-            changed = rows if connector is None else connector(rows, keys)
+            # Agents may wait with it until the connector writes to its arrays again.
+            changed = rows if connector is None else own(connector(rows, keys))
             for index, (env_id, agent_id) in enumerate(keys):
                 out[env_id][agent_id] = row_of(changed, index, ragged=ragged)
         return {  # in the order in which the env named its agents

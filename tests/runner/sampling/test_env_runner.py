@@ -326,6 +326,34 @@ def test_the_batch_has_what_the_policy_saw_and_gave_and_the_env_gets_the_convert
     assert batch["obs"].tolist() == [rows[env].tolist() for env in (0, 1) for rows in seen]
 
 
+class Reusing(Negated):
+    """Writes to one array each time."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(space)
+        self.rows = np.zeros((2, *space.shape), space.dtype)
+
+    def __call__(self, batch: Any, keys: Any) -> Any:
+        self.rows[:] = -1
+        self.rows[: len(batch)] = batch
+        return self.rows[: len(batch)]
+
+
+@BOTH
+def test_a_connector_may_use_its_array_again(make: Make, mode: str, vectorized: bool) -> None:
+    runner = make(
+        counting(2, 10),
+        lambda observations: observations[:, 3].astype(np.int64),
+        mode,
+        seed=3,
+        vectorized=vectorized,
+        observation_connector=Reusing(CountingEnv.observation_space),
+    )
+    for _ in range(3):  # one env waits while the other goes on
+        batch = runner.sample(num_env_steps=5).single()
+        assert batch["actions"].tolist() == batch["obs"][:, 3].tolist()
+
+
 class Failing(Negated):
     def __call__(self, batch: Any, keys: Any) -> Any:
         raise ArithmeticError("too much")
