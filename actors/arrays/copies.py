@@ -76,6 +76,8 @@ def _own(value: Any) -> object:
 def _own_container(value: Any) -> object:
     try:
         copied = copy.copy(value)
+    except RecursionError:  # it contains itself
+        raise
     except Exception:  # a derived class's code; the value is usable as it is
         return value
     if copied is value or type(copied) is not type(value):
