@@ -59,8 +59,8 @@ _REQUEST = Kind.REQUEST
 
 #: Messages that are taken at one go. Whoever sends the next ones does so while the owner acts upon
 #: these; taking all there are would have both wait for each other by turns, and the first of many
-#: have left the caches when they are answered. Of the others the transport gives one of each peer by
-#: turns, so that who sends many that take long does not come before all others.
+#: have left the caches when they are answered. Of the others the transport gives one of each peer
+#: by turns, so that who sends many that take long does not come before all others.
 _MOST_TAKEN = 64
 #: Seconds after which a client that hears nothing has given up, at the earliest, beside its own
 #: time-out; it is half of what they grant.
