@@ -7,6 +7,7 @@ from pathlib import Path
 import zmq
 
 from envbus.bus.gateway.host import Dealer
+from envbus.bus.transport.curve_keys import Entrance
 
 COUNT = 20_000
 
@@ -20,7 +21,7 @@ def read_all(router: zmq.Socket[bytes], came: list[int]) -> None:
 async def send_all(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> int:
     """Send as fast as the other side takes it; return how often there was no room."""
     room, done = asyncio.Event(), asyncio.Event()
-    dealer = Dealer(context, endpoint, b"id", lambda frames: done.set(), room.set)
+    dealer = Dealer(context, Entrance(endpoint), b"id", lambda frames: done.set(), room.set)
     refused = 0
     for number in range(COUNT):
         while not dealer.send([b"%d" % number]):

@@ -185,10 +185,11 @@ def test_actors_within_a_runner_come_back(temporary: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("transport", ["stream", "ws"])
-def test_clients_of_a_gateway_join(transport: str, temporary: Path) -> None:
+def test_clients_of_a_gateway_join(transport: str, temporary: Path, short_tmp_path: Path) -> None:
     local = ("127.0.0.1:0",)
     config = GatewayConfig(tcp=local, websocket=local)
-    with ExternalEnvBridge(OBSERVATION, ACTION, gateway=config) as bridge:
+    endpoint = f"ipc://{short_tmp_path}/bridge"  # beside TCP its own processes need no folder
+    with ExternalEnvBridge(OBSERVATION, ACTION, bind=endpoint, gateway=config) as bridge:
         (address,) = [one for one in bridge.addresses if one.startswith(f"{transport}:")]
 
         def ask(talk: Talk, number: int) -> None:
@@ -212,8 +213,10 @@ def test_clients_of_a_gateway_join(transport: str, temporary: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["thread", "process"])
-def test_simulators_of_a_bridge_come_back(where: Where, temporary: Path) -> None:
-    with ExternalEnvBridge() as bridge:
+def test_simulators_of_a_bridge_come_back(
+    where: Where, temporary: Path, short_tmp_path: Path
+) -> None:
+    with ExternalEnvBridge(bind=f"ipc://{short_tmp_path}/bridge") as bridge:
         runner = Runner(bridge)
         bridge.host(ShortLived, where=where, restart=RestartPolicy.always(backoff=0.01))
         runner.serve(lambda: runner.ended)

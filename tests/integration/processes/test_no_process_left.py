@@ -180,7 +180,8 @@ import psutil
 from envbus.bus.gateway import GatewayConfig
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 
-with ExternalEnvBridge(gateway=GatewayConfig(tcp=("127.0.0.1:0",))) as bridge:
+gateway = GatewayConfig(tcp=("127.0.0.1:0",))
+with ExternalEnvBridge(bind="ipc://bridge", gateway=gateway) as bridge:
     (first,) = psutil.Process().children()
     first.kill()
     first.wait()
