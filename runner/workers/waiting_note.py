@@ -65,10 +65,20 @@ class WaitingNote:
     def look(self, waited: float, pids: Sequence[int]) -> bool:
         """Look whether it is time to judge; tell if so. Return whether it was.
 
+        Where what actors compute cannot be read, as without a descriptor, it begins anew later.
+
         Args:
             waited: Seconds for which the runner has waited for actors until now.
             pids: Of the actors that run now.
         """
+        try:
+            return self._look(waited, pids)
+        except (OSError, psutil.Error) as exc:
+            logger.debug("what actors compute cannot be read: %s", exc)
+            self._began, self.due = None, waited + _SECONDS
+            return False
+
+    def _look(self, waited: float, pids: Sequence[int]) -> bool:
         if self._began is None:
             self._began = waited, {pid: self._busy([pid]) for pid in pids}
             self.due = waited + _SECONDS
@@ -78,7 +88,7 @@ class WaitingNote:
             return False
         if before.keys() != set(pids):  # some were started anew meanwhile
             self._began = None
-            return self.look(waited, pids)
+            return self._look(waited, pids)
         spent = max(self._busy([pid]) - used for pid, used in before.items())
         busiest = spent / (waited - began)
         if busiest < _COMPUTES:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
 from collections.abc import Sequence
 from subprocess import PIPE, Popen
 
+import psutil
 import pytest
 
 from envbus.runner.workers.waiting_note import WaitingNote, busy_seconds, cpu_seconds
@@ -45,6 +47,31 @@ def test_one_that_computes_is_enough_for_silence(caplog: pytest.LogCaptureFixtur
     cpu.used[2] += 0.5
     assert note.look(4.0, [1, 2])
     assert not caplog.text
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "no descriptor"), psutil.AccessDenied(1)])
+def test_what_cannot_be_read_is_looked_at_later_and_ends_no_run(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    cpu = Cpu()
+    readable = False
+
+    def busy(pids: Sequence[int]) -> float:
+        if not readable:
+            raise error
+        return cpu(pids)
+
+    note = WaitingNote(16, busy)
+    assert not note.look(0.0, [1, 2])
+    assert note.due == 3.0
+    readable = True
+    assert not note.look(4.0, [1, 2])
+    readable = False
+    assert not note.look(8.0, [1, 2])
+    readable = True
+    assert not note.look(12.0, [1, 2])
+    assert note.look(16.0, [1, 2])
+    assert "16 of them wait in 2 actors" in caplog.text
 
 
 def test_what_happened_while_an_actor_came_back_does_not_count(
