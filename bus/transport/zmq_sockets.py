@@ -97,6 +97,17 @@ def check_room(needed: int = _DESCRIPTORS) -> None:
             os.close(fd)
 
 
+def _prepare_large(needed: int) -> None:
+    """Have pyzmq start now what lets go of large buffers: a thread, with sockets of its own.
+
+    It would with the first one. By then strangers at a TCP endpoint may have all descriptors, and
+    libzmq ends a process whose new threads find none. Takes fewer than the `needed` ones of the
+    socket that is made next.
+    """
+    check_room(needed)
+    zmq.Frame(bytes(_COPY_THRESHOLD), copy=False)
+
+
 def router_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     """Return a ROUTER socket, not bound yet, that understands ZMTP 3 only.
 
@@ -124,7 +135,11 @@ def _send_frames(socket: zmq.Socket[bytes], frames: Frames) -> None:
     for index, frame in enumerate(frames):
         flags = NOBLOCK if index == last else NOBLOCK_MORE
         copy = type(frame) is not bytes or len(frame) < _COPY_THRESHOLD
-        _send_part(socket, frame, flags, copy)
+        try:
+            _send_part(socket, frame, flags, copy)
+        except BaseException:
+            _end_broken(socket, index)
+            raise
 
 
 def _send_tracked(socket: zmq.Socket[bytes], frames: Frames) -> zmq.MessageTracker:
@@ -132,12 +147,23 @@ def _send_tracked(socket: zmq.Socket[bytes], frames: Frames) -> zmq.MessageTrack
     last, trackers = len(frames) - 1, []
     for index, frame in enumerate(frames):
         flags = NOBLOCK if index == last else NOBLOCK_MORE
-        view = memoryview(frame)  # also of a `zmq.Frame`, which cannot be tracked later
-        if view.nbytes < _COPY_THRESHOLD:
-            _send_part(socket, view, flags, True)
-        else:
-            trackers.append(_send_part(socket, view, flags, False, True))
+        try:
+            view = memoryview(frame)  # also of a `zmq.Frame`, which cannot be tracked later
+            if view.nbytes < _COPY_THRESHOLD:
+                _send_part(socket, view, flags, True)
+            else:
+                trackers.append(_send_part(socket, view, flags, False, True))
+        except BaseException:
+            _end_broken(socket, index)
+            raise
     return zmq.MessageTracker(*trackers)
+
+
+def _end_broken(socket: zmq.Socket[bytes], parts: int) -> None:
+    """End a message of which so many parts were sent, or the next one is taken for its rest."""
+    if parts:
+        with contextlib.suppress(zmq.ZMQError):
+            _send_part(socket, b"", NOBLOCK, True)
 
 
 def _receive_frames(socket: zmq.Socket[bytes], flags: int) -> list[zmq.Frame]:
@@ -292,7 +318,9 @@ class ZmqRouter:
     ) -> None:
         if not endpoints and not private:
             raise ConfigError("no endpoint to bind; name at least one")
-        check_room(_DESCRIPTORS if keys is None else _DESCRIPTORS_WITH_KEYS)
+        needed = _DESCRIPTORS if keys is None else _DESCRIPTORS_WITH_KEYS
+        _prepare_large(needed)
+        check_room(needed)
         for endpoint in private:
             _check_bindable(endpoint, has_keys=False, insecure=False)
         for endpoint in endpoints:

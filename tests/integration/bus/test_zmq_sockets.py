@@ -562,6 +562,58 @@ for kind in (ZmqRouter, ZmqPeer):
         assert enough == ["made", "made"]
 
 
+def test_the_first_large_message_needs_no_descriptor() -> None:
+    """Strangers at a TCP endpoint can have all of them by then."""
+    program = """
+import os, resource
+from envbus.bus.transport.zmq_sockets import ZmqPeer, ZmqRouter
+
+router = ZmqRouter(["tcp://127.0.0.1:*"])
+peer = ZmqPeer(router.endpoints[0], b"peer")
+peer.send([b"x"])
+assert router.wait(30.0)
+while router.receive() is not None:
+    pass
+lowest = os.dup(0)
+os.close(lowest)
+allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, most))
+router.send(b"peer", [b"head", bytes(100_000)])
+resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+print([len(frame) for frame in peer.receive(30.0)])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    assert done.stdout == "[4, 100000]\n"
+
+
+@pytest.mark.parametrize("more", [[], [bytes(100_000)]])
+def test_what_follows_a_message_that_broke_off_is_not_taken_for_its_rest(
+    router: ZmqRouter, more: list[bytes]
+) -> None:
+    unsendable = memoryview(b"abcd")[::2]
+    with (
+        contextlib.closing(ZmqPeer(router.endpoints[0], b"a")) as a,
+        contextlib.closing(ZmqPeer(router.endpoints[0], b"b")) as b,
+    ):
+        for peer in (a, b):
+            with pytest.raises(BufferError):
+                peer.send([b"broken", *more, unsendable])
+            peer.send([b"whole"])
+            for expected in [b"broken", *more, b""], [b"whole"]:
+                assert router.wait(PATIENCE)
+                message = router.receive()
+                assert message is not None
+                assert [bytes(frame) for frame in message[1]] == expected
+        with pytest.raises(BufferError):
+            router.send(b"a", [b"broken", *more, unsendable])
+        router.send(b"b", [b"for b"])
+        assert [bytes(frame) for frame in b.receive(PATIENCE) or ()] == [b"for b"]
+        assert [bytes(frame) for frame in a.receive(PATIENCE) or ()] == [b"broken", *more, b""]
+
+
 def test_too_few_descriptors_for_a_router_with_keys_are_an_error_and_no_hang(
     tmp_path: Path,
 ) -> None:
@@ -573,6 +625,7 @@ from envbus.bus.transport.zmq_sockets import ZmqRouter
 
 keys = BrokerKeys.load(new_keys("{tmp_path}", "broker")[1], lambda key: True)
 allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+ZmqRouter(["tcp://127.0.0.1:*"]).close()
 for free in range(24):
     lowest = os.dup(0)
     os.close(lowest)
