@@ -244,9 +244,11 @@ class Engine:
         if self.fleet.closed:
             self.ask(actor, STEP_ALL, members, self._timeouts.step)
             return
+        number = words.begin()
         self.states.ask(members)
-        self._by_word_envs[actor.index] = members
-        self._by_word[actor.index] = words.ask_one(actor)
+        # Noted before: where an exception breaks the asking off, a message asks.
+        self._by_word_envs[actor.index], self._by_word[actor.index] = members, number
+        words.ask_one(actor, number)
 
     def finish_words(self) -> None:
         """Have requests tell the ends of all steps that were asked by words."""
@@ -519,11 +521,18 @@ class Engine:
             for request_id, tag in self._requests.values()
         ]
         asked += [(it.actor, _Tag(it, [], Request), it.request_id) for it in self._tickets]
-        return [
+        strays = [
             Lost(actor, tag, failed)
             for actor, tag, request_id in asked
             if not self.fleet.is_asked(request_id)
         ]
+        noted = {env_id for _, tag in self._requests.values() for env_id in tag.members}
+        of_none = [i for i in self.states.those(EnvState.PENDING) if i not in noted]
+        for actor, members in self.placement.by_actor(of_none):
+            tag = _Tag(self._round, members, Step)
+            self._requests[members[0]] = (0, tag)
+            strays.append(Lost(actor, tag, failed))
+        return strays
 
     def _on_event(self, event: WorkerEvent[Actor]) -> None:
         if type(event) is Replied:
@@ -548,7 +557,10 @@ class Engine:
             return None
         if tag.of != self._round:
             return None
-        self._requests.pop(tag.members[0], None)
+        noted = self._requests.get(tag.members[0])
+        if noted is None or noted[1] is not tag:  # an exception came before it was noted
+            return None
+        del self._requests[tag.members[0]]
         self.states.settle(tag.members)
         return tag.members
 

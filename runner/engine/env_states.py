@@ -45,14 +45,12 @@ class EnvStates:
     ========= =============== ============================================
 
     Attributes:
-        num_pending: How many envs' requests have not ended.
         ready: READY envs, the oldest first; others only look.
     """
 
     def __init__(self, num_envs: int) -> None:
         self._states = [EnvState.IDLE] * num_envs
         self.ready: deque[int] = deque()
-        self.num_pending = 0
 
     def __getitem__(self, env_id: int) -> EnvState:
         return self._states[env_id]
@@ -80,13 +78,22 @@ class EnvStates:
         return self._states.count(EnvState.IDLE) == len(self._states)
 
     @property
+    def num_pending(self) -> int:
+        """How many envs' requests have not ended.
+
+        Counted each time: a number that is kept differs for ever, once an exception, e.g. of a
+        signal's handler, has come between a state and it.
+        """
+        return self._states.count(EnvState.PENDING)
+
+    @property
     def num_ready(self) -> int:
         """How many results wait to be received."""
         return len(self.ready)
 
     def awaited(self) -> bool:
         """Return whether any result will come."""
-        return self.num_pending > 0 or EnvState.RECOVERING in self._states
+        return EnvState.PENDING in self._states or EnvState.RECOVERING in self._states
 
     def late(self) -> list[int]:
         """Return the envs whose results will come."""
@@ -102,12 +109,10 @@ class EnvStates:
     def ask(self, env_ids: list[int]) -> None:
         """A request to these envs was sent."""
         self._set(env_ids, EnvState.PENDING)
-        self.num_pending += len(env_ids)
 
     def settle(self, env_ids: list[int]) -> None:
         """The request to these envs has ended; what follows, if anything, is told next."""
         self._set(env_ids, EnvState.IDLE)
-        self.num_pending -= len(env_ids)
 
     def offer(self, env_ids: Sequence[int]) -> None:
         """The envs' requests ended with a result, which the caller may take."""
@@ -117,7 +122,6 @@ class EnvStates:
     def bring(self, env_ids: list[int]) -> None:
         """As `settle` and `offer`."""
         self._set(env_ids, EnvState.READY)
-        self.num_pending -= len(env_ids)
         self.ready.extend(env_ids)
 
     def receive(self, count: int) -> list[int]:
@@ -161,7 +165,6 @@ class EnvStates:
     def drop(self) -> None:
         """Forget what was asked and answered; it is not settled later."""
         self.ready.clear()
-        self.num_pending = 0
         for env_id, state in enumerate(self._states):
             if state in (EnvState.PENDING, EnvState.READY, EnvState.HELD):
                 self._states[env_id] = EnvState.IDLE

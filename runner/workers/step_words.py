@@ -94,13 +94,11 @@ class StepWords:
         for index in self._asker.ask():
             self._links.ring(self._actors[index].identity)
 
-    def ask_one(self, actor: Actor) -> int:
-        """Ask one actor to step by the actions in the arena; return the step's number."""
-        number = self._asker.begin()
+    def ask_one(self, actor: Actor, number: int) -> None:
+        """Ask one actor for the step that was begun, by the actions in the arena."""
         self._asked += 1
         if self._asker.ask_one(actor.index, number):
             self._links.ring(actor.identity)
-        return number
 
     def wait(self) -> bool:
         """Wait until all have stepped; False: somebody has more to tell, or has not for long.

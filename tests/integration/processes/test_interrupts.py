@@ -5,8 +5,10 @@ The signal is raised by a trace function, so that what handles signals decides w
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
+import multiprocessing
 import os
 import re
 import signal
@@ -38,6 +40,7 @@ from envbus.bus.peer.client import Client
 from envbus.bus.process.pipe import Pipe
 from envbus.bus.process.process_group import ProcessGroup
 from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.transport import words
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
 from envbus.runner import (
     ActorPool,
@@ -50,11 +53,13 @@ from envbus.runner import (
 )
 from envbus.runner.bridge.hosting import HostedThread
 from envbus.runner.data.metrics import PerfTimers
+from envbus.runner.engine import engine
 from envbus.runner.inference.policy_connections import PolicyConnections
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.policies import MlpPolicy, policy_from_weights
 from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.testing import assert_same
+from envbus.runner.workers import step_words
 from envbus.runner.workers.faults import EnvError
 from tests.descriptors import open_descriptors
 from tests.integration.group_children import is_alive, wait_until
@@ -81,13 +86,17 @@ class CtrlC:
     """Ctrl-C, or another signal, at the n-th line of envbus that is run in the context.
 
     A line counts when it is run for the first time, and for the second: loops need no more.
+    `within`: whose lines, by how their paths begin.
     """
 
-    def __init__(self, line: int, number: int = signal.SIGINT) -> None:
+    def __init__(
+        self, line: int, number: int = signal.SIGINT, within: tuple[str, ...] = FOLDERS
+    ) -> None:
         #: The file and the line before which it came.
         self.place: tuple[str, int] | None = None
         self._left = line
         self._number = number
+        self._within = within
         self._before: Any = None
         self._seen: Counter[tuple[object, int]] = Counter()
 
@@ -106,7 +115,7 @@ class CtrlC:
         gc.enable()
 
     def _on_call(self, frame: FrameType, _event: str, _arg: object) -> Any:
-        return self._on_line if frame.f_code.co_filename.startswith(FOLDERS) else None
+        return self._on_line if frame.f_code.co_filename.startswith(self._within) else None
 
     def _on_line(self, frame: FrameType, event: str, _arg: object) -> Any:
         if event == "line" and not self.came:
@@ -127,14 +136,23 @@ class TimeIsUp(Exception):
 @pytest.fixture
 def limit() -> Iterator[int]:
     """The signal of a time limit, as of `signal.setitimer`; SIGALRM is pytest-timeout's own."""
+    yield from raises(signal.SIGVTALRM)
 
+
+@pytest.fixture
+def profiler() -> Iterator[int]:
+    """A signal that is not kept."""
+    yield from raises(signal.SIGPROF)
+
+
+def raises(number: signal.Signals) -> Iterator[int]:
     def raise_it(_number: int, _frame: FrameType | None) -> None:
         raise TimeIsUp
 
-    before = signal.signal(signal.SIGVTALRM, raise_it)
-    yield signal.SIGVTALRM
-    assert signal.getsignal(signal.SIGVTALRM) is raise_it
-    signal.signal(signal.SIGVTALRM, before)
+    before = signal.signal(number, raise_it)
+    yield number
+    assert signal.getsignal(number) is raise_it
+    signal.signal(number, before)
 
 
 def at_every_line(
@@ -264,6 +282,56 @@ def test_ctrl_c_while_a_descriptor_is_asked_for_loses_no_step_that_words_asked(l
         with pytest.raises(KeyboardInterrupt), CtrlC(line):
             pool.fileno()
         assert pool.recv(2, timeout=20.0).observations[:, 2].tolist() == [2, 2]
+
+
+def test_a_step_that_was_broken_off_while_a_word_asked_for_it_is_waited_for_no_longer_than_others(
+    profiler: int,
+) -> None:
+    within = (step_words.__file__, words.__file__)
+    with ActorPool([partial(LifeEnv, 10**6)] * 2, num_actors=1, timeouts=PATIENCE) as pool:
+        pool.reset()
+        pool.recv(2)
+        pool.send(np.zeros(2))
+        steps = 1
+        assert pool.recv(2).observations[:, 2].tolist() == [steps] * 2
+        for line in itertools.count(1):
+            with contextlib.suppress(TimeIsUp), CtrlC(line, profiler, within) as broken_off:
+                pool.send(np.zeros(2))
+            with contextlib.suppress(NoAsyncCallError):  # it was not asked yet
+                batch = pool.recv(2, timeout=40.0)  # of a step: 20
+                steps += 1
+                assert batch.observations[:, 2].tolist() == [steps] * 2
+            if not broken_off.came:
+                break
+    assert line > 5
+
+
+@pytest.mark.slow_but_first
+def test_no_row_of_another_step_comes_after_one_that_was_broken_off_in_the_engine(
+    profiler: int,
+) -> None:
+    within = (engine.__file__,)
+    envs = BusVectorEnv(
+        [partial(LifeEnv, 10**6)] * 2, num_actors=2, local_links=False, timeouts=PATIENCE
+    )
+    envs.reset(seed=1)
+    rows = 0
+    for line in itertools.count(1):
+        with contextlib.suppress(TimeIsUp), CtrlC(line, profiler, within) as broken_off:
+            envs.step(np.full(2, line % 30, np.float64))
+        for action in (31, 32, 33):
+            try:
+                observations = envs.step(np.full(2, action, np.float64))[0]
+            except AlreadyPendingCallError:
+                with contextlib.suppress(multiprocessing.TimeoutError):  # its answer was taken away
+                    envs.step_wait()
+            else:
+                assert observations[:, 3].tolist() == [action] * 2, broken_off.place
+                rows += 1
+        if not broken_off.came:
+            break
+    assert rows > 2 * line > 40
+    envs.close()
 
 
 @pytest.mark.slow_but_first

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import strategies as st
@@ -82,6 +82,19 @@ def test_one_that_recovers_is_awaited_until_its_result_is_there() -> None:
     assert not states.awaited()
     states.ask([1])
     assert states.late() == [1]
+
+
+def test_those_that_are_pending_are_counted_though_an_exception_came_in_between() -> None:
+    class Interrupted(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield 0
+            raise KeyboardInterrupt
+
+    states = EnvStates(NUM_ENVS)
+    with pytest.raises(KeyboardInterrupt):
+        states.ask(Interrupted([0, 1]))
+    assert states.num_pending == len(states.those(PENDING)) == 1
+    assert states.awaited()
 
 
 def test_dropping_leaves_alone_those_that_recover_or_are_lost() -> None:
