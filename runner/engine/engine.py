@@ -50,6 +50,8 @@ __all__ = ["LOOK_INTERVAL", "CallTicket", "Engine", "Given", "Statistics"]
 #: Longest single wait, in seconds. After one that brought nothing it is looked whether what is
 #: waited for is still under way.
 _LONGEST_WAIT = 1.0
+#: Id of a request that nobody was sent, or that has none; ids begin with 1.
+_OF_NONE = 0
 #: Seconds after which messages are looked for, though words tell all that is asked: processes and
 #: their memory are looked after then.
 LOOK_INTERVAL = 0.1
@@ -336,10 +338,12 @@ class Engine:
         in_place, is_settled = self.fleet.in_place, False
         self.unasked.clear()
         assert in_place is not None
+        tag = _Tag(self._round, members, Step)
         try:
-            is_settled = in_place.step_all(_Tag(self._round, members, Step))
+            is_settled = in_place.step_all(tag)
         finally:
             if not is_settled:
+                self._requests[members[0]] = (_OF_NONE, tag)
                 self.states.ask(members)
         return is_settled
 
@@ -530,7 +534,7 @@ class Engine:
         of_none = [i for i in self.states.those(EnvState.PENDING) if i not in noted]
         for actor, members in self.placement.by_actor(of_none):
             tag = _Tag(self._round, members, Step)
-            self._requests[members[0]] = (0, tag)
+            self._requests[members[0]] = (_OF_NONE, tag)
             strays.append(Lost(actor, tag, failed))
         return strays
 
