@@ -33,7 +33,7 @@ from envbus.bus.process.liveness_probe import PROBE
 from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
 from envbus.bus.transport.authentication import enable_client_curve
 from envbus.bus.transport.curve_keys import Entrance
-from envbus.bus.transport.zmq_sockets import LINGER_MS, NOBLOCK, NOBLOCK_MORE
+from envbus.bus.transport.zmq_sockets import LINGER_MS, NOBLOCK, NOBLOCK_MORE, prepare_large
 from envbus.bus.wire.frames import Buffer, Frames
 from envbus.bus.wire.messages import FailureCode
 
@@ -69,6 +69,7 @@ def main(pipe: Pipe) -> None:
     ]
     clients = config.max_connections + config.max_peers * _DESCRIPTORS_PER_DEALER
     _allow_descriptors(clients + config.max_strangers + _SPARE_DESCRIPTORS)
+    prepare_large()  # before strangers can have taken all of them
     asyncio.run(_serve(bootstrap, listeners, pipe))
 
 

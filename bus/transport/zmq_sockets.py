@@ -54,6 +54,7 @@ __all__ = [
     "ZmqPeer",
     "ZmqRouter",
     "check_room",
+    "prepare_large",
     "router_socket",
 ]
 
@@ -97,7 +98,7 @@ def check_room(needed: int = _DESCRIPTORS) -> None:
             os.close(fd)
 
 
-def _prepare_large(needed: int) -> None:
+def prepare_large(needed: int = _DESCRIPTORS) -> None:
     """Have pyzmq start now what lets go of large buffers: a thread, with sockets of its own.
 
     It would with the first one. By then strangers at a TCP endpoint may have all descriptors, and
@@ -319,7 +320,7 @@ class ZmqRouter:
         if not endpoints and not private:
             raise ConfigError("no endpoint to bind; name at least one")
         needed = _DESCRIPTORS if keys is None else _DESCRIPTORS_WITH_KEYS
-        _prepare_large(needed)
+        prepare_large(needed)
         check_room(needed)
         for endpoint in private:
             _check_bindable(endpoint, has_keys=False, insecure=False)
