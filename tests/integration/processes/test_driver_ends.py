@@ -105,7 +105,7 @@ def test_nothing_outlives_a_killed_driver(
     [
         "ActorPool([CountingEnv])",
         "PolicyWorkers(RandomPolicy(Discrete(2)), 1)",
-        "ExternalEnvBridge(gateway=GatewayConfig(tcp=('127.0.0.1:0',)))",
+        "ExternalEnvBridge(bind='ipc://bridge', gateway=GatewayConfig(tcp=('127.0.0.1:0',)))",
     ],
 )
 def test_a_driver_that_is_killed_when_its_folder_is_just_made_leaves_none(
