@@ -145,7 +145,7 @@ class Authenticator:
             allowed = self._allow(name)
             if not isinstance(allowed, bool):  # a coroutine, for example, would pass for a yes
                 raise TypeError(f"allow must return True or False, not {allowed!r}")
-        except Exception as exc:  # the border: whatever is wrong, nobody is let in
+        except BaseException as exc:  # also SystemExit: the thread goes on, and lets nobody in
             reason = f"{type(exc).__name__}: {exc}"
             self._log_once(
                 reason, "it could not be found out whether %s may join: %s", name, reason
