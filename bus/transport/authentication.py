@@ -171,16 +171,19 @@ class Authenticator:
             (self._monitor, zmq.POLLIN),
             (self._bell.fileno(), zmq.POLLIN),
         ]
-        while self._bell.fileno() not in (ready := dict(zmq.zmq_poll(watched, -1))):
-            if zap in ready:
-                # A coroutine for callbacks that are some; ours is none, so that it never pauses.
-                with contextlib.suppress(StopIteration):
-                    self._authenticator.handle_zap_message(zap.recv_multipart()).send(None)
-            if self._monitor in ready:
-                self._take_event()
-        self._authenticator.stop()
-        self._monitor.close(0)
-        self._bell.close()
+        try:
+            while self._bell.fileno() not in (ready := dict(zmq.zmq_poll(watched, -1))):
+                if zap in ready:
+                    # A coroutine for callbacks that are some; ours is none, so that it never
+                    # pauses.
+                    with contextlib.suppress(StopIteration):
+                        self._authenticator.handle_zap_message(zap.recv_multipart()).send(None)
+                if self._monitor in ready:
+                    self._take_event()
+        finally:  # also without memory, or the end of their context is waited for in vain
+            self._authenticator.stop()
+            self._monitor.close(0)
+            self._bell.close()
 
     def _take_event(self) -> None:
         event = recv_monitor_message(self._monitor)
