@@ -53,34 +53,37 @@ def _own(value: Any) -> object:
     kind = type(value)
     if kind in _ATOMS or isinstance(value, np.generic):
         return value
-    if isinstance(value, np.ndarray):
-        copied = value.copy()
-        if value.dtype == object:
-            flat = copied.reshape(-1)
-            for index, item in enumerate(flat):
-                flat[index] = _own(item)
-        return copied
     if kind is dict:
         return {key: _own(item) for key, item in value.items()}
     if kind is list:
         return [_own(item) for item in value]
     if kind is tuple:
         return tuple([_own(item) for item in value])
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # named, e.g. a GraphInstance
-        return kind._make([_own(item) for item in value])  # its constructor may take other things
-    if isinstance(value, dict | list | set | deque | bytearray):
-        return _own_container(value)
+    if isinstance(value, np.ndarray | dict | list | tuple | set | deque | bytearray):
+        try:
+            return _own_other(value)
+        except (RecursionError, MemoryError):  # the first: it contains itself
+            raise
+        except Exception:  # a derived class's code; the value is usable as it is
+            return value
     return value
 
 
-def _own_container(value: Any) -> object:
-    try:
-        copied = copy.copy(value)
-    except RecursionError:  # it contains itself
-        raise
-    except Exception:  # a derived class's code; the value is usable as it is
-        return value
-    if copied is value or type(copied) is not type(value):
+def _own_other(value: Any) -> object:
+    """As `_own`, of an array or what may be of a derived class, whose code may raise anything."""
+    kind = type(value)
+    if isinstance(value, np.ndarray):
+        copied: Any = value.copy()
+        if value.dtype == object:
+            flat = np.asarray(copied).reshape(-1)
+            for index, item in enumerate(flat):
+                flat[index] = _own(item)
+        return copied
+    if isinstance(value, tuple):
+        # Named, e.g. a GraphInstance, whose constructor may take other things.
+        return kind._make([_own(item) for item in value]) if hasattr(kind, "_make") else value
+    copied = copy.copy(value)
+    if copied is value or type(copied) is not kind:
         return value
     if isinstance(copied, dict):
         for key, item in value.items():
@@ -88,6 +91,6 @@ def _own_container(value: Any) -> object:
     elif isinstance(copied, list):
         list.__setitem__(copied, slice(None), [_own(item) for item in value])
     elif isinstance(copied, deque):
-        copied.clear()
-        copied.extend([_own(item) for item in value])
+        deque.clear(copied)
+        deque.extend(copied, [_own(item) for item in value])
     return copied

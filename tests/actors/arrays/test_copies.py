@@ -79,6 +79,44 @@ def test_a_derived_container_that_cannot_be_copied_stays_what_it_is() -> None:
         assert own([value])[0] is value
 
 
+class _Fields(tuple[int, ...]):
+    """As SciPy's results: it has fields, and nothing to make one by."""
+
+    _fields = ("a", "b")
+
+
+def _refuse(*_: object) -> Any:
+    raise TypeError
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        _Fields((1, 2)),
+        type("Refuses", (np.ndarray,), {"copy": _refuse})(1),
+        type("Refuses", (dict,), {"items": _refuse})(a=1),
+        type("Refuses", (list,), {"__iter__": _refuse})(),
+        type("Refuses", (deque,), {"__iter__": _refuse})(),
+    ],
+)
+def test_what_a_derived_class_raises_leaves_the_value_as_it_is_and_the_rest_copied(
+    value: object,
+) -> None:
+    rest = [1]
+    copy = own([value, rest])
+    assert copy[0] is value
+    assert copy[1] is not rest
+
+
+def test_a_matrix_of_objects_is_copied() -> None:
+    matrix = np.empty((1, 2), object).view(np.matrix)
+    matrix[0, 0] = inner = [1]
+    copy = own(matrix)
+    assert type(copy) is np.matrix
+    assert copy[0, 0] == [1]
+    assert copy[0, 0] is not inner
+
+
 class _Twice(NamedTuple("_Twice", [("a", int), ("b", int)])):
     def __new__(cls, one: int) -> _Twice:
         return super().__new__(cls, one, one)
