@@ -132,37 +132,41 @@ def _send_frames(socket: zmq.Socket[bytes], frames: Frames) -> None:
 
     Part by part: `send_multipart` checks all parts first, which costs more than sending them.
     """
-    last = len(frames) - 1
-    for index, frame in enumerate(frames):
-        flags = NOBLOCK if index == last else NOBLOCK_MORE
-        copy = type(frame) is not bytes or len(frame) < _COPY_THRESHOLD
-        try:
+    index, last = 0, len(frames) - 1
+    try:
+        for index, frame in enumerate(frames):
+            flags = NOBLOCK if index == last else NOBLOCK_MORE
+            copy = type(frame) is not bytes or len(frame) < _COPY_THRESHOLD
             _send_part(socket, frame, flags, copy)
-        except BaseException:
-            _end_broken(socket, index)
-            raise
+    except BaseException as exc:
+        _end_broken(socket, index, exc)
+        raise
 
 
 def _send_tracked(socket: zmq.Socket[bytes], frames: Frames) -> zmq.MessageTracker:
     """As `_send_frames`; return what knows whether libzmq has let go of all large buffers."""
-    last, trackers = len(frames) - 1, []
-    for index, frame in enumerate(frames):
-        flags = NOBLOCK if index == last else NOBLOCK_MORE
-        try:
+    index, last, trackers = 0, len(frames) - 1, []
+    try:
+        for index, frame in enumerate(frames):
+            flags = NOBLOCK if index == last else NOBLOCK_MORE
             view = memoryview(frame)  # also of a `zmq.Frame`, which cannot be tracked later
             if view.nbytes < _COPY_THRESHOLD:
                 _send_part(socket, view, flags, True)
             else:
                 trackers.append(_send_part(socket, view, flags, False, True))
-        except BaseException:
-            _end_broken(socket, index)
-            raise
+    except BaseException as exc:
+        _end_broken(socket, index, exc)
+        raise
     return zmq.MessageTracker(*trackers)
 
 
-def _end_broken(socket: zmq.Socket[bytes], parts: int) -> None:
-    """End a message of which so many parts were sent, or the next one is taken for its rest."""
-    if parts:
+def _end_broken(socket: zmq.Socket[bytes], index: int, error: BaseException) -> None:
+    """End a message that broke off at a part, or the next one is taken for its rest.
+
+    Only libzmq's own errors say that this part was not sent: a signal's handler may raise behind
+    it. Where nothing was, a ROUTER refuses the empty part, which names nobody.
+    """
+    if index or not isinstance(error, zmq.ZMQError):
         with contextlib.suppress(zmq.ZMQError):
             _send_part(socket, b"", NOBLOCK, True)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -11,6 +12,8 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import zmq
@@ -612,6 +615,57 @@ def test_what_follows_a_message_that_broke_off_is_not_taken_for_its_rest(
         router.send(b"b", [b"for b"])
         assert [bytes(frame) for frame in b.receive(PATIENCE) or ()] == [b"for b"]
         assert [bytes(frame) for frame in a.receive(PATIENCE) or ()] == [b"broken", *more, b""]
+
+
+class _Raises(Exception):
+    """What a signal's handler raised."""
+
+
+@contextlib.contextmanager
+def raising_at(function: str, event: int) -> Iterator[None]:
+    """Have a function of `zmq_sockets` raise at one of its lines, as they are run."""
+    code, seen = getattr(zmq_sockets, function).__code__, 0
+
+    def trace(frame: FrameType, what: str, _: object) -> Any:
+        nonlocal seen
+        if frame.f_code is not code:
+            return None
+        seen += what == "line"
+        if seen == event:
+            raise _Raises
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_no_message_is_taken_for_the_rest_of_one_that_a_signals_handler_broke_off(
+    router: ZmqRouter, size: int
+) -> None:
+    function = "_send_frames" if size == 1 else "_send_tracked"
+    with (
+        contextlib.closing(ZmqPeer(router.endpoints[0], b"a")) as a,
+        contextlib.closing(ZmqPeer(router.endpoints[0], b"b")) as b,
+    ):
+        for peer in (a, b):
+            peer.send([b"here"])
+            assert router.wait(PATIENCE)
+            assert router.receive() is not None
+        for line in itertools.count(1):
+            try:
+                with raising_at(function, line):
+                    router.send(b"a", [b"head", bytes(size)])
+            except _Raises:
+                router.send(b"b", [b"for b"])
+                assert [bytes(frame) for frame in b.receive(PATIENCE) or ()] == [b"for b"]
+            else:
+                break
+        assert line > 10
 
 
 def test_too_few_descriptors_for_a_router_with_keys_are_an_error_and_no_hang(
