@@ -257,7 +257,6 @@ class Engine:
         numbers, self._by_word = self._by_word, {}
         for index, number in numbers.items():
             members = self._by_word_envs[index]
-            self.states.settle(members)
             finish = Finish(number=number)
             self._ask(self.fleet.actors[index], finish, members, self._timeouts.step)
 
@@ -310,6 +309,8 @@ class Engine:
     def finish_step(self, number: int, missing: Container[int], timeout: float | None) -> None:
         """Have requests tell the end of a step that all actors were asked for by words.
 
+        The envs are PENDING.
+
         Args:
             number: The step's.
             missing: Who has not stepped, or has more to tell, by index.
@@ -323,7 +324,7 @@ class Engine:
                 if self.recycling is not None:
                     self._count(self.recycling, actor.index, members)
                 self.results.put_rows(members)
-                self.states.offer(members)
+                self.states.bring(members)
 
     def _count(self, recycling: Recycling, index: int, members: list[int]) -> None:
         """Take in that envs of an actor have stepped."""

@@ -143,7 +143,7 @@ class QuickSteps:
 
     def finish_by_message(self) -> None:
         """Make a step that is under way a round of messages; nothing is done if there is none."""
-        number, self.asked = self.asked, 0
+        number = self.asked
         if not number:
             return
         timeout = self._fleet.config.timeouts.step
@@ -152,4 +152,7 @@ class QuickSteps:
             waited = min(time.monotonic() - self._asked_at, self._words.longest_sleep)
             timeout = max(timeout - waited, 0.01 * timeout)
         self._lockstep.on_all_asked()
+        # Noted before: where an exception breaks the asking off, they are told as late.
+        self._states.ask(self._everyone)
+        self.asked = 0
         self._engine.finish_step(number, self._words.missing(), timeout)

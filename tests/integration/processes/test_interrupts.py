@@ -59,6 +59,7 @@ from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.policies import MlpPolicy, policy_from_weights
 from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.testing import assert_same
+from envbus.runner.vector import quick_steps
 from envbus.runner.workers import step_words
 from envbus.runner.workers.faults import EnvError
 from tests.descriptors import open_descriptors
@@ -331,6 +332,38 @@ def test_no_row_of_another_step_comes_after_one_that_was_broken_off_in_the_engin
         if not broken_off.came:
             break
     assert rows > 2 * line > 40
+    envs.close()
+
+
+@pytest.mark.slow
+def test_no_row_of_another_step_comes_after_one_whose_end_was_not_asked_for(
+    profiler: int,
+) -> None:
+    envs = BusVectorEnv([partial(LifeEnv, 10**6)] * 2, num_actors=2, timeouts=PATIENCE)
+    envs.reset(seed=1)
+    ends = 0
+    for line in itertools.count(1):
+        envs.step(np.zeros(2))
+        with contextlib.suppress(TimeIsUp), CtrlC(10, profiler, (step_words.__file__,)):
+            envs.step(np.zeros(2))
+        within = (quick_steps.__file__, engine.__file__)
+        expected = TimeIsUp, NoAsyncCallError, multiprocessing.TimeoutError
+        with contextlib.suppress(*expected), CtrlC(line, profiler, within) as broken_off:
+            envs.step_wait()
+            ends += 1
+        for action in (31, 32):
+            try:
+                observations = envs.step(np.full(2, action, np.float64))[0]
+            except AlreadyPendingCallError:
+                with contextlib.suppress(multiprocessing.TimeoutError):
+                    number = envs.step_wait()[0][:, 2]
+                    assert number[0] == number[1], broken_off.place
+            else:
+                assert observations[:, 3].tolist() == [action] * 2, broken_off.place
+        if not broken_off.came:
+            break
+    assert line > 20
+    assert ends
     envs.close()
 
 
