@@ -550,7 +550,10 @@ class Engine:
             self._on_ready(event.actor)
 
     def _settle(self, event: Replied[Actor] | Lost[Actor]) -> list[int] | None:
-        """Take the end of a request; return whose it was, if it is one of this round."""
+        """Take the end of a request; return whose it was, if it is one of this round.
+
+        They stay PENDING until it is told: else one that is broken off here would have none.
+        """
         tag: _Tag | None = event.tag
         if tag is None:  # nobody waits for it
             return None
@@ -566,7 +569,6 @@ class Engine:
         if noted is None or noted[1] is not tag:  # an exception came before it was noted
             return None
         del self._requests[tag.members[0]]
-        self.states.settle(tag.members)
         return tag.members
 
     def _on_answer(self, event: Replied[Actor]) -> None:
@@ -580,7 +582,10 @@ class Engine:
         good = [i for i in members if i not in failed] if failed else members
         if kind is not Rebuild:
             self.results.put(members, result, is_step=kind is Step, failed=failed)
-            self.states.offer(good)
+            self.states.bring(good)
+            self.states.settle([i for i in members if i in failed])
+        else:
+            self.states.settle(members)
         if kind is Step:
             if self._words is not None and result.infos is not None:
                 self._words.learn(dict(zip(members, result.infos.value, strict=True)))
@@ -604,6 +609,7 @@ class Engine:
                 # Whoever is told of it may ask for what follows before the exit is told.
                 self.faults.end_incarnations(event.actor.env_ids, event.failed.message, event.cause)
             return
+        self.states.settle(members)
         if is_gone:
             self.faults.end_incarnations(members, event.failed.message, event.cause)
         elif self._lacks_memory(event):

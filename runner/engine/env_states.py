@@ -6,6 +6,7 @@ Leaves out what is asked of envs and what they answered (`engine.py`).
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -43,6 +44,8 @@ class EnvStates:
     `drop`    -> IDLE         the caller wants no result any more; envs that
                               are made anew, or LOST, are not changed
     ========= =============== ============================================
+
+    Whatever a signal's handler breaks off, who is READY stands in `ready`: else nobody takes it.
 
     Attributes:
         ready: READY envs, the oldest first; others only look.
@@ -116,34 +119,35 @@ class EnvStates:
 
     def offer(self, env_ids: Sequence[int]) -> None:
         """The envs' requests ended with a result, which the caller may take."""
-        self._set(env_ids, EnvState.READY)
         self.ready.extend(env_ids)
+        self._set(env_ids, EnvState.READY)
 
     def bring(self, env_ids: list[int]) -> None:
         """As `settle` and `offer`."""
-        self._set(env_ids, EnvState.READY)
         self.ready.extend(env_ids)
+        self._set(env_ids, EnvState.READY)
 
     def receive(self, count: int) -> list[int]:
         """Take the `count` oldest results."""
         ready = self.ready
+        env_ids = list(ready) if count == len(ready) else list(itertools.islice(ready, count))
+        self._set(env_ids, EnvState.IDLE)
         if count == len(ready):
-            env_ids = list(ready)
             ready.clear()
         else:
-            env_ids = [ready.popleft() for _ in range(count)]
-        self._set(env_ids, EnvState.IDLE)
+            for _ in env_ids:
+                ready.popleft()
         return env_ids
 
     def put_back(self, env_ids: list[int]) -> None:
         """What was received last was not taken, after all."""
-        self._set(env_ids, EnvState.READY)
         self.ready.extendleft(reversed(env_ids))
+        self._set(env_ids, EnvState.READY)
 
     def take(self, env_id: int) -> None:
         """Take the result of one READY env, out of turn."""
-        self.ready.remove(env_id)
         self._states[env_id] = EnvState.IDLE
+        self.ready.remove(env_id)
 
     def hold(self, env_ids: Iterable[int]) -> None:
         """These envs wait for those of their actor that are not between two episodes yet."""
@@ -164,15 +168,16 @@ class EnvStates:
 
     def drop(self) -> None:
         """Forget what was asked and answered; it is not settled later."""
-        self.ready.clear()
         for env_id, state in enumerate(self._states):
             if state in (EnvState.PENDING, EnvState.READY, EnvState.HELD):
                 self._states[env_id] = EnvState.IDLE
+        self.ready.clear()
 
     def _leave(self, env_id: int, state: EnvState) -> None:
-        if self._states[env_id] is EnvState.READY:
-            self.ready.remove(env_id)
+        was_ready = self._states[env_id] is EnvState.READY
         self._states[env_id] = state
+        if was_ready:
+            self.ready.remove(env_id)
 
     # --- private -----------------------------------------------------------------------------
 

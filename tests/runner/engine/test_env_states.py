@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -22,6 +24,44 @@ def ready(*env_ids: int) -> EnvStates:
     for env_id in env_ids:
         states.offer([env_id])
     return states
+
+
+class _Broken(list[EnvState]):
+    """States of which one is told no more after so many."""
+
+    def __init__(self, states: Iterable[EnvState], left: int) -> None:
+        super().__init__(states)
+        self.left = left
+
+    def __setitem__(self, index: Any, state: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise InterruptedError
+        super().__setitem__(index, state)
+
+
+@pytest.mark.parametrize("left", [1, 2, 3])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda states: states.offer([1, 0, 3]),
+        lambda states: states.bring([1, 0, 3]),
+        lambda states: states.receive(1),
+        lambda states: states.receive(2),
+        lambda states: states.put_back([1, 0, 3]),
+        lambda states: states.take(2),
+        lambda states: states.recover(2),
+        lambda states: states.drop(),
+    ],
+)
+def test_who_is_ready_can_be_received_also_after_an_exception_of_a_signals_handler(
+    change: Callable[[EnvStates], object], left: int
+) -> None:
+    states = ready(2)
+    states._states = _Broken(states, left)
+    with contextlib.suppress(InterruptedError):
+        change(states)
+    assert set(states.those(READY)) <= set(states.ready)
 
 
 def test_results_are_received_oldest_first() -> None:
