@@ -212,6 +212,14 @@ def _check_bindable(endpoint: str, *, has_keys: bool, insecure: bool) -> None:
         raise TransportError(f"cannot bind {endpoint}: somebody listens there")
 
 
+def _allowing(own: str, allow: Callable[[str], bool]) -> Callable[[str], bool]:
+    """Return what lets in the holder of the public key `own`, and those that `allow` does.
+
+    No method of a router's: the thread that calls it would keep one that is dropped.
+    """
+    return lambda key: key == own or allow(key)
+
+
 def _check_together(endpoints: Sequence[str]) -> None:
     """Refuse `ipc://` beside TCP that other hosts can reach; see `ZmqRouter.own_tcp`."""
     wide = [endpoint for endpoint in endpoints if not is_local(endpoint)]
@@ -361,7 +369,9 @@ class ZmqRouter:
             bound = [self._bind(endpoint) for endpoint in private]
             if keys is not None:
                 enable_curve(self._socket, keys)
-                self._authenticators.append(Authenticator(self._socket, self._allows))
+                assert self._own is not None
+                allow = _allowing(self._own.own.public.decode(), keys.allow)
+                self._authenticators.append(Authenticator(self._socket, allow))
             self._endpoints = (*bound, *(self._bind(endpoint) for endpoint in endpoints))
         except TransportError:
             self.close()
@@ -506,12 +516,6 @@ class ZmqRouter:
     def close(self) -> None:
         """Close the socket, giving unsent messages a bounded time. Idempotent."""
         self._finalizer()
-
-    def _allows(self, key: str) -> bool:
-        """Whether the holder of a public key may come in; called by the authenticator's thread."""
-        assert self._keys is not None
-        assert self._own is not None
-        return key == self._own.own.public.decode() or self._keys.allow(key)
 
     def _bind(self, endpoint: str) -> str:
         """Return where it is bound in fact."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -346,6 +348,16 @@ def test_the_owners_own_processes_have_keys_that_nobody_else_has(ring: KeyRing) 
         assert message[0] == b"own"
         assert router.user_of(message[1]) == ""
         assert not router.wait(SHORT)
+
+
+def test_a_router_with_keys_that_is_dropped_is_closed(ring: KeyRing) -> None:
+    router = ZmqRouter(["tcp://127.0.0.1:*"], keys=ring.broker())
+    dropped, port = weakref.ref(router), int(router.endpoints[0].rpartition(":")[2])
+    del router
+    gc.collect()
+    assert dropped() is None
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), PATIENCE).close()
 
 
 def test_a_bridge_with_keys_lets_its_own_processes_in_without_one(ring: KeyRing) -> None:
