@@ -259,6 +259,15 @@ def test_without_somebody_who_decides_the_door_is_shut(ring: KeyRing) -> None:
     context.term()
 
 
+def only_own_comes_in(router: ZmqRouter) -> None:
+    assert router.wait(PATIENCE)
+    message = router.receive()
+    assert message is not None
+    assert message[0] == b"own"
+    assert router.user_of(message[1]) == ""
+    assert not router.wait(SHORT)
+
+
 def test_private_endpoints_need_no_key_and_others_do(ring: KeyRing, tmp_path: Path) -> None:
     router = ZmqRouter(
         ["tcp://127.0.0.1:*"], private=[f"ipc://{tmp_path}/private"], keys=ring.broker()
@@ -269,12 +278,7 @@ def test_private_endpoints_need_no_key_and_others_do(ring: KeyRing, tmp_path: Pa
         with contextlib.closing(own), contextlib.closing(other):
             for peer in (own, other):
                 peer.send([b"hi"])
-            assert router.wait(PATIENCE)
-            message = router.receive()
-            assert message is not None
-            assert message[0] == b"own"
-            assert router.user_of(message[1]) == ""
-            assert not router.wait(SHORT)
+            only_own_comes_in(router)
     with pytest.raises(ConfigError, match="would let other hosts join"):
         ZmqRouter([], private=["tcp://0.0.0.0:*"], keys=ring.broker())
 
@@ -342,12 +346,7 @@ def test_the_owners_own_processes_have_keys_that_nobody_else_has(ring: KeyRing) 
         for name, shown in (b"own", keys), (b"former", former.own_tcp.keys), (b"none", None):
             peer = ZmqPeer(endpoint, name, keys=shown)
             stack.enter_context(contextlib.closing(peer)).send([b"hi"])
-        assert router.wait(PATIENCE)
-        message = router.receive()
-        assert message is not None
-        assert message[0] == b"own"
-        assert router.user_of(message[1]) == ""
-        assert not router.wait(SHORT)
+        only_own_comes_in(router)
 
 
 def test_a_router_with_keys_that_is_dropped_is_closed(ring: KeyRing) -> None:
