@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import select
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -40,6 +41,7 @@ from envbus.bus.broker.events import (
 )
 from envbus.bus.broker.stall_grace import StallGrace
 from envbus.bus.complaints import Complaints, Lines
+from envbus.bus.descriptors import opening
 from envbus.bus.errors import (
     ConfigError,
     DecodeError,
@@ -56,6 +58,7 @@ from envbus.bus.errors import (
     VersionMismatchError,
 )
 from envbus.bus.transport.interface import RouterTransport
+from envbus.bus.transport.unix_sockets import Bell
 from envbus.bus.wire.codec import decode_header, encode, encode_header
 from envbus.bus.wire.frames import Frames
 from envbus.bus.wire.messages import (
@@ -117,6 +120,10 @@ class Broker:
         self._accepted = 0
         self._stopping = False
         self._has_more = False
+        #: Beside the transport's descriptor, which tells of changes only, once somebody has asked
+        #: for one: rings where that has told already of messages that are there.
+        self._bell = Bell()
+        self._outside: select.epoll | None = None
         #: Messages that were not sent since their peer does not read.
         self._unread = 0
         #: About messages that made this program raise what is no refusal.
@@ -208,11 +215,32 @@ class Broker:
         self._handle(PeerGone(peer, reason))
 
     def fileno(self) -> int:
-        """Return a descriptor to wait for, beside others, after `poll(0.0)` has returned nothing.
+        """Return a descriptor to wait for beside others, readable while messages are there.
 
-        It becomes readable when messages come; deadlines are nothing that it tells of.
+        Deadlines are nothing that it tells of.
+
+        Raises:
+            TransportError: No descriptor is left for it.
         """
-        return self._transport.fileno()
+        if not hasattr(select, "epoll"):
+            return self._transport.fileno()
+        if self._outside is None:
+            with opening("no descriptor to wait for can be made"):
+                outside = select.epoll()
+                try:
+                    outside.register(self._transport.fileno(), select.EPOLLIN)
+                    outside.register(self._bell.fileno(), select.EPOLLIN)
+                except BaseException:
+                    outside.close()
+                    raise
+            self._outside = outside
+            if self.has_more:
+                self._bell.ring()
+        return self._outside.fileno()
+
+    def ring(self) -> None:
+        """Have `fileno` be readable until `poll` has found no more messages."""
+        self._bell.ring()
 
     @property
     def has_more(self) -> bool:
@@ -254,10 +282,14 @@ class Broker:
             waited = timeout
         now = self._clock()
         self._stall_grace.looks(begun, waited, now)
-        self._drain(most)
-        if self._stall_grace.may_judge(self._core.wake_at(), now):
-            self._drain(thoroughly=True)  # what came meanwhile counts
-            self._handle(Tick())
+        try:
+            self._drain(most)
+            if self._stall_grace.may_judge(self._core.wake_at(), now):
+                self._drain(thoroughly=True)  # what came meanwhile counts
+                self._handle(Tick())
+        finally:
+            if self._has_more:
+                self._bell.ring()
         outcomes, self._outcomes = self._outcomes, []
         self._stall_grace.leaves(self._clock())
         return outcomes
@@ -286,6 +318,9 @@ class Broker:
 
     def close(self) -> None:
         """Close the socket. Idempotent; pending requests get no outcome any more."""
+        if self._outside is not None:
+            self._outside.close()
+        self._bell.close()
         self._transport.close()
 
     def __enter__(self) -> Broker:
@@ -315,6 +350,7 @@ class Broker:
                 message = receive()
             if message is None:
                 self._has_more = False
+                self._bell.silence()
                 return
             peer, frames = message
             header = None
@@ -363,7 +399,7 @@ class Broker:
     def _tell(self, peer: bytes, header: Header, payload: Payload) -> bool:
         """Send what nobody waits for to be answered; return whether it was sent."""
         try:
-            self._transport.send(peer, [encode_header(header), *encode(payload)])
+            self._put(peer, [encode_header(header), *encode(payload)])
         except (UnknownPeerError, QueueFullError) as exc:
             self._unread += isinstance(exc, QueueFullError)
             # Within a rate: who asks and does not read has it said for each request.
@@ -371,9 +407,17 @@ class Broker:
             return False
         return True
 
+    def _put(self, peer: bytes, frames: Frames) -> None:
+        """Send; ring, where that has used up what the transport's descriptor had to tell."""
+        try:
+            self._transport.send(peer, frames)
+        finally:
+            if self._outside is not None and self._transport.hides_messages:
+                self._bell.ring()
+
     def _send(self, effect: Send, event: Event) -> None:
         try:
-            self._transport.send(effect.peer, [encode_header(effect.header), *effect.frames])
+            self._put(effect.peer, [encode_header(effect.header), *effect.frames])
         except UnknownPeerError as exc:
             code, message = FailureCode.PEER_LOST, str(exc)
         except QueueFullError as exc:

@@ -84,7 +84,7 @@ class LocalRouter:
         self._router = router
         self._listener = listener
         #: Whether the router's descriptor, which tells of changes only, will tell of the next one:
-        #: nothing was there at the last look, and nothing was sent, which may use one up.
+        #: nothing was there at the last look, and nothing was sent or bound, which may use one up.
         self._is_armed = False
         #: Messages that the router may have before local links are looked at again.
         self._credit = 0
@@ -135,6 +135,7 @@ class LocalRouter:
         """Bind an endpoint as `ZmqRouter.bind_private` does, with a local link beside it."""
         if self._router is None:
             raise TransportError(f"cannot bind {endpoint}: this broker has local links only")
+        self._is_armed = False
         self._router.bind_private(endpoint)
         if self._listener is not None:
             self._listener.offer(endpoint)

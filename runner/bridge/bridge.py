@@ -46,7 +46,7 @@ __all__ = ["ExternalEnvBridge"]
 
 #: Seconds that a `poll` without a time-out waits.
 _PATIENCE = 300.0
-#: Seconds beyond its time-out that it takes what is there already: `fileno` does not tell of that.
+#: Seconds beyond its time-out that it takes what is there already.
 _REST = 0.25
 
 
@@ -470,12 +470,13 @@ class ExternalEnvBridge(StaysHere):
     def fileno(self) -> int:
         """Return a descriptor to wait for beside others.
 
-        Where it is readable call `poll(0)`, and wait again only after that has brought nothing,
-        also behind `send_actions`. It tells of what simulators send; for deadlines, restarts and
-        floods make that call now and then in any case, each second for example.
+        Where it is readable call `poll(0)`, and wait again only after that has brought nothing. It
+        tells of what simulators send; for deadlines and restarts make that call now and then in
+        any case, each second for example.
 
         Raises:
             ClosedError: The bridge was stopped.
+            TransportError: No descriptor is left for it.
         """
         self._assert_usable()
         return self._broker.fileno()

@@ -224,10 +224,14 @@ class EpisodeDispatcher:
     def _take_until(self, until: float) -> None:
         """Take what waits, at least one: a message of megabytes may take a second."""
         waiting, clock = self._waiting, self._clock
-        while waiting:
-            self._take(waiting.popleft())
-            if clock() >= until:
-                return
+        try:
+            while waiting:
+                self._take(waiting.popleft())
+                if clock() >= until:
+                    return
+        finally:
+            if waiting:
+                self._broker.ring()
 
     def _take(self, outcome: Outcome) -> None:
         if isinstance(outcome, Notify):

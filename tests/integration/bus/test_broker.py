@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import random
+import select
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 
 from envbus.bus.broker.core import BrokerCore
-from envbus.bus.broker.events import BrokerConfig, Effect, Event, Received
-from envbus.bus.broker.loop import Broker
+from envbus.bus.broker.events import BrokerConfig, Effect, Event, PeerReady, Received
+from envbus.bus.broker.loop import Broker, Outcome
 from envbus.bus.errors import PeerLostError
 from envbus.bus.peer.client import Client
+from envbus.bus.transport.local_router import with_local_links
+from envbus.bus.transport.zmq_sockets import ZmqRouter
 from envbus.bus.wire.codec import decode, decode_header, encode_header
 from envbus.bus.wire.messages import (
     PROTOCOL_VERSION,
@@ -38,6 +42,7 @@ from tests.integration.bus_programs import (
     worker,
 )
 from tests.integration.group_children import PATIENCE, wait_until
+from tests.waiting import pass_time
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -317,3 +322,52 @@ def test_a_worker_cannot_answer_anothers_request() -> None:
         wait_until(lambda: broker.statistics().foreign_replies == 1, "the theft to be counted")
         served.go.set()
         assert future.result(PATIENCE).name == "w"
+
+
+@pytest.fixture(params=[with_local_links, lambda router: router], ids=["with local links", "alone"])
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    transport = request.param(ZmqRouter(["tcp://127.0.0.1:*"]))
+    with Broker(transport, BrokerCore(BrokerConfig())) as made:
+        yield made
+
+
+def is_readable(broker: Broker, seconds: float = 0.0) -> bool:
+    return bool(select.select([broker], [], [], seconds)[0])
+
+
+def all_of(broker: Broker) -> list[Outcome]:
+    """Return what is told until the descriptor tells of nothing more."""
+    found: list[Outcome] = []
+    while is_readable(broker):
+        found += broker.poll(0.0)
+    return found
+
+
+def test_its_descriptor_is_readable_as_long_as_messages_are_left(broker: Broker) -> None:
+    with RawPeer(broker.endpoints[0]) as raw:
+        raw.send(*hello_frames("raw"))
+        for number in range(2, 12):
+            raw.send(*frames_of(Kind.REQUEST, Name(), number, ttl=60.0))
+        assert is_readable(broker, PATIENCE)
+        pass_time(0.5)  # for all to be there
+        taken = 0
+        while is_readable(broker):
+            taken += len(broker.poll(0.0, most=1))
+            assert taken < 100
+    assert taken == 11
+
+
+def test_its_descriptor_tells_of_what_came_before_something_was_sent(broker: Broker) -> None:
+    """ZeroMQ uses up what its own descriptor has to tell where it sends."""
+    with RawPeer(broker.endpoints[0]) as raw:
+        raw.send(*hello_frames("raw"))
+        assert is_readable(broker, PATIENCE)
+        ready = [each for each in all_of(broker) if isinstance(each, PeerReady)]
+        assert len(ready) == 1
+        for number in range(2, 22):
+            raw.send(*frames_of(Kind.REQUEST, Name(), number, ttl=60.0))
+            pass_time(0.01)
+            failed = Failed(code=FailureCode.NO_PEER, message="sent meanwhile")
+            broker.answer(ready[0].peer, 1000 + number, failed)
+            assert is_readable(broker, PATIENCE)
+            assert len(all_of(broker)) == 1
