@@ -324,7 +324,7 @@ class Engine:
                 if self.recycling is not None:
                     self._count(self.recycling, actor.index, members)
                 self.results.put_rows(members)
-                self.states.bring(members)
+                self.states.offer(members)
 
     def _count(self, recycling: Recycling, index: int, members: list[int]) -> None:
         """Take in that envs of an actor have stepped."""
@@ -488,7 +488,7 @@ class Engine:
                 self._count(self.recycling, index, members)
             if words.infos.layout.forms:
                 self.results.put_rows(members)
-            self.states.bring(members)
+            self.states.offer(members)
         if not found:  # whoever only looks finds what there is
             return timeout <= 0.0
         return not self.faults.recovery
@@ -527,16 +527,17 @@ class Engine:
         ]
         asked += [(it.actor, _Tag(it, [], Request), it.request_id) for it in self._tickets]
         strays = [
-            Lost(actor, tag, failed)
+            Lost(actor, tag, failed, actor.incarnation)
             for actor, tag, request_id in asked
             if not self.fleet.is_asked(request_id)
         ]
+        self.states.offer_again()
         noted = {env_id for _, tag in self._requests.values() for env_id in tag.members}
         of_none = [i for i in self.states.those(EnvState.PENDING) if i not in noted]
         for actor, members in self.placement.by_actor(of_none):
             tag = _Tag(self._round, members, Step)
             self._requests[members[0]] = (_OF_NONE, tag)
-            strays.append(Lost(actor, tag, failed))
+            strays.append(Lost(actor, tag, failed, actor.incarnation))
         return strays
 
     def _on_event(self, event: WorkerEvent[Actor]) -> None:
@@ -582,7 +583,7 @@ class Engine:
         good = [i for i in members if i not in failed] if failed else members
         if kind is not Rebuild:
             self.results.put(members, result, is_step=kind is Step, failed=failed)
-            self.states.bring(good)
+            self.states.offer(good)
             self.states.settle([i for i in members if i in failed])
         else:
             self.states.settle(members)

@@ -5,6 +5,7 @@ Leaves out what is asked of envs and what they answered (`engine.py`).
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 from collections import deque
@@ -118,14 +119,16 @@ class EnvStates:
         self._set(env_ids, EnvState.IDLE)
 
     def offer(self, env_ids: Sequence[int]) -> None:
-        """The envs' requests ended with a result, which the caller may take."""
+        """The envs' requests ended with a result, which the caller may take.
+
+        In this order, so that no result is lost where it is broken off.
+        """
         self.ready.extend(env_ids)
         self._set(env_ids, EnvState.READY)
 
-    def bring(self, env_ids: list[int]) -> None:
-        """As `settle` and `offer`."""
-        self.ready.extend(env_ids)
-        self._set(env_ids, EnvState.READY)
+    def offer_again(self) -> None:
+        """Finish an `offer` that was broken off, e.g. by an exception of a signal's handler."""
+        self._set([i for i in self.those(EnvState.PENDING) if i in self.ready], EnvState.READY)
 
     def receive(self, count: int) -> list[int]:
         """Take the `count` oldest results."""
@@ -174,9 +177,8 @@ class EnvStates:
         self.ready.clear()
 
     def _leave(self, env_id: int, state: EnvState) -> None:
-        was_ready = self._states[env_id] is EnvState.READY
         self._states[env_id] = state
-        if was_ready:
+        with contextlib.suppress(ValueError):
             self.ready.remove(env_id)
 
     # --- private -----------------------------------------------------------------------------

@@ -379,4 +379,4 @@ def why_it_ended(actor: WorkerHandle, status: ExitStatus) -> str:
 
 
 def _told(lost: Lost[M], failed: Failed) -> Lost[M]:
-    return Lost(lost.actor, lost.tag, failed, lost.actor.cause, lost.incarnation)
+    return Lost(lost.actor, lost.tag, failed, lost.incarnation, lost.actor.cause)

@@ -353,7 +353,7 @@ class LocalFleet:
             if reply is not None and asked.is_awaited:
                 self._events.append(Replied(actor, asked.tag, _own(reply)))
             elif asked.is_awaited:
-                self._events.append(Lost(actor, asked.tag, describe(exc)))
+                self._events.append(Lost(actor, asked.tag, describe(exc), actor.incarnation))
             if is_signal or not isinstance(exc, Exception):
                 raise
         else:

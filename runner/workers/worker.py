@@ -211,10 +211,10 @@ class Lost(msgspec.Struct, Generic[M], frozen=True, gc=False):
     actor: M
     tag: Any
     failed: Failed
+    #: Which life of the actor held it. By when it is told the next one may have begun.
+    incarnation: int
     #: Why, if the actor was killed or died.
     cause: FaultCause = FaultCause.CRASH
-    #: Which life of the actor held it. By when it is told the next one may have begun.
-    incarnation: int = 0
 
 
 class Gone(msgspec.Struct, Generic[M], frozen=True, gc=False):

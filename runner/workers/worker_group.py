@@ -125,7 +125,7 @@ class Requests(Generic[M]):
         except ClosedError as exc:  # it died between the message and what belongs to it
             self._connections.end(actor)
             failed = Failed(code=FailureCode.PEER_LOST, message=f"{actor.describe()}: {exc}")
-            return Lost(actor, tag, failed, actor.cause, actor.incarnation)
+            return Lost(actor, tag, failed, actor.incarnation, actor.cause)
         except (DecodeError, TransportError) as exc:
             # E.g. an object whose class cannot be imported here; other requests' ends follow.
             reply = exc
@@ -133,10 +133,10 @@ class Requests(Generic[M]):
         if actor.abandoned < outcome.wire_id:
             actor.abandoned = 0
         if misfit is not None:
-            return Lost(actor, tag, misfit, actor.cause, actor.incarnation)
+            return Lost(actor, tag, misfit, actor.incarnation, actor.cause)
         if isinstance(reply, Exception):
             failed = Failed(code=FailureCode.PROTOCOL, message=f"{actor.describe()}: {reply}")
-            return Lost(actor, tag, failed, actor.cause, actor.incarnation)
+            return Lost(actor, tag, failed, actor.incarnation, actor.cause)
         return Replied(actor, tag, reply)
 
     def on_failure(self, outcome: FailLocal) -> Lost[M] | None:
@@ -159,7 +159,7 @@ class Requests(Generic[M]):
                 # the broker's word, the end of the actor would be waited for.
                 failed = msgspec.structs.replace(failed, code=FailureCode.PROTOCOL)
             failed = self._judge(actor, request, failed) or failed
-        return Lost(actor, tag, failed, actor.cause, actor.incarnation)
+        return Lost(actor, tag, failed, actor.incarnation, actor.cause)
 
     def _judge(
         self, actor: M, request: Request[Any] | None, answer: Payload | Exception

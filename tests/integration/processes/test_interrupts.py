@@ -336,6 +336,33 @@ def test_no_row_of_another_step_comes_after_one_that_was_broken_off_in_the_engin
 
 
 @pytest.mark.slow
+def test_an_env_whose_step_was_broken_off_is_made_anew_also_in_a_later_life(
+    profiler: int,
+) -> None:
+    """The actor is killed, whichever life it is in, and not waited for without being killed."""
+    with ActorPool(
+        [partial(LifeEnv, 10**6)],
+        num_actors=1,
+        local_links=False,
+        restart=RestartPolicy.always(backoff=0.0),
+        timeouts=PATIENCE,
+    ) as pool:
+        pool.reset()
+        pool.recv()
+        for line in itertools.count(1):
+            with contextlib.suppress(TimeIsUp), CtrlC(line, profiler, (engine.__file__,)) as broken:
+                pool.send(np.zeros(1))
+                pool.recv()
+            with contextlib.suppress(NoAsyncCallError):  # it was not asked yet, or was received
+                while not len(pool.recv(timeout=20.0).env_ids):
+                    pass
+            if not broken.came:
+                break
+        assert pool.statistics().restarts > 2
+    assert line > 10
+
+
+@pytest.mark.slow
 def test_no_row_of_another_step_comes_after_one_whose_end_was_not_asked_for(
     profiler: int,
 ) -> None:

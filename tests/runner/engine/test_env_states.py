@@ -45,7 +45,6 @@ class _Broken(list[EnvState]):
     "change",
     [
         lambda states: states.offer([1, 0, 3]),
-        lambda states: states.bring([1, 0, 3]),
         lambda states: states.receive(1),
         lambda states: states.receive(2),
         lambda states: states.put_back([1, 0, 3]),
@@ -62,6 +61,30 @@ def test_who_is_ready_can_be_received_also_after_an_exception_of_a_signals_handl
     with contextlib.suppress(InterruptedError):
         change(states)
     assert set(states.those(READY)) <= set(states.ready)
+
+
+@pytest.mark.parametrize("left", [1, 2, 3])
+def test_an_offer_that_was_broken_off_is_finished(left: int) -> None:
+    """Else the request would be told as lost, and the result would stay to be received."""
+    states = EnvStates(NUM_ENVS)
+    states.ask([0, 1, 2, 3])
+    states._states = _Broken(states, left)
+    with contextlib.suppress(InterruptedError):
+        states.offer([1, 0, 3])
+    states.offer_again()
+    assert states.those(READY) == [0, 1, 3]
+    assert states.those(PENDING) == [2]
+    assert states.receive(3) == [1, 0, 3]
+
+
+def test_who_is_lost_while_an_offer_is_broken_off_cannot_be_received() -> None:
+    states = EnvStates(NUM_ENVS)
+    states.ask([1])
+    states._states = _Broken(states, 1)
+    with contextlib.suppress(InterruptedError):
+        states.offer([1])
+    states.recover(1)
+    assert states.num_ready == 0
 
 
 def test_results_are_received_oldest_first() -> None:

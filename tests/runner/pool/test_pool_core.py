@@ -54,7 +54,7 @@ class Scene:
 def test_a_wait_without_a_limit_looks_once_per_event() -> None:
     scene = Scene()
     scene.states.ask([0, 1, 2])
-    scene.events = [lambda: None, lambda: scene.states.bring([1])]
+    scene.events = [lambda: None, lambda: scene.states.offer([1])]
     assert scene.core.wait_for("poll", 1, None) == []
     assert scene.waits == [math.inf, math.inf]
     assert scene.states.receive(1) == [1]
@@ -63,7 +63,7 @@ def test_a_wait_without_a_limit_looks_once_per_event() -> None:
 def test_after_the_time_out_a_last_look_is_taken_and_who_is_late_is_told() -> None:
     scene = Scene()
     scene.states.ask([0, 1, 2])
-    scene.events = [lambda: scene.states.bring([1])]
+    scene.events = [lambda: scene.states.offer([1])]
     assert scene.core.wait_for("recv", 2, 0.0) == [0, 2]
     assert scene.waits == [0.0]
 
@@ -71,7 +71,7 @@ def test_after_the_time_out_a_last_look_is_taken_and_who_is_late_is_told() -> No
 def test_once_one_is_ready_the_others_have_a_while_of_their_own() -> None:
     scene = Scene()
     scene.states.ask([0, 1, 2])
-    scene.events = [lambda: scene.states.bring([1])]
+    scene.events = [lambda: scene.states.offer([1])]
     assert scene.core.wait_for("poll", 3, None, 0.0) == []
     assert scene.waits == [math.inf]  # nobody is late: it was not the time-out
 
@@ -126,7 +126,7 @@ def test_envs_whose_result_was_kept_cannot_be_asked_until_all_are_reset() -> Non
 def test_what_is_sent_to_an_env_that_was_not_asked_for_its_row_is_no_error() -> None:
     scene = Scene()
     scene.states.ask([0, 1, 2])
-    scene.states.bring([1])
+    scene.states.offer([1])
     scene.unasked = {1, 2}
     assert scene.core.check_env_ids([1, 2]) == [1, 2]
     with pytest.raises(AlreadyPendingCallError, match=r"envs \[0\]"):

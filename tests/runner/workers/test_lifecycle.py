@@ -261,7 +261,7 @@ def test_who_ended_while_the_driver_was_away_was_not_late() -> None:
     scene.actor.child = child
     late = Failed(code=FailureCode.TIMEOUT, message="late")
     told = scene.lifecycle.explain(
-        [Lost(scene.actors[1], "slow", late), Lost(scene.actor, "dead", late)], {}
+        [Lost(scene.actors[1], "slow", late, 0), Lost(scene.actor, "dead", late, 0)], {}
     )
     assert [lost.tag for lost in told] == ["dead", "slow"]
     assert [lost.failed.code for lost in told] == [FailureCode.PEER_LOST, FailureCode.TIMEOUT]
@@ -273,7 +273,7 @@ def test_who_was_late_is_told_though_the_fork_server_is_gone_and_cannot_be_repla
     scene = Scene()
     scene.machine.is_full = True
     late = Failed(code=FailureCode.TIMEOUT, message="late")
-    (told,) = scene.lifecycle.explain([Lost(scene.actor, "slow", late)], {})
+    (told,) = scene.lifecycle.explain([Lost(scene.actor, "slow", late, 0)], {})
     assert told.tag == "slow"
 
 
@@ -281,7 +281,7 @@ def test_a_remote_actor_that_has_left_was_not_late_either() -> None:
     scene = Scene()
     scene.actor.remote, scene.actor.identity = True, b"peer"
     late = Failed(code=FailureCode.TIMEOUT, message="late")
-    (told,) = scene.lifecycle.explain([Lost(scene.actor, "gone", late)], {b"peer": "its lease"})
+    (told,) = scene.lifecycle.explain([Lost(scene.actor, "gone", late, 0)], {b"peer": "its lease"})
     assert told.failed.code is FailureCode.PEER_LOST
     assert "left: its lease" in told.failed.message
 
