@@ -51,7 +51,7 @@ def own_deeply(value: T) -> T:
 
 def _own(value: Any) -> object:
     kind = type(value)
-    if kind in _ATOMS or isinstance(value, np.generic):
+    if kind in _ATOMS:
         return value
     if kind is dict:
         return {key: _own(item) for key, item in value.items()}
@@ -59,7 +59,7 @@ def _own(value: Any) -> object:
         return [_own(item) for item in value]
     if kind is tuple:
         return tuple([_own(item) for item in value])
-    if isinstance(value, np.ndarray | dict | list | tuple | set | deque | bytearray):
+    if isinstance(value, np.ndarray | np.void | dict | list | tuple | set | deque | bytearray):
         try:
             return _own_other(value)
         except (RecursionError, MemoryError):  # the first: it contains itself
@@ -69,16 +69,16 @@ def _own(value: Any) -> object:
     return value
 
 
-def _own_other(value: Any) -> object:
+def _own_other(value: Any) -> Any:
     """As `_own`, of an array or what may be of a derived class, whose code may raise anything."""
     kind = type(value)
     if isinstance(value, np.ndarray):
         copied: Any = value.copy()
-        if value.dtype == object:
-            flat = np.asarray(copied).reshape(-1)
-            for index, item in enumerate(flat):
-                flat[index] = _own(item)
+        if value.dtype.hasobject:
+            _own_items(np.asarray(copied))
         return copied
+    if isinstance(value, np.void):  # a record is often a view of its array
+        return _own_other(np.array(value))[()]
     if isinstance(value, tuple):
         # Named, e.g. a GraphInstance, whose constructor may take other things.
         return kind._make([_own(item) for item in value]) if hasattr(kind, "_make") else value
@@ -94,3 +94,15 @@ def _own_other(value: Any) -> object:
         deque.clear(copied)
         deque.extend(copied, [_own(item) for item in value])
     return copied
+
+
+def _own_items(array: Any) -> None:
+    """Have an array's objects, also those in fields of its records, be copies."""
+    if array.dtype == object:
+        owned = np.empty(array.size, object)
+        for index, item in enumerate(array.reshape(-1)):
+            owned[index] = _own(item)
+        array[...] = owned.reshape(array.shape)
+    for field in array.dtype.names or ():
+        if array[field].dtype.hasobject:
+            _own_items(array[field])

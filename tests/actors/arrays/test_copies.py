@@ -66,6 +66,26 @@ def test_what_is_in_an_array_of_objects_is_copied() -> None:
     assert copy[0, 1].tolist() == [0.0]
 
 
+def test_a_record_is_copied() -> None:
+    """Taken out of an array of records it is a view."""
+    records = np.zeros(2, [("x", "f4"), ("y", object)])
+    records["y"][0] = [1]
+    copy = own({"record": records[0]})["record"]
+    records["x"] = 3.0
+    records["y"][0].append(2)
+    assert type(copy) is np.void
+    assert copy.item() == (0.0, [1])
+
+
+def test_objects_in_fields_of_records_are_copied() -> None:
+    records = np.zeros((2, 1), [("x", "f4"), ("inner", [("y", object, (2,))])])
+    records["inner"]["y"][1, 0, 1] = inner = [1]
+    copy = own(records)
+    inner.append(2)
+    assert copy["inner"]["y"].tolist() == [[[0, 0]], [[0, [1]]]]
+    assert copy.dtype == records.dtype
+
+
 def test_a_derived_container_that_cannot_be_copied_stays_what_it_is() -> None:
     class Single(dict[str, int]):
         def __copy__(self) -> Single:
