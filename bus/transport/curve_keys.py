@@ -1,7 +1,8 @@
 """CURVE keys: files of them, who holds which, and which clients a broker lets in.
 
 Leaves out sockets: `zmq_sockets.py` uses the keys, `authentication.py` asks who may come in.
-Secrets are read from files only, so that they stand in no argument, log line or repr.
+Secrets are read from files, or made for processes of one's own, so that they stand in no
+argument, log line or repr.
 """
 
 from __future__ import annotations

@@ -402,10 +402,12 @@ class ZmqRouter:
         """Bind an endpoint for the owner's own processes, as `private`; `endpoints` leaves it out.
 
         Raises:
-            ConfigError: It is malformed, too long, or wider than this host.
+            ConfigError: It is malformed, too long, wider than this host, or `ipc://` beside TCP
+                that is wider.
             TransportError: It cannot be bound.
         """
         _check_bindable(endpoint, has_keys=False, insecure=False)
+        _check_together([*self._endpoints, endpoint])
         if self._keys is None:
             self._bind(endpoint)
             return

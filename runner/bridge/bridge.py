@@ -182,6 +182,7 @@ class ExternalEnvBridge(StaysHere):
         """What processes of this user and host can connect to without keys; made when asked for.
 
         Raises:
+            ConfigError: The bridge is bound to TCP that other hosts can reach.
             TransportError: It cannot be bound.
             ClosedError: The bridge was stopped.
         """

@@ -364,6 +364,15 @@ def test_ipc_beside_what_others_can_reach_is_refused(wide: str, tmp_path: Path) 
     assert os.listdir(tmp_path) == []
 
 
+def test_ipc_that_is_bound_later_beside_what_others_can_reach_is_refused(tmp_path: Path) -> None:
+    with (
+        contextlib.closing(ZmqRouter(["tcp://0.0.0.0:*"], insecure=True)) as router,
+        pytest.raises(ConfigError, match="cannot be bound together"),
+    ):
+        router.bind_private(f"ipc://{tmp_path}/bus")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_wide_bind_that_is_asked_for_is_made() -> None:
     router = ZmqRouter(["tcp://0.0.0.0:*"], insecure=True)
     assert router.endpoints[0].startswith("tcp://0.0.0.0:")
