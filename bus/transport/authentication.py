@@ -146,7 +146,9 @@ class Authenticator:
             if not isinstance(allowed, bool):  # a coroutine, for example, would pass for a yes
                 raise TypeError(f"allow must return True or False, not {allowed!r}")
         except BaseException as exc:  # also SystemExit: the thread goes on, and lets nobody in
-            reason = f"{type(exc).__name__}: {exc}"
+            reason = type(exc).__name__
+            with contextlib.suppress(BaseException):  # its text is anybody's code, too
+                reason = f"{reason}: {exc}"
             self._log_once(
                 reason, "it could not be found out whether %s may join: %s", name, reason
             )

@@ -225,13 +225,20 @@ def test_who_is_allowed_while_they_try_comes_in(ring: KeyRing) -> None:
             assert client.ask("names", Name(), timeout=PATIENCE).result(PATIENCE).name == "worker"
 
 
-@pytest.mark.parametrize("answer", ["raises", "exits", "a coroutine"])
+class TextlessError(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no text either")
+
+
+@pytest.mark.parametrize("answer", ["raises", "raises what has no text", "exits", "a coroutine"])
 def test_a_function_that_cannot_tell_lets_nobody_in(
     answer: str, ring: KeyRing, caplog: pytest.LogCaptureFixture
 ) -> None:
     def allow(key: str) -> bool:
         if answer == "raises":
             raise LookupError("the database is away")
+        if answer == "raises what has no text":
+            raise TextlessError
         if answer == "exits":
             raise SystemExit("the database is away")
         return "true"  # type: ignore[return-value]  # as truthy as the coroutine of `async def`
