@@ -41,7 +41,6 @@ from envbus.bus.broker.events import (
 )
 from envbus.bus.broker.stall_grace import StallGrace
 from envbus.bus.complaints import Complaints, Lines
-from envbus.bus.descriptors import opening
 from envbus.bus.errors import (
     ConfigError,
     DecodeError,
@@ -217,25 +216,15 @@ class Broker:
     def fileno(self) -> int:
         """Return a descriptor to wait for beside others, readable while messages are there.
 
-        Deadlines are nothing that it tells of.
-
-        Raises:
-            TransportError: No descriptor is left for it.
+        Deadlines are nothing that it tells of. Where a system has no epoll, or no descriptor left,
+        it is the transport's, which tells of changes only.
         """
-        if not hasattr(select, "epoll"):
-            return self._transport.fileno()
         if self._outside is None:
-            with opening("no descriptor to wait for can be made"):
-                outside = select.epoll()
-                try:
-                    outside.register(self._transport.fileno(), select.EPOLLIN)
-                    outside.register(self._bell.fileno(), select.EPOLLIN)
-                except BaseException:
-                    outside.close()
-                    raise
-            self._outside = outside
-            if self.has_more:
-                self._bell.ring()
+            try:
+                self._outside = self._open_outside()
+            except (AttributeError, OSError, TransportError):
+                return self._transport.fileno()
+            self._look_behind()
         return self._outside.fileno()
 
     def ring(self) -> None:
@@ -244,12 +233,9 @@ class Broker:
 
     @property
     def has_more(self) -> bool:
-        """Whether messages may be there of which `fileno` does not tell.
-
-        As the last `poll` has left some, or something was sent since it found no more: what is sent
-        may use up what the descriptor has to tell.
-        """
-        return self._has_more or self._transport.hides_messages
+        """Whether messages are there, which `poll` has left, or which have come since."""
+        self._look_behind()
+        return self._has_more
 
     def watch(self, fd: int) -> None:
         """Let `poll` return early when `fd` is readable; the caller reads it."""
@@ -273,16 +259,17 @@ class Broker:
         """
         begun = self._clock()
         waited = 0.0
-        if timeout > 0 and not self._outcomes:
-            wake_at = self._core.wake_at()
-            if wake_at is not None:
-                timeout = min(timeout, max(self._stall_grace.wake_at(wake_at) - begun, 0.0))
-            timeout = min(timeout, _LONGEST_WAIT)
-            self._transport.wait(timeout)
-            waited = timeout
-        now = self._clock()
-        self._stall_grace.looks(begun, waited, now)
+        self._has_more = True  # as long as no look has found that there are none
         try:
+            if timeout > 0 and not self._outcomes:
+                wake_at = self._core.wake_at()
+                if wake_at is not None:
+                    timeout = min(timeout, max(self._stall_grace.wake_at(wake_at) - begun, 0.0))
+                timeout = min(timeout, _LONGEST_WAIT)
+                self._transport.wait(timeout)
+                waited = timeout
+            now = self._clock()
+            self._stall_grace.looks(begun, waited, now)
             self._drain(most)
             if self._stall_grace.may_judge(self._core.wake_at(), now):
                 self._drain(thoroughly=True)  # what came meanwhile counts
@@ -329,6 +316,23 @@ class Broker:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def _open_outside(self) -> select.epoll:
+        outside = select.epoll()
+        try:
+            outside.register(self._transport.fileno(), select.EPOLLIN)
+            outside.register(self._bell.fileno(), select.EPOLLIN)
+        except BaseException:
+            outside.close()
+            raise
+        return outside
+
+    def _look_behind(self) -> None:
+        """Ring for messages of which the transport's descriptor does not tell, if there are any."""
+        if not self._has_more and self._transport.hides_messages:
+            self._has_more = True
+        if self._has_more:
+            self._bell.ring()
+
     def _drain(self, most: int = _MAX_DRAINED, *, thoroughly: bool = False) -> None:
         """Take the messages that are there; of a flood, so many that others get their turn.
 
@@ -349,8 +353,8 @@ class Broker:
             if message is None and thoroughly and self._transport.wait(0.0):
                 message = receive()
             if message is None:
-                self._has_more = False
                 self._bell.silence()
+                self._has_more = False
                 return
             peer, frames = message
             header = None
@@ -408,12 +412,12 @@ class Broker:
         return True
 
     def _put(self, peer: bytes, frames: Frames) -> None:
-        """Send; ring, where that has used up what the transport's descriptor had to tell."""
+        """Send, which may use up what the transport's descriptor had to tell."""
         try:
             self._transport.send(peer, frames)
         finally:
-            if self._outside is not None and self._transport.hides_messages:
-                self._bell.ring()
+            if self._outside is not None:
+                self._look_behind()
 
     def _send(self, effect: Send, event: Event) -> None:
         try:

@@ -426,6 +426,7 @@ class LocalRouter:
     def _receive_far(self) -> tuple[bytes, list[Buffer]] | None:
         if self._router is None:
             return None
+        self._is_armed = False  # also where it is broken off
         message = self._router.receive()
         self._is_armed = message is None
         return message

@@ -134,10 +134,10 @@ class Bell:
     def silence(self) -> None:
         """Ring no more. By who waits."""
         if self.rung:
-            self.rung = False
             if self._ends is not None:
                 with contextlib.suppress(BlockingIOError):
                     self._ends[0].recv(64)
+            self.rung = False  # last: broken off before, it is silenced again
 
     def close(self) -> None:
         """Close both ends. Idempotent."""

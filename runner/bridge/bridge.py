@@ -471,13 +471,13 @@ class ExternalEnvBridge(StaysHere):
     def fileno(self) -> int:
         """Return a descriptor to wait for beside others.
 
-        Where it is readable call `poll(0)`, and wait again only after that has brought nothing. It
-        tells of what simulators send; for deadlines and restarts make that call now and then in
-        any case, each second for example.
+        Where it is readable call `poll(0)`, and wait again only after that has brought nothing,
+        also behind `send_actions`. It tells of what simulators send; for deadlines and restarts,
+        and where descriptors are used up, make that call now and then in any case, each second
+        for example.
 
         Raises:
             ClosedError: The bridge was stopped.
-            TransportError: No descriptor is left for it.
         """
         self._assert_usable()
         return self._broker.fileno()

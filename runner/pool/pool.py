@@ -514,7 +514,6 @@ class ActorPool(StaysHere):
 
         Raises:
             ClosedEnvironmentError: The pool was closed.
-            TransportError: No descriptor is left for it.
         """
         self._assert_open()
         self._engine.use_messages()

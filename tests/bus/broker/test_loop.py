@@ -84,6 +84,25 @@ def test_who_has_answered_looks_again_where_the_descriptor_has_not_told_of_all()
     assert broker.has_more
 
 
+class BrokenOff(Silence):
+    """Somebody's handler of a signal raises while there is nothing to do but wait."""
+
+    def wait(self, timeout: float) -> bool:
+        raise InterruptedError
+
+
+def test_a_wait_that_is_broken_off_may_have_used_up_what_the_descriptor_tells() -> None:
+    transport: Any = BrokenOff()
+    broker = Broker(transport, BrokerCore(BrokerConfig()), lambda: transport.now)
+    broker.poll(0.0)
+    assert not broker.has_more
+    with pytest.raises(InterruptedError):
+        broker.poll(1.0)
+    assert broker.has_more
+    broker.poll(0.0)
+    assert not broker.has_more
+
+
 def test_an_owner_that_was_away_while_nothing_was_asked_judges_in_time() -> None:
     silence: Any = Silence()
     broker = Broker(silence, BrokerCore(BrokerConfig()), lambda: silence.now)

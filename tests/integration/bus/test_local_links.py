@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from envbus.bus.wire.frames import Buffer
 from envbus.bus.wire.framing import pack
 from tests.descriptors import CrowdedSocket, open_descriptors
 from tests.integration.group_children import PATIENCE, wait_until
+from tests.waiting import pass_time
 
 pytestmark = pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here")
 
@@ -362,6 +364,37 @@ def test_peers_with_and_without_a_local_link_meet_at_one_router(tmp_path: Path) 
     local.close()
     other.close()
     router.close()
+
+
+class BrokenOff(ZmqRouter):
+    """Somebody's handler of a signal raises where it has looked for a message."""
+
+    breaks = False
+
+    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+        if self.breaks:
+            assert self.hides_messages
+            self.breaks = False
+            raise InterruptedError
+        return super().receive()
+
+
+def test_what_came_by_zeromq_before_taking_it_was_broken_off_is_not_slept_over() -> None:
+    far = BrokenOff(["tcp://127.0.0.1:*"])
+    with (
+        closing(LocalRouter(far)) as router,
+        closing(ZmqPeer(router.endpoints[0], b"peer")) as peer,
+    ):
+        peer.send([b"first"])
+        receive(router)
+        assert router.receive() is None
+        peer.send([b"second"])
+        pass_time(0.3)
+        far.breaks = True
+        with pytest.raises(InterruptedError):
+            router.receive()
+        assert router.wait(PATIENCE)
+        assert receive(router) == (b"peer", [b"second"])
 
 
 def test_a_flood_over_zeromq_does_not_keep_local_links_waiting(tmp_path: Path) -> None:
