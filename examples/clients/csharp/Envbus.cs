@@ -504,17 +504,17 @@ namespace Envbus
         /// Do what TLS may need many reads for, each with a time-out of its own; when time is over it is closed.
         int InTime(Deadline deadline, Func<int> work)
         {
-            bool isLate = false;
-            using (new Timer(_ => { isLate = true; tcp.Close(); }, null, deadline.Milliseconds, Timeout.Infinite))
+            int ender = 0; // 1: the work, 2: the timer; whoever is first. A timer that is late leaves the next call alone.
+            using (new Timer(_ => { if (Interlocked.CompareExchange(ref ender, 2, 0) == 0) tcp.Close(); },
+                             null, deadline.Milliseconds, Timeout.Infinite))
             {
                 try
                 {
-                    return work();
+                    int result = work();
+                    if (Interlocked.CompareExchange(ref ender, 1, 0) == 0) return result;
                 }
-                catch (Exception) when (isLate)
-                {
-                    throw new AnswerTimeoutException("no answer came in time");
-                }
+                catch (Exception) when (Interlocked.CompareExchange(ref ender, 1, 0) != 0) { }
+                throw new AnswerTimeoutException("no answer came in time");
             }
         }
 
