@@ -5,6 +5,7 @@ No patience, and each answer is judged by the protocol's rules. One class of lin
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import os
@@ -13,7 +14,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any, ForwardRef, Protocol, cast, get_args
 from urllib.parse import quote
 
@@ -58,6 +59,8 @@ __all__ = [
 MAX_MESSAGE_BYTES = 64 * 2**20
 #: Seconds behind a deadline in which what has come is still read; some send without end.
 _GRACE = 1.0
+#: Seconds that an event loop has to see what is there already.
+_A_LOOK = 0.01
 
 
 class LinkEndedError(Exception):
@@ -139,16 +142,19 @@ class StreamLink:
 
 
 class WebSocketLink:
-    """Binary messages of a WebSocket."""
+    """Binary messages of a WebSocket.
+
+    By asyncio, though all waits block: websockets' blocking client reads and writes TLS in two
+    threads, of which Python before 3.13 breaks one connection of some hundreds.
+    """
 
     def __init__(
         self, address: Address, timeout: float, tls: ssl.SSLContext | None, token: str | None
     ) -> None:
-        from websockets.sync.client import connect
+        from websockets.asyncio.client import connect
 
-        self._open = ExitStack()
-        self._socket = self._open.enter_context(
-            connect(
+        async def opened() -> Any:
+            return await connect(
                 address.url(f"?token={quote(token)}" if token else ""),
                 ssl=tls,
                 open_timeout=timeout,
@@ -157,14 +163,20 @@ class WebSocketLink:
                 compression=None,
                 proxy=None,
             )
-        )
+
+        self._loop = asyncio.new_event_loop()
+        try:
+            self._socket = self._loop.run_until_complete(opened())
+        except BaseException:
+            self._loop.close()
+            raise
 
     def send(self, frames: Frames) -> None:
         """Send a message."""
         from websockets.exceptions import ConnectionClosed
 
         try:
-            self._socket.send(pack(frames))
+            self._loop.run_until_complete(self._socket.send(pack(frames)))
         except ConnectionClosed as exc:
             raise LinkEndedError(f"the connection is closed: {exc}") from exc
 
@@ -172,9 +184,10 @@ class WebSocketLink:
         """Return the next message."""
         from websockets.exceptions import ConnectionClosed
 
+        message = asyncio.wait_for(self._socket.recv(), max(timeout, _A_LOOK))
         try:
-            data = self._socket.recv(timeout)
-        except TimeoutError:
+            data = self._loop.run_until_complete(message)
+        except asyncio.TimeoutError:
             return None
         except ConnectionClosed as exc:
             raise LinkEndedError(f"the other side closed the connection: {exc}") from exc
@@ -187,7 +200,9 @@ class WebSocketLink:
 
     def close(self) -> None:
         """End the connection."""
-        self._open.close()
+        if not self._loop.is_closed():
+            self._loop.run_until_complete(self._socket.close())
+            self._loop.close()
 
 
 class ZmqLink:
