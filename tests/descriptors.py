@@ -8,9 +8,13 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["CrowdedSocket", "no_more_files", "open_descriptors"]
+
+#: Descriptors below it are of standard streams and of pytest, which closes none of them. As many
+#: may be waited for at a time where no more files may be opened.
+_FEW: Final = 8
 
 
 def open_descriptors() -> set[tuple[int, int, int]]:
@@ -29,15 +33,18 @@ def open_descriptors() -> set[tuple[int, int, int]]:
 
 @contextmanager
 def no_more_files() -> Iterator[None]:
-    """At the limit of open files."""
+    """At the limit of open files; also while others are closed, as those of tests before are."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
+    taken = [os.dup(0)]
+    while taken[-1] < _FEW:
+        taken.append(os.dup(0))
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FEW, hard))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        os.close(lowest)
+        for number in taken:
+            os.close(number)
 
 
 class CrowdedSocket(socket.socket):

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -439,15 +438,8 @@ def test_without_a_descriptor_for_a_new_server_ends_are_told_when_there_is_one(
     child = start_up(process_group, "wait_for_the_driver")
     server_of(child).kill()
     assert select.select([process_group], [], [], PATIENCE)[0]
-    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, most))
-    try:
-        with pytest.raises(StartError, match="ulimit -n"):
-            process_group.exits()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    with no_more_files(), pytest.raises(StartError, match="ulimit -n"):
+        process_group.exits()
     ((ended, status),) = process_group.exits()
     assert ended is child
     assert "fork server" in status.describe()
