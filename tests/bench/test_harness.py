@@ -86,9 +86,9 @@ def test_what_an_actor_costs_is_measured(here: Environments) -> None:
     record = measure_actors([2], SHORT, here, quiet)
     (row,) = record["rows"]
     assert (row["status"], row["num_actors"]) == ("ok", 2)
-    # Both are rounded.
+    # Both are rounded to five digits.
     assert row["step_us_per_actor"]["median"] == pytest.approx(
-        row["step_us"]["median"] / 2, abs=0.01
+        row["step_us"]["median"] / 2, rel=1e-4
     )
     for key in ("seconds", "pss_mb_per_actor", "descriptors_per_actor"):
         assert row[key]["median"] > 0
