@@ -195,7 +195,7 @@ def _play(address: str, name: str, over: threading.Event, many: bool) -> None:
     beat = PATIENCE / 4
     with ExternalEnvClient(address, name=name, timeouts=timeouts, heartbeat=beat) as client:
         base = count = 0
-        while not over.is_set():
+        while not (count and over.is_set()):  # once at least, however late it has come in
             base = base % 800 + 100
             count += 1
             episode = client.start_episode(f"honest-{base}-{name}-{count}")

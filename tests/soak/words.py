@@ -26,8 +26,9 @@ __all__ = ["Counts", "hand_over"]
 
 #: Most looks before a side says that it sleeps.
 LOOKS = 60
-#: Who sleeps for that long looks whether its word is there all the same, in milliseconds.
-LONGEST_SLEEP = 200
+#: Who sleeps for that long looks whether its word is there all the same, in milliseconds. Long, as
+#: on a busy machine the other side may get no core for a while between its word and its ring.
+LONGEST_SLEEP = 10_000
 #: Between two lines of progress, in seconds.
 BETWEEN_LINES = 2.0
 
