@@ -69,14 +69,14 @@ os._exit(0)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("what", MAKERS)
 def test_what_finds_too_few_descriptors_says_what_to_do(what: str) -> None:
     program = PROGRAM.format(made=MAKERS[what])
     with ExternalEnvBridge(Discrete(2), Discrete(2)) as bridge:  # here it has descriptors
         command = [sys.executable, "-c", program, bridge.address]
         with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True) as process:
-            deadline = time.monotonic() + 100
+            deadline = time.monotonic() + 200
             while process.poll() is None and time.monotonic() < deadline:
                 bridge.poll(0.1)
             process.kill()

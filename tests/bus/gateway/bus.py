@@ -37,7 +37,9 @@ class Bus:
 
     def __init__(self, tmp_path: Path, **settings: Any) -> None:
         local = ("127.0.0.1:0",)
-        settings = {"tcp": local, "websocket": local, **settings}
+        # Who has connected may wait for its turn in a test, which a busy machine makes long.
+        least = {"tcp": local, "websocket": local, "handshake_timeout": PATIENCE}
+        settings = {**least, **settings}
         endpoint = f"ipc://{tmp_path}/bus"
         self.broker = Broker(ZmqRouter([endpoint]), BrokerCore())
         self.gateway = Gateway(endpoint, GatewayConfig(**settings))
@@ -111,7 +113,12 @@ class WebSocketClient:
     def __init__(self, address: str, path: str = "/", **options: Any) -> None:
         scheme = "wss" if "ssl" in options else "ws"
         self._context = connect(
-            f"{scheme}://{address}{path}", max_size=None, compression=None, proxy=None, **options
+            f"{scheme}://{address}{path}",
+            max_size=None,
+            compression=None,
+            proxy=None,
+            open_timeout=PATIENCE,
+            **options,
         )
         self.socket: ClientConnection = self._context.__enter__()
 

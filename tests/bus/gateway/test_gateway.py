@@ -218,14 +218,15 @@ def test_a_client_that_says_goodbye_itself_leaves_nothing_to_complain_of(
 def test_nobody_is_let_in_while_the_owner_has_hardly_a_descriptor_left(bus: Bus) -> None:
     """libzmq would end it for one more, and strangers at its TCP endpoints can take them all."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_in_use() + 20, hard))
-    try:
-        with client_of(bus, "tcp") as client:
+    with client_of(bus, "tcp") as client:
+        # Far from the least that must be left: what tests before have left may close meanwhile.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_in_use() + 4, hard))
+        try:
             client.send(hello("sim"))
             (words,) = drained(client)
-            assert "no room for one more client: Too many open files" in failure(words).message
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert "no room for one more client: Too many open files" in failure(words).message
     with client_of(bus, "tcp") as client:
         joined(bus, client, "sim")
 
@@ -332,18 +333,16 @@ def test_who_says_nothing_for_too_long_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_websocket_that_does_not_answer_pings_is_closed(tmp_path: Path) -> None:
+    """That one which answers them stays: `test_host_connection.py`, where nobody can be late."""
     with (
         Bus(tmp_path, keepalive=0.3) as bus,
-        WebSocketClient(bus.gateway.websocket[0]) as living,  # a thread of its own answers them
         socket.create_connection(("127.0.0.1", port(bus.gateway.websocket[0]))) as dead,
     ):
-        peer = joined(bus, living, "living")
         dead.sendall(
             UPGRADE + bytes(Frame(Opcode.BINARY, pack(hello("dead"))).serialize(mask=True))
         )
+        bus.until(lambda: bus.of(PeerReady), "dead joins")
         assert b"no sign of life for 0.6 s" in drained_bytes(dead)
-        bus.broker.shut_down(peer)
-        assert decode_header(living.receive()[0]).payload_type == Shutdown.__name__
 
 
 UPGRADE = (
@@ -413,7 +412,7 @@ def is_closed(sock: socket.socket) -> bool:
 
 @pytest.mark.parametrize("kind", ["tcp", "websocket"])
 def test_a_client_that_falls_silent_for_its_lease_makes_room(tmp_path: Path, kind: str) -> None:
-    with Bus(tmp_path, max_connections=1, handshake_timeout=1.0) as bus:
+    with Bus(tmp_path, max_connections=1) as bus:
         with client_of(bus, kind) as silent:  # a WebSocket's thread answers pings
             silent.send(message(Hello(name="silent", heartbeat=0.1)))
             bus.take(PeerReady)
@@ -456,7 +455,8 @@ def test_a_request_over_the_limit_that_welcome_told_is_failed_by_its_id(
         client.send(hello("sim"))
         bus.take(PeerReady)
         assert welcome(client.receive()).max_message_bytes == 100_000
-        client.send([encode_header(Header(1, Kind.REQUEST, 77, "Big", 30.0)), bytes(5_000_000)])
+        # More than is read at a time, and no more than the system takes at once: its end is soon.
+        client.send([encode_header(Header(1, Kind.REQUEST, 77, "Big", 30.0)), bytes(1_000_000)])
         frames = client.receive()
         assert decode_header(frames[0]).request_id == 77
         assert "is over the limit of 100000" in failure(frames).message
@@ -543,12 +543,12 @@ def test_a_gateway_that_hangs_again_and_again_is_given_up(tmp_path: Path) -> Non
 def test_a_gateway_whose_owner_may_open_no_more_files_is_not_taken_for_hung(
     tmp_path: Path,
 ) -> None:
-    with Bus(tmp_path, hang_timeout=0.5) as bus, client_of(bus, "tcp") as client:
+    with Bus(tmp_path, hang_timeout=3.0) as bus, client_of(bus, "tcp") as client:
         joined(bus, client, "sim-1")
         with no_more_files():  # as strangers at the broker's own endpoint can bring it about
             pipe = bus.gateway._child.pipe
             signs = pipe.next_expected
-            bus.until(lambda: pipe.next_expected > signs + 2, "signs of life")
+            bus.until(lambda: pipe.next_expected > signs, "a sign of life")
         assert bus.gateway.restarts == 0
 
 
@@ -589,7 +589,7 @@ def test_a_client_that_is_gone_unnoticed_keeps_no_word_from_the_others(tmp_path:
                 with contextlib.suppress(BlockingIOError):
                     client.socket.send(pack_for_stream(chunk))
             client.close()
-        bus.gateway.close()
+        bus.gateway.close(PATIENCE)
         for client in others:
             (words,) = drained(client)
             assert failure(words).message == "the gateway ends"
@@ -600,7 +600,7 @@ def test_clients_are_told_of_an_orderly_end(bus: Bus) -> None:
         joined(bus, client, "sim-1")
         joined(bus, other, "sim-2")
         pid = bus.gateway.pid
-        bus.gateway.close()
+        bus.gateway.close(PATIENCE)
         for told in (client, other):
             (words,) = drained(told)
             assert failure(words).message == "the gateway ends"
