@@ -14,13 +14,12 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-from tests.waiting import pass_time
+from tests.waiting import PATIENCE, pass_time
 
 __all__ = ["PROGRAMS", "Page", "find_browser"]
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-#: Seconds; never expected to pass.
-_PATIENCE = 30.0
+_OPTIONS: dict[str, Any] = {"max_size": None, "proxy": None, "open_timeout": PATIENCE}
 
 
 def find_browser() -> str | None:
@@ -47,7 +46,7 @@ class Page:
         self._number = 0
         self._socket: ClientConnection | None = None
         try:
-            self._context = connect(self._find_page(), max_size=None, proxy=None)
+            self._context = connect(self._find_page(), **_OPTIONS)
             self._socket = self._context.__enter__()
         except BaseException:
             self.close()
@@ -85,7 +84,7 @@ class Page:
 
     def _find_page(self) -> str:
         """Return where the page's DevTools are."""
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while True:
             text = self._log.read_text(errors="replace")
             assert time.monotonic() < deadline, text
@@ -94,9 +93,9 @@ class Page:
             if found is None:
                 pass_time(0.02)
                 continue
-            with connect(self._browser_address(text), max_size=None, proxy=None) as socket:
+            with connect(self._browser_address(text), **_OPTIONS) as socket:
                 socket.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
-                targets = json.loads(socket.recv(_PATIENCE))["result"]["targetInfos"]
+                targets = json.loads(socket.recv(PATIENCE))["result"]["targetInfos"]
             pages = [target["targetId"] for target in targets if target["type"] == "page"]
             if pages:
                 return f"{found[1]}/devtools/page/{pages[0]}"
@@ -112,7 +111,7 @@ class Page:
         command = {"id": self._number, "method": method, "params": parameters}
         self._socket.send(json.dumps(command))
         while True:
-            answer = json.loads(self._socket.recv(_PATIENCE))
+            answer = json.loads(self._socket.recv(PATIENCE))
             if answer.get("id") == self._number:
                 assert "result" in answer, answer
                 return answer["result"]

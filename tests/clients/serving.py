@@ -158,7 +158,7 @@ class Serving:
         stream = process.stdout
         os.set_blocking(stream.fileno(), False)
         text, told = "", 0
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + 2 * PATIENCE  # hundreds of steps, each by five threads
         while True:
             ended = process.poll() is not None
             text += (stream.read() or b"").decode()

@@ -19,6 +19,7 @@ BROWSER = find_browser()
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(
         BROWSER is None,
         reason=f"no browser ({', '.join(PROGRAMS)}): make system-packages, or apt install chromium",

@@ -28,8 +28,9 @@ from envbus.runner.diagnosis.client_conformance import Server, check_client
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.clients.serving import ACTIONS, CLIENTS, OBSERVATIONS, PATIENCE, Serving, running
 
-# Compilers and interpreters, which `make test` does not install.
-pytestmark = pytest.mark.slow
+# Compilers and interpreters, which `make test` does not install. The limit is that of a machine
+# that is busy with other things: the first test of a language waits for its compiler, too.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CHECKS = Path(__file__).parent
 #: How a program is made from a source of a folder: what is called, and what to install.

@@ -97,12 +97,12 @@ void reconnect(const char* host, int port, const envbus::Options& options) {
 
 // Sleeps for longer than the bridge bears: the client is forgotten, comes back, and goes on.
 void pause(const char* host, int port, envbus::Options options) {
-  options.heartbeat = 0.1;
+  options.heartbeat = 0.2;
   Client client(host, port, options);
   const std::string episode = client.start_episode("sleeper");
-  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1900));
   client.log_returns(episode, 3);
-  for (int i = 0; i < 10; ++i) {
+  for (int i = 0; i < 12; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     client.heartbeat();
   }
@@ -115,7 +115,7 @@ void late(const char* host, int port, const envbus::Options& options) {
   Client client(host, port, options);
   const std::string episode = client.start_episode("late");
   CHECK(client.get_action(episode, kObservation).as_int() == 0);
-  rejected<envbus::TimeoutError>([&] { client.get_action(episode, kObservation, 0.3); });
+  rejected<envbus::TimeoutError>([&] { client.get_action(episode, kObservation, 1.0); });
   client.log_returns(episode, 5);
   CHECK(client.get_action(episode, kObservation).as_int() == 0);
   client.log_returns(episode, 1);
@@ -125,7 +125,7 @@ void late(const char* host, int port, const envbus::Options& options) {
 
 // The first rewards never come: the step that they are of is no row.
 void lost(const char* host, int port, envbus::Options options) {
-  options.timeout = 2;
+  options.timeout = 3;  // a busy machine takes its time to connect
   Client client(host, port, options);
   const std::string episode = client.start_episode("lost");
   CHECK(client.get_action(episode, kObservation).as_int() == 0);

@@ -120,13 +120,13 @@ static class Checks
     // Sleeps for longer than the bridge bears: the client is forgotten, comes back, and goes on.
     static void Pause(string host, int port, Options options)
     {
-        options.Heartbeat = TimeSpan.FromMilliseconds(100);
+        options.Heartbeat = TimeSpan.FromMilliseconds(200);
         using (var client = new Client(host, port, options))
         {
             string episode = client.StartEpisode("sleeper");
-            Thread.Sleep(1200);
+            Thread.Sleep(1900);
             client.LogReturns(episode, 3);
-            for (int i = 0; i < 10; i++)
+            for (int i = 0; i < 12; i++)
             {
                 Thread.Sleep(100);
                 client.Heartbeat();
@@ -143,7 +143,7 @@ static class Checks
         {
             string episode = client.StartEpisode("late");
             Equal(client.GetAction(episode, Observation), 0);
-            Rejected<AnswerTimeoutException>(() => client.GetAction(episode, Observation, TimeSpan.FromSeconds(0.3)));
+            Rejected<AnswerTimeoutException>(() => client.GetAction(episode, Observation, TimeSpan.FromSeconds(1)));
             client.LogReturns(episode, 5);
             Equal(client.GetAction(episode, Observation), 0);
             client.LogReturns(episode, 1);
@@ -155,7 +155,7 @@ static class Checks
     // The first rewards never come: the step that they are of is no row.
     static void Lost(string host, int port, Options options)
     {
-        options.Timeout = TimeSpan.FromSeconds(2);
+        options.Timeout = TimeSpan.FromSeconds(3);  // a busy machine takes its time to connect
         using (var client = new Client(host, port, options))
         {
             string episode = client.StartEpisode("lost");

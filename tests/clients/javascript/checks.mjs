@@ -85,11 +85,11 @@ const checks = {
 
   // Hangs for longer than the bridge bears: the client is forgotten, comes back, and goes on.
   async pause() {
-    const client = await bus.Client.connect(url, { token, heartbeat: 100 })
+    const client = await bus.Client.connect(url, { token, heartbeat: 200 })
     const episode = await client.startEpisode({ episodeId: "sleeper" })
-    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1200)
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1900)
     await client.logReturns(episode, 3)
-    await new Promise((resolve) => setTimeout(resolve, 1000)) // heartbeats go on by themselves
+    await new Promise((resolve) => setTimeout(resolve, 1200)) // heartbeats go on by themselves
     assert.equal(await client.getAction(episode, OBSERVATION), 0)
     await client.endEpisode(episode, OBSERVATION)
     client.close()
@@ -114,7 +114,7 @@ const checks = {
 
   // The first rewards never come: the step that they are of is no row.
   async lost() {
-    const client = await bus.Client.connect(url, { token, timeout: 2000 })
+    const client = await bus.Client.connect(url, { token, timeout: 3000 }) // to connect, too
     const episode = await client.startEpisode({ episodeId: "lost" })
     assert.equal(await client.getAction(episode, OBSERVATION), 0)
     await assert.rejects(client.logReturns(episode, 5), bus.TimeoutError)
