@@ -26,6 +26,7 @@ def test_growth_is_the_slope_after_the_warm_up() -> None:
 
 
 def test_a_sample_tells_actors_from_what_their_envs_started() -> None:
+    mark = str(os.getpid())  # not of another run of the tests beside this one
     script = (
         "import subprocess, sys\n"
         f"subprocess.Popen({list(SLEEPER)!r})\n"
@@ -37,19 +38,19 @@ def test_a_sample_tells_actors_from_what_their_envs_started() -> None:
         [sys.executable, "-c", script],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "CHAOS_TEST_MARK": "17"},
+        env={**os.environ, "CHAOS_TEST_MARK": mark},
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
         found = sample(child.pid, 1.0)
         assert found is not None
         assert found.processes == 1
-        marked = marked_processes("CHAOS_TEST_MARK", "17")
+        marked = marked_processes("CHAOS_TEST_MARK", mark)
         assert len(marked) == 3
         for process in marked:
             process.kill()
         psutil.wait_procs(marked, timeout=20)  # two are orphans, which the system reaps
-    assert marked_processes("CHAOS_TEST_MARK", "17") == []
+    assert marked_processes("CHAOS_TEST_MARK", mark) == []
 
 
 def test_of_a_process_that_is_gone_there_is_no_sample() -> None:
