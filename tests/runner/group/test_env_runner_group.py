@@ -184,8 +184,9 @@ def test_sample_async_collects_whoever_is_ready(make: Make, tmp_path: Path) -> N
     status = group.probe(timeout=PATIENCE)
     assert status[1].state == "sampling"
     assert status[1].sampling_for > 0.0
+    wait_until(lambda: group.probe(timeout=PATIENCE)[0].state == "ready", "its ten steps")
     late = group.collect(2, timeout=0.1)
-    assert late.late_runners == (1,)
+    assert (late.runners, late.late_runners, late.env_steps) == ((0,), (1,), 10)
     gates[1].touch()
     # What is under way is the runner's part of the next sample, whatever it comes by.
     rest = group.sample(50, timeout=PATIENCE)
@@ -199,9 +200,11 @@ def test_at_a_timeout_what_is_there_is_returned_and_the_late_envs_are_named(
     gate = tmp_path / "gate"
     envs = [CountingEnv, functools.partial(GatedEnv, gate)]
     group = make(envs)
-    sample = group.sample(40, timeout=2.0)
-    assert (sample.runners, sample.late, sample.late_runners) == ((0, 1), (1,), ())
-    assert sample.env_steps == 20
+    # So few steps that env 0 has made them by then, however busy the machine is.
+    sample = group.sample(4, timeout=2.0)
+    while sample.late_runners:  # what they have by then has a fifth of a second for its way
+        sample = group.sample(4, timeout=2.0)
+    assert (sample.runners, sample.late, sample.env_steps) == ((0, 1), (1,), 2)
     gate.touch()
     assert group.sample(40, timeout=PATIENCE).env_steps == 40
 
@@ -223,9 +226,9 @@ def test_a_runner_that_does_not_answer_is_late_and_its_rows_come_later(
     envs = [functools.partial(CountingEnv, 5)] * 2
     with EnvRunnerGroup(2, envs, make_policies=policies) as group:
         # So few steps that runner 0 has made them by then, however busy the machine is.
-        first = group.sample(4, timeout=1.0)
+        first = group.sample(4, timeout=1.5)
         assert (first.runners, first.late_runners, first.env_steps) == ((0,), (1,), 2)
-        again = group.sample(6, timeout=1.0)
+        again = group.sample(6, timeout=1.5)
         assert (again.runners, again.late_runners, again.env_steps) == ((0,), (1,), 4)
         assert group.probe(timeout=PATIENCE)[1].state == "sampling"
         gate.touch()
@@ -399,9 +402,9 @@ def test_a_function_that_takes_too_long_is_left_out(shared: EnvRunnerGroup, tmp_
             _stand_still(gate, [0])
         return 0
 
-    assert group.foreach(stand_still, timeout=0.5) == {0: 0}
+    assert group.foreach(stand_still, timeout=1.5) == {0: 0}
     wait_until(begun.exists, "its begin")
-    assert [one.state for one in group.probe(timeout=0.1)] == ["ready", "silent"]
+    assert [one.state for one in group.probe(timeout=1.0)] == ["ready", "silent"]
     gate.touch()
     assert [one.state for one in group.probe(timeout=PATIENCE)] == ["ready", "ready"]
 
