@@ -86,7 +86,7 @@ def test_a_broker_with_keys_serves_their_holders_and_logs_who_is_refused(tmp_pat
             with pytest.raises(Exception, match="Nothing is blocked"):
                 client.ask("nobody", Nothing(), timeout=5.0).result(10.0)
         with pytest.raises(RequestTimeoutError, match="authentication"):
-            Client(endpoint, timeout=0.5, **{**keys, "keys": tmp_path / "other.key_secret"})
+            Client(endpoint, timeout=1.5, **{**keys, "keys": tmp_path / "other.key_secret"})
         command_line = Path(f"/proc/{served.pid}/cmdline").read_bytes()
         served.send_signal(signal.SIGINT)
         _, err = served.communicate(timeout=10)
@@ -101,13 +101,13 @@ def test_a_broker_with_keys_serves_their_holders_and_logs_who_is_refused(tmp_pat
 def test_an_actor_to_nobody_says_whom_it_waits_for_after_two_seconds() -> None:
     # Port 9 of this host: nobody listens there.
     done = subprocess.run(
-        [*COMMAND, "actor", "tcp://127.0.0.1:9", "--name", "lonely", "--timeout", "2.1"],
+        [*COMMAND, "actor", "tcp://127.0.0.1:9", "--name", "lonely", "--timeout", "2.9"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 1
-    assert "lonely: no broker has answered for 2 s, and is waited for until 2.1 s" in done.stderr
+    assert "lonely: no broker has answered for 2 s, and is waited for until 2.9 s" in done.stderr
     assert "envbus: error: " in done.stderr
     assert "Traceback" not in done.stderr

@@ -82,7 +82,7 @@ def agreeable(action: object = 0) -> serving.Answer:
 
 def test_a_server_that_says_yes_to_all_fails_by_name() -> None:
     with serving.liar(agreeable()) as place:
-        found = findings(place, timeout=0.2)
+        found = findings(place, timeout=1.0)
     wrong = {
         "hello comes first": "expected a FAILURE, got BridgeJoined",
         "another version is named": "not answered",
@@ -136,7 +136,7 @@ def test_a_server_that_does_not_answer_is_given_up_after_the_timeout() -> None:
         return None if type(payload).__name__ == "StartEpisode" else yes(header, payload)
 
     with serving.liar(answer) as place:
-        (finding,) = findings(place, timeout=0.1, only="ids of episodes").values()
+        (finding,) = findings(place, timeout=1.0, only="ids of episodes").values()
     assert "StartEpisode was not answered" in finding.reason
 
 

@@ -128,7 +128,7 @@ def test_tls_that_one_side_only_speaks_is_named() -> None:
         serving.gateway(bridge, tcp=("127.0.0.1:0",)) as gateway,
     ):
         means = Means(tls=ssl.create_default_context())
-        name, _, advice = last(f"streams://{gateway.tcp[0]}", means, timeout=1.0)
+        name, _, advice = last(f"streams://{gateway.tcp[0]}", means)
         assert (name, "TLS" in advice) == ("handshake", True)
 
 
@@ -182,7 +182,7 @@ def test_a_bridge_that_does_not_poll_is_named() -> None:
         return Welcome(lease=10.0, max_message_bytes=1 << 20) if welcomes else None
 
     with serving.liar(answer) as place:
-        name, _, advice = last(place, timeout=0.3)
+        name, _, advice = last(place, timeout=1.0)
         assert (name, "does not poll" in advice) == ("bridge", True)
 
 
