@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from envbus.runner.workers.recycling import RecycleAfter
 from tests.runner.pool_envs import PATIENCE
 from tests.runner.sampling.test_column_sampler import Elsewhere, Here
 from tests.runner.sampling_scenes import zeros
-from tests.waiting import pass_time
+from tests.waiting import pass_time, wait_until
 
 Make = Callable[..., EnvRunner]
 WAYS = [("NextStep", True), ("Disabled", True), ("Disabled", False)]
@@ -274,18 +275,40 @@ def test_who_has_contributed_its_episode_may_be_recycled(mode: str, vectorized: 
 
 
 class Slow(CountingEnv):
+    """Takes its time, and in its 14th step until another has run ahead."""
+
+    def __init__(self, length: int, mark: Path) -> None:
+        super().__init__(length)
+        self.mark = mark
+
     def step(self, action: Any) -> Any:
         pass_time(0.005)
+        if (self.episode, self.count) == (2, 3):
+            wait_until(self.mark.exists, "who runs ahead")
         return super().step(action)
+
+
+class RunsAhead(Slow):
+    """Leaves a mark in its 29th step, within its third episode."""
+
+    def step(self, action: Any) -> Any:
+        if (self.episode, self.count) == (3, 8):
+            self.mark.touch()
+        return CountingEnv.step(self, action)
 
 
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize("faulty", ["drop", "truncate"])
 def test_a_killed_env_that_ran_ahead_has_only_the_rows_it_may_have(
-    pools: list[ActorPool], faulty: Literal["drop", "truncate"]
+    pools: list[ActorPool], faulty: Literal["drop", "truncate"], tmp_path: Path
 ) -> None:
-    # Env 0 is slow; 1 and 2 run ahead of it.
-    envs = [functools.partial(Slow, 10), *[functools.partial(CountingEnv, 10)] * 2]
+    # Env 0 is slow; 1 and 2 run ahead of it, 1 as far as it may until it is killed.
+    mark = tmp_path / "mark"
+    envs = [
+        functools.partial(Slow, 10, mark),
+        functools.partial(RunsAhead, 10, mark),
+        functools.partial(CountingEnv, 10),
+    ]
     pool = started_again(envs, pools, num_actors=3)
     runner = EnvRunner(
         pool,
