@@ -169,7 +169,7 @@ def episodes(client: ExternalEnvClient, name: str, open_at_once: int, steps: int
 
 if __name__ == "__main__":
     address, what, *rest = sys.argv[1:]
-    heartbeat = 0.2
+    heartbeat = 0.4
     with ExternalEnvClient(
         address, heartbeat=heartbeat, timeouts=ClientTimeouts(patience=5.0)
     ) as made:

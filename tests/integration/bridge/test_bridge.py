@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -405,9 +406,9 @@ def test_no_action_in_time_is_a_time_out_that_names_the_episode(
         with ExternalEnvClient(bridge.address) as client:
             client.start_episode("e")
             with pytest.raises(
-                ActionTimeoutError, match=r"episode e: no action within 0\.3 s"
+                ActionTimeoutError, match=r"episode e: no action within 1\.3 s"
             ) as it:
-                client.get_action("e", seen(1), timeout=0.3)
+                client.get_action("e", seen(1), timeout=1.3)
             assert isinstance(it.value, TimeoutError)
             assert it.value.episode_id == "e"
             timed_out.set()
@@ -792,7 +793,8 @@ class Raw:
 
     def hear(self) -> tuple[int, Any]:
         """Serve the bridge until an answer is there, and return its number and payload."""
-        for _ in range(500):
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
             self.bridge.poll(0.0)
             if self.peer.socket.poll(10):
                 header_frame, *frames = self.peer.receive()
@@ -851,7 +853,7 @@ def test_who_gave_up_while_the_runner_was_away_gets_no_action(
         raw.say(number, GetAction(episode_id=episode, observation=[1.0, 0.0]))
     for number, episode in enumerate(episodes, 3000):
         raw.say(number, LogReturns(episode_id=episode, reward=1.0))
-    pass_time(1.0)
+    pass_time(2.0)  # all that was said is there by then, on a busy machine too
     seen = bridge.poll(0.0)
     bridge.send_actions({episode: {DUMMY_AGENT: 1} for episode in seen.observations})
     assert bridge.statistics().actions == 0
@@ -874,7 +876,7 @@ def test_who_gave_up_long_ago_gets_no_action(bridge: ExternalEnvBridge, raw: Raw
             for peer in (raw.peer, second, third):
                 peer.send(*frames_of(Kind.NOTICE, Heartbeat(), 0))
         raw.say(5, LogReturns(episode_id="e", reward=1.0))
-        pass_time(1.5)
+        pass_time(2.5)
         seen = bridge.poll(0.0)
     bridge.send_actions({episode: {DUMMY_AGENT: 1} for episode in seen.observations})
     assert bridge.statistics().actions == 0

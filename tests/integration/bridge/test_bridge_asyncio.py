@@ -131,9 +131,9 @@ def test_refusals_and_time_outs_are_the_same_errors(bridge: ExternalEnvBridge) -
 
 def test_heartbeats_keep_an_idle_client_there(bridge: ExternalEnvBridge) -> None:
     async def play() -> None:
-        async with AsyncExternalEnvClient(bridge.address, heartbeat=0.1) as client:
+        async with AsyncExternalEnvClient(bridge.address, heartbeat=0.4) as client:
             await client.start_episode("e")
-            await asyncio.to_thread(pass_time, 1.0)  # some heartbeats
+            await asyncio.to_thread(pass_time, 2.0)  # over its lease of 4 heartbeats
             assert await client.get_action("e", seen(5)) == 5
 
     with in_thread(lambda: asyncio.run(play())) as sim:

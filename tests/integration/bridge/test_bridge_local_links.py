@@ -139,7 +139,7 @@ def test_the_asyncio_client_goes_on_as_well() -> None:
 def test_a_killed_bridge_is_noticed_and_the_next_one_is_reached_by_a_local_link() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     with bridge_at(address):
-        client = ExternalEnvClient(address, timeouts=ClientTimeouts(patience=1.0))
+        client = ExternalEnvClient(address, timeouts=ClientTimeouts(patience=2.0))
         assert is_local(client)
         client.start_episode("e")
         assert client.get_action("e", seen(1)) == 1

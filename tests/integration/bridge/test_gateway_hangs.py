@@ -45,7 +45,7 @@ def stop(bridge: ExternalEnvBridge) -> None:
 def test_clients_of_a_gateway_that_hangs_resume_their_episodes_at_the_next_one(
     transport: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = GatewayConfig(tcp=LOCAL, websocket=LOCAL, hang_timeout=0.4)
+    config = GatewayConfig(tcp=LOCAL, websocket=LOCAL, hang_timeout=1.0)
     with ExternalEnvBridge(OBSERVATION, ACTION, gateway=config) as bridge:
         (address,) = [one for one in bridge.addresses if one.startswith(f"{transport}:")]
         places, session = bridge.addresses, ""
@@ -80,14 +80,14 @@ def test_clients_of_a_gateway_that_hangs_resume_their_episodes_at_the_next_one(
 
 
 def test_a_gateway_that_hangs_while_its_owner_trains_is_found_when_that_is_back() -> None:
-    config = GatewayConfig(tcp=LOCAL, hang_timeout=0.4)
+    config = GatewayConfig(tcp=LOCAL, hang_timeout=1.0)
     with ExternalEnvBridge(OBSERVATION, ACTION, gateway=config) as bridge:
         assert bridge.gateway is not None
         first = bridge.gateway.pid
         stop(bridge)
         pass_time(1.5)  # nobody polls
         os.kill(first, signal.SIGCONT)
-        bridge.poll(0.6)
+        bridge.poll(1.5)
         assert bridge.gateway.restarts == 0, "it was not judged for the time that nobody looked"
         stop(bridge)
         deadline = time.monotonic() + PATIENCE

@@ -33,10 +33,10 @@ from tests.integration.served_policies import FAILURE, SPACES
 from tests.integration.simulators import in_thread
 from tests.sources import ROOT
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 #: Seconds; never expected to pass.
-PATIENCE = 30.0
+PATIENCE = 60.0
 STEPS = 8
 
 
