@@ -343,7 +343,7 @@ def test_one_that_hangs_passes_its_deadline(make: Any) -> None:
 
 
 def test_without_restart_a_hang_is_a_time_out_and_rows_are_not_shifted(make: Any) -> None:
-    envs = make(BusVectorEnv, partial(MoodyEnv, 10**6), timeouts=Timeouts(step=0.5))
+    envs = make(BusVectorEnv, partial(MoodyEnv, 10**6), timeouts=Timeouts(step=1.5))
     envs.reset()
     for _ in range(5):
         envs.step(np.zeros(NUM_ENVS))
@@ -387,7 +387,7 @@ def test_a_step_that_was_asked_is_ended_by_close(make: Any) -> None:
     envs.reset()
     for _ in range(5):
         envs.step(np.zeros(NUM_ENVS))
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         envs.step(np.array([HANG, 0.0, 0.0, 0.0]))
