@@ -401,7 +401,7 @@ def test_an_end_between_two_steps_is_told_with_its_exit(restart: bool) -> None:
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_what_hangs_is_told_with_its_stack(context: str) -> None:
-    envs = BusVectorEnv([DyingEnv] * 2, num_actors=2, context=context, timeouts=Timeouts(step=0.5))
+    envs = BusVectorEnv([DyingEnv] * 2, num_actors=2, context=context, timeouts=Timeouts(step=1.5))
     envs.reset()
     with pytest.raises(multiprocessing.TimeoutError, match="actor-1") as caught:
         envs.step([1, 4])
@@ -426,7 +426,7 @@ def test_an_actor_that_is_killed_for_a_hang_leaves_its_stack_in_the_fault() -> N
     envs = BusVectorEnv(
         [DyingEnv] * 2,
         num_actors=2,
-        timeouts=Timeouts(step=0.5),
+        timeouts=Timeouts(step=1.5),
         restart=True,
     )
     envs.reset()
@@ -434,7 +434,7 @@ def test_an_actor_that_is_killed_for_a_hang_leaves_its_stack_in_the_fault() -> N
     assert infos["fault"]["cause"][1] == "timeout"
     assert "in hang\n" in infos["fault"]["error"][1]
     envs.close()
-    with ActorPool([DyingEnv], timeouts=Timeouts(step=0.5), restart=True) as pool:
+    with ActorPool([DyingEnv], timeouts=Timeouts(step=1.5), restart=True) as pool:
         pool.reset()
         pool.recv()
         pool.send([4])
@@ -447,7 +447,7 @@ def test_an_error_beside_a_time_out_is_told_as_its_cause() -> None:
     envs = BusVectorEnv(
         [DyingEnv, partial(RaisingEnv, "plain", "step")],
         num_actors=2,
-        timeouts=Timeouts(step=0.5),
+        timeouts=Timeouts(step=1.5),
     )
     envs.reset()
     with pytest.raises(Exception, match="Stack of actor-0") as caught:

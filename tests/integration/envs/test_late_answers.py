@@ -262,7 +262,7 @@ def test_if_some_envs_hang_recv_returns_what_there_is_and_names_the_late() -> No
         pool.reset(seed=0)
         receive_all(pool, range(3))
         pool.send(np.ones(3))
-        batch = pool.recv(min_envs=3, timeout=0.5)
+        batch = pool.recv(min_envs=3, timeout=1.5)
         assert sorted(batch.env_ids.tolist()) == [1, 2]
         assert batch.late == [0]
 
@@ -310,4 +310,4 @@ def test_nothing_is_late_because_the_driver_was_away(local_links: bool, restart:
 
 
 def away() -> None:
-    pass_time(0.5)
+    pass_time(0.8)

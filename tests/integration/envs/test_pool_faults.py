@@ -177,7 +177,7 @@ def test_a_vector_env_in_an_actor_is_made_anew_whole(make: Make) -> None:
 def test_a_process_that_ends_or_hangs_takes_its_envs_only(
     make: Make, action: int, cause: str, words: str
 ) -> None:
-    pool = make(faulty(4), num_actors=2, timeouts=Timeouts(step=0.3 if cause == "timeout" else 60))
+    pool = make(faulty(4), num_actors=2, timeouts=Timeouts(step=1.0 if cause == "timeout" else 60))
     pool.reset(seed=0)
     receive_all(pool, range(4))
     pids = pool.actor_pids()
@@ -196,7 +196,7 @@ def test_a_reset_or_constructor_that_hangs_is_a_fault(make: Make, tmp_path: Path
     pool = make(
         [partial(FaultyEnv, tmp_path), CountingEnv],
         num_actors=2,
-        timeouts=Timeouts(reset=0.3, start=1.5),
+        timeouts=Timeouts(reset=1.3, start=3.0),
     )
     plan(tmp_path, "reset", HANG)
     pool.reset(seed=0)
@@ -314,6 +314,12 @@ def test_a_constructor_that_takes_its_time_holds_nobody_up(
     receive_until_back(pool, 0)
 
 
+def receive_until_made(pool: ActorPool, folder: Path) -> None:
+    """Receive until a constructor that is `held` has begun."""
+    while any(folder.glob("init-*[0-9]")):
+        pool.recv(timeout=0.01)
+
+
 def test_a_reset_of_all_while_an_env_is_made_anew(make: Make, tmp_path: Path) -> None:
     pool = make([partial(FaultyEnv, tmp_path), CountingEnv], num_actors=2)
     pool.reset(seed=0)
@@ -321,14 +327,14 @@ def test_a_reset_of_all_while_an_env_is_made_anew(make: Make, tmp_path: Path) ->
     for number in range(5):
         with held(tmp_path, "init"):
             pool.send(np.array([RAISE, 1]))
-            pool.recv(min_envs=2, timeout=0.2)
+            receive_until_made(pool, tmp_path)
             pool.reset(seed=10 * number)
         rows, _ = collect(pool)
         assert rows[0][0][1:].tolist() == [0, 0, 10 * number]
         assert rows[1][0][1:].tolist() == [0, 0, 10 * number + 1]
     with held(tmp_path, "init", RAISE):
         pool.send(np.array([RAISE, 1]))
-        pool.recv(min_envs=2, timeout=0.2)
+        receive_until_made(pool, tmp_path)
         pool.reset(seed=0)
     rows, faults = collect(pool)
     assert rows[0][0][:3].tolist() == [1, 0, 0]

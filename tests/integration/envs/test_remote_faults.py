@@ -111,7 +111,7 @@ def test_a_frozen_actor_that_goes_on_after_it_was_replaced_changes_nothing_and_l
             num_actors=2,
             remote_actors=1,
             bind=endpoint,
-            timeouts=Timeouts(step=1.0),
+            timeouts=Timeouts(step=2.0),
             **RESTART,
         )
         envs.reset(seed=0)
@@ -230,14 +230,14 @@ def test_a_call_waits_for_the_next_actor_until_its_deadline(tmp_path: Path) -> N
     endpoint = f"ipc://{tmp_path}/bus"
     first, second = (Elsewhere(endpoint, name) for name in ("first", "second"))
     first.start()
-    timeouts = Timeouts(call=0.5)
+    timeouts = Timeouts(call=1.5)
     envs = BusVectorEnv(
         [FAULTY] * 2, num_actors=2, remote_actors=1, bind=endpoint, timeouts=timeouts, **RESTART
     )
     envs.reset(seed=0)
     first.leave()
     assert envs.step(np.ones(2))[3].tolist() == [False, True]
-    missing = r"env 1\): no remote actor took its place in 0.5 s"
+    missing = r"env 1\): no remote actor took its place in 1.5 s"
     with pytest.raises(ActorLostError, match=missing) as caught:
         envs.get_attr("render_mode")
     assert caught.value.env_ids == [1]

@@ -449,7 +449,7 @@ def test_a_process_that_ends_takes_its_envs_only(make: Make, action: int, words:
 def test_a_step_that_hangs_is_a_fault_after_its_deadline(
     make: Make, mode: AutoresetMode, action: int
 ) -> None:
-    envs = make(faulty(4), num_actors=2, autoreset_mode=mode, timeouts=Timeouts(step=0.3))
+    envs = make(faulty(4), num_actors=2, autoreset_mode=mode, timeouts=Timeouts(step=1.0))
     envs.reset(seed=0)
     for _ in range(2):
         pids = envs.actor_pids()
@@ -494,7 +494,7 @@ def test_a_reset_or_constructor_that_hangs_is_a_fault(make: Make, tmp_path: Path
         [partial(FaultyEnv, tmp_path), CountingEnv],
         num_actors=2,
         autoreset_mode="SameStep",
-        timeouts=Timeouts(reset=0.5, start=1.0),
+        timeouts=Timeouts(reset=1.5, start=3.0),
     )
     plan(tmp_path, "reset", HANG)
     observations, infos = envs.reset(seed=0)
@@ -679,7 +679,7 @@ def _interrupt_when(condition: Callable[[], bool]) -> Any:
     def wait() -> None:
         while not condition():
             pass_time(0.01)
-        pass_time(0.05)
+        pass_time(0.5)  # the caller may have been about to ask only
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=wait)
@@ -693,7 +693,7 @@ def test_step_wait_keeps_its_time_out_while_an_env_is_made_anew(make: Make, tmp_
     with held(tmp_path, "init"):
         envs.step_async(np.array([1, RAISE]))
         with pytest.raises(multiprocessing.TimeoutError, match=r"Not answered: actor-1"):
-            envs.step_wait(timeout=0.2)
+            envs.step_wait(timeout=1.2)
     _, _, _, truncations, infos = act(envs, 1, 1)
     assert truncations.tolist() == [False, True]
     assert infos["fault"]["cause"].tolist() == [None, "error"]
