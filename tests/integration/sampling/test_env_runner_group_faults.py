@@ -255,7 +255,7 @@ def test_collect_waits_where_all_runners_were_being_started_again_when_they_were
 
 
 def test_a_hung_runner_is_killed_and_started_again(make: Make) -> None:
-    group = make(sample_timeout=1.0)
+    group = make(sample_timeout=2.0)
     pid = group.runner_pids()[0]
     os.kill(pid, signal.SIGSTOP)
     sample = group.sample(20)

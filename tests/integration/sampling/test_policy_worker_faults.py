@@ -297,7 +297,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced_and_its_request_goes_to_anot
     how: str, tmp_path: Path
 ) -> None:
     mark = str(tmp_path / "mark")
-    with PolicyWorkers(lambda: HangsOnce(mark), restart=OFTEN, hang_timeout=0.6) as workers:
+    with PolicyWorkers(lambda: HangsOnce(mark), restart=OFTEN, hang_timeout=1.2) as workers:
         policy = workers.policy()
         (victim,) = workers.pids()
         if how == "is stopped":
