@@ -28,7 +28,7 @@ from envbus.runner.diagnosis.talk import (
 
 __all__ = ["Diagnosis", "Means", "examine", "find"]
 
-#: Seconds in which a ZeroMQ server has begun its greeting.
+#: Seconds in which a ZeroMQ server has begun its greeting, where it may be another one.
 _GREETING_TIME = 0.5
 #: Round trips of which the median is told.
 _ROUND_TRIPS = 20
@@ -162,7 +162,8 @@ def _recognize(address: Address, means: Means, timeout: float) -> tuple[Diagnosi
     """Find out how the other side carries messages, and compare it with what was asked for."""
     try:
         with socket.create_connection((address.host, address.port), timeout) as probe:
-            greeting = _greeting(probe)
+            is_zmq = address.transport == "zmq"
+            greeting = _greeting(probe, timeout if is_zmq else _GREETING_TIME, timeout)
     except OSError as exc:
         text = f"the connection broke: {exc}"
         raise _StoppedError("transport", text, "look at its log") from exc
@@ -210,14 +211,20 @@ def _zmq(address: Address, mechanism: str, means: Means) -> tuple[Diagnosis, Add
     return Diagnosis("transport", True, f"ZeroMQ with security {mechanism}: {found}"), found
 
 
-def _greeting(probe: socket.socket) -> str | None:
+def _greeting(probe: socket.socket, patience: float, timeout: float) -> str | None:
     """Return the security mechanism that a ZeroMQ socket names, or None: it is none.
 
     ZMTP 3.1, "Greeting": signature (10 bytes), version (2), mechanism (20), as-server, filler.
+
+    Args:
+        probe: Connected to it.
+        patience: Seconds for the greeting to begin.
+        timeout: Seconds for what follows then.
     """
-    probe.settimeout(_GREETING_TIME)
+    probe.settimeout(patience)
     try:
         signature = _exactly(probe, 10)
+        probe.settimeout(timeout)
         if signature[0] != 0xFF or signature[9] != 0x7F:
             return None
         # Up to the major version: who hears another mechanism than its own hangs up, mute.

@@ -662,16 +662,19 @@ class EnvRunnerGroup(StaysHere):
         self._raise_errors()
 
     def _wait(self, done: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until something holds; return whether it did before the deadline."""
+        """Wait until something holds; return whether it did before the deadline.
+
+        Who was away, or stopped, until then takes what has come meanwhile first.
+        """
         while not done():
             left = LONGEST_WAIT if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                return False
             try:
-                self._rounds.take_events(min(left, LONGEST_WAIT))
+                self._rounds.take_events(min(max(left, 0.0), LONGEST_WAIT))
             except EnvbusError:
                 self._assert_open()  # it was stopped, by a signal's handler
                 raise
+            if left <= 0:
+                return done()
         return True
 
     def _wait_for_someone(self, deadline: float | None) -> None:

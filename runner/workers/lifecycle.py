@@ -47,9 +47,9 @@ __all__ = [
 
 logger = logging.getLogger("envbus.runner.workers.fleet")
 
-#: Seconds for all actors that are asked at one time. They need some ten milliseconds, unless they
-#: were stopped.
-_STACKS_TIMEOUT: Final = 0.3
+#: Seconds for all actors that are asked at one time. They need some ten milliseconds, on a busy
+#: machine some hundred, unless they were stopped.
+_STACKS_TIMEOUT: Final = 1.0
 #: Seconds for which an answer is shown again instead of asking anew: whoever waits in short turns
 #: is not to be held up each time.
 _FRESH: Final = 1.0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, EncodeError, EnvbusError, RemoteError
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
+from envbus.runner.group.protocol import RollCall
 from envbus.runner.group.rounds import Rounds, RunnerProcess
 from envbus.runner.policies.connectors import Normalize, Pipeline
 from envbus.runner.policies.policy import Policy, PolicyOutput
@@ -192,6 +195,14 @@ def test_sample_async_collects_whoever_is_ready(make: Make, tmp_path: Path) -> N
     rest = group.sample(50, timeout=PATIENCE)
     assert rest.env_steps == 50
     assert np.bincount(rest.single()["env_id"]).tolist() == [30, 20]
+
+
+def test_an_answer_that_is_there_counts_however_late_its_taker_looks(make: Make) -> None:
+    group = make(runners=1)
+    rounds = group._rounds
+    ticket = rounds.ask_all(rounds.ready(), RollCall(), PATIENCE)
+    assert select.select([group._worker_group], [], [], PATIENCE)[0]
+    assert group._wait(lambda: not ticket.open, time.monotonic() - 1.0)
 
 
 def test_at_a_timeout_what_is_there_is_returned_and_the_late_envs_are_named(
