@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from envbus.bus.broker.core import BrokerCore
-from envbus.bus.broker.events import BrokerConfig, BrokerStatistics
+from envbus.bus.broker.events import BrokerConfig, BrokerStatistics, Effect, Event
 from envbus.bus.broker.loop import Broker
 from envbus.bus.peer.worker import Heartbeats, Worker
 from envbus.bus.process.pipe import Pipe
@@ -83,6 +83,22 @@ class Note(Notice, frozen=True, kw_only=True):
     number: int
 
 
+class _CountingCore(BrokerCore):
+    """May be asked for its counts in another thread, while peers come and go."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        super().__init__(config)
+        self._lock = threading.Lock()
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        with self._lock:
+            return super().handle(event, now)
+
+    def statistics(self) -> BrokerStatistics:
+        with self._lock:
+            return super().statistics()
+
+
 class RunningBroker:
     """A standalone broker in a thread of its own, which alone uses it."""
 
@@ -106,7 +122,7 @@ class RunningBroker:
         endpoints, max_frame_bytes, keys, limits = self._arguments
         try:
             router = ZmqRouter(endpoints, max_frame_bytes=max_frame_bytes, keys=keys)
-            self.broker = Broker(router, BrokerCore(BrokerConfig(embedded=False, **limits)))
+            self.broker = Broker(router, _CountingCore(BrokerConfig(embedded=False, **limits)))
         except BaseException as error:
             self._error = error
             self._ready.set()
