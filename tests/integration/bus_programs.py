@@ -42,6 +42,7 @@ __all__ = [
     "Wait",
     "free_port",
     "hello_frames",
+    "kept_endpoint",
     "serve_in_process",
     "worker",
 ]
@@ -283,6 +284,11 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise AssertionError("of 100 ports none is free")
+
+
+def kept_endpoint() -> str:
+    """An endpoint that nobody else gets while the broker there is away."""
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def serve_in_process(pipe: Pipe) -> None:

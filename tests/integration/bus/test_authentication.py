@@ -34,8 +34,14 @@ from envbus.bus.transport.curve_keys import BrokerKeys, PeerKeys, load_keys, new
 from envbus.bus.transport.zmq_sockets import ZmqPeer, ZmqRouter
 from envbus.bus.wire.messages import Hello
 from envbus.runner import ExternalEnvBridge
-from tests.integration.bus_programs import Name, Named, RunningBroker, hello_frames
-from tests.integration.group_children import PATIENCE
+from tests.integration.bus_programs import (
+    Name,
+    Named,
+    RunningBroker,
+    hello_frames,
+    kept_endpoint,
+)
+from tests.integration.group_children import PATIENCE, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -430,7 +436,7 @@ def test_connections_that_say_nothing_or_nonsense_hold_nobody_up(ring: KeyRing) 
 
 
 def test_a_peer_whose_broker_comes_back_with_another_key_is_told_why(ring: KeyRing) -> None:
-    first = RunningBroker(keys=ring.broker())
+    first = RunningBroker(kept_endpoint(), keys=ring.broker())
     with Client(first.endpoint, keys=ring.client_secret, server_key=ring.server) as client:
         first.stop()
         other = BrokerKeys(load_keys(ring.stranger_secret), lambda _: True)

@@ -44,6 +44,7 @@ from tests.integration.bus_programs import (
     Wait,
     WaitTwice,
     hello_frames,
+    kept_endpoint,
     worker,
 )
 from tests.integration.group_children import PATIENCE, wait_until
@@ -348,20 +349,24 @@ def test_an_idempotent_request_is_asked_once_more(
         result(future)
 
 
-def test_a_worker_leaves_when_it_was_given_up(broker: RunningBroker, client: Client) -> None:
-    with worker("w", broker.endpoint, heartbeat=0.1) as served:
+def test_a_worker_leaves_when_it_was_given_up() -> None:
+    first = RunningBroker(kept_endpoint())
+    with (
+        Client(first.endpoint) as client,
+        worker("w", first.endpoint, heartbeat=0.4) as served,
+    ):
         assert result(client.ask("w", Name(), timeout=PATIENCE)).name == "w"
-        broker.stop()
-        with RunningBroker(broker.endpoint):
+        first.stop()
+        with RunningBroker(first.endpoint):
             wait_until(lambda: not served.is_running, "its end")
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 def test_when_the_broker_is_started_again_a_client_joins_it(scheme: str, tmp_path: Path) -> None:
-    first = RunningBroker("tcp://127.0.0.1:*" if scheme == "tcp" else f"ipc://{tmp_path}/bus")
+    first = RunningBroker(kept_endpoint() if scheme == "tcp" else f"ipc://{tmp_path}/bus")
     with (
-        Client(first.endpoint, heartbeat=0.2) as client,
-        worker("w", first.endpoint, heartbeat=0.1, capacity=4) as served,
+        Client(first.endpoint, heartbeat=0.5) as client,
+        worker("w", first.endpoint, heartbeat=0.4, capacity=4) as served,
     ):
         lost = client.ask("w", Wait(number=1), timeout=PATIENCE)
         assert served.waiting.wait(PATIENCE)
@@ -378,7 +383,7 @@ def test_when_the_broker_is_started_again_a_client_joins_it(scheme: str, tmp_pat
 
 
 def test_what_is_asked_while_the_broker_is_away_is_sent_when_it_is_back() -> None:
-    first = RunningBroker()
+    first = RunningBroker(kept_endpoint())
     with Client(first.endpoint, heartbeat=0.2) as client:
         first.stop()
         wait_until(lambda: not client._loop.session.ready, "the client to notice")

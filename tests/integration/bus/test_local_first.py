@@ -22,6 +22,7 @@ from envbus.bus.transport.local_router import LocalRouter, with_local_links
 from envbus.bus.transport.zmq_sockets import ZmqPeer, ZmqRouter
 from envbus.bus.wire.framing import pack_for_stream as pack
 from tests.integration.bus.test_local_links import until_full
+from tests.integration.bus_programs import kept_endpoint
 from tests.integration.group_children import PATIENCE, wait_until
 from tests.sources import ROOT
 
@@ -226,7 +227,7 @@ def test_it_may_be_switched_off(router: LocalRouter) -> None:
 
 
 def test_a_router_that_goes_is_noticed_at_once_and_found_again() -> None:
-    first = with_local_links(ZmqRouter(["tcp://127.0.0.1:*"]))
+    first = with_local_links(ZmqRouter([kept_endpoint()]))
     assert isinstance(first, LocalRouter)
     (endpoint,) = first.endpoints
     peer = LocalFirstPeer(endpoint, b"p")
