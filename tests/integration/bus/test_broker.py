@@ -143,7 +143,8 @@ def test_answers_to_who_does_not_read_are_logged_within_a_rate(
         sent = [broker.answer(b"deaf", number, failed) for number in range(500)]
     assert sent == [True] + [False] * 499
     assert broker.statistics().unread == 499
-    assert len(caplog.records) == 100
+    told = [record for record in caplog.records if record.name == "envbus.bus.broker.loop"]
+    assert len(told) == 100
 
 
 def test_junk_is_counted_and_answered_and_disturbs_nobody() -> None:

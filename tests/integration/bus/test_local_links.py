@@ -322,7 +322,8 @@ def test_junk_is_logged_within_a_rate(
         theirs.write(b"\xff" * 40)
         assert receive(router) == (b"p", [])
     theirs.close()
-    assert len(caplog.records) == 1
+    name = "envbus.bus.transport.local_router"
+    assert len([record for record in caplog.records if record.name == name]) == 1
 
 
 def test_a_junk_packet_is_counted_and_the_broker_lives(router: LocalRouter) -> None:
