@@ -306,12 +306,12 @@ def serve_in_process(pipe: Pipe) -> None:
 
     served = Worker(
         ZmqPeer(endpoint, identity),
-        Hello(name=name, services=["names"], heartbeat=0.2, capacity=4),
+        Hello(name=name, services=["names"], heartbeat=0.4, capacity=4),
         {Name: answer, Wait: wait, WaitTwice: wait},
     )
     served.join(PATIENCE)
     beats = Heartbeats(
-        lambda: ZmqPeer(endpoint, identity + b".beat"), identity, 0.2, served.on_unknown
+        lambda: ZmqPeer(endpoint, identity + b".beat"), identity, 0.1, served.on_unknown
     )
     beats.start()
     served.run()

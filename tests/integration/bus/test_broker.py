@@ -291,16 +291,16 @@ def test_a_hello_may_be_said_twice() -> None:
 def test_a_busy_worker_lives_by_its_heartbeats_and_a_silent_one_is_dropped() -> None:
     with (
         RunningBroker() as broker,
-        worker("busy", broker.endpoint, heartbeat=0.1, services=["a"]) as busy,
+        worker("busy", broker.endpoint, heartbeat=0.4, services=["a"]) as busy,
         Client(broker.endpoint) as client,
         RawPeer(broker.endpoint, b"silent") as silent,
     ):
         held = client.ask("busy", Wait(number=1), timeout=PATIENCE)
         assert busy.waiting.wait(PATIENCE)
-        silent.send(*hello_frames("silent", services=["b"], heartbeat=0.2))
+        silent.send(*hello_frames("silent", services=["b"], heartbeat=0.4))
         silent.receive()
         lost = client.ask("silent", Wait(), timeout=PATIENCE)
-        with pytest.raises(PeerLostError, match=r"silent.*lease of 0\.8 s ran out"):
+        with pytest.raises(PeerLostError, match=r"silent.*lease of 1\.6 s ran out"):
             lost.result(PATIENCE)
         # The busy one has been silent on its own socket for longer than its lease by now.
         assert not held.done()

@@ -452,7 +452,7 @@ def test_a_taken_name_is_refused(broker: RunningBroker) -> None:
 
 
 def test_a_client_that_goes_silent_is_forgotten(broker: RunningBroker) -> None:
-    client = Client(broker.endpoint, heartbeat=0.05)
+    client = Client(broker.endpoint, heartbeat=0.5)
     assert broker.statistics().ready_peers_now == 1
     client.close()
     wait_until(lambda: broker.statistics().ready_peers_now == 0, "the end of its lease")
