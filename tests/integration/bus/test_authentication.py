@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import re
 import socket
 import threading
 import weakref
@@ -94,6 +95,16 @@ def stolen(ring: KeyRing, folder: Path) -> Path:
     return forged
 
 
+def told_in_vain(endpoint: str, expected: str, **settings: Any) -> str:
+    """Return what a client is told that is kept out; it tries longer where the machine is busy."""
+    for timeout in (SHORT, 5 * SHORT, PATIENCE):
+        with pytest.raises(RequestTimeoutError) as caught:
+            Client(endpoint, timeout=timeout, **settings)
+        if expected in str(caught.value):
+            break
+    return str(caught.value)
+
+
 @contextlib.contextmanager
 def answering(broker: RunningBroker, keys: PeerKeys) -> Iterator[None]:
     """A worker with keys, in a thread."""
@@ -151,18 +162,10 @@ def test_who_is_not_is_kept_out_counted_and_told_and_nobody_else_notices(
         Client(broker.endpoint, keys=ring.client_secret, server_key=ring.server) as client,
         answering(broker, ring.peer()),
     ):
-        for timeout in (SHORT, 5 * SHORT, PATIENCE):  # longer where the machine is busy
-            with pytest.raises(RequestTimeoutError) as caught:
-                Client(
-                    broker.endpoint,
-                    timeout=timeout,
-                    keys=keys,
-                    server_key=server and getattr(ring, server),
-                )
-            if told in str(caught.value):
-                break
-        assert "authentication" in str(caught.value)
-        assert told in str(caught.value)
+        server_key = server and getattr(ring, server)
+        found = told_in_vain(broker.endpoint, told, keys=keys, server_key=server_key)
+        assert "authentication" in found
+        assert told in found
         assert client.ask("names", Name(number=3), timeout=PATIENCE).result(PATIENCE).number == 3
         statistics = broker.statistics()
     assert statistics.refused_connections > 0
@@ -178,38 +181,40 @@ def test_who_is_not_is_kept_out_counted_and_told_and_nobody_else_notices(
 def test_a_worker_is_told_too(ring: KeyRing) -> None:
     with RunningBroker(keys=ring.broker()) as broker:
         peer = ZmqPeer(broker.endpoint, b"p")
-        with contextlib.closing(peer), pytest.raises(RequestTimeoutError, match="authentication"):
-            Worker(peer, Hello(name="p"), {}).join(SHORT)
+        with contextlib.closing(peer):
+            wait_until(lambda: peer.lost_for() and peer.trouble(), "it is turned away")
+            with pytest.raises(RequestTimeoutError, match="authentication"):
+                Worker(peer, Hello(name="p"), {}).join(SHORT)
 
 
 def test_keys_for_a_broker_that_has_none_are_told(ring: KeyRing) -> None:
-    with (
-        RunningBroker() as broker,
-        pytest.raises(
-            RequestTimeoutError, match=r"authentication failed: .*the broker has no keys"
-        ),
-    ):
-        Client(broker.endpoint, timeout=SHORT, keys=ring.client_secret, server_key=ring.server)
+    keys: dict[str, Any] = {"keys": ring.client_secret, "server_key": ring.server}
+    with RunningBroker() as broker:
+        found = told_in_vain(broker.endpoint, "the broker has no keys", **keys)
+    assert re.search("authentication failed: .*the broker has no keys", found)
 
 
 def test_a_broker_that_ends_within_the_handshake_need_not_have_keys() -> None:
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 
     def hang_up() -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                with server.accept()[0] as connection:
-                    connection.sendall(greeting)
-                    connection.recv(64)
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:  # closed
+                return
+            with connection, contextlib.suppress(OSError):  # the client has closed it first
+                connection.sendall(greeting)
+                connection.recv(64)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=hang_up)
         thread.start()
         endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(RequestTimeoutError, match=r"the handshake off; .*or was ending"):
-            Client(endpoint, timeout=SHORT)
+        found = told_in_vain(endpoint, "the handshake off")
         server.shutdown(socket.SHUT_RDWR)
         thread.join(PATIENCE)
+    assert re.search("the handshake off; .*or was ending", found)
 
 
 def test_who_is_allowed_while_they_try_comes_in(ring: KeyRing) -> None:
@@ -249,15 +254,15 @@ def test_a_function_that_cannot_tell_lets_nobody_in(
             raise SystemExit("the database is away")
         return "true"  # type: ignore[return-value]  # as truthy as the coroutine of `async def`
 
-    with (
-        RunningBroker(keys=ring.broker(allow)) as broker,
-        pytest.raises(RequestTimeoutError, match="authentication"),
-    ):
-        Client(broker.endpoint, timeout=SHORT, keys=ring.client_secret, server_key=ring.server)
-    (told,) = [
+    keys: dict[str, Any] = {"keys": ring.client_secret, "server_key": ring.server}
+    with RunningBroker(keys=ring.broker(allow)) as broker:
+        assert "authentication" in told_in_vain(broker.endpoint, "authentication", **keys)
+    texts = [
         r.getMessage() for r in caplog.records if r.name == "envbus.bus.transport.authentication"
     ]
-    assert "could not be found out" in told
+    assert sum("could not be found out" in text for text in texts) == 1
+    # Where the machine is busy, its time may have been over within a handshake.
+    assert all("could not be found out" in text or "broke off" in text for text in texts)
 
 
 def test_without_somebody_who_decides_the_door_is_shut(ring: KeyRing) -> None:
