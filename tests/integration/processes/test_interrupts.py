@@ -1037,7 +1037,7 @@ def test_a_parcel_whose_way_ctrl_c_broke_off_leaves_no_descriptor() -> None:
         before = open_descriptors()
 
         def after(_: object) -> None:
-            assert open_descriptors() == before
+            assert open_descriptors() <= before  # what earlier tests have left may go meanwhile
 
         assert at_every_line(lambda: one.send(bytes(4096)), after) > 10
 
