@@ -155,8 +155,8 @@ def test_a_deadline_fails_the_request_and_its_late_reply_goes_nowhere(
     broker: RunningBroker, client: Client
 ) -> None:
     with worker("w", broker.endpoint, capacity=4) as served:
-        with pytest.raises(RequestTimeoutError, match=r"Wait timed out after 0\.[12]"):
-            result(client.ask("w", Wait(number=1), timeout=0.2))
+        with pytest.raises(RequestTimeoutError, match=r"Wait timed out after (1|0\.[1-9])"):
+            result(client.ask("w", Wait(number=1), timeout=1.0))
         served.go.set()
         assert result(client.ask("w", Ask(number=2), timeout=PATIENCE)).number == 2
     assert broker.statistics().late_replies == 1

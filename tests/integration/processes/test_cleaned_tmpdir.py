@@ -138,7 +138,7 @@ def test_policy_workers_count_and_come_back(temporary: Path) -> None:
             "two replacements",
         )
         assert policy.compute_actions(rows(3), None).actions.tolist() == [3.0]
-        assert workers.statistics().silent == []
+        wait_until(lambda: not workers.statistics().silent, "both to answer")
     assert not list(temporary.iterdir())
 
 

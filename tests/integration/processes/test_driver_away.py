@@ -98,13 +98,13 @@ if __name__ == "__main__":
         ["envbus.actors.testing:CountingEnv"] * 8,
         num_actors=4,
         restart=True,
-        timeouts=Timeouts(step=1.0),
+        timeouts=Timeouts(step=1.8),
         local_links=sys.argv[1] == "local_links",
     )
     pool.reset(seed=0)
     ready = pool.recv(min_envs=8).env_ids
     print("ready", flush=True)
-    end = time.monotonic() + 9.0
+    end = time.monotonic() + 11.0
     while time.monotonic() < end:
         pool.send([1] * len(ready), ready)
         ready = pool.recv().env_ids
@@ -123,7 +123,7 @@ def test_nobody_is_late_when_the_whole_driver_was_stopped(transport: str) -> Non
         assert driver.stdout.readline() == "ready\n"
         for _ in range(3):
             os.kill(driver.pid, signal.SIGSTOP)
-            pass_time(1.4)
+            pass_time(2.2)
             os.kill(driver.pid, signal.SIGCONT)
             pass_time(2.0 * GRACE)  # an absence within the grace of the last one gets none
         assert driver.stdout.readline() == "{}\n"
