@@ -94,8 +94,8 @@ def interrupt_itself(pipe: Pipe) -> None:
 
 def print_at_exit(pipe: Pipe) -> None:
     atexit.register(print, "printed by an exit handler", end="")
-    threading.Timer(0.2, print, ["printed by a thread"]).start()
     sys.stdout.write("printed by the entry;")
+    threading.Timer(0.2, print, ["printed by a thread"]).start()
 
 
 def tell_about_itself(pipe: Pipe) -> None:

@@ -34,7 +34,6 @@ from envbus.bus.wire.frames import Buffer
 from envbus.bus.wire.framing import pack
 from tests.descriptors import CrowdedSocket, open_descriptors
 from tests.integration.group_children import PATIENCE, wait_until
-from tests.waiting import pass_time
 
 pytestmark = pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here")
 
@@ -390,7 +389,7 @@ def test_what_came_by_zeromq_before_taking_it_was_broken_off_is_not_slept_over()
         receive(router)
         assert router.receive() is None
         peer.send([b"second"])
-        pass_time(0.3)
+        wait_until(lambda: far.hides_messages, "the second one is there")
         far.breaks = True
         with pytest.raises(InterruptedError):
             router.receive()

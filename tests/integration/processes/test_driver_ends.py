@@ -214,8 +214,8 @@ def test_ctrl_c_breaks_off_a_close_that_waits_and_all_are_killed(
     source = """
     envs = make(env=lambda: HangingEnv("close"))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         envs.close(timeout=600)
     except KeyboardInterrupt:
         tell("interrupted")

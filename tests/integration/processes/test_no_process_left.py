@@ -129,9 +129,8 @@ os.mkdir("bus")
 open(os.path.join("bus", "socket"), "w").close()
 process_group = ProcessGroup(preload=("endless_import",), directory="bus")
 print(json.dumps(process_group._server.pid), flush=True)
-time.sleep(600)
 """
-    with Driver(source, tmp_path) as driver:
+    with Driver(source + SLEEP, tmp_path) as driver:
         server = driver.read()
         wait_until((tmp_path / "importing").exists, "the import")
         driver.process.send_signal(end)

@@ -163,7 +163,7 @@ def test_ctrl_c_while_a_server_imports_is_not_kept_until_it_has(
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def interrupt() -> None:
-        wait_until(begun.exists, "the import")
+        wait_until(lambda: begun.exists() and waits_in("_wait_for_imports"), "the import")
         os.kill(os.getpid(), signal.SIGINT)
 
     with ProcessGroup(preload=("lasting_import",)) as process_group:
@@ -308,7 +308,7 @@ def test_close_kills_whoever_does_not_leave_and_says_who(
     polite = start(process_group, "exit_as_told", method)
     os.kill(stubborn.pid, signal.SIGTERM)
     tell_to_exit(polite, 0)
-    wait_until(lambda: not is_alive(polite.pid), "the polite child's end")
+    assert select.select([process_group], [], [], PATIENCE)[0], "the polite child's end"
     assert process_group.close(0.5) == [stubborn]
     assert not is_alive(stubborn.pid)
     assert polite.exit_status == ExitStatus(code=0)
@@ -616,12 +616,15 @@ def test_a_close_that_ctrl_c_breaks_off_leaves_nobody_to_a_server_that_is_stoppe
     server = server_of(child)
     server.suspend()
 
-    def close() -> None:
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        process_group.close(PATIENCE)
+    def interrupt() -> None:
+        wait_until(lambda: waits_in("_wait_for_ends"), "the wait")
+        os.kill(os.getpid(), signal.SIGINT)
 
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
-        close()
+        process_group.close(PATIENCE)
+    thread.join()
     wait_until(lambda: not is_alive(child.pid), "the child's end")
     assert server.status() == psutil.STATUS_STOPPED
     server.resume()
