@@ -110,7 +110,7 @@ def test_ctrl_c_at_any_line_of_a_call_stalls_no_later_one(address: str, with_oth
 def test_a_client_to_nobody_says_so_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
     nobody = f"tcp://127.0.0.1:{free_port()}"
     with pytest.raises(RequestTimeoutError, match=r"no bridge was joined .* sampled, served"):
-        ExternalEnvClient(nobody, timeouts=ClientTimeouts(connect=PROGRESS_AFTER + 0.3))
+        ExternalEnvClient(nobody, timeouts=ClientTimeouts(connect=PROGRESS_AFTER + 1.3))
     (text,) = [text for text in caplog.messages if "is waited for" in text]
     assert nobody in text
 

@@ -126,7 +126,8 @@ def test_a_time_out_names_the_late_and_what_is_ahead_waits(make: Make, tmp_path:
     gate = tmp_path / "open"
     envs = [functools.partial(GatedEnv, gate, 9), functools.partial(CountingEnv, 4)]
     runner = make(envs, Counted(), rollout_fragment_length=2, run_ahead=5)
-    first, second = (runner.sample(timeout=0.3) for _ in range(2))
+    # What the second one has of the other env is ahead when the first one is over.
+    first, second = (runner.sample(timeout=seconds) for seconds in (1.3, 0.3))
     assert first.late == second.late == (0,)
     assert first.single()["t"].tolist() == [0, 1]
     assert second.single()["t"].tolist() == [2, 3]

@@ -423,13 +423,13 @@ def test_a_pool_begins_anew_after_an_exception_though_simulators_were_served_sin
     log = Log()
     config = RunnerConfig(callbacks=log)
     with EnvRunner([pool, bridge], zeros, config) as runner:
-        runner.sample(num_env_steps=6, timeout=1.0)
+        runner.sample(num_env_steps=6, timeout=0.5)  # nobody plays
         log.failing = "step"  # of one env, whose step is taken in half
         with pytest.raises(CallbackError):
             runner.sample(num_env_steps=6, timeout=PATIENCE)
         log.failing = ""
         runner.serve(0.1)
-        batch = runner.sample(num_env_steps=6, timeout=1.0).single()
+        batch = runner.sample(num_env_steps=6, timeout=2.4).single()
     assert (batch["env_id"].tolist(), batch["t"].tolist()) == ([0, 0, 1, 1], [0, 1, 0, 1])
 
 
@@ -457,12 +457,13 @@ def test_the_late_of_both_are_named_and_waiting_for_both_does_not_spin(tmp_path:
         autoreset_mode="Disabled",
     )
     bridge = ExternalEnvBridge(pool.single_observation_space, pool.single_action_space)
-    silent = threading.Event()
+    acted, silent = threading.Event(), threading.Event()
 
     def play(client: ExternalEnvClient) -> None:
         seen = client.observation_space.sample()
         episode = client.start_episode()
         client.get_action(episode, seen)
+        acted.set()
         assert silent.wait(PATIENCE)
         for _ in range(3):
             client.get_action(episode, seen)
@@ -475,6 +476,9 @@ def test_the_late_of_both_are_named_and_waiting_for_both_does_not_spin(tmp_path:
         simulators(bridge.address, play),
         EnvRunner([pool, bridge], zeros, config) as runner,
     ):
+        while not acted.is_set():
+            runner.serve(0.05)
+        polls.clear()
         sample = runner.sample(timeout=2.0)
         assert sample.single()["env_id"].tolist() == [0] * 3
         assert sample.late == (1, 2)
