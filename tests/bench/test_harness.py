@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -20,6 +19,7 @@ from envbus.bench.steps.scaling import measure_actors
 from envbus.bench.steps.startup import StartCase, measure_startup
 from envbus.bench.steps.variants import VARIANTS
 from envbus.bench.steps.vector import measure_cases
+from tests.waiting import wait_until
 
 SHORT = Schedule(rounds=2, seconds=0.05, warm_up=0.01, starts=1)
 
@@ -102,9 +102,11 @@ def test_a_paused_library_stands_still_and_then_goes_on(here: Environments) -> N
         adapter.open("null", 2, VARIANTS["gym_async_shm"].options, 30.0)
         adapter.pause()
         assert len(adapter._stopped) == 3
-        deadline = time.monotonic() + 10.0  # a signal takes a moment to arrive
-        while {process.status() for process in adapter._stopped} != {psutil.STATUS_STOPPED}:
-            assert time.monotonic() < deadline
+
+        def is_stopped() -> bool:
+            return {process.status() for process in adapter._stopped} == {psutil.STATUS_STOPPED}
+
+        wait_until(is_stopped, "the stop of all its processes")
         adapter.resume()
         assert adapter.run(0.02, 0.0)["env_steps"] > 0
     finally:
