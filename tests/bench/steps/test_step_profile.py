@@ -24,9 +24,9 @@ def test_the_pieces_follow_the_last_actor_and_add_up() -> None:
     assert sum(pieces.values()) == 18
 
 
-@pytest.mark.alone
 def test_a_real_step_is_taken_apart() -> None:
-    schedule = Schedule(rounds=1, seconds=0.1, warm_up=0.02, starts=1)
+    schedule = Schedule(rounds=1, seconds=0.0, warm_up=0.0, starts=1)  # medians of one step
     record = measure_profile(schedule, [Case("null", 4)], say=lambda _: None)
     pieces = {row["piece"]: row["us"] for row in record["rows"]}
-    assert sum(pieces[piece] for piece in PIECES) == pytest.approx(pieces[WHOLE], rel=0.5)
+    # Each is rounded to a hundredth.
+    assert sum(pieces[piece] for piece in PIECES) == pytest.approx(pieces[WHOLE], abs=0.1)
