@@ -164,7 +164,8 @@ def test_ctrl_c_in_a_step_ends_a_remote_actor_and_is_no_error_of_its_env() -> No
     with with_remote_actor(endpoint, "--allow", "tests") as process:
         envs = make_vec(["envbus.actors.testing:InfoEnv", source], endpoint)
         envs.reset(seed=0)
-        with pytest.raises(ActorLostError, match="it said goodbye"):
+        # Where its step was answered before, its goodbye and its end come before the next one.
+        with pytest.raises(ActorLostError, match=r"it said goodbye|this peer is not connected"):
             step_for_ever(envs)
         assert process.wait(PATIENCE) == 130
         envs.close()
