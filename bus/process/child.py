@@ -101,12 +101,18 @@ def load_entry(entry: str) -> Callable[[Pipe], object]:
 
 
 def _leave_the_server(start: Start, place: ChildPlace) -> None:
-    """Own session, own signals, own standard streams, and death with the server."""
+    """Own process group, own signals, own standard streams, and death with the server.
+
+    The session stays the driver's: Linux shares the cores out by sessions, and `sched_yield` gives
+    them up only to processes of the same one (DECISIONS 154).
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.setsid()
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.setpgid(0, 0)
     die_with_parent(place.server_pid)
     if place.marks_address:
         # /proc/<pid>/environ shows the strings of the last exec. Written there, in place, the

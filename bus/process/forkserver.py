@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import gc
 import importlib
 import os
@@ -23,6 +24,7 @@ import socket
 import stat
 import subprocess
 import sys
+import termios
 import time
 import traceback
 import warnings
@@ -186,6 +188,7 @@ class ForkServer:
         self._stopping = False
         self._wakeup, self._wakeup_out = socket.socketpair()
         self._take_signals()
+        _give_up_terminal()
         adopt_orphans()
 
     def preload(self, modules: list[str]) -> None:
@@ -458,6 +461,9 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, _do_nothing)
         # A handler, not SIG_IGN: an ignored signal stays ignored in all that is started from here.
         signal.signal(signal.SIGINT, _do_nothing)
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            # Linux sends it to a stopped process whose driver dies, and sets it going again.
+            signal.signal(signal.SIGHUP, _do_nothing)
         signal.signal(signal.SIGTERM, self._on_terminate)
         # But this one must not kill a child that is about to take care of it (`child.py`).
         signal.signal(STACK_SIGNAL, signal.SIG_IGN)
@@ -612,6 +618,16 @@ def reap_one(leaders: Container[int]) -> Reaped | None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024
     return Reaped(pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * unit)
+
+
+def _give_up_terminal() -> None:
+    """Have no controlling terminal any more, nor do children: none is stopped for reading it."""
+    with contextlib.suppress(OSError):  # there is none
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+        try:
+            fcntl.ioctl(terminal, termios.TIOCNOTTY)
+        finally:
+            os.close(terminal)
 
 
 def kill(pid: int) -> None:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from envbus.bus.brief import cut
 from envbus.bus.descriptors import opening
@@ -42,6 +42,11 @@ _KILL_TIMEOUT: Final = 2.0
 _LONGEST_LIST: Final = 200
 #: Characters of the server's stderr that an error shows.
 _TAIL_CHARACTERS: Final = 4000
+#: What keeps Ctrl-C in a terminal from the server. Its session is this process', for the sake of
+#: the scheduler (`child.py`); Python 3.10 cannot do that without a moment in which Ctrl-C counts.
+_APART: Final[dict[str, Any]] = (
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+)
 
 
 class ServerProcess:
@@ -196,7 +201,7 @@ class ServerProcess:
                 cwd=current_directory() or "/",
                 env=environ,
                 pass_fds=(theirs.fileno(), file.fileno()),
-                start_new_session=True,  # Ctrl-C in a terminal is not for it
+                **_APART,
             )
 
     def _read_log(self) -> str:

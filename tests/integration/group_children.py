@@ -108,6 +108,7 @@ def tell_about_itself(pipe: Pipe) -> None:
         "cwd": os.getcwd(),
         "descriptors": sorted(os.listdir("/proc/self/fd")),
         "environ": dict(os.environ),
+        "process_group": os.getpgrp(),
         "session": os.getsid(0),
         "numbers": [random.random(), float(np.random.random())],
         "path": sys.path,

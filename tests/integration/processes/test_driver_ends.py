@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -205,6 +207,61 @@ def test_ctrl_c_is_the_drivers_only_and_told_once(
     finally:
         process.kill()
         process.communicate()
+
+
+@CONTEXTS
+def test_a_terminal_and_its_keys_are_the_drivers_alone(temporary: Path, context: str) -> None:
+    source = f"""
+    import fcntl, termios, time
+    def terminal():
+        try:
+            os.close(os.open("/dev/tty", os.O_RDWR))
+        except OSError as error:
+            return error.errno
+        return 0
+    class TerminalEnv(CountingEnv):
+        def step(self, action):
+            return *super().step(action)[:4], {{"terminal": terminal()}}
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.default_int_handler)
+    envs = make(env=TerminalEnv, context={context!r})
+    def look():
+        infos = envs.step(np.zeros(3))[4]
+        tell([terminal(), infos["terminal"].tolist(), envs.actor_pids()])
+
+    for _ in range(3):
+        try:
+            look()
+            time.sleep(600)
+        except KeyboardInterrupt:
+            pass
+    """
+    keyboard, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM + textwrap.dedent(source)],
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        seen = [json.loads(process.stdout.readline())]
+        for key in (b"\x03", b"\x1c"):  # Ctrl-C, Ctrl-\
+            os.write(keyboard, key)
+            seen.append(json.loads(process.stdout.readline()))
+        assert seen[0][:2] == [0, [errno.ENXIO] * 3]
+        assert seen[1:] == seen[:1] * 2  # by the same processes
+        os.write(keyboard, b"\x03")
+        assert process.communicate(timeout=PATIENCE) == ("", "")
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(keyboard)
+        os.close(terminal)
 
 
 @pytest.mark.slow
