@@ -149,12 +149,13 @@ class LocalFirstPeer:
                     break
                 os.sched_yield()
         found = self._received is not None
+        slept = not found
         if not found and self._local is not None:
             for fd, events in self._poller.poll(timeout):
                 found = True
                 if fd == local.fileno() and events & select.EPOLLOUT:
                     self._finish(local)
-        self._spinning.observe(time.perf_counter() - start)
+        self._spinning.observe(time.perf_counter() - start, slept=slept)
         return found
 
     def watch(self, fd: int) -> None:

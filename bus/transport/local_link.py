@@ -256,13 +256,14 @@ class LocalLinkPeer:
             give_up = start + spin
             while (packet := end.read(DONT_WAIT)) is None and time.perf_counter() < give_up:
                 if words.look():
-                    self._spinning.observe(time.perf_counter() - start)
+                    self._spinning.observe(time.perf_counter() - start, slept=False)
                     return None
                 os.sched_yield()
-        if packet is None and words.fall_asleep():
+        slept = packet is None
+        if slept and words.fall_asleep():
             packet = end.read()
         words.wake_up()
-        self._spinning.observe(time.perf_counter() - start)
+        self._spinning.observe(time.perf_counter() - start, slept=slept)
         return None if packet is None or packet == RING else end.unpack(packet)
 
     def ring(self) -> None:

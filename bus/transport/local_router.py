@@ -279,8 +279,9 @@ class LocalRouter:
             give_up = start + min(spin, timeout)
             while not (found := self._look(0.0)) and time.perf_counter() < give_up:
                 os.sched_yield()
+        slept = not found
         found = found or self._look(timeout)
-        self._spinning.observe(time.perf_counter() - start)
+        self._spinning.observe(time.perf_counter() - start, slept=slept)
         return found
 
     def ring(self, peer: bytes) -> None:

@@ -17,15 +17,19 @@ __all__ = ["BROKER_SPIN_SECONDS", "CHILD_SPIN_SECONDS", "SpinBudget"]
 BROKER_SPIN_SECONDS: Final = 100e-6
 #: Longest spin of a child that waits for its broker.
 CHILD_SPIN_SECONDS: Final = 300e-6
-#: Weight of the latest wait in the running mean.
+#: Weight of the latest wait in the running share.
 _WEIGHT: Final = 0.125
-#: Waits count at most this many times the limit, so that one long pause is forgotten after a few
-#: short ones.
-_LONGEST: Final = 4
+#: Share of waits that must end within a spin for spins to pay.
+_ENOUGH: Final = 0.6
+#: Seconds of a wait that was slept through which are the wake-up's: who spins does without.
+_WAKE_UP: Final = 60e-6
 
 
 class SpinBudget:
-    """Remembers how long waits take, and says how long to spin in the next one.
+    """Remembers how many waits are short, and says how long to spin in the next one.
+
+    Not how long they take on average: one of many that is long would keep the others asleep, and
+    that they take longer asleep would keep them so.
 
     Args:
         limit: Longest spin, in seconds; 0.0: never.
@@ -36,14 +40,15 @@ class SpinBudget:
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._typical = _LONGEST * limit
+        self._share_of_short = 0.0
         self.waited = 0.0
 
     def seconds(self) -> float:
         """Return for how long to spin: 0.0 if that is not likely to help."""
-        return self._limit if self._typical < self._limit else 0.0
+        return self._limit if self._share_of_short > _ENOUGH else 0.0
 
-    def observe(self, waited: float) -> None:
-        """Take in how many seconds a wait took."""
+    def observe(self, waited: float, *, slept: bool) -> None:
+        """Take in how many seconds a wait took, and whether it was slept through at last."""
         self.waited += waited
-        self._typical += (min(waited, _LONGEST * self._limit) - self._typical) * _WEIGHT
+        is_short = waited < (self._limit + _WAKE_UP if slept else self._limit)
+        self._share_of_short += (is_short - self._share_of_short) * _WEIGHT

@@ -71,8 +71,8 @@ class StepWords:
         self._links = links
         self._asked = 0
         self._spinning = SpinBudget(BROKER_SPIN_SECONDS if spins else 0.0)
-        #: Seconds of the last wait for all.
-        self._last_wait = 0.0
+        #: Seconds of the last wait for all, and whether it was slept through at last.
+        self._last_wait = 0.0, False
 
     @property
     def asked(self) -> int:
@@ -108,10 +108,12 @@ class StepWords:
         """
         asker, clock = self._asker, time.perf_counter
         start = clock()
-        self._spinning.observe(self._last_wait)  # while actors are at work
+        waited, slept = self._last_wait
+        self._spinning.observe(waited, slept=slept)  # while actors are at work
         number, missing = asker.number, asker.undone()
         if missing >= 0 and (spin := self._spinning.seconds()):
             missing = asker.spin(missing, start + spin)
+        slept = missing >= 0
         while missing >= 0 and not asker.has_more(missing, number):
             rung = True
             asker.fall_asleep(missing)
@@ -121,7 +123,7 @@ class StepWords:
             missing = asker.undone(missing)
             if not rung:
                 break
-        self._last_wait = clock() - start
+        self._last_wait = clock() - start, slept
         return missing < 0
 
     def is_more_told(self) -> bool:
@@ -179,7 +181,8 @@ class StepWords:
         asker, clock = self._asker, time.perf_counter
         start = clock()
         found = asker.spin_for_one(asked, start + min(self._spinning.seconds(), timeout))
-        if not found and timeout > 0.0:
+        slept = not found
+        if slept and timeout > 0.0:
             for index in asked:
                 asker.fall_asleep(index)
             rung = True
@@ -187,5 +190,5 @@ class StepWords:
                 rung = self._links.doze(min(self.longest_sleep, timeout))
             for index in asked:
                 asker.wake_up(index)
-        self._spinning.observe(clock() - start)
+        self._spinning.observe(clock() - start, slept=slept)
         return found
