@@ -22,6 +22,9 @@ _ATOMS = frozenset(
     | {kind for kind in np.sctypeDict.values() if kind not in (np.void, np.object_)}
 )
 
+#: What is copied. As a tuple: a union would be made anew at each look.
+_CONTAINERS = (np.ndarray, np.void, dict, list, tuple, set, deque, bytearray)
+
 
 def own(value: T) -> T:
     """Return `value` with its containers and arrays copied; arrays are writable.
@@ -33,6 +36,8 @@ def own(value: T) -> T:
     flat: Any = value
     if type(flat) is dict and _ATOMS.issuperset(map(type, flat.values())):
         return cast("T", flat.copy())  # most infos, in a third of the time
+    if type(flat) is tuple and _ATOMS.issuperset(map(type, flat)):
+        return value
     try:
         return cast("T", _own(value))
     except RecursionError:
@@ -59,7 +64,7 @@ def _own(value: Any) -> object:
         return [_own(item) for item in value]
     if kind is tuple:
         return tuple([_own(item) for item in value])
-    if isinstance(value, np.ndarray | np.void | dict | list | tuple | set | deque | bytearray):
+    if isinstance(value, _CONTAINERS):
         try:
             return _own_other(value)
         except (RecursionError, MemoryError):  # the first: it contains itself

@@ -178,8 +178,8 @@ class InfoWriter:
         for slot, info in enumerate(infos):
             if not info:
                 continue
-            packing = packings.get((*info, *map(type, info.values())))
-            if packing is not None:
+            packing = packings and packings.get((*info, *map(type, info.values())))
+            if packing:
                 number, pack_into = packing
                 try:
                     pack_into(memory, slot * RECORD_BYTES, number, *info.values())
@@ -292,9 +292,10 @@ def _merge(
     if column.kind == _FINAL_OBS:
         if key not in merged:
             merged[key], merged[f"_{key}"] = np.full(len(mask), None), np.zeros(len(mask), np.bool_)
-        finals, copies = merged[key], values[mask]  # each row of the copy is one env's own
-        for at, row in enumerate(np.flatnonzero(mask).tolist()):
-            finals[row] = copies[at, ...]
+        copies = values[mask]
+        # Each row of the copy is one env's own; of a single number, an array of no dimension.
+        rows = copies if copies.ndim > 1 else [copies[at, ...] for at in range(len(copies))]
+        merged[key][mask] = np.fromiter(rows, object, len(copies))
         merged[f"_{key}"] |= mask
         return
     if whole:

@@ -202,6 +202,7 @@ class EnvSlots(SlotGroup):
         else:
             terminations[list(slots)] = truncations[list(slots)] = False
         for slot, call, action, row in zip(addressed, calls, actions, rows, strict=False):
+            is_own = alone
             try:
                 returned = call(action)
                 try:
@@ -213,6 +214,7 @@ class EnvSlots(SlotGroup):
                     # Arrays, maybe, to which a reset may write.
                     reward, terminated, truncated = own((reward, terminated, truncated))
                     observation, info = self._on_end(slot, observation, info)
+                    is_own = True
                 if (
                     type(observation) is not ndarray
                     or observation.dtype is not dtype
@@ -231,7 +233,7 @@ class EnvSlots(SlotGroup):
                     truncations[slot] = bool(truncated)
                 row[...] = observation
                 if info or info is None:
-                    infos[slot] = info if alone else own(info)
+                    infos[slot] = info if is_own else own(info)
             except BaseException as error:
                 phase = "autoreset" if self._resetting == slot else "step"
                 outcome.errors.append(self._failed(slot, phase, error))
@@ -357,11 +359,13 @@ class EnvSlots(SlotGroup):
         self._refresh([slot])
 
     def _on_end(self, slot: int, observation: Element, info: Info) -> tuple[Element, Info]:
-        """An episode ended: return the observation and the info that its step reports."""
+        """An episode ended: return what its step reports: the observation, and an info of its own.
+
+        Envs may share what they return, or go on using it.
+        """
         if self._autoreset.on_end(slot):
             if not isinstance(info, dict):
                 raise wrong_info(info)
-            # Copies: the env may go on using the same objects.
             self._last = last = own_deeply(observation), own(info)
             self._resetting = slot
             try:
@@ -371,9 +375,9 @@ class EnvSlots(SlotGroup):
                 self._refresh([slot])
                 raise
             self._calls[slot] = self._envs[slot].step
-            return observation, same_step_info(*last, reset_info)
+            return observation, same_step_info(*last, own(reset_info))
         self._refresh([slot])
-        return observation, info
+        return observation, own(info)
 
     def _parts_of_reset(self, slot: int, returned: Any) -> tuple[Element, Info]:
         if isinstance(returned, (tuple, list)) and len(returned) == len(_RESET_PARTS):
