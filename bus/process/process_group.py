@@ -55,7 +55,7 @@ from envbus.bus.process.server_process import (
 )
 from envbus.bus.process.stacks import LEFT_TO_WRITERS, StackFile, describe_stacks, native_stacks
 from envbus.bus.process.threads import ThreadsPerProcess, thread_variables
-from envbus.bus.transport.local_link import usable_cores
+from envbus.bus.transport.cores import usable_cores
 from envbus.bus.transport.unix_sockets import wait_for, wait_for_answer
 
 __all__ = ["DEFAULT_METHOD", "Child", "ExitStatus", "ProcessGroup"]

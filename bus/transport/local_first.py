@@ -16,9 +16,9 @@ from typing import Any, Final
 from envbus.bus.descriptors import opening
 from envbus.bus.errors import ClosedError, DecodeError, QueueFullError
 from envbus.bus.interrupts import uninterrupted_call
+from envbus.bus.transport.cores import usable_cores
 from envbus.bus.transport.curve_keys import PeerKeys
 from envbus.bus.transport.interface import A_MOMENT
-from envbus.bus.transport.local_link import usable_cores
 from envbus.bus.transport.local_listener import ADDRESSES_EXIST, INTRODUCTION, StreamEnd, address_of
 from envbus.bus.transport.spinning import CHILD_SPIN_SECONDS, SpinBudget
 from envbus.bus.transport.zmq_sockets import ZmqPeer

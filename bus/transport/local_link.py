@@ -27,7 +27,7 @@ from envbus.bus.transport.words import RING, Doer
 from envbus.bus.wire.frames import Buffer, Frames
 from envbus.bus.wire.framing import pack, unpack
 
-__all__ = ["LOCAL_LINKS_EXIST", "LocalLinkEnd", "LocalLinkPeer", "usable_cores"]
+__all__ = ["LOCAL_LINKS_EXIST", "LocalLinkEnd", "LocalLinkPeer"]
 
 #: Whether this platform has sockets that keep message boundaries and report a hang-up.
 LOCAL_LINKS_EXIST: Final = hasattr(socket, "SOCK_SEQPACKET") and hasattr(select, "epoll")
@@ -286,10 +286,3 @@ class LocalLinkPeer:
         if timeout != self._timeout:
             self._end.set_timeout(timeout)
             self._timeout = timeout
-
-
-def usable_cores() -> int:
-    """Return how many CPU cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -23,9 +23,10 @@ from envbus.bus.errors import (
 )
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import interruptible
+from envbus.bus.transport.cores import usable_cores
 from envbus.bus.transport.curve_keys import Entrance
 from envbus.bus.transport.interface import QUEUE_BYTES
-from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd, usable_cores
+from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd
 from envbus.bus.transport.local_listener import LocalListener, StreamEnd
 from envbus.bus.transport.spinning import BROKER_SPIN_SECONDS, SpinBudget
 from envbus.bus.transport.zmq_sockets import ZmqRouter

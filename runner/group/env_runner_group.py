@@ -23,6 +23,7 @@ from envbus.bus.errors import ConfigError, EnvbusError, RestartLimitError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.settings import check_number
+from envbus.bus.transport.cores import usable_cores
 from envbus.bus.wire.messages import Tree
 from envbus.runner.data.metrics import PerfTimers, SampleMetrics
 from envbus.runner.data.trajectory import AgentID
@@ -46,7 +47,6 @@ from envbus.runner.policies.policy_map import (
 from envbus.runner.sampling.config import Quota, RunnerConfig, split_quota
 from envbus.runner.sampling.env_runner import EnvRunner
 from envbus.runner.workers.config import LONGEST_WAIT, FleetConfig, check_kind
-from envbus.runner.workers.connections import usable_cores
 from envbus.runner.workers.env_placement import as_ids
 from envbus.runner.workers.faults import FaultCause
 from envbus.runner.workers.worker import ActorState

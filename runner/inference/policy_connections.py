@@ -34,6 +34,7 @@ from envbus.bus.errors import (
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.memory.memfd import create_memfd
+from envbus.bus.transport.cores import usable_cores
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd
 from envbus.bus.transport.local_router import LocalRouter
 from envbus.bus.transport.spinning import CHILD_SPIN_SECONDS
@@ -52,7 +53,6 @@ from envbus.runner.inference.worker_discovery import (
     has_owner,
     read_status,
 )
-from envbus.runner.workers.connections import usable_cores
 
 __all__ = ["Asking", "PolicyConnections", "WorkerDiscovery"]
 

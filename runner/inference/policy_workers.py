@@ -22,6 +22,7 @@ from envbus.bus.process.pickling import pickled
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.process.threads import ThreadsPerProcess, check_threads
 from envbus.bus.settings import check_number, positive_int
+from envbus.bus.transport.cores import usable_cores
 from envbus.runner.data.episode import DEFAULT_POLICY_ID
 from envbus.runner.data.latency import LatencyHistogram
 from envbus.runner.inference.policy_batching import BatchingConfig
@@ -37,7 +38,6 @@ from envbus.runner.inference.policy_protocol import (
 from envbus.runner.inference.remote_policy import SHARE_FROM, PolicyHandle, RemotePolicy
 from envbus.runner.policies.policy import Policy, Weights
 from envbus.runner.workers.config import check_kind, choose_start_method, list_of
-from envbus.runner.workers.connections import usable_cores
 
 __all__ = [
     "PolicyMaker",

@@ -30,9 +30,10 @@ from envbus.bus.folders import keep_endpoint, name_folder
 from envbus.bus.peer.worker import PlainCodec
 from envbus.bus.process.pipe import Pipe, PipeCodec
 from envbus.bus.process.process_group import ProcessGroup
+from envbus.bus.transport.cores import usable_cores
 from envbus.bus.transport.curve_keys import BrokerKeys, Entrance
 from envbus.bus.transport.interface import RouterTransport
-from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd, usable_cores
+from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd
 from envbus.bus.transport.local_router import LocalRouter
 from envbus.bus.transport.unix_sockets import wait_for
 from envbus.bus.transport.zmq_sockets import ZmqRouter
@@ -40,7 +41,7 @@ from envbus.runner.workers.config import FleetConfig, choose_start_method
 from envbus.runner.workers.faults import FaultCause
 from envbus.runner.workers.worker import ActorState, M
 
-__all__ = ["Connections", "usable_cores"]
+__all__ = ["Connections"]
 
 logger = logging.getLogger("envbus.runner.workers.fleet")
 

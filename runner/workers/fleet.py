@@ -33,11 +33,11 @@ from envbus.bus.broker.events import Notify, PeerReady
 from envbus.bus.errors import ClosedError, DecodeError, EncodeError, NoPeerError, StartError
 from envbus.bus.memory.arena import Arena
 from envbus.bus.process.pickling import pickled
+from envbus.bus.transport.cores import usable_cores
 from envbus.bus.transport.words import BYTES_PER_DOER, WORDS_EXIST, Asker
 from envbus.bus.wire.codec import decode
 from envbus.bus.wire.messages import Payload, Request, Tree
 from envbus.runner.workers.config import FleetConfig, choose_num_actors
-from envbus.runner.workers.connections import usable_cores
 from envbus.runner.workers.elements import Elements
 from envbus.runner.workers.faults import to_exception
 from envbus.runner.workers.replies import misfit

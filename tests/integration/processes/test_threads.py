@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from envbus.bus.process.threads import GRANT_VARIABLE, THREAD_VARIABLES
-from envbus.bus.transport.local_link import usable_cores
+from envbus.bus.transport.cores import usable_cores
 
 pytestmark = pytest.mark.timeout(240)
 
