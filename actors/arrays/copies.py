@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ _ATOMS = frozenset(
     | {kind for kind in np.sctypeDict.values() if kind not in (np.void, np.object_)}
 )
 
+_copy_dict: Callable[[Any], Any] = dict.copy
 #: What is copied. As a tuple: a union would be made anew at each look.
 _CONTAINERS = (np.ndarray, np.void, dict, list, tuple, set, deque, bytearray)
 
@@ -34,27 +36,29 @@ def own(value: T) -> T:
     container that contains itself: who is to read it will say that it cannot.
     """
     flat: Any = value
+    owned: T = value  # no `cast`, which takes as long as the copy of a small dict
     if type(flat) is dict and _ATOMS.issuperset(map(type, flat.values())):
-        return cast("T", flat.copy())  # most infos, in a third of the time
-    if type(flat) is tuple and _ATOMS.issuperset(map(type, flat)):
-        return value
-    try:
-        return cast("T", _own(value))
-    except RecursionError:
-        return value
+        owned = _copy_dict(flat)  # most infos, in a third of the time
+    elif type(flat) is not tuple or not _ATOMS.issuperset(map(type, flat)):
+        try:
+            owned = _own(flat)
+        except RecursionError:
+            return value
+    return owned
 
 
 def own_deeply(value: T) -> T:
     """Return a deep copy of `value`, or, where an object in it refuses, what `own` gives."""
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return cast("T", value.copy())
+        copied: T = value.copy()
+        return copied
     try:
         return copy.deepcopy(value)
     except Exception:  # __deepcopy__ is anybody's code; the value is usable as it is
         return own(value)
 
 
-def _own(value: Any) -> object:
+def _own(value: Any) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return value

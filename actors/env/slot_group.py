@@ -282,8 +282,9 @@ def info_list(
 
     An info that is no dict is added to `errors`.
     """
-    for slot, info in list(infos.items()):
-        if not isinstance(info, dict):
-            del infos[slot]
-            errors.append(slot_error(first_slot + slot, phase, wrong_info(info)))
+    if set(map(type, infos.values())) != {dict}:  # in one go, as nearly always all are dicts
+        for slot, info in list(infos.items()):
+            if not isinstance(info, dict):
+                del infos[slot]
+                errors.append(slot_error(first_slot + slot, phase, wrong_info(info)))
     return [infos.get(slot, {}) for slot in addressed] if any(infos.values()) else None
