@@ -220,10 +220,10 @@ class Doer:
         if type(words) is list:  # nobody can ask
             return False
         for _ in range(_ROUNDS):
+            os.sched_yield()  # first: whoever it has answered may wait for this core
             for _ in range(_LOOKS):
                 if words[_ASKED] != seen:
                     return True
-            os.sched_yield()
         return False
 
     def take(self) -> int:

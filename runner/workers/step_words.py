@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -16,6 +17,7 @@ from typing import Any, Final
 from envbus.actors.arrays.info_columns import InfoReader
 from envbus.actors.protocol import MapInfos
 from envbus.bus.errors import NoPeerError
+from envbus.bus.transport.cores import usable_cores
 from envbus.bus.transport.local_router import LocalRouter
 from envbus.bus.transport.spinning import BROKER_SPIN_SECONDS, SpinBudget
 from envbus.bus.transport.words import Asker
@@ -70,6 +72,8 @@ class StepWords:
         self._actors = actors
         self._links = links
         self._asked = 0
+        #: Whether an actor may wait for this process' core.
+        self._shares_core = len(actors) >= usable_cores()
         self._spinning = SpinBudget(BROKER_SPIN_SECONDS if spins else 0.0)
         #: Seconds of the last wait for all, and whether it was slept through at last.
         self._last_wait = 0.0, False
@@ -108,6 +112,8 @@ class StepWords:
         """
         asker, clock = self._asker, time.perf_counter
         start = clock()
+        if self._shares_core:
+            os.sched_yield()  # to go to sleep would take as long as a small step
         waited, slept = self._last_wait
         self._spinning.observe(waited, slept=slept)  # while actors are at work
         number, missing = asker.number, asker.undone()
