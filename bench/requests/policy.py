@@ -26,6 +26,7 @@ from envbus.bus.broker.events import BrokerConfig, Complete, PeerReady
 from envbus.bus.broker.loop import Broker
 from envbus.bus.memory.arena import Arena
 from envbus.bus.peer.worker import Worker
+from envbus.bus.transport.cores import usable_cores
 from envbus.bus.transport.local_link import LocalLinkEnd, LocalLinkPeer
 from envbus.bus.transport.local_router import LocalRouter
 from envbus.bus.wire.codec import decode, encode
@@ -35,7 +36,6 @@ from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.inference.remote_policy import RemotePolicy
 from envbus.runner.policies.mlp import MlpPolicy
 from envbus.runner.policies.policy import FunctionPolicy, Policy
-from envbus.runner.workers.connections import usable_cores
 
 __all__ = ["ASKS"]
 
