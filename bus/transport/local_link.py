@@ -248,9 +248,12 @@ class LocalLinkPeer:
         self._set_timeout(timeout)
         end, words = self._end, self._words
         spin = self._spinning.seconds()
-        if spin and words.look():  # so short a wait tells nothing new about spinning
-            return None
         start = time.perf_counter()
+        if spin and words.look():
+            waited = time.perf_counter() - start
+            if waited > spin:  # a short one tells nothing new about spinning
+                self._spinning.observe(waited, slept=False)
+            return None
         packet = None
         if spin:
             give_up = start + spin

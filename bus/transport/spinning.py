@@ -23,6 +23,11 @@ _WEIGHT: Final = 0.125
 _ENOUGH: Final = 0.6
 #: Seconds of a wait that was slept through which are the wake-up's: who spins does without.
 _WAKE_UP: Final = 60e-6
+#: Seconds after which somebody else had the core, where a spin has found its answer at last.
+_TAKEN: Final = 1e-3
+#: Waits without a spin after that: at first, and at most, if it happens again and again.
+_FIRST_REST: Final = 16
+_LONGEST_REST: Final = 4096
 
 
 class SpinBudget:
@@ -30,6 +35,9 @@ class SpinBudget:
 
     Not how long they take on average: one of many that is long would keep the others asleep, and
     that they take longer asleep would keep them so.
+
+    Whoever spins gives the core away again and again. A busy process may then keep it for
+    milliseconds, where whoever sleeps is woken at once; so it rests after that.
 
     Args:
         limit: Longest spin, in seconds; 0.0: never.
@@ -41,14 +49,32 @@ class SpinBudget:
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._share_of_short = 0.0
+        #: Waits that are still to be slept through, how many are the next time, and how many were
+        #: spun for since.
+        self._rest, self._next_rest, self._spun = 0, _FIRST_REST, 0
         self.waited = 0.0
+
+    @property
+    def rests(self) -> bool:
+        """Whether somebody else wants the core."""
+        return self._rest > 0
 
     def seconds(self) -> float:
         """Return for how long to spin: 0.0 if that is not likely to help."""
-        return self._limit if self._share_of_short > _ENOUGH else 0.0
+        return self._limit if self._share_of_short > _ENOUGH and not self._rest else 0.0
 
     def observe(self, waited: float, *, slept: bool) -> None:
         """Take in how many seconds a wait took, and whether it was slept through at last."""
         self.waited += waited
-        is_short = waited < (self._limit + _WAKE_UP if slept else self._limit)
+        slept_at_once = slept and not self.seconds()
+        is_short = waited < (self._limit + _WAKE_UP if slept_at_once else self._limit)
         self._share_of_short += (is_short - self._share_of_short) * _WEIGHT
+        if self._rest:
+            self._rest -= 1
+        elif not slept:
+            self._spun += 1
+            if waited > _TAKEN:
+                self._rest, self._spun = self._next_rest, 0
+                self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
+            elif self._spun > self._next_rest:
+                self._next_rest = _FIRST_REST

@@ -219,6 +219,8 @@ class Doer:
         words, seen = self._words, self._seen
         if type(words) is list:  # nobody can ask
             return False
+        if words[_ASKED] != seen:
+            return True
         for _ in range(_ROUNDS):
             os.sched_yield()  # first: whoever it has answered may wait for this core
             for _ in range(_LOOKS):

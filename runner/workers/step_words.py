@@ -112,11 +112,12 @@ class StepWords:
         """
         asker, clock = self._asker, time.perf_counter
         start = clock()
-        if self._shares_core:
-            os.sched_yield()  # to go to sleep would take as long as a small step
         waited, slept = self._last_wait
         self._spinning.observe(waited, slept=slept)  # while actors are at work
         number, missing = asker.number, asker.undone()
+        if missing >= 0 and self._shares_core and not self._spinning.rests:
+            os.sched_yield()  # to go to sleep would take as long as a small step
+            missing = asker.undone(missing)
         if missing >= 0 and (spin := self._spinning.seconds()):
             missing = asker.spin(missing, start + spin)
         slept = missing >= 0
