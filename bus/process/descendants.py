@@ -42,8 +42,8 @@ class Orphan(NamedTuple):
     """A process whose parent has died."""
 
     pid: int
-    #: Session that it is in; 0 if unknown.
-    session: int
+    #: Process group that it is in; 0 if unknown.
+    process_group: int
     #: Its environment at its start; empty if unknown.
     environ: bytes
 
@@ -148,13 +148,13 @@ def _all_pids() -> Iterator[int]:
 
 
 def _stat(pid: int) -> tuple[int, int]:
-    """Return parent and session of a process, zeros if it is gone."""
+    """Return parent and process group of a process, zeros if it is gone."""
     fields = _stat_fields(pid)
-    return (int(fields[1]), int(fields[3])) if fields else (0, 0)
+    return (int(fields[1]), int(fields[2])) if fields else (0, 0)
 
 
 def _stat_fields(pid: int) -> list[bytes]:
-    """Return state, parent, process group, session and more; empty if the process is gone."""
+    """Return state, parent, process group and more; empty if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # Before these, the program's name stands in brackets and may hold anything.

@@ -405,7 +405,7 @@ class ForkServer:
                 for orphan in left
                 if orphan.pid in child.remains
                 or child.mark in orphan.environ
-                or orphan.session == child.pid
+                or orphan.process_group == child.pid
                 # Nobody else could have started those that hide their origin.
                 or not (self._running or self._token.encode() in orphan.environ)
             }
@@ -621,13 +621,17 @@ def reap_one(leaders: Container[int]) -> Reaped | None:
 
 
 def _give_up_terminal() -> None:
-    """Have no controlling terminal any more, nor do children: none is stopped for reading it."""
-    with contextlib.suppress(OSError):  # there is none
+    """Have no controlling terminal any more, nor do children: none is stopped for using it."""
+    try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
         try:
             fcntl.ioctl(terminal, termios.TIOCNOTTY)
         finally:
             os.close(terminal)
+    except OSError as exc:
+        if exc.errno != errno.ENXIO:  # there may be one, which cannot be opened here
+            signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
 
 
 def kill(pid: int) -> None:

@@ -163,7 +163,7 @@ class ProcessGroup:
         """Start a child that calls `entry` with its end of a pipe (a `Pipe`, `pipe.py`).
 
         It has the driver's working directory, environment, `sys.path`, `sys.argv` and stdout as
-        they are now, `/dev/null` as stdin, and a session of its own. What it writes to stderr the
+        they are now, `/dev/null` as stdin, and a process group of its own. What it writes to stderr the
         server passes on to what is the driver's stderr now; the end of it is kept for `exits`.
         An exception from `entry` is printed to stderr and gives exit code 1.
 
@@ -749,7 +749,7 @@ class Child:
 
     Attributes:
         name: As given to `start`.
-        pid: Its process id; also that of its session and process group.
+        pid: Its process id; also that of its process group (the system's).
         pipe: The driver's end of its pipe. Closed by `ProcessGroup.close`; after the child's end it
             may still hold parcels.
         exit_status: How it ended; None until `exits` or `close` has reported it.
