@@ -183,6 +183,8 @@ def _any_holds_nan(elements: Sequence[Element]) -> bool:
     if not all(type(element) is np.ndarray for element in elements):
         return any(map(_holds_nan, elements))
     floats = [element for element in elements if element.dtype.kind in "fc"]
+    if sum(element.size for element in floats) > _SMALL:
+        return any(map(_has_nan, floats))
     # At one go, where a look at each takes a microsecond.
     return bool(floats) and _has_nan(np.concatenate(floats, axis=None))
 
