@@ -103,8 +103,8 @@ def load_entry(entry: str) -> Callable[[Pipe], object]:
 def _leave_the_server(start: Start, place: ChildPlace) -> None:
     """Own process group, own signals, own standard streams, and death with the server.
 
-    The session stays the driver's: Linux shares the cores out by sessions, and `sched_yield` gives
-    them up only to processes of the same one (DECISIONS 154).
+    The session stays the driver's (with Python 3.10 the server's): Linux shares the cores out by
+    sessions, and `sched_yield` gives them up only to processes of the same one (DECISIONS 154).
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

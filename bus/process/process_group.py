@@ -163,8 +163,9 @@ class ProcessGroup:
         """Start a child that calls `entry` with its end of a pipe (a `Pipe`, `pipe.py`).
 
         It has the driver's working directory, environment, `sys.path`, `sys.argv` and stdout as
-        they are now, `/dev/null` as stdin, and a process group of its own. What it writes to stderr the
-        server passes on to what is the driver's stderr now; the end of it is kept for `exits`.
+        they are now, `/dev/null` as stdin, and a process group of the system's to itself. What it
+        writes to stderr the server passes on to what is the driver's stderr now; the end of it is
+        kept for `exits`.
         An exception from `entry` is printed to stderr and gives exit code 1.
 
         Args:

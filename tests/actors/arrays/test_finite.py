@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pytest
 from gymnasium import spaces
 
-from envbus.actors.arrays.finite import in_words
+from envbus.actors.arrays.blocks import BlockLayout
+from envbus.actors.arrays.finite import FiniteCheck, in_words
 from envbus.actors.env.actor import EnvActor
 from envbus.actors.protocol import Build, MapBlocks, Rebuild, Reset, Step
 from envbus.bus.errors import ConfigError
@@ -126,6 +127,32 @@ def test_a_last_observation_is_looked_at_too() -> None:
 
 
 ACT = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+FINE = [np.ones((2, 2), np.float32), np.array(1.0), np.ones(3, np.int8), np.ones(0)]
+
+
+@pytest.mark.parametrize(
+    ("last", "is_fine"),
+    [
+        (np.ones(2, np.float16), True),
+        (np.array([np.inf, -np.inf]), True),
+        (np.full(5000, 1e30, np.float32), True),
+        ((1.0, {"a": np.ones(2)}), True),
+        (np.array(np.nan), False),
+        (np.array([1.0, np.nan], np.float16), False),
+        (np.array([1j, complex(0.0, np.nan)]), False),
+        (np.full(5000, np.nan, np.float32), False),
+        ((1.0, {"a": np.array([np.nan])}), False),
+        (float("nan"), False),
+    ],
+)
+def test_last_observations_of_all_envs_are_looked_at_together(last: Any, is_fine: bool) -> None:
+    layout = BlockLayout.of(ACT, ACT, 5)
+    check = FiniteCheck(ACT, layout.views(bytearray(layout.size)))
+    infos = [{"final_obs": one} for one in FINE]
+    assert check.is_fine([*infos, {}])
+    assert check.is_fine([*infos, {"final_obs": last}]) is is_fine
+
+
 
 
 class RaggedEnv(gymnasium.Env[Any, Any]):

@@ -66,7 +66,7 @@ KEYS = st.sampled_from(["a", "b", "c", "_a", "d"])
 INFOS = st.builds(
     lambda info, final: info if final is None else {"final_obs": final, **info},
     st.dictionaries(KEYS, VALUES | st.dictionaries(KEYS, VALUES, max_size=2), max_size=4),
-    st.sampled_from([None, None, np.arange(4.0), np.ones((2, 1), np.uint8)]),
+    st.sampled_from([None, None, np.arange(4.0), np.ones((2, 1), np.uint8), np.ones(1)]),
 )
 
 

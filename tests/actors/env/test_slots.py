@@ -140,6 +140,32 @@ def test_envs_that_share_what_they_return_are_told_apart() -> None:
     assert values == [3.0, 4.0]
 
 
+class EndingEnv(SharingEnv):
+    """Each step ends an episode."""
+
+    def reset(self, *, seed: int | None = None, options: Anything = None) -> Anything:
+        return super().reset(seed=seed or 0)
+
+    def step(self, action: Anything) -> Anything:
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, True, False, info
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_ends_of_envs_that_share_what_they_return_are_told_apart(mode: AutoresetMode) -> None:
+    bench = started(EndingEnv(), EndingEnv(), mode=mode)
+    outcome = bench.act(3, 4)
+    ends = [{"seen": 3.0, "number": 3}, {"seen": 4.0, "number": 4}]
+    if mode is not SAME_STEP:
+        assert outcome.observations == [(3.0,), (4.0,)]
+        assert outcome.infos == ends
+        return
+    assert outcome.observations == [(0.0,), (0.0,)]
+    assert [info.pop("final_info") for info in outcome.infos] == ends
+    assert [info.pop("final_obs") for info in outcome.infos] == [(3.0,), (4.0,)]
+    assert outcome.infos == [{"seen": 0.0, "number": 0}] * 2
+
+
 class WritingEnv(gymnasium.Env[Anything, Anything]):
     """Returns its reward and flags as arrays, to which its reset writes."""
 

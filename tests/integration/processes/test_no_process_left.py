@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,7 @@ for what_then in {family}:
     child = process_group.start("family", "group_children:start_family", method="{method}")
     child.pipe.send_bytes(1, what_then)
     pids += [child.pid, *json.loads(child.pipe.receive_bytes(1, 60.0))]
+{apart}
 print(json.dumps(pids), flush=True)
 {then}
 """
@@ -45,8 +47,9 @@ def start(
     method: str,
     then: str = SLEEP,
     family: tuple[bytes, ...] = (b"hold hide", b"wait hide"),
+    apart: str = "",
 ) -> Driver:
-    source = DRIVER.format(entry=entry, method=method, then=then, family=family)
+    source = DRIVER.format(entry=entry, method=method, then=then, family=family, apart=apart)
     return Driver(source, tmp_path)
 
 
@@ -158,13 +161,18 @@ os.kill(os.getpid(), signal.SIGKILL)
         wait_until_nothing_is_left(driver, [], tmp_path)
 
 
+#: Else Linux continues a stopped server whose driver dies.
+APART = "os.setsid()"
+
+
 def test_driver_and_server_killed_at_once_leave_no_children(tmp_path: Path) -> None:
-    with start(tmp_path, "hold_the_interpreter_lock", "fork", family=()) as driver:
+    with start(tmp_path, "hold_the_interpreter_lock", "fork", family=(), apart=APART) as driver:
         pids = driver.read()
         server = psutil.Process(pids[0]).ppid()
         os.kill(server, signal.SIGSTOP)  # it cannot do a thing when the driver dies
         driver.kill()
         driver.process.wait()
+        assert psutil.Process(server).status() == psutil.STATUS_STOPPED
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, pids)), f"the ends of {pids}")
         wait_until(lambda: not traced(driver.trace), "the end of all that it has started")
@@ -201,7 +209,7 @@ with ExternalEnvBridge(bind="ipc://bridge", gateway=gateway) as bridge:
 
 @pytest.mark.slow
 def test_children_of_a_stopped_server_see_their_driver_die(tmp_path: Path) -> None:
-    with start(tmp_path, "wait_for_the_driver", "fork") as driver:
+    with start(tmp_path, "wait_for_the_driver", "fork", apart=APART) as driver:
         pids = driver.read()
         server = psutil.Process(pids[0]).parent()
         assert server is not None
@@ -209,7 +217,20 @@ def test_children_of_a_stopped_server_see_their_driver_die(tmp_path: Path) -> No
         driver.kill()
         driver.process.wait()
         wait_until(lambda: not any(map(is_alive, pids[:3])), f"the ends of {pids[:3]}")
+        assert server.status() == psutil.STATUS_STOPPED
         server.resume()
+        wait_until_nothing_is_left(driver, pids, tmp_path)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the server has a session of its own")
+@pytest.mark.skipif(sys.platform != "linux", reason="others may not continue it")
+def test_a_stopped_server_is_continued_when_its_driver_dies_and_ends_in_order(
+    tmp_path: Path,
+) -> None:
+    with start(tmp_path, "wait_for_the_driver", "fork") as driver:
+        pids = driver.read()
+        os.kill(psutil.Process(pids[0]).ppid(), signal.SIGSTOP)
+        driver.kill()
         wait_until_nothing_is_left(driver, pids, tmp_path)
 
 
