@@ -28,6 +28,8 @@ _TAKEN: Final = 1e-3
 #: Waits without a spin after that: at first, and at most, if it happens again and again.
 _FIRST_REST: Final = 16
 _LONGEST_REST: Final = 4096
+#: Waits that were spun for without that, and halve the next rest.
+_FORGOTTEN: Final = 16
 
 
 class SpinBudget:
@@ -37,7 +39,8 @@ class SpinBudget:
     that they take longer asleep would keep them so.
 
     Whoever spins gives the core away again and again. A busy process may then keep it for
-    milliseconds, where whoever sleeps is woken at once; so it rests after that.
+    milliseconds, where whoever sleeps is woken at once. So it rests after that, for longer the more
+    often it happens.
 
     Args:
         limit: Longest spin, in seconds; 0.0: never.
@@ -50,7 +53,7 @@ class SpinBudget:
         self._limit = limit
         self._share_of_short = 0.0
         #: Waits that are still to be slept through, how many are the next time, and how many were
-        #: spun for since.
+        #: spun for since, or since it was halved.
         self._rest, self._next_rest, self._spun = 0, _FIRST_REST, 0
         self.waited = 0.0
 
@@ -70,11 +73,11 @@ class SpinBudget:
         is_short = waited < (self._limit + _WAKE_UP if slept_at_once else self._limit)
         self._share_of_short += (is_short - self._share_of_short) * _WEIGHT
         if self._rest:
-            self._rest -= 1
+            self._rest -= slept
         elif not slept:
             self._spun += 1
             if waited > _TAKEN:
                 self._rest, self._spun = self._next_rest, 0
                 self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
-            elif self._spun > self._next_rest:
-                self._next_rest = _FIRST_REST
+            elif self._spun >= _FORGOTTEN:
+                self._next_rest, self._spun = max(self._next_rest // 2, _FIRST_REST), 0

@@ -222,7 +222,7 @@ class Doer:
         if words[_ASKED] != seen:
             return True
         for _ in range(_ROUNDS):
-            os.sched_yield()  # first: whoever it has answered may wait for this core
+            os.sched_yield()  # whoever it has answered may wait for this core
             for _ in range(_LOOKS):
                 if words[_ASKED] != seen:
                     return True

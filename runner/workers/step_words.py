@@ -197,5 +197,6 @@ class StepWords:
                 rung = self._links.doze(min(self.longest_sleep, timeout))
             for index in asked:
                 asker.wake_up(index)
-        self._spinning.observe(clock() - start, slept=slept)
+        if found or timeout > 0.0:
+            self._spinning.observe(clock() - start, slept=slept)
         return found

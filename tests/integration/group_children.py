@@ -206,7 +206,14 @@ _IMPORTED_FROM = (Path(__file__).parent, Path(__file__).parents[2])
 class Driver:
     """A driver in a process of its own, running the Python program `source`."""
 
-    def __init__(self, source: str, tmp_path: Path, *options: str, stdin: bool = False) -> None:
+    def __init__(
+        self,
+        source: str,
+        tmp_path: Path,
+        *options: str,
+        stdin: bool = False,
+        leads_session: bool = False,
+    ) -> None:
         self.trace = f"{tmp_path}"
         script = tmp_path / "driver.py"
         script.write_text(source)
@@ -218,6 +225,7 @@ class Driver:
                 stderr=subprocess.PIPE,
                 text=True,
                 cwd=tmp_path,
+                start_new_session=leads_session,
                 env={
                     **os.environ,
                     TRACE_VARIABLE: self.trace,

@@ -153,8 +153,6 @@ def test_last_observations_of_all_envs_are_looked_at_together(last: Any, is_fine
     assert check.is_fine([*infos, {"final_obs": last}]) is is_fine
 
 
-
-
 class RaggedEnv(gymnasium.Env[Any, Any]):
     observation_space = spaces.Sequence(spaces.Box(-np.inf, np.inf, (1,)))
     action_space = ACT

@@ -48,9 +48,16 @@ def start(
     then: str = SLEEP,
     family: tuple[bytes, ...] = (b"hold hide", b"wait hide"),
     apart: str = "",
+    *,
+    leads_session: bool = False,
 ) -> Driver:
     source = DRIVER.format(entry=entry, method=method, then=then, family=family, apart=apart)
-    return Driver(source, tmp_path)
+    return Driver(source, tmp_path, leads_session=leads_session)
+
+
+def wait_until_stopped(pid: int) -> None:
+    process = psutil.Process(pid)
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "the stop of the server")
 
 
 def wait_until_nothing_is_left(driver: Driver, pids: list[int], tmp_path: Path) -> None:
@@ -172,7 +179,7 @@ def test_driver_and_server_killed_at_once_leave_no_children(tmp_path: Path) -> N
         os.kill(server, signal.SIGSTOP)  # it cannot do a thing when the driver dies
         driver.kill()
         driver.process.wait()
-        assert psutil.Process(server).status() == psutil.STATUS_STOPPED
+        wait_until_stopped(server)
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, pids)), f"the ends of {pids}")
         wait_until(lambda: not traced(driver.trace), "the end of all that it has started")
@@ -217,7 +224,7 @@ def test_children_of_a_stopped_server_see_their_driver_die(tmp_path: Path) -> No
         driver.kill()
         driver.process.wait()
         wait_until(lambda: not any(map(is_alive, pids[:3])), f"the ends of {pids[:3]}")
-        assert server.status() == psutil.STATUS_STOPPED
+        wait_until_stopped(server.pid)
         server.resume()
         wait_until_nothing_is_left(driver, pids, tmp_path)
 
@@ -227,9 +234,11 @@ def test_children_of_a_stopped_server_see_their_driver_die(tmp_path: Path) -> No
 def test_a_stopped_server_is_continued_when_its_driver_dies_and_ends_in_order(
     tmp_path: Path,
 ) -> None:
-    with start(tmp_path, "wait_for_the_driver", "fork") as driver:
+    with start(tmp_path, "wait_for_the_driver", "fork", leads_session=True) as driver:
         pids = driver.read()
-        os.kill(psutil.Process(pids[0]).ppid(), signal.SIGSTOP)
+        server = psutil.Process(pids[0]).ppid()
+        os.kill(server, signal.SIGSTOP)
+        wait_until_stopped(server)
         driver.kill()
         wait_until_nothing_is_left(driver, pids, tmp_path)
 
