@@ -20,6 +20,7 @@ def check_number(
     least: float = -math.inf,
     over: float = -math.inf,
     most: float = math.inf,
+    finite: bool = False,
     optional: bool = False,
 ) -> None:
     """See that an argument or a setting is a number, before something far away fails of it.
@@ -35,12 +36,12 @@ def check_number(
     if isinstance(value, bool) or not isinstance(value, kind) or number != number:
         wanted = "a whole number" if whole else "a number"
         raise ConfigError(f"{name} must be {wanted}{none}, not {brief(value)}")
-    if not number >= least:
-        raise ConfigError(f"{name} must be at least {least:g}{none}, not {brief(value)}")
-    if not (number > over or over == -math.inf):
-        raise ConfigError(f"{name} must be over {over:g}{none}, not {brief(value)}")
-    if not number <= most:
-        raise ConfigError(f"{name} must be at most {most:g}{none}, not {brief(value)}")
+    fits = least <= number <= most and (number > over or over == -math.inf)
+    if not fits or (finite and abs(number) == math.inf):
+        limits = (("at least", least), ("over", over), ("at most", most))
+        rules = [f"{words} {limit:g}" for words, limit in limits if abs(limit) != math.inf]
+        rules += ["finite"] * finite
+        raise ConfigError(f"{name} must be {' and '.join(rules)}{none}, not {brief(value)}")
 
 
 def positive_int(

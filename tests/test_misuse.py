@@ -114,7 +114,7 @@ def test_a_name_that_is_no_text_is_refused(pool: ActorPool) -> None:
         ({"bind": 5555}, "bind is a sequence"),
         ({"bind": ["tcp://127.0.0.1:*", 5555]}, 'bind must be str, "tcp://127.0.0.1:5555" for'),
         ({"check_finite": []}, "check_finite must be True, False or 'warn'"),
-        ({"memory_limit_mb": "2000"}, "memory_limit_mb must be int or float"),
+        ({"memory_limit_mb": "2000"}, "memory_limit_mb must be a number or None"),
         ({"recycle_after": 5}, r"recycle_after must be RecycleAfter, RecycleAfter\(episodes=500\)"),
         ({"restart": 5}, "restart must be True, False or a RestartPolicy"),
         ({"wait": "sleep"}, "wait must be one of 'auto', 'spin', 'block', not 'sleep'"),
@@ -230,7 +230,7 @@ def test_a_setting_of_the_wrong_kind_is_refused_by_its_name(
         ),
         (lambda runner: runner.set_state(None), "a state is what `get_state` returned"),
         (lambda runner: runner.envs.reset(options=5), 'options must be Mapping, {"difficulty": 3}'),
-        (lambda runner: runner.set_weights({}, 2**64), r"version must be at most 4.6\d+e\+18"),
+        (lambda runner: runner.set_weights({}, 2**64), r"version must be .*at most 4.6\d+e\+18"),
         (
             lambda runner: EnvRunner(runner.envs, {7: print}),
             'the id of a policy must be str, "default_policy" for example; not 7',

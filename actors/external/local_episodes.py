@@ -115,9 +115,7 @@ def check_inference(inference: str, policy: object, update_interval: float) -> N
         raise ConfigError(f'inference must be "server" or "client", not {inference!r}')
     if (policy is None) != (inference == "server"):
         raise ConfigError('policy belongs to inference="client", which needs one')
-    check_number("update_interval", update_interval)
-    if not 0.0 < update_interval < 1e9:
-        raise ConfigError(f"update_interval must be positive and finite, not {update_interval}")
+    check_number("update_interval", update_interval, over=0.0, most=1e9)
 
 
 _NOTHING = FragmentStep()

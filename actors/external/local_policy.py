@@ -16,6 +16,7 @@ from envbus.actors.arrays.spaces import Element, Space, is_fixed_size
 from envbus.actors.external.elements import opened, to_wire
 from envbus.actors.external.protocol import Model, Value
 from envbus.bus.errors import ConfigError
+from envbus.bus.settings import check_number
 
 __all__ = ["Answered", "LocalPolicy", "LocalSettings", "PolicyOrFactory"]
 
@@ -43,8 +44,7 @@ class LocalSettings:
 
     def __post_init__(self) -> None:
         for name in ("fragment_length", "max_unsent"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+            check_number(name, getattr(self, name), whole=True, least=1)
 
 
 class Answered(NamedTuple):

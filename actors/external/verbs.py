@@ -143,9 +143,7 @@ class ClientTimeouts(msgspec.Struct, frozen=True, kw_only=True):
         """
         if timeout is None:
             return self.action if isinstance(request, GetAction) else self.other
-        check_number("timeout", timeout)
-        if not 0.0 < timeout < 1e9:
-            raise ConfigError(f"timeout must be positive and finite, not {timeout}")
+        check_number("timeout", timeout, over=0.0, most=1e9)
         return timeout
 
 
@@ -345,8 +343,7 @@ class ClientState:
 
     def hello(self, heartbeat: float) -> Hello:
         """Return who this is, on the bus; raises `ConfigError`."""
-        if not 0.0 < heartbeat <= 60.0:
-            raise ConfigError(f"heartbeat must be over 0 and at most 60 s, not {heartbeat}")
+        check_number("heartbeat", heartbeat, over=0.0, most=60.0)
         # The suffix: the same name may come back before its former self is missed.
         name = f"{self.name}-{secrets.token_hex(4)}"
         return Hello(name=name, pid=os.getpid(), heartbeat=heartbeat)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from envbus.bus.errors import ConfigError
-from envbus.bus.settings import positive_int
+from envbus.bus.settings import check_number, positive_int
 from envbus.bus.wire.frames import Frames
 from envbus.bus.wire.messages import Failed, FailureCode, Header, Hello
 
@@ -255,8 +255,7 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         for name in ("max_in_flight_per_peer", "max_backlog", "max_peers", "max_message_bytes"):
             object.__setattr__(self, name, positive_int(name, getattr(self, name)))
-        if not self.max_heartbeat > 0:
-            raise ConfigError(f"max_heartbeat must be positive, not {self.max_heartbeat!r}")
+        check_number("max_heartbeat", self.max_heartbeat, over=0.0)
         if not 1.0 < self.liveness < math.inf:
             raise ConfigError(
                 f"liveness must be finite and over 1 heartbeat, not {self.liveness!r}; "

@@ -5,7 +5,6 @@ Leaves out the sockets: raised errors come before any of them exists.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import ssl
@@ -15,6 +14,7 @@ from typing import Final
 import msgspec
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.settings import check_number
 from envbus.bus.transport.curve_keys import Entrance
 from envbus.bus.transport.interface import is_local
 
@@ -131,11 +131,8 @@ class GatewayConfig:
         if self.max_message_bytes >= 2**32:
             raise ConfigError("max_message_bytes must be below 4 GiB: 4 bytes tell the length")
         for name in ("handshake_timeout", "keepalive", "hang_timeout"):
-            value = getattr(self, name)
-            if value is None and name == "hang_timeout":
-                continue
-            if not 0.0 < value < math.inf:
-                raise ConfigError(f"{name} must be a positive, finite number of seconds: {value}")
+            value, optional = getattr(self, name), name == "hang_timeout"
+            check_number(name, value, over=0.0, finite=True, optional=optional)
 
     def _check_width(self, address: str) -> None:
         split_address(address)

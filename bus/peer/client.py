@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
 import secrets
 import socket
@@ -40,6 +39,7 @@ from envbus.bus.errors import (
 from envbus.bus.interrupts import join_ending, uninterrupted, uninterrupted_call
 from envbus.bus.peer.session import Outcome, PeerCall, PeerSession
 from envbus.bus.peer.worker import IDLE_WAIT, Codec, PlainCodec
+from envbus.bus.settings import check_number
 from envbus.bus.transport.curve_keys import PathLike, PeerKeys
 from envbus.bus.transport.interface import AT_ONE_GO
 from envbus.bus.transport.unix_sockets import Bell
@@ -126,9 +126,8 @@ class Client:
         server_key: PathLike | None = None,
     ) -> None:
         for setting, value in (("timeout", timeout), ("heartbeat", heartbeat)):
-            _check_seconds(setting, value)
-        if max_pending < 1:
-            raise ConfigError(f"max_pending must be positive, not {max_pending}")
+            check_number(setting, value, over=0.0, finite=True)
+        check_number("max_pending", max_pending, whole=True, least=1)
         peer_keys = PeerKeys.load(keys, server_key)
         self._codec = codec or PlainCodec()
         self._owner = os.getpid()
@@ -202,7 +201,7 @@ class Client:
             Leases: ZeroMQ Majordomo, https://rfc.zeromq.org/spec/7/.
         """
         self._check_usable(to)
-        _check_seconds("timeout", timeout)
+        check_number("timeout", timeout, over=0.0, finite=True)
         future: Future[R] = Future()
         number, now = next(self._numbers), time.monotonic()
         loop = self._loop
@@ -493,8 +492,3 @@ class _Loop:
         self._bell.close()
         if not self.joined.done():
             self.joined.set_exception(error)
-
-
-def _check_seconds(setting: str, value: float) -> None:
-    if not 0.0 < value < math.inf:
-        raise ConfigError(f"{setting} must be a positive, finite number of seconds, not {value}")

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.settings import check_number
 
 __all__ = ["ChildState", "Exit", "Restart", "RestartPolicy", "SupervisedLife"]
 
@@ -100,10 +101,8 @@ class RestartPolicy:
             raise ConfigError(
                 f"max_restarts must be a number from 0 on, or None for no limit, not {most!r}"
             )
-        for name in ("window", "backoff", "max_backoff", "jitter"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"{name} must be a number, not {value!r}")
+        for name in ("window", "backoff", "max_backoff"):
+            check_number(name, getattr(self, name))
         if not 0.0 < self.window < math.inf:
             raise ConfigError(
                 f"window must be finite and over 0 s, is {self.window}; to restart without end "
@@ -114,8 +113,7 @@ class RestartPolicy:
                 f"0 <= backoff <= max_backoff < infinity must hold; they are {self.backoff} "
                 f"and {self.max_backoff}: set both"
             )
-        if not 0.0 <= self.jitter <= 1.0:
-            raise ConfigError(f"jitter must be a fraction from 0 to 1, is {self.jitter}")
+        check_number("jitter", self.jitter, least=0.0, most=1.0)
 
     @classmethod
     def chosen(cls, restart: bool | RestartPolicy) -> RestartPolicy | None:

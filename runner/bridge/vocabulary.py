@@ -6,14 +6,12 @@ rewards, infos and flags are dicts by agent throughout, also where there is one 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import msgspec
 
 from envbus.bus.broker.events import Tick
-from envbus.bus.errors import ConfigError
 from envbus.bus.settings import check_number, positive_int
 from envbus.bus.wire.messages import Failed, Reply
 from envbus.runner.bridge.results import ByAgent, ClientChoice
@@ -267,9 +265,7 @@ class EpisodeLimits:
                 value = positive_int(item.name, getattr(self, item.name))
                 object.__setattr__(self, item.name, value)
         check_number("max_version_lag", self.max_version_lag, whole=True, least=0, optional=True)
-        check_number("lease", self.lease)
-        if not 0.0 < self.lease < math.inf:
-            raise ConfigError(f"lease must be positive and finite, not {self.lease!r}")
+        check_number("lease", self.lease, over=0.0, finite=True)
 
 
 class BridgeStatistics(msgspec.Struct, kw_only=True):

@@ -6,7 +6,6 @@ and the printing (`main.py`, `report.py`).
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import signal
@@ -23,6 +22,7 @@ import msgspec
 from envbus.actors.env import source as env_source
 from envbus.bus.errors import ConfigError
 from envbus.bus.process.threads import ThreadsPerProcess
+from envbus.bus.settings import check_number
 from envbus.runner.cli.comparison import compare
 from envbus.runner.cli.stepping import Limits, Measured, OnProgress, Stepping
 from envbus.runner.policies.policy import PolicyFactory, parse_policy
@@ -51,12 +51,9 @@ class MeasureConfig:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if self.num_envs < 1:
-            raise ConfigError(f"the number of envs must be at least 1, not {self.num_envs}")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise ConfigError(f"seconds must be positive, not {self.seconds}")
-        if self.seed is not None and self.seed < 0:
-            raise ConfigError(f"the seed must not be negative, got {self.seed}")
+        check_number("the number of envs", self.num_envs, whole=True, least=1)
+        check_number("seconds", self.seconds, over=0.0, finite=True, optional=True)
+        check_number("the seed", self.seed, whole=True, least=0, optional=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +78,7 @@ class JobConfig(MeasureConfig):
             )
         if self.steps is None and self.seconds is None:
             raise ConfigError("a job needs an end: give steps or seconds")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps must be at least 1, not {self.steps}")
+        check_number("steps", self.steps, whole=True, least=1, optional=True)
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from envbus.bus.errors import ConfigError
+from envbus.bus.settings import check_number
 from envbus.runner.data.trajectory import AgentID
 
 __all__ = [
@@ -242,8 +242,7 @@ class PerfTimers:
     """
 
     def __init__(self, ema_coef: float | None = None) -> None:
-        if ema_coef is not None and not 0.0 < ema_coef <= 1.0:
-            raise ConfigError(f"ema_coef must be None or in (0, 1], not {ema_coef!r}")
+        check_number("ema_coef", ema_coef, over=0.0, most=1.0, optional=True)
         self.ema_coef = ema_coef
         self.iterations = 0
         self._current = dict.fromkeys(PERF_TIMERS, 0.0)

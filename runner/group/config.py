@@ -12,7 +12,7 @@ import msgspec
 from envbus.bus.errors import ConfigError
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.process.threads import ThreadsPerProcess, check_threads
-from envbus.bus.settings import check_number
+from envbus.bus.settings import check_number, positive_int
 from envbus.runner.group.protocol import AnyEnvs
 from envbus.runner.workers.config import Timeouts, check_kind, list_of
 
@@ -75,8 +75,7 @@ def envs_of(
     Raises:
         ConfigError: There is not one env per runner.
     """
-    if type(num_runners) is not int or num_runners < 1:
-        raise ConfigError(f"num_runners must be a positive number, not {num_runners!r}")
+    num_runners = positive_int("num_runners", num_runners)
     if callable(envs):
         if settings.pool_settings:
             raise ConfigError("pool_settings are for envs given as a sequence, not as a function")

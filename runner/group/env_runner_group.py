@@ -293,10 +293,8 @@ class EnvRunnerGroup(StaysHere):
             NoAsyncCallError: `sample_async` was not called.
             ValueError, RemoteError: As `sample`.
         """
-        check_number("min_runners", min_runners, whole=True)
+        check_number("min_runners", min_runners, whole=True, least=1, most=self.num_runners)
         seconds = _seconds(timeout)
-        if not 1 <= min_runners <= self.num_runners:
-            raise ValueError(f"min_runners must be from 1 to {self.num_runners}, not {min_runners}")
         deadline = None if seconds is None else time.monotonic() + seconds
         return hand_out(
             lambda: self._collect_some(min_runners, deadline), self._kept.append, self._was_raised

@@ -16,7 +16,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from envbus.bus.errors import ConfigError
 from envbus.bus.settings import check_number, positive_int
 
 __all__ = ["Batcher", "BatchingConfig", "CallBatch", "Piece"]
@@ -44,9 +43,7 @@ class BatchingConfig:
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_rows_waiting"):
             object.__setattr__(self, name, positive_int(name, getattr(self, name)))
-        check_number("max_wait", self.max_wait)
-        if not 0.0 <= self.max_wait < math.inf:
-            raise ConfigError(f"max_wait must be finite and not negative, not {self.max_wait!r} s")
+        check_number("max_wait", self.max_wait, least=0.0, finite=True)
 
 
 #: A request: whatever the caller knows it by.

@@ -6,7 +6,6 @@ how they are asked (`remote_policy.py`).
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -168,15 +167,9 @@ class PolicyWorkers(StaysHere):
             positive_int("max_in_flight", max_in_flight),
         )
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):
-            check_number(name, seconds)
-            if not 0.0 < seconds < math.inf:
-                raise ConfigError(f"{name} must be positive and finite, not {seconds!r} s")
-        check_number("hang_timeout", hang_timeout, optional=True)
+            check_number(name, seconds, over=0.0, finite=True)
+        check_number("hang_timeout", hang_timeout, over=0.0, finite=True, optional=True)
         policy = RestartPolicy.chosen(restart)
-        if hang_timeout is not None and not 0.0 < hang_timeout < math.inf:
-            raise ConfigError(
-                f"hang_timeout must be positive and finite, or None, not {hang_timeout!r} s"
-            )
         check_number("close_timeout", close_timeout, least=0.0)
         preload = list_of("preload", preload, '["torch"]')
         check_threads(threads_per_process)

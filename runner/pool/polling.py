@@ -77,9 +77,7 @@ class DictSide:
         num_envs = len(self._states)
         check_number("timeout", timeout, optional=True)
         check_number("batch_wait", batch_wait, optional=True)
-        check_number("min_envs", min_envs, whole=True, optional=True)
-        if min_envs is not None and not 1 <= min_envs <= num_envs:
-            raise ValueError(f"min_envs must be from 1 to {num_envs}, not {min_envs}")
+        check_number("min_envs", min_envs, whole=True, least=1, most=num_envs, optional=True)
         if self._core.unpolled:
             return self._core.unpolled.pop()
         if not self._polled:

@@ -146,10 +146,8 @@ class RunnerConfig:
             check_number(name, getattr(self, name), whole=True, least=least)
         check_number("seed", self.seed, whole=True, optional=True)
         check_number("ema_coef", self.ema_coef, optional=True)
-        check_number("enough_envs", self.enough_envs)
+        check_number("enough_envs", self.enough_envs, over=0.0, most=1.0)
         self._check_kinds()
-        if not 0.0 < self.enough_envs <= 1.0:
-            raise ConfigError(f"enough_envs must be in (0, 1], not {self.enough_envs}")
         if self.pipelined and self.enough_envs < 1.0:
             raise ConfigError("enough_envs: groups that take turns wait for their slowest env")
         if self.run_ahead:
@@ -262,9 +260,7 @@ class Quota:
         if amount is None:
             return cls()
         name = "num_episodes" if num_env_steps is None else "num_env_steps"
-        check_number(name, amount, whole=True)
-        if amount < 0:
-            raise ValueError(f"the number of steps or episodes must not be negative, got {amount}")
+        check_number(name, amount, whole=True, least=0)
         return cls("episodes" if num_env_steps is None else "env_steps", amount)
 
     @property

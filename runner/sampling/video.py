@@ -59,11 +59,8 @@ class VideoConfig:
         check_kind("VideoConfig.folder", self.folder, str, Path, example='"videos"')
         check_number("VideoConfig.fps", self.fps, over=0.0, optional=True)
         list_of("VideoConfig.env_ids", self.env_ids, "[0, 3]")
-        if callable(self.episodes):
-            return
-        check_number("VideoConfig.episodes", self.episodes, whole=True)
-        if self.episodes < 1:
-            raise ConfigError(f"every nth episode is filmed, n at least 1, not {self.episodes}")
+        if not callable(self.episodes):
+            check_number("VideoConfig.episodes", self.episodes, whole=True, least=1)
 
     def chooses(self, number: int) -> bool:
         """Return whether an env's episode `number` is filmed."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from inspect import Parameter, signature
-from numbers import Real
 from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
 
 import numpy as np
@@ -224,12 +223,9 @@ class FleetConfig:
             known = ", ".join(map(repr, get_args(Wait)))
             raise ConfigError(f"wait must be one of {known}, not {self.wait!r:.80}")
         limit, recycle = self.memory_limit_mb, self.recycle_after
-        if limit is not None:
-            check_kind("memory_limit_mb", limit, int, float, Real, example="2000")
+        check_number("memory_limit_mb", limit, over=0.0, finite=True, optional=True)
         if recycle is not None:
             check_kind("recycle_after", recycle, RecycleAfter, example="RecycleAfter(episodes=500)")
-        if limit is not None and not 0 < limit < math.inf:
-            raise ConfigError(f"memory_limit_mb must be positive and finite, not {limit!r}")
         if limit is not None and recycle is not None and (recycle.rss_mb or 0.0) >= limit:
             raise ConfigError(
                 f"RecycleAfter.rss_mb={recycle.rss_mb} must be less than memory_limit_mb={limit}, "

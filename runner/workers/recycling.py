@@ -48,10 +48,9 @@ class RecycleAfter:
     def __post_init__(self) -> None:
         given = {item.name: getattr(self, item.name) for item in fields(self)}
         for name, value in given.items():
-            whole = name in ("episodes", "steps")
-            check_number(f"RecycleAfter.{name}", value, whole=whole, optional=name != "max_hold")
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"RecycleAfter.{name} must be positive and finite, not {value!r}")
+            whole, optional = name in ("episodes", "steps"), name != "max_hold"
+            name = f"RecycleAfter.{name}"
+            check_number(name, value, whole=whole, over=0.0, finite=True, optional=optional)
         if all(value is None for name, value in given.items() if name != "max_hold"):
             raise ConfigError("RecycleAfter() needs one of episodes, steps, rss_mb or seconds")
 

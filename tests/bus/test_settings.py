@@ -20,6 +20,7 @@ from envbus.bus.settings import check_number, positive_int
         (10**400, {"whole": True, "least": 0}),
         (np.float32(0.5), {"over": 0.0}),
         (math.inf, {"over": 0.0}),
+        (10**400, {"finite": True}),
         (None, {"optional": True, "whole": True, "least": 1}),
     ],
 )
@@ -37,6 +38,8 @@ def test_numbers_of_any_library_are_taken(value: object, rules: dict[str, Any]) 
         (2.0, {"whole": True, "optional": True}, "^size must be a whole number or None, not 2.0$"),
         (-1, {"least": 0}, "^size must be at least 0, not -1$"),
         (0.0, {"over": 0.0}, "^size must be over 0, not 0.0$"),
+        (3, {"least": 1, "most": 2}, "^size must be at least 1 and at most 2, not 3$"),
+        (math.inf, {"over": 0.0, "finite": True}, "^size must be over 0 and finite, not inf$"),
     ],
 )
 def test_all_else_is_refused_by_its_name(value: object, rules: dict[str, Any], told: str) -> None:

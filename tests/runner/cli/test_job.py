@@ -84,13 +84,13 @@ def test_ctrl_c_keeps_what_was_counted() -> None:
     [
         ({}, "needs an end"),
         ({"steps": 0}, "steps must be at least 1"),
-        ({"seconds": 0.0}, "seconds must be positive"),
-        ({"seconds": math.inf}, "seconds must be positive"),
-        ({"seconds": math.nan}, "seconds must be positive"),
+        ({"seconds": 0.0}, "seconds must be over 0"),
+        ({"seconds": math.inf}, "seconds must be over 0 and finite"),
+        ({"seconds": math.nan}, "seconds must be a number"),
         ({"steps": 1, "num_envs": 0}, "number of envs must be at least 1"),
         ({"steps": 1, "num_envs": 2, "num_actors": 3}, "number of actors must be from 1"),
         ({"steps": 1, "num_actors": 0}, "number of actors must be from 1"),
-        ({"steps": 1, "seed": -1}, "seed must not be negative"),
+        ({"steps": 1, "seed": -1}, "seed must be at least 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:

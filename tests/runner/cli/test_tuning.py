@@ -116,9 +116,9 @@ def test_ctrl_c_keeps_what_was_found() -> None:
     ("options", "message"),
     [
         ({"num_envs": 0}, "number of envs must be at least 1"),
-        ({"seconds": 0.0}, "seconds must be positive"),
-        ({"seconds": math.nan}, "seconds must be positive"),
-        ({"seed": -1}, "seed must not be negative"),
+        ({"seconds": 0.0}, "seconds must be over 0"),
+        ({"seconds": math.nan}, "seconds must be a number"),
+        ({"seed": -1}, "seed must be at least 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:

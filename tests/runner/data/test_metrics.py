@@ -172,7 +172,7 @@ def test_the_moving_average_follows_its_formula_from_the_first_value_on() -> Non
 
 @pytest.mark.parametrize("coef", [0.0, -1.0, 1.5])
 def test_a_coefficient_out_of_range_is_refused(coef: float) -> None:
-    with pytest.raises(ConfigError, match="ema_coef must be None or in"):
+    with pytest.raises(ConfigError, match="ema_coef must be over 0 and at most 1 or None"):
         PerfTimers(coef)
 
 

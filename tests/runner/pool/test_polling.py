@@ -308,7 +308,7 @@ def test_poll_waits_for_more_for_a_while_only(make: Make, tmp_path: Path) -> Non
 
 def test_polling_for_nothing_is_refused(make: Make) -> None:
     pool = make(counting(2))
-    with pytest.raises(ValueError, match="min_envs must be from 1 to 2, not 3"):
+    with pytest.raises(ValueError, match="min_envs must be at least 1 and at most 2"):
         pool.poll(min_envs=3)
     poll_all(pool, [0, 1])
     with pytest.raises(NoAsyncCallError):

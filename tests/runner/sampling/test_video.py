@@ -253,5 +253,5 @@ def test_what_cannot_be_filmed_is_refused(make: Make) -> None:
         make([CountingEnv])
     with pytest.raises(ConfigError, match=r"envs \[2\] cannot be filmed: there are envs 0 to 0"):
         make([drawn()], env_ids=[2])
-    with pytest.raises(ConfigError, match="n at least 1, not 0"):
+    with pytest.raises(ConfigError, match="episodes must be at least 1, not 0"):
         VideoConfig(folder=".", episodes=0)

@@ -25,11 +25,11 @@ def running(num_actors: int, **limits: Any) -> Recycling:
     [
         ({}, "needs one of"),
         ({"max_hold": 5.0}, "needs one of"),
-        ({"episodes": 0}, "episodes must be positive"),
-        ({"steps": -1}, "steps must be positive"),
+        ({"episodes": 0}, "episodes must be over 0"),
+        ({"steps": -1}, "steps must be over 0"),
         ({"rss_mb": math.nan}, "rss_mb must be a number"),
-        ({"seconds": math.inf}, "seconds must be positive"),
-        ({"steps": 5, "max_hold": 0.0}, "max_hold must be positive"),
+        ({"seconds": math.inf}, "seconds must be over 0 and finite"),
+        ({"steps": 5, "max_hold": 0.0}, "max_hold must be over 0"),
     ],
 )
 def test_unusable_limits_are_refused(limits: dict[str, Any], words: str) -> None:
