@@ -18,14 +18,14 @@ from envbus.actors.external.conversation import BridgeCall, Outcome
 from envbus.actors.external.link import SLICE, flush, not_joined, told_if_slow, warn_not_joined
 from envbus.actors.external.local_episodes import Choose, LocalEpisodes, Wait, Work
 from envbus.actors.external.protocol import StartEpisode
-from envbus.actors.external.verbs import REPLY_TYPES, EpisodeRequest, SimulatorVerbs, awaited
+from envbus.actors.external.verbs import EpisodeRequest, SimulatorVerbs, awaited
 from envbus.bus.complaints import PROGRESS_AFTER
 from envbus.bus.errors import ClosedError, EnvbusError, ProtocolError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted
 from envbus.bus.transport.interface import AT_ONE_GO
 from envbus.bus.transport.local_first import LocalFirstPeer
-from envbus.bus.wire.messages import Payload
+from envbus.bus.wire.messages import Request
 
 __all__ = ["AsyncExternalEnvClient"]
 
@@ -224,7 +224,7 @@ class AsyncExternalEnvClient(BridgeClient):
             raise ClosedError("this client is not connected, or was closed")
         return self._loop
 
-    async def _ask(self, payload: Payload, seconds: float) -> Any:
+    async def _ask(self, payload: Request[Any], seconds: float) -> Any:
         loop = self._running()
         done: asyncio.Future[Outcome] = loop.create_future()
 
@@ -234,7 +234,7 @@ class AsyncExternalEnvClient(BridgeClient):
 
         now = time.monotonic()
         frames = self._state.encoded(payload)
-        call = BridgeCall(payload, frames, REPLY_TYPES[type(payload)], now, now + seconds, settle)
+        call = BridgeCall(payload, frames, payload.reply_type, now, now + seconds, settle)
         self._talk.submit(call, now)
         self._look()
         try:

@@ -36,7 +36,7 @@ from envbus.bus.peer.worker import Heartbeats
 from envbus.bus.transport.curve_keys import PathLike, PeerKeys
 from envbus.bus.transport.local_first import LocalFirstPeer
 from envbus.bus.transport.zmq_sockets import ZmqPeer
-from envbus.bus.wire.messages import Failed, Payload
+from envbus.bus.wire.messages import Failed, Request
 
 __all__ = ["BridgeClient", "ExternalEnvClient"]
 
@@ -253,7 +253,7 @@ class _LocalInference:
         Exception: As `LocalEpisodes.start`.
     """
 
-    def __init__(self, episodes: LocalEpisodes, ask: Callable[[Payload, float], Any]) -> None:
+    def __init__(self, episodes: LocalEpisodes, ask: Callable[[Request[Any], float], Any]) -> None:
         self._episodes = episodes
         self._ask = ask
         #: Held while any of the episodes is touched, except that the policy chooses.
@@ -306,10 +306,10 @@ class _LocalInference:
             self._episodes.stop()
 
 
-def _asker(link: Link, state: ClientState) -> Callable[[Payload, float], Any]:
+def _asker(link: Link, state: ClientState) -> Callable[[Request[Any], float], Any]:
     """Return what sends a request and waits for its answer, for so many seconds."""
 
-    def ask(payload: Payload, seconds: float) -> Any:
+    def ask(payload: Request[Any], seconds: float) -> Any:
         frames, waiter = state.encoded(payload), Waiter()
         try:
             return state.result(payload, *link.request(payload, frames, seconds, waiter))

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from envbus.actors.external.conversation import GRACE, BridgeCall, Conversation, Outcome
-from envbus.actors.external.verbs import REPLY_TYPES
 from envbus.bus.complaints import PROGRESS_AFTER
 from envbus.bus.errors import (
     ClosedError,
@@ -32,7 +31,7 @@ from envbus.bus.peer.worker import Heartbeats
 from envbus.bus.transport.interface import AT_ONE_GO
 from envbus.bus.transport.local_first import LocalFirstPeer
 from envbus.bus.transport.unix_sockets import Bell
-from envbus.bus.wire.messages import Payload
+from envbus.bus.wire.messages import Request
 
 __all__ = ["SLICE", "Link", "Waiter", "flush", "not_joined", "told_if_slow", "warn_not_joined"]
 
@@ -162,13 +161,13 @@ class Link:
             self._turn(min(deadline - now, SLICE / 5), nobody)
 
     def request(
-        self, payload: Payload, frames: Any, timeout: float, waiter: Waiter | None = None
+        self, payload: Request[Any], frames: Any, timeout: float, waiter: Waiter | None = None
     ) -> tuple[Outcome, int]:
         """Return how a request has ended, and its id; `waiter` is a new one."""
         now = time.monotonic()
         waiter = waiter or Waiter()
         call = waiter.call = BridgeCall(
-            payload, frames, REPLY_TYPES[type(payload)], now, now + timeout, waiter.settle
+            payload, frames, payload.reply_type, now, now + timeout, waiter.settle
         )
         try:
             try:

@@ -63,7 +63,7 @@ from envbus.bus.errors import (
 )
 from envbus.bus.interrupts import interruptible, uninterrupted
 from envbus.bus.settings import check_number
-from envbus.bus.wire.messages import Payload
+from envbus.bus.wire.messages import Request
 
 __all__ = ["Choose", "Fragments", "LocalEpisodes", "SendRequest", "Wait", "Work", "check_inference"]
 
@@ -87,7 +87,7 @@ _UNTOLD = (RequestTimeoutError, PeerLostError)
 class SendRequest(NamedTuple):
     """Send a request, and go on with its reply, or with what it raises."""
 
-    payload: Payload
+    payload: Request[Any]
     #: Until it is given up.
     seconds: float
 

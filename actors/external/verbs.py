@@ -14,7 +14,7 @@ import secrets
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
@@ -37,11 +37,8 @@ from envbus.actors.external.protocol import (
     EpisodeStarted,
     FragmentLogged,
     GetAction,
-    GetModel,
     JoinBridge,
     LogAction,
-    LogFragment,
-    Logged,
     LogReturns,
     Model,
     StartEpisode,
@@ -58,7 +55,6 @@ from envbus.bus.wire.frames import Frames
 from envbus.bus.wire.messages import Failed, FailureCode, Hello, Payload, Reply
 
 __all__ = [
-    "REPLY_TYPES",
     "ClientState",
     "ClientTimeouts",
     "EpisodeRequest",
@@ -69,17 +65,6 @@ __all__ = [
 
 #: Lost episodes whose ids are remembered.
 _MAX_LOST = 10_000
-
-#: What each verb is answered with.
-REPLY_TYPES: Final[Mapping[type[Payload], type[Reply]]] = {
-    StartEpisode: EpisodeStarted,
-    GetAction: ActionChosen,
-    LogAction: Logged,
-    LogReturns: Logged,
-    EndEpisode: EpisodeEnded,
-    LogFragment: FragmentLogged,
-    GetModel: Model,
-}
 
 #: What a verb asks for.
 EpisodeRequest: TypeAlias = StartEpisode | GetAction | LogAction | LogReturns | EndEpisode

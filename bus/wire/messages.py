@@ -6,7 +6,7 @@ Vocabulary only: no bytes (`codec.py`), no sockets, no decisions.
 from __future__ import annotations
 
 import enum
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -91,6 +91,15 @@ R = TypeVar("R", bound=Reply)
 class Request(Payload, Generic[R], frozen=True, kw_only=True):
     """Base of what wants an answer; the type argument names the reply's class."""
 
+    #: That class.
+    reply_type: ClassVar[type[Reply]] = Reply
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in getattr(cls, "__orig_bases__", ()):
+            if get_origin(base) is Request:
+                (cls.reply_type,) = get_args(base)
+
 
 class Notice(Payload, frozen=True, kw_only=True):
     """Base of what wants no answer."""
@@ -131,7 +140,16 @@ class Tree:
         return Tree, (self.value,)
 
 
-class Hello(Request["Welcome"], frozen=True, kw_only=True):
+class Welcome(Reply, frozen=True, kw_only=True):
+    """The broker knows the peer now."""
+
+    #: Seconds of silence after which the broker takes the peer for gone; 0: never.
+    lease: float
+    #: Largest message that the broker takes, in bytes.
+    max_message_bytes: int
+
+
+class Hello(Request[Welcome], frozen=True, kw_only=True):
     """First message of a peer's life."""
 
     #: Readable name, e.g. `"actor-3"`; unique on the bus, stable over restarts.
@@ -144,15 +162,6 @@ class Hello(Request["Welcome"], frozen=True, kw_only=True):
     pid: int = 0
     #: Seconds between heartbeats it will send; 0: none, its process is watched instead.
     heartbeat: float = 0.0
-
-
-class Welcome(Reply, frozen=True, kw_only=True):
-    """The broker knows the peer now."""
-
-    #: Seconds of silence after which the broker takes the peer for gone; 0: never.
-    lease: float
-    #: Largest message that the broker takes, in bytes.
-    max_message_bytes: int
 
 
 class Heartbeat(Notice, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ import ssl
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Any, ForwardRef, Protocol, cast, get_args
+from typing import Any, Protocol, cast
 from urllib.parse import quote
 
 import zmq
@@ -408,7 +408,7 @@ class Talk:
             if header.payload_type != Failed.__name__:
                 raise BrokenRuleError(f"a FAILURE carries {header.payload_type}, not Failed")
             raise FailureError(self._decode(Failed, frames))
-        wanted = _reply_class(type(request))
+        wanted = request.reply_type
         if header.payload_type != wanted.__name__:
             raise BrokenRuleError(
                 f"{type(request).__name__} is answered by {header.payload_type}, not by "
@@ -429,12 +429,3 @@ class Talk:
             return decode(kind, frames[1:])
         except DecodeError as exc:
             raise BrokenRuleError(f"{kind.__name__} cannot be read: {exc}") from exc
-
-
-def _reply_class(kind: type[Request[Any]]) -> type[Payload]:
-    for base in getattr(kind, "__orig_bases__", ()):
-        for argument in get_args(base):
-            if isinstance(argument, ForwardRef):
-                return Payload.registry[argument.__forward_arg__]
-            return cast("type[Payload]", argument)
-    raise TypeError(f"{kind.__name__} names no reply")

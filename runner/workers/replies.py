@@ -8,7 +8,7 @@ to say, and what follows (`worker_group.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +41,7 @@ def misfit(
             they have no fixed size.
         elements: Knows those of the actor; None: it has no rows yet.
     """
-    # `Request[StepResult]` of `class Step(Request[StepResult])`, which type checkers do not know.
-    bases: Sequence[object] = getattr(type(request), "__orig_bases__", ())
-    expected = get_args(bases[0])[0]
+    expected = request.reply_type
     if isinstance(reply, Exception):  # a call's result is between the caller and the env
         return None if expected is CallResult else f"what cannot be read ({reply})"
     if isinstance(reply, Failed):  # what an env raises stands in a reply, or is a call's
