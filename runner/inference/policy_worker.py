@@ -7,25 +7,18 @@ out what becomes of requests (`policy_calls.py`) and who sends weights (`policy_
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import cloudpickle
 import msgspec
 
 from envbus.bus.complaints import Complaints
-from envbus.bus.errors import (
-    ClosedError,
-    ConfigError,
-    EnvbusError,
-    ProtocolError,
-    TransportError,
-)
+from envbus.bus.errors import ClosedError, EnvbusError, ProtocolError, TransportError
 from envbus.bus.peer.session import HELLO_ID
 from envbus.bus.peer.worker import IDLE_WAIT, describe
 from envbus.bus.process.liveness_probe import PROBE
@@ -50,8 +43,8 @@ from envbus.runner.inference.policy_protocol import (
     service_of,
 )
 from envbus.runner.inference.worker_discovery import Handover, HandoverSocket, close_all
-from envbus.runner.policies.policy import FunctionPolicy, Policy, check_is_no_module, parameters_of
-from envbus.runner.policies.policy_map import check_parts
+from envbus.runner.policies.policy import Policy, imported, parameters_of
+from envbus.runner.policies.policy_map import PolicyMap
 
 __all__ = [
     "ENTRY",
@@ -426,32 +419,8 @@ def _take_over(hosted: HostedPolicy, pushed: PushedWeights) -> str:
 
 
 def _made_by(factory: Any, policy_id: str, index: int) -> Policy:
-    if isinstance(factory, str):
-        factory = _import(factory, policy_id)
-    made = factory
-    if not _is_policy(factory):  # it is called with the worker's number if it takes an argument
-        made = factory(index) if parameters_of(factory)[1] else factory()
-    if _is_policy(made):
-        check_parts(policy_id, made)
-        return cast("Policy", made)
-    check_is_no_module(made, f"what the factory of policy {policy_id!r} returned")
-    if callable(made):
-        return FunctionPolicy(made)
-    raise ConfigError(
-        f"the factory of policy {policy_id!r} returned a {type(made).__name__}, which has no "
-        "compute_actions and is no function"
-    )
-
-
-def _is_policy(thing: Any) -> bool:
-    return not isinstance(thing, type) and hasattr(thing, "compute_actions")
-
-
-def _import(path: str, policy_id: str) -> Any:
-    module_name, colon, name = path.partition(":")
-    if not colon or not module_name or not name:
-        raise ConfigError(f"policy {policy_id!r}: {path!r} is not 'module:factory'")
-    target: Any = importlib.import_module(module_name)
-    for part in name.split("."):
-        target = getattr(target, part)
-    return target
+    made = imported(factory, "module:factory") if isinstance(factory, str) else factory
+    if isinstance(made, type) or not hasattr(made, "compute_actions"):
+        # A factory is called with the worker's number if it takes an argument.
+        made = made(index) if parameters_of(made)[1] else made()
+    return PolicyMap({policy_id: made})[policy_id]

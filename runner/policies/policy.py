@@ -35,6 +35,7 @@ __all__ = [
     "check_is_no_module",
     "count_rows",
     "import_function",
+    "imported",
     "parameters_of",
     "parse_policy",
     "versioned_weights",
@@ -349,9 +350,21 @@ def import_function(text: str) -> Callable[..., Any]:
     Raises:
         ConfigError: There is none.
     """
+    target = imported(text, "random, zero or module:function")
+    if not callable(target):
+        raise ConfigError(f"policy {text!r} is not a function but a {type(target).__name__}")
+    return cast("Callable[..., Any]", target)
+
+
+def imported(text: str, wanted: str) -> Any:
+    """Return what `"module:name"` names; `wanted` says what may stand there, for people.
+
+    Raises:
+        ConfigError: There is no such thing.
+    """
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name:
-        raise ConfigError(f"policy must be random, zero or module:function, not {text!r}")
+        raise ConfigError(f"policy must be {wanted}, not {text!r}")
     try:
         target: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as exc:  # a script without a guard ends at its import
@@ -362,9 +375,7 @@ def import_function(text: str) -> Callable[..., Any]:
         if not hasattr(target, part):
             raise ConfigError(f"module {module_name!r} has no {name!r} to use as policy")
         target = getattr(target, part)
-    if not callable(target):
-        raise ConfigError(f"policy {text!r} is not a function but a {type(target).__name__}")
-    return cast("Callable[..., Any]", target)
+    return target
 
 
 def _check_takes(function: Callable[..., Any], text: str, *arguments: str) -> None:

@@ -26,7 +26,6 @@ __all__ = [
     "PolicyMap",
     "check_are_here",
     "check_known",
-    "check_parts",
     "check_state",
     "check_version",
     "check_weights",
@@ -238,7 +237,7 @@ def checked_ids(state: Mapping[str, Any]) -> tuple[int, int]:
     return int(ids[0]), int(ids[1])
 
 
-def check_parts(name: str, policy: Any) -> None:
+def _check_parts(name: str, policy: Any) -> None:
     """Raise `ConfigError` unless what has `compute_actions` has a policy's other parts, too."""
     missing = [part for part in _PARTS if not hasattr(policy, part)]
     if missing:
@@ -273,7 +272,7 @@ def _as_policy(name: str, policy: Any) -> Policy:
     if isinstance(policy, type):
         raise ConfigError(f"policy {name!r} is the class {policy.__name__}; give an object of it")
     if hasattr(policy, "compute_actions"):
-        check_parts(name, policy)
+        _check_parts(name, policy)
         found: Policy = policy
         return found
     check_is_no_module(policy, f"policy {name!r}")

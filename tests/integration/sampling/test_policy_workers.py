@@ -473,7 +473,7 @@ def test_a_policy_that_cannot_be_made_is_told_once_with_its_traceback(
 
     with pytest.raises(StartError, match="LookupError: no such model"):
         PolicyWorkers(broken, 2)
-    with pytest.raises(StartError, match="returned a int"):
+    with pytest.raises(StartError, match="must have compute_actions, or be a function, not 5"):
         PolicyWorkers(lambda: 5)
     with pytest.raises(
         StartError, match=r"'default_policy' has no initial_state, .*derive it from"
